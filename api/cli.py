@@ -34,6 +34,7 @@ from api.commands import (
     service,
     simulate,
     tapes,
+    tokenizer,
     tokens,
 )
 from api.commands.common import say
@@ -75,6 +76,7 @@ for module in (
     simulate,
     tapes,
     science,
+    tokenizer,
     tokens,
     chaos,
     doctor,

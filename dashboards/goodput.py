@@ -130,9 +130,11 @@ def _tokens() -> list[Panel]:
         ),
         curves(
             "Held-out loss",
-            "Loss of the merged parameters at each evaluation, in nats per token.",
+            "Loss of the merged parameters at each evaluation, in nats per token, by source; and bits per byte.",
             "none",
             Query(f"atoll_held_out_loss_nats{{{JOB}}}", "{{job}}"),
+            Query(f"atoll_held_out_source_loss_nats{{{JOB}}}", "{{source}}"),
+            Query(f"atoll_held_out_bits_per_byte{{{JOB}}}", "bits per byte"),
         ),
         curves(
             "What an evaluation takes",

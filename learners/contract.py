@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from orchestrator.core.vocabulary import SourceLoss
 from orchestrator.parameters.roles import Roles
 
 Arrays = dict[str, np.ndarray]
@@ -32,11 +33,17 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutLoss:
-    """Mean loss, in nats per token, over the first ``sequence_count`` held-out sequences, which took ``seconds``."""
+    """Mean loss, in nats per token, over the first ``sequence_count`` held-out sequences, which took ``seconds``.
+
+    ``bits_per_byte`` is the same loss for a byte of text, by which tokenizers compare; None where nobody knows how many
+    bytes a token has. ``sources`` is by source, where the job has several.
+    """
 
     loss: float
     sequence_count: int
     seconds: float
+    bits_per_byte: float | None = None
+    sources: tuple[SourceLoss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

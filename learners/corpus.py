@@ -1,4 +1,4 @@
-"""The text a job trains on, as bytes: found, put in a fixed order, and split into training and held-out documents.
+"""The text of a job that holds all of it in memory: found, in a fixed order, split by documents, and as tokens.
 
 The built-in corpus is the Python standard library's own source, without tests and installed packages: real text that is
 always there and never downloaded. Otherwise files: ``.jsonl`` and ``.parquet`` give one document per record, any other
@@ -19,11 +19,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from learners.tokenizer import Bytes, Tokenizer
+from orchestrator.bounds import BYTE_COUNT
 from orchestrator.errors import ConfigurationError
 from orchestrator.roots import AllowedRoots, open_data
 
 NOWHERE = AllowedRoots()
-SEPARATOR = b"\n"
 DOCUMENT_BYTES_MAX = 1 << 16
 """Longer documents count as several, so that one long file can still be split."""
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -31,19 +32,21 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Two disjoint texts, each a one-dimensional uint8 array of whole documents joined by a newline."""
+    """Two disjoint texts, each a one-dimensional array of tokens: whole documents, with the separator between them."""
 
     training: np.ndarray
     held_out: np.ndarray
+    held_out_bytes_per_token: float = 1.0
+    vocabulary_size: int = BYTE_COUNT
 
 
-def load(section: Mapping[str, Any], roots: AllowedRoots = NOWHERE) -> Corpus:
+def load(section: Mapping[str, Any], roots: AllowedRoots = NOWHERE, tokenizer: Tokenizer | None = None) -> Corpus:
     """Read and split what the ``data`` section of a job specification names; files only below ``roots``.
 
     Raises ConfigurationError when a file cannot be read, or when there is too little text to hold some of it out.
     """
     documents = builtin_documents() if section["source"] == "builtin" else file_documents(section, roots)
-    return split(documents, section["held_out_ratio"], section["sequence_length"])
+    return split(documents, section["held_out_ratio"], section["sequence_length"], tokenizer)
 
 
 def builtin_documents() -> Iterator[bytes]:
@@ -70,7 +73,9 @@ def file_documents(section: Mapping[str, Any], roots: AllowedRoots) -> Iterator[
             raise ConfigurationError(detail=detail) from error
 
 
-def split(documents: Iterable[bytes], held_out_ratio: float, sequence_length: int) -> Corpus:
+def split(
+    documents: Iterable[bytes], held_out_ratio: float, sequence_length: int, tokenizer: Tokenizer | None = None
+) -> Corpus:
     """Hold out those documents whose digests sort first, until they make up ``held_out_ratio`` of the bytes.
 
     By digest and not by position, so that neighbours in a file do not end up on one side together. Equal documents
@@ -92,11 +97,14 @@ def split(documents: Iterable[bytes], held_out_ratio: float, sequence_length: in
     sides: dict[bool, list[bytes]] = {True: [], False: []}
     for digest, chunk in zip(digests, chunks, strict=True):
         sides[digest in chosen].append(chunk)
-    corpus = Corpus(training=_joined(sides[False]), held_out=_joined(sides[True]))
+    tokenizer = tokenizer or Bytes()
+    training, held_out = (joined(tokenizer, sides[side]) for side in (False, True))
+    bytes_per_token = text_bytes(sides[True]) / max(1, len(held_out))
+    corpus = Corpus(training, held_out, bytes_per_token, tokenizer.vocabulary_size)
     for side, text in (("training", corpus.training), ("held-out", corpus.held_out)):
         if len(text) <= sequence_length:
             raise ConfigurationError(
-                detail=f"data: the {side} split has {len(text)} bytes, fewer than one sequence of {sequence_length + 1}. "
+                detail=f"data: the {side} split has {len(text)} tokens, fewer than one sequence of {sequence_length + 1}. "
                 "Add text, lower data.sequence_length, or change data.held_out_ratio."
             )
     return corpus
@@ -115,10 +123,29 @@ def sequences_at(text: np.ndarray, windows: np.ndarray, sequence_length: int) ->
 
 
 def unigram_loss(corpus: Corpus, sequences: np.ndarray) -> float:
-    """Nats per byte, on the sequences' targets, of the training split's byte frequencies (one added to each count)."""
-    counts = np.bincount(corpus.training, minlength=256).astype(np.float64) + 1
-    surprise = -np.log(counts / counts.sum())
-    return float(surprise[sequences[:, 1:]].mean())
+    """Nats per token, on the sequences' targets, of the training split's frequencies (one added to each count)."""
+    return surprise(np.bincount(corpus.training, minlength=corpus.vocabulary_size), sequences)
+
+
+def surprise(counts: np.ndarray, sequences: np.ndarray) -> float:
+    """Nats per token of the sequences' targets where each token is as likely as its count, and one more, says."""
+    smoothed = counts.astype(np.float64) + 1
+    nats = -np.log(smoothed / smoothed.sum())
+    return float(nats[sequences[:, 1:]].mean())
+
+
+def joined(tokenizer: Tokenizer, documents: Sequence[bytes]) -> np.ndarray:
+    """The documents' tokens one after the other, the separator between them: one-dimensional, of the tokenizer's dtype."""
+    if isinstance(tokenizer, Bytes):
+        return np.frombuffer(bytes([tokenizer.separator]).join(documents), np.uint8)
+    separator = np.array([tokenizer.separator], tokenizer.dtype)
+    parts = [part for tokens in tokenizer.encode(documents) for part in (tokens, separator)]
+    return np.concatenate(parts[:-1]) if parts else np.zeros(0, tokenizer.dtype)
+
+
+def text_bytes(documents: Sequence[bytes]) -> int:
+    """Bytes of the documents, each separator counted as one: what the joined tokens stand for."""
+    return sum(map(len, documents)) + max(0, len(documents) - 1)
 
 
 def _python_files(root: Path) -> Iterator[Path]:
@@ -130,10 +157,6 @@ def _python_files(root: Path) -> Iterator[Path]:
 def _chunks(document: bytes) -> Iterator[bytes]:
     for start in range(0, len(document), DOCUMENT_BYTES_MAX):
         yield document[start : start + DOCUMENT_BYTES_MAX]
-
-
-def _joined(chunks: Sequence[bytes]) -> np.ndarray:
-    return np.frombuffer(SEPARATOR.join(chunks), np.uint8)
 
 
 def _json_lines(lines: IO[bytes], path: Path, field: str) -> Iterator[bytes]:

@@ -1,10 +1,10 @@
 """Batches of one island's shard, by number: deterministic, disjoint between islands, and seekable.
 
-The training split is cut into windows of ``sequence_length`` bytes. Window w belongs to shard w mod n for the whole job;
+The training split is cut into windows of ``sequence_length`` tokens. Window w belongs to shard w mod n for the whole job;
 each shard is shuffled by the job's seed, anew in each epoch; when a job is resumed, ``data_lanes`` deals what is left to its
-islands. A batch is a function of its number alone (grain's ``MapDataset`` is random access), so the island's whole position
-in its data is one integer, and going back to it costs nothing. Only window numbers pass through grain; the bytes are
-copied once per batch.
+islands. A stream counts sequences, so that islands may have batches of their own sizes: batch k of an island with batches of
+b are its sequences k·b up to (k + 1)·b. A sequence is a function of its number alone (grain's ``MapDataset`` is random
+access), so the island's whole position in its data is one integer, and going back to it costs nothing.
 
 This module knows nothing of JAX's devices, of steps or of islands' lives.
 """
@@ -23,7 +23,7 @@ from learners.corpus import Corpus, sequences_at
 from orchestrator.errors import ConfigurationError
 
 Draw = Callable[[int], np.ndarray]
-"""The batch of a given number: (sequences, sequence_length + 1) int32, token values 0 to 255."""
+"""The batch of a given number: (sequences, sequence_length + 1) int32 tokens."""
 
 
 def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> Draw:
@@ -47,19 +47,19 @@ def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, sha
     @cache
     def windows(shard: int) -> Any:
         numbered: Any = grain.MapDataset.range(shard, window_count, cut_into)
-        return numbered.shuffle(seed=spec["seed"] + shard).repeat().batch(batch_size)
+        return numbered.shuffle(seed=spec["seed"] + shard).repeat()
 
     def draw(number: int) -> np.ndarray:
-        shard, batch = data_lanes.origin(resumptions, shard_index, shard_count, number)
-        return sequences_at(corpus.training, windows(shard)[batch], length)
+        drawn = [windows(shard)[at] for shard, at in origins(spec, shard_index, shard_count, number)]
+        return sequences_at(corpus.training, np.array(drawn), length)
 
     return draw
 
 
-def union_batches(corpus: Corpus, spec: Mapping[str, Any], shard_count: int) -> Draw:
-    """Return how to draw what all islands together draw: batch k holds every shard's batch k, in the shards' order.
-
-    For the data-parallel baseline, which so sees the same tokens in the same order.
-    """
-    draws = [shard_batches(corpus, spec, index, shard_count) for index in range(shard_count)]
-    return lambda number: np.concatenate([draw(number) for draw in draws])
+def origins(spec: Mapping[str, Any], shard_index: int, shard_count: int, number: int) -> list[tuple[int, int]]:
+    """Shard and number, as the job was first cut, of each sequence of this island's batch ``number``."""
+    resumptions, size = spec.get("legs", ()), batch_size_of(spec)
+    return [
+        data_lanes.origin(resumptions, shard_index, shard_count, sequence)
+        for sequence in range(number * size, (number + 1) * size)
+    ]

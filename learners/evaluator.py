@@ -18,7 +18,7 @@ import ray
 from learners.contract import Trainer
 from learners.handed_over import HandedOver
 from orchestrator import logbook
-from orchestrator.actors.evaluator import EvaluatorFactory, ModelOutline
+from orchestrator.actors.evaluator import EvaluatorFactory, Measured, ModelOutline
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.parameters import wire_format
@@ -51,12 +51,12 @@ class Evaluator:
         """Take part in the job's channel, by which this synchroniser hands Θ over."""
         self._handed_over.join(membership, ray.util.get_node_ip_address())
 
-    def evaluate(self, epoch: Epoch, limit_s: float | None, *payloads: Carried) -> tuple[float, int, float]:
-        """The held-out loss of Θ, a payload a fragment, in nats per token, of how many sequences, and the seconds taken."""
+    def evaluate(self, epoch: Epoch, limit_s: float | None, *payloads: Carried) -> Measured:
+        """The held-out loss of Θ, a payload a fragment."""
         contents = [self._handed_over.received(epoch, payload) for payload in payloads]
         parameters = {name: array for content in contents for name, array in wire_format.decode(content).items()}
         measured = self._built().evaluate(parameters, math.inf if limit_s is None else limit_s)
-        return measured.loss, measured.sequence_count, measured.seconds
+        return measured.loss, measured.sequence_count, measured.seconds, measured.bits_per_byte, measured.sources
 
     def unigram_loss(self) -> float:
         return float(self._built().unigram_loss())

@@ -31,6 +31,7 @@ from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
 from learners.contract import tokens_per_schedule_step
 from learners.exports import HeldStates, Throttle
+from learners.failure import broken_by
 from learners.flat_arrays import flattened, restored
 from learners.handed_over import HandedOver
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
@@ -45,7 +46,7 @@ from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.channel.ticket import Ticket
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
-from orchestrator.core.messages import Broken, IslandReport, NotSaved, Ready, Saved
+from orchestrator.core.messages import IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
 from orchestrator.errors import InfrastructureError
 from orchestrator.parameters import fragment_map, wire_format
@@ -311,7 +312,7 @@ class Island:
             self._loop = IslandLoop(trainer, plan, self._outbox)
         except Exception as error:
             log.exception("the model cannot be built")
-            self._outbox.put(Broken(in_words(error)))
+            self._outbox.put(broken_by(error))
             return
         if self._computes:
             lower_priority_of_new(before)

@@ -45,10 +45,11 @@ HEAP_BYTES_MAX = 512 << 20
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTrainer:
     """Return the trainer of shard ``shard_index`` of ``shard_count``. Nothing is read, allocated or compiled yet."""
-    text = Text(spec)
+    built = model.build(spec)
+    text = Text(spec, built.vocabulary_size)
     return JaxTrainer(
         spec,
-        model.build(spec),
+        built,
         draw=lambda index: text.draw(index, shard_count),
         shard_index=shard_index,
         text=text,

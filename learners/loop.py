@@ -27,11 +27,12 @@ from learners.adoption import mixed, update
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports, require_numbers
+from learners.failure import broken_by
 from learners.offered import OfferedFragment, PublishedVersion
 from learners.outbox import Outbox
 from learners.published import PublishedFragments
 from learners.state_fetch import FetchedState, Fragments
-from orchestrator.core.messages import Broken, Evaluated, Flushed, IslandReport, NotEvaluated, Offer
+from orchestrator.core.messages import Evaluated, Flushed, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.parameters.codec.registry import EXACT, CodecName
@@ -376,7 +377,7 @@ class IslandLoop:
                         self._changed.wait_for(lambda: self._replica.has_publications, DRAINING_POLL_S)
         except Exception as error:  # whatever failed must be reported: nothing catches what this thread raises
             logging.getLogger(__name__).exception("the island's loop failed")
-            self._outbox.put(Broken(traceback.format_exception_only(error)[-1].strip()))
+            self._outbox.put(broken_by(error))
         finally:
             self._exports.close()
             self._cuts.close()
@@ -443,7 +444,8 @@ class IslandLoop:
         try:
             measured = self._trainer.evaluate(arrays, request.limit_s)
             seconds = monotonic() - began
-            report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds)
+            by_byte = (measured.bits_per_byte, measured.sources)
+            report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds, *by_byte)
         except Exception as error:  # training does not depend on being watched
             logging.getLogger(__name__).exception("Θ cannot be measured here")
             report = NotEvaluated(request.global_version, traceback.format_exception_only(error)[-1].strip())

@@ -52,7 +52,8 @@ class SyntheticTrainer:
         self._shapes = _shapes(section["parameters"], spec["synchroniser"]["fragments"])
         self._seed, self._shard_index, self._shard_count = spec["seed"], shard_index, shard_count
         self._resumptions = spec.get("legs", ())
-        self._tokens_per_step = batch_size_of(spec) * spec["data"]["sequence_length"]
+        self._batch_size = batch_size_of(spec)
+        self._tokens_per_step = self._batch_size * spec["data"]["sequence_length"]
         self._target = self._random(1)
         self._parameters = self._random(0)
         self._sequence_count = spec["evaluation"]["sequences"]
@@ -74,12 +75,14 @@ class SyntheticTrainer:
         time.sleep(self._start_s)
 
     def step(self, schedule_step: int) -> StepResult:
-        batch = data_lanes.origin(self._resumptions, self._shard_index, self._shard_count, self._cursor)
-        generator = np.random.default_rng([self._seed, *batch])
+        first = self._cursor * self._batch_size
+        shard, sequence = data_lanes.origin(self._resumptions, self._shard_index, self._shard_count, first)
+        batch = sequence // self._batch_size
+        generator = np.random.default_rng([self._seed, shard, batch])
         names = sorted(self._shapes)
         touched = 0
         for offset in range(len(names)):
-            name = names[(batch[1] + offset) % len(names)]
+            name = names[(batch + offset) % len(names)]
             touched += math.prod(self._shapes[name])
             if touched > BLOCK_MAX and offset:
                 break

@@ -1,56 +1,96 @@
 """What a trainer needs of the text that its job trains on: batches by number, held-out sequences, a loss to beat.
 
-The one thing through which a trainer reaches data; it knows of no devices, of no steps and of no islands' lives. Nothing is
-read before it is needed, and then it is shared by the shards, the held-out sequences and the unigram loss.
+The one thing through which a trainer reaches data; it knows of no devices, of no steps and of no islands' lives. Behind it
+is either a corpus in memory (``corpus``) or files that are read as they are needed (``streaming``). Nothing is read before
+it is needed, and then it is shared by the shards, the held-out sequences and the unigram loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from learners import corpus, data
+from learners import corpus, data, tokenizer
 from learners.contract import HeldOutLoss
-from learners.held_out import measure
+from learners.held_out import HeldOutBatch, measure_by_source
+from learners.streaming.streamed import Streamed
+from orchestrator.roots import AllowedRoots
+
+
+class Behind(Protocol):
+    def draw(self, shard_index: int, shard_count: int) -> data.Draw: ...
+
+    def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]: ...
+
+    def unigram_loss(self) -> float: ...
 
 
 class Text:
-    """The text of a job specification's ``data`` section, as plain data; ``spec["roots"]`` says what may be read."""
+    """The text of a job specification's ``data`` section, as plain data; ``spec["roots"]`` says what may be read.
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        self._spec = spec
+    Raises ConfigurationError, when it is made, for a tokenizer with tokens that a model of ``vocabulary_size`` has not.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], vocabulary_size: int | None = None) -> None:
+        roots = spec.get("roots", corpus.NOWHERE)
+        self._spec, self._tokenizer = spec, tokenizer.load(spec["data"], roots)
+        if vocabulary_size is not None:
+            tokenizer.require_fit(self._tokenizer, spec["data"], vocabulary_size)
+        streamed = spec["data"]["source"] == "streamed"
+        self._text: Behind = (
+            Streamed(spec, roots, self._tokenizer) if streamed else InMemory(spec, roots, self._tokenizer)
+        )
 
     def draw(self, shard_index: int, shard_count: int) -> data.Draw:
         """How to draw the batches of a shard. Raises ConfigurationError where the text is too little for so many."""
-        return data.shard_batches(self._corpus, self._spec, shard_index, shard_count)
+        return self._text.draw(shard_index, shard_count)
 
     def union_draw(self, shard_count: int) -> data.Draw:
-        """How to draw what all shards together draw, in their order: for the data-parallel baseline."""
-        return data.union_batches(self._corpus, self._spec, shard_count)
+        """How to draw what all shards together draw: batch k holds every shard's batch k, in the shards' order.
 
-    @cached_property
-    def held_out(self) -> np.ndarray:
-        """(sequences, sequence_length + 1) int32."""
-        count = self._spec["evaluation"]["sequences"]
-        return corpus.held_out_sequences(self._corpus, count, self._spec["data"]["sequence_length"])
+        For the data-parallel baseline, which so sees the same tokens in the same order.
+        """
+        draws = [self.draw(index, shard_count) for index in range(shard_count)]
+        return lambda number: np.concatenate([draw(number) for draw in draws])
 
     def held_out_batches(self, batch_max: int) -> list[np.ndarray]:
         """The held-out sequences in batches of one shape, of at most ``batch_max`` sequences."""
-        batch = next(size for size in range(batch_max, 0, -1) if len(self.held_out) % size == 0)
-        return np.split(self.held_out, len(self.held_out) // batch)
+        return [batch.tokens for batch in self._text.held_out_batches(batch_max)]
 
     def measure(self, loss_of: Callable[[np.ndarray], float], batch_max: int, limit_s: float) -> HeldOutLoss:
         """The held-out loss, of the first batches where all of them would take more than ``limit_s`` seconds."""
-        batches = self.held_out_batches(batch_max)
-        return measure(batches, len(batches[0]), loss_of, limit_s)
+        return measure_by_source(self._text.held_out_batches(batch_max), loss_of, limit_s)
 
     def unigram_loss(self) -> float:
         """Nats per token, on the held-out sequences, of the training text's token frequencies."""
-        return corpus.unigram_loss(self._corpus, self.held_out)
+        return self._text.unigram_loss()
+
+
+class InMemory:
+    """The built-in corpus, or ``data.files``, whole."""
+
+    def __init__(self, spec: Mapping[str, Any], roots: AllowedRoots, tokens: tokenizer.Tokenizer) -> None:
+        self._spec, self._roots, self._tokenizer = spec, roots, tokens
+
+    def draw(self, shard_index: int, shard_count: int) -> data.Draw:
+        return data.shard_batches(self._corpus, self._spec, shard_index, shard_count)
+
+    def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
+        size = next(size for size in range(batch_max, 0, -1) if len(self._held_out) % size == 0)
+        batches = np.split(self._held_out, len(self._held_out) // size)
+        return [HeldOutBatch(batch, "", self._corpus.held_out_bytes_per_token) for batch in batches]
+
+    def unigram_loss(self) -> float:
+        return corpus.unigram_loss(self._corpus, self._held_out)
+
+    @cached_property
+    def _held_out(self) -> np.ndarray:
+        count = self._spec["evaluation"]["sequences"]
+        return corpus.held_out_sequences(self._corpus, count, self._spec["data"]["sequence_length"])
 
     @cached_property
     def _corpus(self) -> corpus.Corpus:
-        return corpus.load(self._spec["data"], self._spec.get("roots", corpus.NOWHERE))
+        return corpus.load(self._spec["data"], self._roots, self._tokenizer)

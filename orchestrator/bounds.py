@@ -32,6 +32,7 @@ Function = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z_]\w*(\.[A-Za-
 
 TensorPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 """Of names of tensors, with ``*``, ``?`` and ``[…]`` as in a shell; it may begin with a star, and contain dots."""
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16,128}$")]
 
 # ── counts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -57,6 +58,14 @@ NodeCount = Annotated[int, Field(strict=True, ge=1, le=1000)]
 MemoryGib = Annotated[float, Field(strict=True, ge=0.1, le=1e6, allow_inf_nan=False)]
 CpuCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 """Of one node."""
+
+BYTES = "bytes"
+"""The tokenizer that needs no file."""
+BYTE_COUNT = 256
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+UnreadableCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
+SourceWeight = Annotated[float, Field(ge=1e-3, le=1e6, allow_inf_nan=False)]
+"""Beside the other weights: a source has at least a thousandth of the largest, or it would hardly ever be drawn from."""
 
 StepCount = Annotated[int, Field(strict=True, ge=1, le=10**12)]
 """Inner steps of one island: at a thousand a second, thirty years."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from orchestrator import device_mesh, documents
-from orchestrator.bounds import BUDGET_TOKENS_MAX, ISLANDS_MAX, STEP_TOKENS_MAX, Function, Name, Seed
+from orchestrator.bounds import BUDGET_TOKENS_MAX, BYTE_COUNT, BYTES, ISLANDS_MAX, STEP_TOKENS_MAX, Function, Name, Seed
 from orchestrator.core.vocabulary import (
     CheckpointPolicy,
     EvaluationPolicy,
@@ -94,6 +94,12 @@ class JobSpec(Section):
     def horizon_steps(self) -> int:
         """How many inner steps each island takes if all are equally fast: the learning-rate schedule's length."""
         return max(1, self.token_budget // self.tokens_per_schedule_step)
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """Token values of the model are below it; None where only its package knows."""
+        network = self.model.network
+        return None if network is None else network.vocabulary_size
 
     def island_sections(self, *, slots: bool = False) -> dict[IslandId, IslandsSection]:
         """Every island by name, in the order of the specification; with those that are not wanted at first, if asked."""
@@ -182,18 +188,26 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def read_job_document(path: Path) -> dict[str, Any]:
-    """Read a job specification; the files it names to be read are relative to it, and absolute in what is returned."""
+    """Read a job specification; the data files it names are relative to it, and absolute in what is returned."""
     document = read_document(path)
-    data, model = document.get("data"), document.get("model")
-    if isinstance(model, dict) and isinstance(folder := model.get("initial_weights"), str) and "\0" not in folder:
-        model["initial_weights"] = os.path.abspath(path.resolve().parent / folder)
-    if isinstance(data, dict) and isinstance(data.get("files"), list):
-        folder = path.resolve().parent
-        data["files"] = [
-            os.path.abspath(folder / name) if isinstance(name, str) and "\0" not in name else name
-            for name in data["files"]
-        ]
+    data = document.get("data")
+    if isinstance(data, dict):
+        folder, sources = path.resolve().parent, data.get("sources")
+        for named in (data, *(sources if isinstance(sources, list) else ())):
+            if isinstance(named, dict) and isinstance(named.get("files"), list):
+                named["files"] = [_absolute(folder, name) for name in named["files"]]
+        if data.get("tokenizer", BYTES) != BYTES:
+            data["tokenizer"] = _absolute(folder, data["tokenizer"])
+    if isinstance(model := document.get("model"), dict) and "initial_weights" in model:
+        model["initial_weights"] = _absolute(path.resolve().parent, model["initial_weights"])
     return document
+
+
+def _absolute(folder: Path, name: Any) -> Any:
+    """A path that is relative to ``folder``; a URL, and what is no path, as it is."""
+    if not isinstance(name, str) or "\0" in name or "://" in name:
+        return name
+    return os.path.abspath(folder / name)
 
 
 def parse_job(document: Mapping[str, Any]) -> JobSpec:
@@ -231,6 +245,14 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     data = sections.get("data")
     if data and (data.source == "files") != bool(data.files):
         yield Problem("data.files", "goes with source: files, and only with it.", "Set data.source or list the files.")
+    if data and (data.source == "streamed") != bool(data.sources):
+        message = "go with source: streamed, and only with it."
+        yield Problem("data.sources", message, "Set data.source or list the sources.")
+    if data and (twice := [name for name, uses in Counter(one.name for one in data.sources).items() if uses > 1]):
+        yield Problem("data.sources", f"has the name {twice[0]!r} twice.", "Give each source its own name.")
+    if data and data.tokenizer == BYTES and (data.separator or 0) >= BYTE_COUNT:
+        message = f"is {data.separator:,}, and bytes have no token above {BYTE_COUNT - 1}."
+        yield Problem("data.separator", message, "Leave it out, for a newline, or name another tokenizer.")
     islands, sync = sections.get("islands"), sections.get("synchroniser")
     if islands:
         yield from _island_problems(islands, sync)

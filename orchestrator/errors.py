@@ -4,7 +4,8 @@
     ├── ConfigurationError      the job specification or the service's settings
     │   ├── InvalidJobSpec      … with every problem at once
     │   ├── OutsideRoots        … a file or folder that jobs may not touch (roots.py)
-    │   └── UnfitWeights        … weights of another model, or of none (models/huggingface)
+    │   ├── UnfitWeights        … weights of another model, or of none (models/huggingface)
+    │   └── UnreadableData      … more of the text cannot be read than the job passes over (learners/streaming)
     ├── RequestError            a command that cannot be done as asked
     │   ├── NotFound
     │   ├── Conflict
@@ -118,6 +119,18 @@ class UnfitWeights(ConfigurationError):
 
     def __str__(self) -> str:
         return f"{self.detail} {self.remedy}".rstrip()
+
+
+@dataclass(eq=False, kw_only=True)
+class UnreadableData(ConfigurationError):
+    """More records, or pieces of files, cannot be read than ``data.unreadable_max`` passes over."""
+
+    most: int
+
+    def __str__(self) -> str:
+        return (
+            f"data.unreadable_max is {self.most:,}. {self.detail} Correct the file, leave it out, or raise the limit."
+        )
 
 
 @dataclass(eq=False, kw_only=True)

@@ -1,7 +1,7 @@
 """The roots below which jobs may read and write, as whoever started the service has named them.
 
     --checkpoints ROOT   folders of checkpoints, read and written: `checkpoints.folder`, `resume.checkpoint`
-    --data ROOT          text files, read: `data.files`
+    --data ROOT          text and tokenizers, read: `data.files`, `data.sources`, `data.tokenizer`
 
 A specification is an operator's, the roots are not: what it names is refused before anything of it is touched, unless it
 lies below a root. Places are compared by their components, and never by text: ``/data/ab`` is not below ``/data/a``. On this
@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 from unicodedata import category
 
-from orchestrator.errors import ConfigurationError, DataError, OutsideRoots
+from orchestrator.errors import ConfigurationError, DataError, OutsideRoots, first_line
 
 Kind = Literal["checkpoints", "data"]
 
@@ -36,6 +36,7 @@ STORES = frozenset(
 )
 """Protocols whose URLs name one place each. Others of fsspec lead from one place to another (reference, dir, zip)."""
 
+READ_AHEAD_BYTES = 4 << 20
 URL_LENGTH_MAX, NAME_LENGTH_MAX, COMPONENT_BYTES_MAX, SHOWN_MAX = 2000, 1000, 255, 200
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _AUTHORITY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(:[0-9]{1,5})?")
@@ -257,17 +258,45 @@ def name_parts(name: object) -> tuple[str, ...]:
 
 
 def open_data(roots: AllowedRoots, path: str) -> IO[bytes]:
-    """The regular file of ``data.files`` at ``path``, open for reading. Raises OutsideRoots, ConfigurationError, OSError."""
-    real = roots.data_file(path).real()
+    """The regular file of data at ``path``, open for reading. Raises OutsideRoots, ConfigurationError, OSError.
+
+    One of a store is read as far as it is asked for, and some megabytes ahead.
+    """
+    allowed = roots.data_file(path)
+    if not allowed.local:
+        store, place = store_of(allowed)
+        file: IO[bytes] = store.open(place, "rb", block_size=READ_AHEAD_BYTES, cache_type="readahead")
+        return file
+    real = allowed.real()
     folder = open_folder(real.parent)
     try:
         return open_regular(folder, real.name)
     except DataError as error:
-        raise ConfigurationError(
-            detail=f"data.files: {path} is no regular file, and cannot be read as text."
-        ) from error
+        raise ConfigurationError(detail=f"data: {path} is no regular file, and cannot be read.") from error
     finally:
         os.close(folder)
+
+
+def data_bytes(roots: AllowedRoots, path: str) -> int:
+    """The size of the file of data at ``path``. Raises as ``open_data``."""
+    allowed = roots.data_file(path)
+    if not allowed.local:
+        store, place = store_of(allowed)
+        return int(store.size(place))
+    with open_data(roots, path) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def store_of(allowed: Allowed) -> tuple[Any, str]:
+    """fsspec's file system of a place that is not on this machine, and the path in it. Raises ConfigurationError."""
+    import fsspec  # a sixth of what the command line imports, and most jobs have no store
+
+    try:
+        store, path = fsspec.core.url_to_fs(str(allowed.place))
+    except Exception as error:
+        detail = f"{allowed.place} cannot be reached from here: {type(error).__name__}: {first_line(error)}."
+        raise ConfigurationError(detail=detail) from error
+    return store, str(path)
 
 
 def open_folder(real: Path, parts: Sequence[str] = (), *, create: bool = False) -> int:
@@ -333,8 +362,6 @@ def _root_place(url: str, kind: Kind, home: Place) -> Place:
         place = place_of(os.path.abspath(url) if local and url else url)
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(detail=f"--{kind} {shown(url)} cannot be a root: {error}.") from error
-    if kind == "data" and place.protocol != LOCAL:
-        raise ConfigurationError(detail=f"--data {shown(url)} cannot be a root: data are files that every node has.")
     if place.protocol == LOCAL and place.real().below(home):
         own = Place(LOCAL, (*home.parts, kind))
         if not place.real().below(own):

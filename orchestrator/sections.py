@@ -17,6 +17,7 @@ from orchestrator.bounds import (
     ByteCount,
     BytesPerSecond,
     Cpus,
+    Digest,
     DisplacementRatio,
     FragmentCount,
     Function,
@@ -43,6 +44,7 @@ from orchestrator.bounds import (
     RoundStepsRatio,
     SequenceCount,
     SequenceLength,
+    SourceWeight,
     StepCount,
     StepCountOrNone,
     StepSeconds,
@@ -53,6 +55,8 @@ from orchestrator.bounds import (
     Timeout,
     TimeRatio,
     TokenCount,
+    TokenId,
+    UnreadableCount,
     VersionCount,
     Wait,
     WeightDecay,
@@ -66,6 +70,8 @@ from orchestrator.section import Section as Section
 
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
+SOURCES_MAX = 64
+"""Of a streamed data set: an island holds some megabytes of each."""
 EVALUATION_RATIO, ISLAND_RATIO = 1.0, 0.02
 GROUPS_MAX = 100
 """Groups of tensors: each is tried on each tensor, whenever a step is compiled."""
@@ -122,18 +128,47 @@ class ModelSection(Section):
         return decoder.model_copy(update={"vocabulary_size": self.vocabulary_size or decoder.vocabulary_size})
 
 
-class DataSection(Section):
-    """``source: builtin`` is the Python standard library's own source; otherwise ``files`` (.txt, .jsonl, .parquet).
+class SourceSection(Section):
+    """One kind of text of a streamed data set: ``weight`` is its part of all sequences, beside the weights of the others.
 
-    The commands of ``atoll`` take files relative to the specification; over REST they must be absolute. Every island's
-    node must have them, below a root (`atoll up --data`).
+    What a file is its name says: .parquet, .jsonl (one object a line), .arrayrecord (a record is a text), or else text; .gz
+    and .zst behind .jsonl or a text's ending are compressed. Parquet and JSON have the text in ``text_field``.
     """
 
-    source: Literal["builtin", "files"] = "builtin"
-    files: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = ()
+    name: Name
+    files: Annotated[tuple[Location, ...], Field(min_length=1, max_length=FILES_MAX)]
+    weight: SourceWeight = 1.0
     text_field: Word = "text"
+
+
+class DataSection(Section):
+    """The text, and how it becomes tokens. ``source: builtin`` is the Python standard library's own source.
+
+    ``source: files`` (.txt, .jsonl, .parquet) is read whole by each island, 2.5 times its size in memory: for some 100 MB.
+    ``source: streamed`` reads ``sources`` a few megabytes at a time, and each island only its own part of them.
+
+    The commands of ``atoll`` take files relative to the specification; over REST they must be absolute, or URLs of a store
+    (s3://…, gs://…). Every island's node must have or reach them, below a root (`atoll up --data`). So it is with
+    ``tokenizer``: `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of SentencePiece.
+    """
+
+    source: Literal["builtin", "files", "streamed"] = "builtin"
+    files: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = ()
+    sources: Annotated[tuple[SourceSection, ...], Field(max_length=SOURCES_MAX)] = ()
+    text_field: Word = Field(default="text", description="for source: files")
+    tokenizer: Location = "bytes"
+    tokenizer_digest: Digest | None = Field(
+        default=None, description="of the tokenizer's file; the service fills it in"
+    )
+    separator: TokenId | None = Field(
+        default=None, description="the token between two documents; the tokenizer's end-of-text token if absent"
+    )
     sequence_length: SequenceLength = 128
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
+    unreadable_max: UnreadableCount = Field(
+        default=0,
+        description="records and pieces of files that an island of a streamed job passes over; one more ends the job",
+    )
 
 
 class OptimizerGroupSection(Section):

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.bounds import BYTES
 from orchestrator.config import JobSpec
 from orchestrator.errors import InvalidJobSpec, OutsideRoots, Problem
 from orchestrator.models.decoder import DecoderSection
 from orchestrator.roots import Allowed, AllowedRoots
 
-FOLDER, FILES, CHECKPOINT, WEIGHTS = (
-    "checkpoints.folder",
-    "data.files",
-    "resume.checkpoint",
-    "model.initial_weights",
-)
+FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
+TOKENIZER, WEIGHTS = "data.tokenizer", "model.initial_weights"
 
 
 def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> tuple[Problem, ...]:
@@ -55,11 +52,16 @@ def _problems(spec: JobSpec, roots: AllowedRoots, begun: bool) -> Iterator[Probl
             _followed(roots.checkpoint_folder(url))
         except OutsideRoots as error:
             yield Problem(field, error.detail, error.remedy)
-    for number, path in enumerate(spec.data.files):
+    files = [(f"{FILES}.{number}", path) for number, path in enumerate(spec.data.files)]
+    for index, source in enumerate(spec.data.sources):
+        files += [(f"data.sources.{index}.files.{number}", path) for number, path in enumerate(source.files)]
+    if spec.data.tokenizer != BYTES:
+        files.append((TOKENIZER, spec.data.tokenizer))
+    for field, path in files:
         try:
             _followed(roots.data_file(path))
         except OutsideRoots as error:
-            yield Problem(f"{FILES}.{number}", error.detail, error.remedy)
+            yield Problem(field, error.detail, error.remedy)
 
 
 def _followed(there: Allowed) -> None:

@@ -30,6 +30,7 @@ from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.outbox import Outbox, row_of
 from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
+from api.jobs.tokenizer_check import with_tokenizer_digest
 from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
@@ -274,7 +275,7 @@ class Service:
         try:
             spec = parse_job(document)
             outside = problems_outside_roots(spec, self.roots, begun=True)
-            spec = resolved(spec, self._store.job, self.roots)
+            spec = resolved(with_tokenizer_digest(spec, self.roots), self._store.job, self.roots)
         except InvalidJobSpec as error:
             more = (*outside, *fleet_problems(sections_of(document), groups))
             problems = (*error.problems, *more, *foreign)

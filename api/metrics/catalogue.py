@@ -98,6 +98,15 @@ _FAMILIES = (
     Family("gauge", "atoll_tokens_in_flight", ISLAND, "Tokens trained and neither merged nor discarded yet."),
     Family("gauge", "atoll_tokens_discarded", ("job", "cause"), "Tokens that never will be in a merge, by cause."),
     Family("gauge", "atoll_held_out_loss_nats", ("job",), "Latest loss of the merged parameters, nats per token."),
+    Family(
+        "gauge", "atoll_held_out_bits_per_byte", ("job",), "The same per byte of text, by which tokenizers compare."
+    ),
+    Family(
+        "gauge",
+        "atoll_held_out_source_loss_nats",
+        ("job", "source"),
+        "The same on each source, where there are several.",
+    ),
     Family("counter", "atoll_evaluations", ("job",), "Held-out losses measured."),
     Family("counter", "atoll_evaluation_failures", ("job",), "Evaluations that gave no loss: look at the events."),
     Family("gauge", "atoll_evaluation_seconds", ("job",), "Time that the latest evaluation took to measure."),

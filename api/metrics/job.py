@@ -88,6 +88,10 @@ def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
         yield Sample("atoll_evaluation_failures", (job,), evaluations["failures"])
         yield Sample("atoll_evaluation_seconds", (job,), evaluations["last_seconds"])
         yield Sample("atoll_evaluation_sequences", (job,), evaluations["sequence_count"])
+        if (bits := evaluations.get("bits_per_byte")) is not None:
+            yield Sample("atoll_held_out_bits_per_byte", (job,), bits)
+        for one in evaluations.get("sources", ()):
+            yield Sample("atoll_held_out_source_loss_nats", (job, one["source"]), one["loss"])
     if record["loss_curve"]:
         yield Sample("atoll_held_out_loss_nats", (job,), record["loss_curve"][-1][1])
 

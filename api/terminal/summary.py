@@ -19,8 +19,14 @@ def _loss(report: Mapping[str, Any]) -> str:
     if final is None:
         return "loss      not evaluated"
     against = f", against {unigram:.3f} of a unigram model" if unigram is not None else ""
+    evaluations = report.get("evaluations") or {}
+    bits = evaluations.get("bits_per_byte")
+    per_byte = f" ({bits:.3f} bits per byte)" if bits is not None else ""
+    by_source = ", ".join(f"{one['source']} {one['loss']:.3f}" for one in evaluations.get("sources") or ())
+    of_sources = f" ({by_source})" if by_source else ""
     merged, trained = report["tokens_merged"], report["tokens_trained"]
-    return f"loss      {final:.3f} nats per byte held out{against}; {merged:,} of {trained:,} trained tokens merged"
+    measured = f"{final:.3f} nats per token held out{per_byte}{of_sources}{against}"
+    return f"loss      {measured}; {merged:,} of {trained:,} trained tokens merged"
 
 
 def _goodput(report: Mapping[str, Any]) -> str:

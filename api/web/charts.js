@@ -34,7 +34,15 @@ export function lossChart(job, width) {
     heldOut.length <= 60 && heldOut.map((point) => dot(...at(point), 3, "loss", pointWords(point))),
   );
   const keys = [["loss", "held-out loss, nats per token"], ["training-loss", "training loss, as islands report it"]];
-  return [legend(training.length > 1 ? keys : keys.slice(0, 1)), drawn];
+  return [legend(training.length > 1 ? keys : keys.slice(0, 1)), drawn, bySource(job.statistics.evaluations)];
+}
+
+/** The newest loss per byte of text, and on each source where there are several. */
+function bySource(evaluations) {
+  const sources = evaluations?.sources ?? [];
+  const words = sources.map((one) => `${one.source} ${loss(one.loss)}`);
+  if (Number.isFinite(evaluations?.bits_per_byte)) words.unshift(`${loss(evaluations.bits_per_byte)} bits per byte`);
+  return words.length > 0 && h("p", { class: "soft" }, `Now ${words.join(", ")}.`);
 }
 
 const pointWords = ([tokens, value, at]) => `${loss(value)} at ${count(tokens)} tokens, ${seconds(at)}`;

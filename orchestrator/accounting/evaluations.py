@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.accounting.series import Series
 from orchestrator.core.events import EvaluationCompleted, EvaluationFailed
-from orchestrator.core.vocabulary import Duration, Instant
+from orchestrator.core.vocabulary import Duration, Instant, SourceLoss
 
 
 class Evaluations:
@@ -23,12 +23,15 @@ class Evaluations:
     last_sequence_count: int
     last_place: str
     last_remark: str
+    last_bits_per_byte: float | None
+    last_sources: tuple[SourceLoss, ...]
 
     def __init__(self) -> None:
         self.curve = Series()
         self.count = self.failures = self.last_sequence_count = 0
         self.seconds = self.last_seconds = 0.0
         self.last_place = self.last_remark = ""
+        self.last_bits_per_byte, self.last_sources = None, ()
 
     def completed(self, event: EvaluationCompleted, tokens: int) -> None:
         """Θ was measured when so many tokens had been trained."""
@@ -37,13 +40,14 @@ class Evaluations:
         self.seconds += event.seconds
         self.last_seconds, self.last_sequence_count = event.seconds, event.sequence_count
         self.last_place, self.last_remark = event.place, event.remark
+        self.last_bits_per_byte, self.last_sources = event.bits_per_byte, event.sources
 
     def failed(self, event: EvaluationFailed) -> None:
         self.failures += 1
         self.last_remark = event.reason
 
     def summary(self) -> dict[str, Any]:
-        """``sequence_count``, ``last_seconds``, ``place`` and ``remark`` are of the last one; ``seconds`` of all."""
+        """All but ``count``, ``failures`` and ``seconds`` are of the last one."""
         return {
             "count": self.count,
             "failures": self.failures,
@@ -52,4 +56,9 @@ class Evaluations:
             "sequence_count": self.last_sequence_count,
             "place": self.last_place,
             "remark": self.last_remark,
+            "bits_per_byte": self.last_bits_per_byte,
+            "sources": [
+                {"source": one.source, "loss": one.loss, "bits_per_byte": one.bits_per_byte}
+                for one in self.last_sources
+            ],
         }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator.core.vocabulary import Epoch
+from orchestrator.core.vocabulary import Epoch, SourceLoss
 from orchestrator.logbook import Logbook
 from orchestrator.parameters.roles import Roles, Shape
 from orchestrator.parameters.tensors import Tensors
@@ -28,6 +28,10 @@ class ModelOutline:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
 
+Measured = tuple[float, int, float, float | None, tuple[SourceLoss, ...]]
+"""Loss in nats per token, of how many sequences, the seconds taken, bits per byte, and by source."""
+
+
 class EvaluatorInterface(Protocol):
     def outline(self) -> ModelOutline: ...
 
@@ -35,7 +39,7 @@ class EvaluatorInterface(Protocol):
 
     def join_channel(self, epoch: Epoch, membership: Membership, /) -> None: ...
 
-    def evaluate(self, epoch: Epoch, limit_s: float | None, /, *payloads: Carried) -> tuple[float, int, float]: ...
+    def evaluate(self, epoch: Epoch, limit_s: float | None, /, *payloads: Carried) -> Measured: ...
 
     def unigram_loss(self) -> float: ...
 

@@ -20,8 +20,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, OutsideRoots, first_line
-from orchestrator.roots import Allowed, AllowedRoots, Root, name_parts, open_folder, open_regular, shown
+from orchestrator.errors import AtollError, DataError, InfrastructureError, OutsideRoots, first_line
+from orchestrator.roots import Allowed, AllowedRoots, Root, name_parts, open_folder, open_regular, shown, store_of
 
 CHUNK_BYTES = 4 << 20
 
@@ -34,7 +34,7 @@ class Folder:
         self._store: Any = None
         self._path = ""
         if not allowed.local:
-            self._store, self._path = _store_of(allowed)
+            self._store, self._path = store_of(allowed)
 
     @classmethod
     def within(cls, roots: AllowedRoots, url: str) -> Folder:
@@ -265,18 +265,6 @@ def refuse_unreachable(roots: Iterable[Root]) -> None:
     """Raises ConfigurationError for a root in a store for which a package is missing here."""
     for root in roots:
         Folder(Allowed(root.place, "checkpoints", (root,), ()))
-
-
-def _store_of(allowed: Allowed) -> tuple[Any, str]:
-    """fsspec's file system, and the path in it."""
-    import fsspec  # a sixth of what the command line imports, and most jobs have no store
-
-    try:
-        store, path = fsspec.core.url_to_fs(str(allowed.place))
-    except Exception as error:
-        detail = f"{allowed.place} cannot be reached from here: {type(error).__name__}: {first_line(error)}."
-        raise ConfigurationError(detail=detail) from error
-    return store, str(path)
 
 
 def _walk(folder: int) -> Iterator[tuple[str, bool]]:

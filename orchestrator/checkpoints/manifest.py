@@ -86,7 +86,11 @@ class Manifest:
     tokens_trained   by all islands, at their cuts, in this job and in those it was resumed from
     merged_tokens    of these, in Θ, by fragment
     cursors          of every data shard in the specification's order: how many batches of its stream were drawn
-    legs             the cursors at each earlier resumption, first to last (``learners.data_lanes``)
+    legs             the cursors at each earlier resumption, first to last, in granules (``learners.data_lanes``)
+    batch_sizes      of every data shard, in sequences
+    granules         of each leg, in sequences
+
+    A manifest of an earlier build has no ``batch_sizes`` and no ``granules``: they were ``training.batch_size`` then.
     """
 
     job: str
@@ -101,6 +105,8 @@ class Manifest:
     legs: tuple[tuple[int, ...], ...]
     parts: tuple[Part, ...]
     files: tuple[File, ...]
+    batch_sizes: tuple[int, ...]
+    granules: tuple[int, ...] = ()
     schema: str = SCHEMA
 
     @property
@@ -146,9 +152,16 @@ def from_document(document: Any, name: str) -> Manifest:
 
 
 def _manifest(document: Any) -> Manifest:
-    values = _fields(Manifest, document)
+    earlier = {name for name in ("granules", "batch_sizes") if name not in document}
+    values = _fields(Manifest, {**document, **dict.fromkeys(earlier)})
     if not isinstance(values["spec"], dict):
         raise _Unfit("spec", "is no object")
+    legs = _list(values["legs"], "legs", LEGS_MAX, lambda leg: _counts(leg, "legs", PARTS_MAX))
+    cursors = _counts(values["cursors"], "cursors", PARTS_MAX)
+    batch_sizes, granules = (
+        [_batch_size(values["spec"])] * len(of) if name in earlier else values[name]
+        for name, of in (("batch_sizes", cursors), ("granules", legs))
+    )
     manifest = Manifest(
         job=_text(values["job"], "job"),
         number=_count(values["number"], "number", 1, NUMBER_MAX),
@@ -158,8 +171,10 @@ def _manifest(document: Any) -> Manifest:
         fragments=_list(values["fragments"], "fragments", FRAGMENTS_MAX, _fragment),
         tokens_trained=_count(values["tokens_trained"], "tokens_trained"),
         merged_tokens=_counts(values["merged_tokens"], "merged_tokens", FRAGMENTS_MAX),
-        cursors=_counts(values["cursors"], "cursors", PARTS_MAX),
-        legs=_list(values["legs"], "legs", LEGS_MAX, lambda leg: _counts(leg, "legs", PARTS_MAX)),
+        cursors=cursors,
+        legs=legs,
+        batch_sizes=_list(batch_sizes, "batch_sizes", PARTS_MAX, lambda one: _count(one, "batch_sizes", 1, NUMBER_MAX)),
+        granules=_list(granules, "granules", LEGS_MAX, lambda one: _count(one, "granules", 1, NUMBER_MAX)),
         parts=_list(values["parts"], "parts", PARTS_MAX, _part),
         files=_files(values["files"]),
     )
@@ -174,6 +189,8 @@ def _agree(manifest: Manifest) -> None:
         raise _Unfit("merged_tokens", f"has {len(manifest.merged_tokens)} entries for {count} fragments")
     if not manifest.cursors or not all(manifest.legs):
         raise _Unfit("cursors", "of one leg are none")
+    if len(manifest.granules) != len(manifest.legs) or len(manifest.batch_sizes) != len(manifest.cursors):
+        raise _Unfit("granules", "and batch sizes are not one for each leg and each cursor")
     if len({part.island for part in manifest.parts}) != len(manifest.parts):
         raise _Unfit("parts", "has an island twice")
     if max(manifest.merged_tokens) > manifest.tokens_trained:
@@ -183,6 +200,11 @@ def _agree(manifest: Manifest) -> None:
             raise _Unfit("versions", f"of {shown(part.island)} has {len(part.versions)} entries for {count} fragments")
         if strangers := {f"{part.island}/{file.name}" for file in part.files} - names:
             raise _Unfit("files", f"lacks {shown(min(strangers))}, which a part has")
+
+
+def _batch_size(spec: Mapping[str, Any]) -> Any:
+    training = spec.get("training")
+    return training.get("batch_size", 1) if isinstance(training, Mapping) else 1
 
 
 def _part(document: Any) -> Part:

@@ -8,12 +8,14 @@ Responsible for what must be as it was: a checkpoint of another model, or of oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+from orchestrator.bounds import BYTES
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import MANIFEST_BYTES_MAX, Manifest, from_document
 from orchestrator.checkpoints.reading import newest_sound
@@ -32,9 +34,16 @@ SAME = (
     ("model", "factory"),
     ("model", "vocabulary_size"),
     ("model", "compute_dtype"),
-    ("data",),
+    ("data", "source"),
+    ("data", "files"),
+    ("data", "sources"),
+    ("data", "text_field"),
+    ("data", "sequence_length"),
+    ("data", "held_out_ratio"),
+    ("data", "tokenizer"),
+    ("data", "tokenizer_digest"),
+    ("data", "separator"),
     ("seed",),
-    ("training", "batch_size"),
     ("training", "inner_optimizer", "kind"),
     ("training", "inner_optimizer", "factory"),
     ("synchroniser", "fragments"),
@@ -42,8 +51,12 @@ SAME = (
     ("synthetic", "parameters"),
 )
 """The settings on which Θ, its fragments, the islands' states and the positions in the data depend."""
-LATER: Mapping[tuple[str, ...], str] = {("training", "inner_optimizer", "kind"): "adamw"}
-"""What these settings were in specifications of before there was a choice."""
+LATER: Mapping[tuple[str, ...], Any] = {
+    ("training", "inner_optimizer", "kind"): "adamw",
+    ("data", "sources"): [],
+    ("data", "tokenizer"): BYTES,
+}
+"""What these settings were in specifications of before there was a choice; of the others nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +68,13 @@ class Resumption:
     refused: tuple[str, ...]
 
     @property
-    def legs(self) -> tuple[tuple[int, ...], ...]:
-        """The cursors at each resumption, this one included."""
-        return (*self.manifest.legs, self.manifest.cursors)
+    def legs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Granule, and cursors in granules, at each resumption, this one included (``learners.data_lanes``)."""
+        manifest = self.manifest
+        granule = math.gcd(*manifest.batch_sizes)
+        drawn = zip(manifest.cursors, manifest.batch_sizes, strict=True)
+        last = (granule, tuple(cursor * size // granule for cursor, size in drawn))
+        return (*zip(manifest.granules, manifest.legs, strict=True), last)
 
     def folder(self, roots: AllowedRoots) -> Folder:
         """Raises OutsideRoots where jobs may not look any more."""

@@ -19,6 +19,7 @@ from orchestrator.core.vocabulary import (
     Contribution,
     Duration,
     Epoch,
+    FailureExtent,
     FragmentId,
     Incarnation,
     Instant,
@@ -26,6 +27,7 @@ from orchestrator.core.vocabulary import (
     PayloadId,
     RefusalReason,
     ScheduleAnchor,
+    SourceLoss,
     Version,
 )
 
@@ -66,6 +68,8 @@ class EvaluationCompleted:
 
     ``loss`` is over the first ``sequence_count`` held-out sequences, which took ``seconds`` (0 on tapes of earlier builds).
     ``place`` is where: the head, a node, or an island, which is then ``island``; ``remark`` says why not where it was to be.
+    ``bits_per_byte`` is the loss for a byte of text, where it is known (on no tape of earlier builds); ``sources`` is by
+    source, where there are several.
     """
 
     at: Instant
@@ -77,6 +81,8 @@ class EvaluationCompleted:
     remark: str = ""
     island: IslandId | None = None
     incarnation: Incarnation = Incarnation(0)
+    bits_per_byte: float | None = None
+    sources: tuple[SourceLoss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,8 @@ class ProgressReported:
 class ConnectionLost:
     """The island stopped answering. ``dead`` is true only when its process is known to be gone, not guessed.
 
-    ``cut_off`` says that where it runs cannot be reached: nothing there answers, not even by refusing.
+    ``cut_off`` says that where it runs cannot be reached: nothing there answers, not even by refusing. ``extent`` is more
+    than the incarnation where the island said so itself, before its process ended.
     """
 
     at: Instant
@@ -194,6 +201,7 @@ class ConnectionLost:
     dead: bool
     reason: str
     cut_off: bool = False
+    extent: FailureExtent = FailureExtent.INCARNATION
 
 
 @dataclass(frozen=True, slots=True)

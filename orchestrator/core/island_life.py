@@ -42,7 +42,7 @@ from orchestrator.core.events import (
 from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPhase, Version
+from orchestrator.core.vocabulary import FailureExtent, Instant, IslandId, IslandState, JobPhase, Version
 
 FLUSH_TIMER = "flush:job"
 
@@ -143,7 +143,8 @@ def drained(state: JobState, island: Island, event: IslandDrained) -> list[Effec
 
 def connection_lost(state: JobState, island: Island, event: ConnectionLost) -> list[Effect]:
     if event.dead:
-        return [*_lose(state, island, event.reason, event.at, dead=True), *_leave_donor(state, island.id)]
+        final = event.extent is not FailureExtent.INCARNATION
+        return [*_lose(state, island, event.reason, event.at, dead=True, final=final), *_leave_donor(state, island.id)]
     if island.state is IslandState.SUSPECT:
         return []
     serial = state.next_serial()
@@ -208,8 +209,11 @@ def _is_or_was(island: Island, expected: IslandState) -> bool:
     return island.state is expected or (island.state is IslandState.SUSPECT and island.state_before_suspect is expected)
 
 
-def _lose(state: JobState, island: Island, reason: str, now: Instant, *, dead: bool) -> list[Effect]:
-    after, effects = island_record.lose(island, state.policy, reason, now, state.next_serial(), dead=dead)
+def _lose(
+    state: JobState, island: Island, reason: str, now: Instant, *, dead: bool, final: bool = False
+) -> list[Effect]:
+    serial = state.next_serial()
+    after, effects = island_record.lose(island, state.policy, reason, now, serial, dead=dead, final=final)
     state.islands[island.id] = after
     return [*effects, *advance_all(state, now)]
 

@@ -292,13 +292,20 @@ def place(before: Island, last_report: ProgressReported | None, reason: str) -> 
     return after, (PlaceIsland(after.id, after.incarnation, after.plan.node_group, reason),)
 
 
-def lose(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_serial: int, *, dead: bool) -> Step:
-    """The incarnation is over: wait and place again, or stay away, or give up. A process that may live on is stopped."""
+def lose(
+    before: Island, policy: JobPolicy, reason: str, now: Instant, timer_serial: int, *, dead: bool, final: bool = False
+) -> Step:
+    """The incarnation is over: wait and place again, or stay away, or give up. A process that may live on is stopped.
+
+    ``final`` says that the next one would fail as well.
+    """
     had_process = before.state in WITH_PROCESS
     stop = () if dead or not had_process else (StopIsland(before.id, before.incarnation, reason),)
     if not before.wanted:
         return replace(before, state=IslandState.STOPPED, reason=reason, pid=None), stop
     failures = before.failures + 1
+    if final:
+        return replace(before, state=IslandState.FAILED, reason=reason, pid=None, failures=failures), stop
     if failures > policy.restarts_max:
         summary = f"given up after {failures} failures in a row; last: {reason}"
         return replace(before, state=IslandState.FAILED, reason=summary, pid=None, failures=failures), stop

@@ -38,7 +38,7 @@ from orchestrator.core.events import (
 from orchestrator.core.fragment_life import abandon_open_rounds, advance_all
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutcome, JobPhase, RoundPhase
+from orchestrator.core.vocabulary import FailureExtent, Instant, IslandId, IslandState, JobOutcome, JobPhase, RoundPhase
 
 MAY_GIVE_UP = (PlacementFailed, ConnectionLost, CatchUpFailed, TimerFired, ContributionArrived, ContributionUnusable)
 """Events after which an island may have been given up."""
@@ -56,6 +56,8 @@ def settle(state: JobState, event: Event) -> list[Effect]:
         if isinstance(event, ProgressReported):
             over = state.tokens_trained >= state.policy.token_budget
             return _begin_finishing(state, event.at) if over else []
+        if isinstance(event, ConnectionLost) and _ends_job(state, event):
+            return finish(state, JobOutcome.FAILED, f"{event.island}: {event.reason}")
         if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.job_islands):
             reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.job_islands)
             return finish(state, JobOutcome.FAILED, f"every island was given up ({reasons})")
@@ -63,6 +65,18 @@ def settle(state: JobState, event: Event) -> list[Effect]:
     if state.phase is JobPhase.FINISHING:
         return _go_on_finishing(state, event.at)
     return []
+
+
+def _ends_job(state: JobState, event: ConnectionLost) -> bool:
+    """Whether an island was given up for something that ends the job, too.
+
+    A specification that is wrong on one node may be right on others, on which the job trains by then.
+    """
+    island = state.islands.get(event.island)
+    if island is None or island.incarnation != event.incarnation or island.state is not IslandState.FAILED:
+        return False
+    begun = state.tokens_trained > 0
+    return event.extent is FailureExtent.JOB or (event.extent is FailureExtent.ISLAND and not begun)
 
 
 def flush_timed_out(state: JobState, serial: int, now: Instant) -> list[Effect]:

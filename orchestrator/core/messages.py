@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, IslandId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import (
+    NO_ANCHOR,
+    FailureExtent,
+    FragmentId,
+    IslandId,
+    ScheduleAnchor,
+    SourceLoss,
+    Version,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,8 @@ class Evaluated:
     loss: float
     sequence_count: int
     seconds: float
+    bits_per_byte: float | None = None
+    sources: tuple[SourceLoss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,7 @@ class Broken:
     """The island's own code failed; its process is about to end. ``detail`` is the last line of the traceback."""
 
     detail: str
+    extent: FailureExtent = FailureExtent.INCARNATION
 
 
 ALL_OFFERS = 1 << 62

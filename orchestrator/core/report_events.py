@@ -49,7 +49,8 @@ def event_of(report: EventReport, at: Instant, island: IslandId, incarnation: In
     if isinstance(report, messages.NotEvaluated):
         return events.EvaluationFailed(at, report.global_version, f"on {island}: {report.reason}")
     if isinstance(report, messages.Broken):
-        return events.ConnectionLost(at, island, incarnation, True, f"its own code failed: {report.detail}")
+        reason = f"its own code failed: {report.detail}"
+        return events.ConnectionLost(at, island, incarnation, True, reason, extent=report.extent)
     return _EVENTS[type(report)](at, island, incarnation, **_facts(report))
 
 

@@ -82,6 +82,28 @@ class JobOutcome(StrEnum):
     FAILED = "failed"
 
 
+class FailureExtent(StrEnum):
+    """What an island's own failure is the end of.
+
+    incarnation   this process; the next one may do better
+    island        the island, which would fail again wherever it is placed; and the job, if nothing was trained before
+    job           the job, as its specification says
+    """
+
+    INCARNATION = "incarnation"
+    ISLAND = "island"
+    JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLoss:
+    """The held-out loss on one source of the data: nats per token, and bits per byte of its text."""
+
+    source: str
+    loss: float
+    bits_per_byte: float
+
+
 class RoundPhase(StrEnum):
     COLLECTING = "collecting"
     GRACE = "grace"

@@ -174,6 +174,7 @@ class CheckpointWriter:
     def _manifest(self, opened: _Open, parts: tuple[Part, ...], files: tuple[File, ...]) -> Manifest:
         totals, of_parts = opened.token_totals, {part.island: part for part in parts}
         since = sum(part.tokens_total - totals.totals.get((part.island, part.incarnation), 0) for part in parts)
+        islands = self._spec.island_sections(slots=True)
         cursors = {**opened.cursors, **{IslandId(part.island): part.cursor for part in parts}}
         return Manifest(
             job=self._job,
@@ -184,8 +185,10 @@ class CheckpointWriter:
             fragments=opened.fragments,
             tokens_trained=totals.trained + since,
             merged_tokens=totals.merged,
-            cursors=tuple(cursors[island] for island in self._spec.island_sections(slots=True)),
-            legs=self._legs,
+            cursors=tuple(cursors[island] for island in islands),
+            batch_sizes=tuple(map(self._spec.batch_size_of, islands.values())),
+            legs=tuple(cursors for _, cursors in self._legs),
+            granules=tuple(granule for granule, _ in self._legs),
             parts=tuple(of_parts[name] for name in sorted(of_parts)),
             files=files,
         )

@@ -60,6 +60,10 @@ def _header(report: Report) -> str:
 def _tiles(report: Report) -> str:
     unigram = report.get("loss_unigram")
     against = f"a model without context has {loss(unigram)}" if unigram else "nats per token, held out"
+    evaluations = report.get("evaluations") or {}
+    if (bits := evaluations.get("bits_per_byte")) is not None:
+        against += f"; {bits:.3f} bits per byte"
+    against += "".join(f"; {one['source']} {loss(one['loss'])}" for one in evaluations.get("sources") or ())
     merged, trained = report["tokens_merged"], report["tokens_trained"]
     worth = f"{count(merged)} of {count(trained)} tokens trained are in the result"
     recovery = report.get("recovery_s")

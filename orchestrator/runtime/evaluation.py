@@ -19,10 +19,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface, ModelOutline
+from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface, Measured, ModelOutline
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.channel.endpoint import Membership, Payload
 from orchestrator.core import effects, events
+from orchestrator.core.vocabulary import Incarnation
 from orchestrator.errors import first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.logbook import service_logbook
@@ -119,7 +120,7 @@ class Evaluation:
             if remark:
                 log.warning("the head measures Θ: %s", remark)
             try:
-                loss, sequence_count, seconds = self._measured(group, order, payloads)
+                loss, sequence_count, seconds, *by_byte = self._measured(group, order, payloads)
             except (RayError, TimeoutError) as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 self._drop_actor(group)
@@ -128,11 +129,12 @@ class Evaluation:
                     continue
                 self._post(events.EvaluationFailed, order.global_version, reason)
             else:
-                facts = (loss, sequence_count, seconds, f"node group {group}" if group else "the head", remark)
+                where = (f"node group {group}" if group else "the head", remark, None, Incarnation(0))
+                facts = (loss, sequence_count, seconds, *where, *by_byte)
                 self._post(events.EvaluationCompleted, order.global_version, *facts)
             return
 
-    def _measured(self, group: str, order: effects.Evaluate, payloads: Sequence[Payload]) -> tuple[float, int, float]:
+    def _measured(self, group: str, order: effects.Evaluate, payloads: Sequence[Payload]) -> Measured:
         """What ``EvaluatorInterface.evaluate`` answers. Raises RayError or TimeoutError."""
         evaluator, epoch = self._actor(group), self._context.epoch
         membership = self._memberships[group]

@@ -80,6 +80,7 @@ def make(
         "merged_tokens": (0, 0),
         "cursors": tuple(part.cursor for part in parts),
         "legs": (),
+        "batch_sizes": (2,) * len(parts),
         "parts": tuple(parts),
         "files": tuple(files),
     }

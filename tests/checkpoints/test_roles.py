@@ -31,7 +31,14 @@ def folder(tmp_path: Path) -> Folder:
     outer = OuterState(arrays, (tuple(arrays),), OuterStep(Averaging.RADIAL, Sgd(1.0)), ROLES)
     cut = cut_of({FragmentId(0): (outer.state(FragmentId(0)), 7)})
     folder = Folder.within(EVERYTHING, str(tmp_path))
-    facts: dict[str, Any] = {"tokens_trained": 0, "merged_tokens": (0,), "cursors": (0,), "legs": (), "parts": ()}
+    facts: dict[str, Any] = {
+        "tokens_trained": 0,
+        "merged_tokens": (0,),
+        "cursors": (0,),
+        "batch_sizes": (1,),
+        "legs": (),
+        "parts": (),
+    }
     write_manifest(folder, Manifest("job-1", 1, 1.0, 1e9, {}, cut.fragments, files=cut.write(folder), **facts))
     return folder
 

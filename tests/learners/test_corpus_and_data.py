@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from learners import corpus, data
+from learners.text import Text
 from orchestrator.errors import ConfigurationError
 from orchestrator.roots import EVERYTHING
 
@@ -126,10 +127,16 @@ def test_a_batch_follows_from_its_number_and_the_seed_alone(text, make_job):
     assert not np.array_equal(forwards[0], data.shard_batches(text, make_job(seed=6), 1, 2)(0))
 
 
-def test_the_data_parallel_baseline_draws_what_the_islands_draw_together(text, make_job):
-    together = data.union_batches(text, make_job(), 2)
+def test_the_data_parallel_baseline_draws_what_the_islands_draw_together(text, make_job, monkeypatch):
+    monkeypatch.setattr(corpus, "load", lambda *_: text)
+    together = Text(make_job()).union_draw(2)
     apart = [data.shard_batches(text, make_job(), index, 2) for index in range(2)]
     assert np.array_equal(together(7), np.concatenate([draw(7) for draw in apart]))
+
+
+def test_batches_of_any_size_are_cut_from_the_same_stream_of_sequences(text, make_job):
+    small, large = (data.shard_batches(text, make_job(training={"batch_size": size}), 1, 2) for size in (2, 6))
+    assert np.array_equal(np.concatenate([small(k) for k in range(9)]), np.concatenate([large(k) for k in range(3)]))
 
 
 def test_a_corpus_too_small_for_the_islands_is_refused(text, make_job):

@@ -79,7 +79,11 @@ def test_every_metric_of_a_job_is_on_some_dashboard() -> None:
     assert unseen == ["atoll_job_phase", "atoll_job_age_seconds"], "those are for choosing a job, and for alerts"
 
 
-@pytest.mark.parametrize("expression", QUERIES)
+OF_TEXT = ("atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats")
+"""A simulated job has no text."""
+
+
+@pytest.mark.parametrize("expression", [query for query in QUERIES if not str(query.values[0]).startswith(OF_TEXT)])
 def test_a_query_returns_data_from_a_real_scrape(expression: str, prometheus: Prometheus) -> None:
     asked = expression.replace("$__rate_interval", "1m").replace("$job", ".*")
     assert "$" not in asked

@@ -216,7 +216,8 @@ def test_a_disk_that_refuses_the_journal_is_told_until_it_takes_it(desk: Desk) -
 
 def test_every_family_of_the_catalogue_is_exported_with_its_labels_and_help(voyaging: Voyaging) -> None:
     told = Exposition(wait_until(lambda: "atoll_recovery_part" in (text := voyaging.metrics()) and text))
-    for family in FAMILIES.values():
+    of_text = {"atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats"}  # a simulated job has none
+    for family in (family for family in FAMILIES.values() if family.name not in of_text):
         assert family.name in told.families, family.name
         exported = told.families[family.name]
         assert (exported.type, exported.documentation) == (family.kind, family.help)

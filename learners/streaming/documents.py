@@ -1,0 +1,246 @@
+"""The documents of one piece of a file: what a file is its name says, and no more of it is read than the piece needs.
+
+    .parquet              rows r·i/n up to r·(i+1)/n
+    .arrayrecord          records likewise; a record is a text
+    .jsonl, other text    the lines that begin in bytes b·i/n up to b·(i+1)/n
+    … behind .gz, .zst    the lines that begin in what the compressed bytes of that range hold; what lies before them in the
+                          file must be decompressed as well, so that many files are better than large ones
+
+Every document of a file is in exactly one of its n pieces, whatever n is. Files are anybody's: a line, a record and a piece
+have a largest size, and what is malformed is counted (``Unreadable``) up to the job's limit. Nothing here knows of tokens.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from learners.corpus import DOCUMENT_BYTES_MAX
+from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line
+from orchestrator.roots import AllowedRoots, open_data, shown
+
+LINE_BYTES_MAX = 16 << 20
+PIECE_TEXT_MAX = 64 << 20
+"""Of one piece, decompressed: sixteen times what is to be expected, and still to be held."""
+BLOCK_BYTES = 1 << 20
+ROWS = 256
+ZSTD_WINDOW_MAX = 128 << 20
+COMPRESSED = (".gz", ".zst")
+ATTEMPTS, PAUSE_S = 3, 2.0
+"""To read a piece of a store."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Unreadable:
+    """What could not be read, counted once however often it is met, for all threads of an island."""
+
+    most: int
+    reasons: dict[tuple[str, int], str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, path: str, place: int, what: str, reason: str) -> None:
+        """Raises UnreadableData when there are more than the job passes over. ``place`` tells apart what is of one file."""
+        with self._lock:
+            if (path, place) in self.reasons:
+                return
+            self.reasons[path, place] = reason
+            count = len(self.reasons)
+        what_and_why = f"{shown(path)}, {what}: {reason}"
+        if count > self.most:
+            raise UnreadableData(detail=f"{what_and_why}. It is the {count:,}. that cannot be read.", most=self.most)
+        log.warning("%s; it is passed over, as %d of at most %d", what_and_why, count, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How to read pieces of one source's files."""
+
+    roots: AllowedRoots
+    text_field: str
+    unreadable: Unreadable
+
+    def documents(self, path: str, number: int, count: int) -> list[bytes]:
+        """The documents of piece ``number`` of ``count`` of a file; none, where that is counted as unreadable.
+
+        Raises UnreadableData, and OutsideRoots.
+        """
+        attempts = ATTEMPTS if "://" in path else 1
+        for attempt in range(attempts):
+            try:
+                return list(self._bounded(path, number, count))
+            except (UnreadableData, ConfigurationError):
+                raise
+            except Exception as error:  # whatever a library or a store says of a file
+                if attempt + 1 < attempts and not isinstance(error, AtollError):
+                    time.sleep(PAUSE_S * (attempt + 1))
+                    continue
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                self.unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
+        return []
+
+    def _bounded(self, path: str, number: int, count: int) -> Iterator[bytes]:
+        total = 0
+        for document in self._documents(path, number, count):
+            total += len(document)
+            if total > PIECE_TEXT_MAX:
+                log.warning(
+                    "%s: piece %d has more than %d MiB of text; the rest is left out", path, number, total >> 20
+                )
+                return
+            yield document
+
+    def _documents(self, path: str, number: int, count: int) -> Iterator[bytes]:
+        kind = kind_of(path)
+        with open_data(self.roots, path) as file:
+            if kind == ".parquet":
+                yield from self._rows(path, file, number, count)
+            elif kind == ".arrayrecord":
+                yield from _records(path, file, number, count)
+            else:
+                lines = self._whole(path, _lines(file, path, number, count))
+                yield from self._objects(path, lines) if kind == ".jsonl" else _blocks(lines)
+
+    def _rows(self, path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:
+        from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
+
+        parquet = ParquetFile(file, pre_buffer=False, buffer_size=BLOCK_BYTES)
+        if self.text_field not in parquet.schema_arrow.names:
+            raise ConfigurationError(
+                detail=f"data.sources: {shown(path)} has the columns {parquet.schema_arrow.names[:20]}, not "
+                f"{self.text_field!r}. Set text_field of its source."
+            )
+        first, last = _range(parquet.metadata.num_rows, number, count)
+        row = 0
+        for group in range(parquet.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if first < row + rows and row < last:
+                at = row
+                for batch in parquet.iter_batches(ROWS, row_groups=[group], columns=[self.text_field]):
+                    wanted = batch.column(0).slice(
+                        max(0, first - at), max(0, min(last, at + len(batch)) - max(first, at))
+                    )
+                    yield from (_as_bytes(text) for text in wanted.to_pylist() if text)
+                    at += len(batch)
+                    if at >= last:
+                        break
+            row += rows
+
+    def _whole(self, path: str, lines: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
+        for at, line in lines:
+            if line is None:
+                self.unreadable.add(path, at, f"the line at byte {at:,}", f"longer than {LINE_BYTES_MAX >> 20} MiB")
+            else:
+                yield at, line
+
+    def _objects(self, path: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+        for at, line in lines:
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)[self.text_field].encode()
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                reason = f"no object with a text field {self.text_field!r} ({type(error).__name__})"
+                self.unreadable.add(path, at, f"the line at byte {at:,}", reason)
+                continue
+            if text:
+                yield text
+
+
+def kind_of(path: str) -> str:
+    """The kind of a file, by its name: .parquet, .arrayrecord, .jsonl, or .txt for everything else."""
+    stem = os.path.splitext(path)[0] if path.endswith(COMPRESSED) else path
+    suffix = os.path.splitext(stem)[1].replace("array_record", "arrayrecord")
+    return suffix if suffix in (".jsonl", ".parquet", ".arrayrecord") else ".txt"
+
+
+def _range(total: int, number: int, count: int) -> tuple[int, int]:
+    return total * number // count, total * (number + 1) // count
+
+
+def _as_bytes(text: Any) -> bytes:
+    return text if isinstance(text, bytes) else str(text).encode(errors="replace")
+
+
+def _records(path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:
+    if "://" in path:
+        detail = f"data.sources: {shown(path)} is an arrayrecord in a store, and these are read from disks only."
+        raise ConfigurationError(detail=f"{detail} Copy it to the nodes, or use parquet.")
+    try:
+        from array_record.python.array_record_module import ArrayRecordReader
+    except ImportError as error:
+        detail = "data.sources: the package array_record is not installed here. Install it on every node."
+        raise ConfigurationError(detail=detail) from error
+    # by the descriptor that was opened below a root: the name may lead elsewhere by now
+    reader = ArrayRecordReader(f"/proc/self/fd/{file.fileno()}")
+    try:
+        first, last = _range(reader.num_records(), number, count)
+        for start in range(first, last, ROWS):
+            yield from reader.read(start, min(last, start + ROWS))
+    finally:
+        reader.close()
+
+
+def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Lines of plain text, which has no documents, put together to some of a size that can be worked on side by side."""
+    waiting, size = [], 0
+    for _, line in lines:
+        waiting.append(line)
+        size += len(line)
+        if size >= DOCUMENT_BYTES_MAX:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tuple[int, bytes | None]]:
+    """The lines that begin in the range, each with the byte where it begins, decompressed; None for one that is too long."""
+    size = file.seek(0, os.SEEK_END)
+    first, last = _range(size, number, count)
+    compressed = path.endswith(COMPRESSED)
+    # of the line that byte ``first`` − 1 is in, only the end is read: if that byte ends it, the next begins at ``first``
+    at = file.seek(0 if compressed else max(0, first - 1))
+    text = io.BufferedReader(_decompressed(file, path) if compressed else file, BLOCK_BYTES)  # type: ignore[type-var]
+    if not compressed and first:
+        at += sum(map(len, _pieces_of_line(text)))
+    while True:
+        place = min(file.tell(), size - 1) if compressed else at
+        if place >= last:
+            return
+        pieces = _pieces_of_line(text)
+        line = next(pieces, b"")
+        if not line:
+            return
+        more = sum(map(len, pieces))
+        if place >= first:
+            yield at, None if more else line
+        at += len(line) + more
+
+
+def _pieces_of_line(text: io.BufferedReader[Any]) -> Iterator[bytes]:
+    """One line, as far as the largest one that is taken, and then what is too much of it."""
+    while piece := text.readline(LINE_BYTES_MAX):
+        yield piece
+        if piece.endswith(b"\n"):
+            return
+
+
+def _decompressed(file: IO[bytes], path: str) -> Any:
+    if path.endswith(".gz"):
+        return gzip.GzipFile(fileobj=file)
+    try:
+        import zstandard
+    except ImportError as error:
+        detail = "data.sources: the package zstandard is not installed here. Install atoll[text] on every node."
+        raise ConfigurationError(detail=detail) from error
+    return zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX).stream_reader(file, read_across_frames=True)

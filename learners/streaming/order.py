@@ -1,0 +1,170 @@
+"""Where a sequence of a streamed data set comes from: arithmetic over what is known without reading the text.
+
+A source's files are cut into *pieces* by their sizes alone. Some are held out, the others belong to shards, for the whole
+job. In each epoch a shard's pieces have another order; neighbours in it make *groups* of some megabytes, which are read as
+a whole. A group has as many sequences as its bytes promise, so that the group of sequence k, and its place there, follow
+from k: no island has to count what it has read. Sources are mixed in blocks, in each of which every source has its share.
+
+All orders are by a hash of a number and a key (SplitMix64), so that they are the same wherever and whenever they are
+computed. Pure. Sources: SplitMix64 is Steele, Lea, Flood, OOPSLA 2014; the rest is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+
+PIECE_BYTES_MIN, PIECE_BYTES_MAX = 64 << 10, 1 << 20
+PIECES_WANTED = 512
+"""Of a source: so many that every shard has some and a few can be held out, unless they would be too large or small."""
+GROUP_BYTES = 4 << 20
+"""What is read, shuffled and held in memory together."""
+BLOCK_SEQUENCES = 1024
+"""Of a shard: so many sequences hold every source's share."""
+
+
+def key(*parts: object) -> int:
+    """64 bits that depend on all of ``parts``."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def shuffled(count: int, by: int) -> np.ndarray:
+    """0 to ``count`` − 1 in the order of the key ``by``: (count,) int64."""
+    with np.errstate(over="ignore"):
+        mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(by)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return np.argsort(mixed, kind="stable")
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The pieces of a source's files. Piece i is ``number[i]`` of the ``count[i]`` of file ``file[i]``: all (pieces,) int64.
+
+    ``size`` is in bytes as stored. An empty file has none.
+    """
+
+    file: np.ndarray
+    number: np.ndarray
+    count: np.ndarray
+    size: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+
+def cut(sizes: Sequence[int]) -> Pieces:
+    """Cut files of these sizes into pieces of about one size."""
+    total = np.array(sizes, np.int64)
+    wanted = int(np.clip(total.sum() // PIECES_WANTED, PIECE_BYTES_MIN, PIECE_BYTES_MAX))
+    counts = -(-total // wanted)
+    file = np.repeat(np.arange(len(total)), counts)
+    number = np.arange(len(file)) - np.repeat(np.cumsum(counts) - counts, counts)
+    count = counts[file]
+    size = total[file] * (number + 1) // count - total[file] * number // count
+    return Pieces(file, number, count, size)
+
+
+def split(pieces: Pieces, name: str, held_out_ratio: float) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the pieces to train on, and of those held out, each in an order of no meaning.
+
+    Held out are as few as have ``held_out_ratio`` of the source's bytes, at least one. They depend on the source's name and
+    sizes, and not on the job's seed, so that jobs may be compared.
+    """
+    order = shuffled(len(pieces), key("held out", name))
+    before = np.cumsum(pieces.size[order]) - pieces.size[order]
+    held_out = before < held_out_ratio * pieces.size.sum()
+    return order[~held_out], order[held_out]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is read together: ``pieces`` of the source, in this order. ``number`` counts a shard's groups over all epochs.
+
+    ``quota`` is how many sequences it is to give in this ``epoch``, and ``following`` the first sequence behind them.
+    """
+
+    number: int
+    pieces: tuple[int, ...]
+    quota: int
+    epoch: int
+    following: int
+
+
+class ShardOfSource:
+    """One shard's pieces of one source, epoch after epoch. ``tokens`` are those that each piece is thought to have."""
+
+    def __init__(self, pieces: np.ndarray, sizes: np.ndarray, tokens: np.ndarray, length: int, by: int) -> None:
+        self._pieces, self._sizes, self._tokens, self._length, self._by = pieces, sizes, tokens, length, by
+        self.sequence_count = int(tokens.sum()) // length
+        self._epoch = lru_cache(maxsize=2)(self._ordered)
+        self._group = lru_cache(maxsize=2)(self._made)
+
+    def place(self, number: int) -> tuple[Group, int]:
+        """The group that sequence ``number`` of this shard and source is of, and its number there."""
+        epoch, within = divmod(number, self.sequence_count)
+        _, _, sums = self._epoch(epoch)
+        index = int(np.searchsorted(sums, within, side="right"))
+        group, order = self._group(epoch, index)
+        return group, int(order[within - (int(sums[index - 1]) if index else 0)])
+
+    def _made(self, epoch: int, index: int) -> tuple[Group, np.ndarray]:
+        """A group, and the order in which its sequences are drawn."""
+        order, ends, sums = self._epoch(epoch)
+        first, before = (int(ends[index - 1]), int(sums[index - 1])) if index else (0, 0)
+        pieces = tuple(int(piece) for piece in self._pieces[order[first : int(ends[index])]])
+        quota = int(sums[index]) - before
+        # there are never more groups than pieces, so that a number is of one group only
+        number = epoch * len(self._pieces) + index
+        group = Group(number, pieces, quota, epoch, epoch * self.sequence_count + int(sums[index]))
+        return group, shuffled(quota, key("group", self._by, number))
+
+    def _ordered(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The order of the pieces; behind which piece each group ends; and the sequences up to there."""
+        order = shuffled(len(self._pieces), key("epoch", self._by, epoch))
+        groups = (np.cumsum(self._sizes[order]) - 1) // GROUP_BYTES
+        ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(order))
+        return order, ends, np.cumsum(self._tokens[order])[ends - 1] // self._length
+
+
+class Mixture:
+    """Which source each sequence of a shard is of, and its number there, by the sources' weights."""
+
+    def __init__(self, weights: Sequence[float], by: int) -> None:
+        self._by = by
+        self.counts = _shares(weights, BLOCK_SEQUENCES)
+        self._slots = np.repeat(np.arange(len(weights)), self.counts)
+        self._block = lru_cache(maxsize=4)(self._ordered)
+
+    def source(self, number: int) -> tuple[int, int]:
+        """The source of sequence ``number``, and its number among those of that source."""
+        block, within = divmod(number, BLOCK_SEQUENCES)
+        sources, ranks = self._block(block)
+        source = int(sources[within])
+        return source, block * self.counts[source] + int(ranks[within])
+
+    def _ordered(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        sources = self._slots[shuffled(BLOCK_SEQUENCES, key("block", self._by, block))]
+        ranks = np.zeros(BLOCK_SEQUENCES, np.int64)
+        for source in range(len(self.counts)):
+            mine = sources == source
+            ranks[mine] = np.arange(int(mine.sum()))
+        return sources, ranks
+
+
+def _shares(weights: Sequence[float], total: int) -> list[int]:
+    """Whole numbers with this sum, in proportion to the weights by largest remainders, and none below one."""
+    exact = [weight / sum(weights) * total for weight in weights]
+    counts = [max(1, int(share)) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (int(exact[i]) - exact[i], i))
+    for source in by_remainder:
+        if sum(counts) < total:
+            counts[source] += 1
+    while sum(counts) > total:
+        counts[counts.index(max(counts))] -= 1
+    return counts

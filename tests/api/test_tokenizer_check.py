@@ -1,0 +1,53 @@
+"""A tokenizer is looked at when its job is submitted: whether it is one, fits the model, and which it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from api.jobs.tokenizer_check import with_tokenizer_digest
+from orchestrator.config import parse_job
+from orchestrator.errors import InvalidJobSpec
+from orchestrator.roots import AllowedRoots
+
+
+@pytest.fixture
+def submit(tmp_path):
+    def submit(tokens: dict[str, int], **data):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}}))
+        section = {"tokenizer": str(tmp_path / "tokenizer.json"), **data}
+        document = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "data": section}
+        return with_tokenizer_digest(parse_job(document), AllowedRoots.only(tmp_path)).data
+
+    return submit
+
+
+def test_its_digest_becomes_the_job_s(submit) -> None:
+    data = submit({"a": 0, "</s>": 1})
+    assert len(data.tokenizer_digest) == 32
+    assert submit({"a": 0, "</s>": 1}, tokenizer_digest=data.tokenizer_digest) == data
+
+
+@pytest.mark.parametrize(
+    ("tokens", "data", "problem"),
+    [
+        ({"a": 0, "</s>": 256}, {}, r"data.tokenizer: is .* with 257 tokens, and the model has 256. Set model"),
+        ({"a": 0}, {}, r"data.separator: is None, .* none known as end of text. Set it"),
+        ({"a": 0}, {"separator": 1}, r"data.separator: is 1, "),
+        ({"a": 0, "</s>": 1}, {"tokenizer_digest": "0" * 32}, r"data.tokenizer_digest: is 0{32}, and the file has"),
+        ({}, {}, r"data.tokenizer: .* is neither a tokenizer.json nor"),
+        ({"a": 0}, {"tokenizer": "gone.json"}, r"data.tokenizer: .* cannot be read here"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_field_value_and_remedy(submit, tmp_path, tokens, data, problem) -> None:
+    if data.get("tokenizer"):
+        data = {"tokenizer": str(tmp_path / data["tokenizer"])}
+    with pytest.raises(InvalidJobSpec, match=problem):
+        submit(tokens, **data)
+
+
+def test_what_lies_outside_is_said_by_who_looks_at_paths(tmp_path) -> None:
+    document = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "data": {"tokenizer": "/elsewhere/a.json"}}
+    spec = parse_job(document)
+    assert with_tokenizer_digest(spec, AllowedRoots.only(tmp_path)) == spec

@@ -1,0 +1,54 @@
+"""Cursors count batches; a resumption deals sequences, also of checkpoints that were taken when all batches were alike."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from orchestrator.checkpoints.manifest import decode, encode, from_document
+from orchestrator.checkpoints.resumption import Resumption, differences
+from orchestrator.errors import DataError
+from tests.checkpoints.making import make
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    return decode(make(tmp_path, 1).read("manifest.json", 1 << 20), "it")
+
+
+def document(manifest, **changes):
+    return {**asdict(manifest), **changes}
+
+
+def test_the_next_leg_is_in_the_sequences_that_divide_all_batches(manifest) -> None:
+    mixed = from_document(document(manifest, cursors=[3, 5], batch_sizes=[8, 12]), "it")
+    assert Resumption("", mixed, ()).legs == ((4, (6, 15)),)
+
+
+def test_a_manifest_of_an_earlier_build_counts_batches_of_one_size(manifest) -> None:
+    old = document(manifest, cursors=[3, 5], legs=[[7, 1, 2]])
+    del old["batch_sizes"], old["granules"]
+    assert Resumption("", from_document(old, "it"), ()).legs == ((2, (7, 1, 2)), (2, (3, 5)))
+
+
+def test_what_is_written_is_read(manifest) -> None:
+    resumed = from_document(document(manifest, legs=[[7, 1, 2]], granules=[4]), "it")
+    assert decode(encode(resumed), "it") == resumed
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_sizes": [0, 2]}, {"batch_sizes": [2]}, {"granules": [1]}, {"batch_sizes": "ab"}, {"granules": 1}]
+)
+def test_what_cannot_be_is_refused(manifest, wrong) -> None:
+    with pytest.raises(DataError, match=r"batch sizes|batch_sizes|granules"):
+        from_document(document(manifest, **wrong), "it")
+
+
+def test_a_checkpoint_of_an_earlier_build_is_of_the_same_data_and_another_tokenizer_is_not() -> None:
+    old = {"data": {"source": "builtin", "sequence_length": 8}}
+    now = {"source": "builtin", "sequence_length": 8, "sources": [], "tokenizer": "bytes", "tokenizer_digest": None}
+    now |= {"separator": None, "unreadable_max": 7}
+    assert differences(old, {"data": now}) == []
+    assert "data was" in differences(old, {"data": {**now, "tokenizer_digest": "0" * 32}})[0]
+    assert differences({"training": {"batch_size": 2}}, {"training": {"batch_size": 3}}) == []

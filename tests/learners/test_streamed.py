@@ -1,0 +1,198 @@
+"""A streamed job's batches: each island's own text, the same however often it begins again, mixed, and bounded."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from learners import jax_trainer
+from learners.streaming import order, streamed
+from learners.text import Text
+from orchestrator.errors import ConfigurationError, UnreadableData
+from orchestrator.roots import AllowedRoots
+
+LENGTH = 32
+
+
+def word(kind: str, number: int) -> str:
+    """A document of one line that says which it is, so that a window of it can be found again."""
+    return " ".join(f"{kind}{number:04d}{place:02d}" for place in range(12))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pieces():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "PIECE_BYTES_MIN", 2_000)
+        patch.setattr(order, "PIECE_BYTES_MAX", 4_000)
+        patch.setattr(order, "GROUP_BYTES", 12_000)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    for name, kind, counts in (("web", "w", (400, 1, 300)), ("code", "c", (500,))):
+        first = 0
+        for file, count in enumerate(counts):
+            lines = [json.dumps({"text": word(kind, first + number)}) for number in range(count)]
+            (folder / f"{name}-{file}.jsonl").write_text("\n".join(lines) + "\n")
+            first += count
+    return folder
+
+
+@pytest.fixture
+def make_text(make_job, folder):
+    def make(seed=0, batch_size=4, legs=(), unreadable_max=0, sources=None, **changes):
+        section = {
+            "source": "streamed",
+            "sources": sources
+            or [
+                {"name": "web", "files": sorted(map(str, folder.glob("web*"))), "weight": 3},
+                {"name": "code", "files": [str(folder / "code-0.jsonl")], "weight": 1},
+            ],
+            "sequence_length": LENGTH,
+            "held_out_ratio": 0.1,
+            "unreadable_max": unreadable_max,
+        }
+        spec = make_job(data=section, seed=seed, training={"batch_size": batch_size}, **changes)
+        return Text({**spec, "roots": AllowedRoots.only(folder), "legs": legs})
+
+    return make
+
+
+def documents_of(batches) -> Counter:
+    """How often each document is in these tokens, as far as its name is whole there."""
+    counts: Counter = Counter()
+    for sequence in np.concatenate(batches):
+        text = bytes(sequence.astype(np.uint8)).decode()
+        counts.update({name[:5] for name in text.split() if len(name) == 7 and name[0] in "wc"})
+    return counts
+
+
+def test_batches_follow_from_their_number_alone(make_text) -> None:
+    forwards, again, other = (make_text(seed=seed).draw(0, 2) for seed in (5, 5, 6))
+    drawn = [forwards(number) for number in range(120)]
+    assert all(np.array_equal(drawn[number], again(number)) for number in (119, 3, 60, 0))
+    assert drawn[0].dtype == np.int32
+    assert drawn[0].shape == (4, LENGTH + 1)
+    assert not np.array_equal(drawn[0], other(0))
+
+
+def test_islands_have_documents_of_their_own_and_nobody_has_those_held_out(make_text) -> None:
+    text = make_text()
+    held_out = set(documents_of(text.held_out_batches(4)))
+    first, second = (set(documents_of(list(map(text.draw(shard, 2), range(600))))) for shard in range(2))
+    assert not first & second
+    assert not held_out & (first | second)
+    assert len(first | second) > 900, "of 1,201 documents, a tenth of them held out"
+
+
+def test_sources_are_mixed_by_their_weights(make_text) -> None:
+    counts = documents_of(list(map(make_text().draw(0, 1), range(256))))
+    web = sum(count for name, count in counts.items() if name[0] == "w")
+    assert web / counts.total() == pytest.approx(0.75, abs=0.02)
+
+
+def test_in_an_epoch_nearly_everything_is_drawn_nearly_once(make_text, folder) -> None:
+    sources = [{"name": "code", "files": [str(folder / "code-0.jsonl")]}]
+    draw = make_text(sources=sources).draw(0, 1)
+    token_count = 0.9 * 500 * (len(word("c", 0)) + 1)
+    epoch = [draw(number) for number in range(int(token_count / LENGTH / 4))]
+    windows = Counter(bytes(row) for row in np.concatenate(epoch).astype(np.uint8))
+    assert sum(1 for count in windows.values() if count > 1) / len(windows) < 0.1
+    assert len(documents_of(epoch)) > 0.95 * 450
+
+
+def test_islands_with_other_batches_and_in_other_numbers_go_on_behind_the_cursors(make_text) -> None:
+    """Two islands, with batches of 4 and 6, are resumed by three with batches of 2, 5 and 3."""
+    before = [make_text(batch_size=size).draw(shard, 2) for shard, size in enumerate((4, 6))]
+    drawn = [batch for draw, count in zip(before, (9, 4), strict=True) for batch in map(draw, range(count))]
+    legs = [(2, (4 * 9 // 2, 6 * 4 // 2))]
+    after = [make_text(batch_size=size, legs=legs).draw(shard, 3) for shard, size in enumerate((2, 5, 3))]
+    drawn += [batch for draw, count in zip(after, (20, 8, 14), strict=True) for batch in map(draw, range(count))]
+    straight = [make_text(batch_size=1).draw(shard, 2) for shard in range(2)]
+    streams = [Counter(bytes(draw(n).astype(np.uint8)) for n in range(150)) for draw in straight]
+    sequences = Counter(bytes(row) for row in np.concatenate(drawn).astype(np.uint8))
+    assert sequences <= streams[0] + streams[1]
+
+
+def test_the_loss_is_by_source_and_per_byte(make_text) -> None:
+    measured = make_text(evaluation={"sequences": 40}).measure(lambda batch: float(batch[0, 0] == ord("c")) + 1, 4, 1e9)
+    assert [source.source for source in measured.sources] == ["code", "web"]
+    assert 40 <= measured.sequence_count <= 44
+    assert measured.bits_per_byte == pytest.approx(measured.loss / math.log(2))
+    assert measured.loss == pytest.approx(1 + 12 / measured.sequence_count)
+
+
+def test_where_time_is_short_every_source_is_still_measured(make_text) -> None:
+    clock = iter(range(10_000))
+    text = make_text(evaluation={"sequences": 40})
+    measured = streamed_measure(text, clock)
+    assert [source.source for source in measured.sources] == ["code", "web"]
+    assert measured.sequence_count < 40
+
+
+def streamed_measure(text, clock):
+    from learners.held_out import measure_by_source
+
+    return measure_by_source(text._text.held_out_batches(4), lambda _: 1.0, 6.0, lambda: next(clock))
+
+
+def test_the_unigram_loss_is_that_of_letters(make_text) -> None:
+    assert 1.0 < make_text().unigram_loss() < math.log(20)
+
+
+def test_two_groups_of_each_source_are_held_and_no_more(make_text, monkeypatch) -> None:
+    read = []
+    documents = streamed.Reader.documents
+    monkeypatch.setattr(
+        streamed.Reader, "documents", lambda self, *piece: read.append(piece) or documents(self, *piece)
+    )
+    draw = make_text().draw(0, 2)
+    draw(0)
+    total = len(set(read))
+    pieces_of_group = 12_000 // 2_000 + 1
+    assert total <= 2 * (streamed.SAMPLED_PIECES + 2 * pieces_of_group)
+    once = len(read)
+    draw(0)
+    assert len(read) == once
+
+
+def test_a_shard_without_text_is_refused(make_text, folder) -> None:
+    with pytest.raises(ConfigurationError, match="do not give each of 100 islands a sequence"):
+        make_text().draw(0, 100)
+    one = [{"name": "one", "files": [str(folder / "web-1.jsonl")]}]
+    with pytest.raises(ConfigurationError, match="too few to hold some out"):
+        make_text(sources=one).draw(0, 1)
+
+
+def test_a_damaged_record_ends_the_job_or_is_passed_over(make_text, tmp_path, folder) -> None:
+    content = (folder / "code-0.jsonl").read_bytes().splitlines(keepends=True)
+    content[250] = b"{damaged\n"
+    (folder / "damaged.jsonl").write_bytes(b"".join(content))
+    sources = [{"name": "damaged", "files": [str(folder / "damaged.jsonl")]}]
+
+    def everything(text):
+        draw = text.draw(0, 1)
+        return [draw(number) for number in range(420)], text.held_out_batches(4)
+
+    with pytest.raises(UnreadableData, match=r"data\.unreadable_max is 0"):
+        everything(make_text(sources=sources))
+    everything(make_text(sources=sources, unreadable_max=1))
+
+
+def test_the_real_trainer_trains_and_evaluates_on_streamed_text(make_text, make_job, folder) -> None:
+    sources = [
+        {"name": "web", "files": sorted(map(str, folder.glob("web*")))},
+        {"name": "code", "files": [str(folder / "code-0.jsonl")]},
+    ]
+    spec = make_job(data={"source": "streamed", "sources": sources, "sequence_length": LENGTH, "held_out_ratio": 0.1})
+    trainer = jax_trainer.create({**spec, "roots": AllowedRoots.only(folder)}, 0, 2)
+    assert math.isfinite(trainer.step(0).loss)
+    measured = trainer.evaluate(trainer.snapshot(trainer.tensor_shapes()).arrays())
+    assert [source.source for source in measured.sources] == ["code", "web"]
+    assert measured.bits_per_byte == pytest.approx(measured.loss / math.log(2))
