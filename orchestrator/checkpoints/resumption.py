@@ -15,7 +15,6 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from orchestrator.bounds import BYTES
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import MANIFEST_BYTES_MAX, Manifest, from_document
 from orchestrator.checkpoints.reading import newest_sound
@@ -54,7 +53,7 @@ SAME = (
 LATER: Mapping[tuple[str, ...], Any] = {
     ("training", "inner_optimizer", "kind"): "adamw",
     ("data", "sources"): [],
-    ("data", "tokenizer"): BYTES,
+    ("data", "tokenizer"): "bytes",
 }
 """What these settings were in specifications of before there was a choice; of the others nothing."""
 
