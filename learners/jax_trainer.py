@@ -136,7 +136,7 @@ class JaxTrainer:
     @property
     def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]]:
         """The inner step as it is run, of parameters, state, ``on_devices(batch)`` and rate; the first two are used up."""
-        return self._step or self._traced  # type: ignore[no-any-return]
+        return self._step or self._traced
 
     def on_devices(self, tokens: np.ndarray) -> jax.Array:
         """A batch as ``program`` takes it."""
@@ -207,7 +207,7 @@ class JaxTrainer:
             differing = sorted(own.keys() ^ state.keys())
             raise DataError(detail=f"a peer's state does not fit this island's model: {differing[:4]} on one side only")
         for name, array in own.items():
-            shards.require_fitting(np.asarray(state[name]), array.sharding, array.shape)
+            shards.require_fitting(np.asarray(state[name]), array)
         del own, array
         for name in self._parameters:
             current = self._parameters[name]

@@ -185,8 +185,9 @@ def constrained(value: jax.Array, *dimensions: str | None) -> jax.Array:
     for dimension, size in zip(dimensions, value.shape, strict=True):
         along = BATCH_AXES if dimension == "batch" else SPLIT_ALONG.get(dimension or "")
         ways = math.prod(lengths[axis] for axis in ((along,) if isinstance(along, str) else along or ()))
-        split.append(along if along and size % ways == 0 else None)
-    return jax.lax.with_sharding_constraint(value, PartitionSpec(*split))
+        split.append(along if along and along not in split and size % ways == 0 else None)
+    placed: jax.Array = jax.lax.with_sharding_constraint(value, PartitionSpec(*split))
+    return placed
 
 
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -51,8 +51,9 @@ def held(sharding: NamedSharding, shape: Shape, piece: Piece) -> Box:
 
 def held_part(sharding: NamedSharding, shape: Shape, piece: Piece) -> HeldPart:
     """As ``held``, and which processes have the same."""
-    of_process: dict[int, list[Box]] = defaultdict(list)
-    for device, index in sharding.devices_indices_map(shape).items():
+    of_process: dict[int, list[Box | None]] = defaultdict(list)
+    every: Mapping[Any, Box | None] = sharding.devices_indices_map(shape)
+    for device, index in every.items():
         of_process[device.process_index].append(index)
     own = jax.process_index()
     boxes = {process: _hull(indices, shape) for process, indices in of_process.items()}
@@ -117,7 +118,7 @@ def placed(array: np.ndarray, sharding: NamedSharding, shape: Shape, dtype: Any,
     Raises DataError unless ``array`` is the tensor, or what this process has of it.
     """
     on_devices = _put(_fitting(array, sharding, shape, dtype), sharding)
-    return _copy(on_devices, sharding=sharding) if owned else on_devices  # type: ignore[no-any-return]
+    return _copy(on_devices, sharding=sharding) if owned else on_devices
 
 
 def put_in_place_of(current: jax.Array, array: np.ndarray) -> jax.Array:
@@ -125,9 +126,9 @@ def put_in_place_of(current: jax.Array, array: np.ndarray) -> jax.Array:
     return placed(array, _named(current), current.shape, current.dtype)
 
 
-def require_fitting(array: np.ndarray, sharding: NamedSharding, shape: Shape) -> None:
-    """Raises DataError unless ``array`` is a tensor of this shape, or what this process has of it."""
-    _fitting(array, sharding, shape, array.dtype)
+def require_fitting(array: np.ndarray, current: jax.Array) -> None:
+    """Raises DataError unless ``array`` can be put in the place of ``current``."""
+    _fitting(array, _named(current), current.shape, current.dtype)
 
 
 def batch_placed(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -152,7 +153,7 @@ def changed(current: jax.Array, piece: Piece, array: np.ndarray, *, added: bool)
     return changed
 
 
-def programs(tensor: jax.Array, name: str) -> list[str]:
+def programs(tensor: jax.Array, name: str) -> list[str | None]:
     """What XLA makes of taking this piece of ``tensor``, of replacing it and of adding to it, as text."""
     piece, sharding = piece_named(name), _named(tensor)
     if piece.bounds is None:
@@ -299,7 +300,7 @@ def _hull(indices: Iterable[Box | None], shape: Shape) -> list[tuple[int, int]]:
 def _put(source: _HostArray, sharding: NamedSharding) -> jax.Array:
     """Perhaps still in the caller's memory."""
 
-    def shard(index: Box) -> np.ndarray:
+    def shard(index: Box | None) -> np.ndarray:
         return source.at(tuple(slice(*side) for side in _bounds(index, source.shape)))
 
     return jax.make_array_from_callback(source.shape, sharding, shard)
@@ -319,7 +320,8 @@ def _bounds(index: Box | None, shape: Shape) -> list[tuple[int, int]]:
 
 @partial(jax.jit, static_argnames="sharding")
 def _copy(array: jax.Array, *, sharding: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(jnp.copy(array), sharding)
+    copy: jax.Array = jax.lax.with_sharding_constraint(jnp.copy(array), sharding)
+    return copy
 
 
 @partial(jax.jit, static_argnames=("sharding", "axis", "length"))
@@ -362,7 +364,8 @@ def _change(
 
 @partial(jax.jit, static_argnames="sharding", donate_argnums=0)
 def _increase(array: jax.Array, part: jax.Array, *, sharding: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(array + part, sharding)
+    increased: jax.Array = jax.lax.with_sharding_constraint(array + part, sharding)
+    return increased
 
 
 def _on_each(of_shard: Any, sharding: NamedSharding, argument_count: int) -> Any:

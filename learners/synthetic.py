@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from learners import data_lanes
-from learners.contract import Arrays, HeldOutLoss, StepResult, batch_size_of
+from learners.contract import Arrays, HeldOutLoss, HeldPart, StepResult, batch_size_of
 from learners.held_out import measure
 from learners.host_copy import HostCopy
 from orchestrator.errors import DataError
@@ -94,6 +94,11 @@ class SyntheticTrainer:
         self._cursor += 1
         self._wait(generator.uniform(-1, 1))
         return StepResult(token_count=self._tokens_per_step, loss=self._loss({name: self._parameters[name]}))
+
+    def held(self, piece: str) -> HeldPart:
+        named = piece_named(piece)
+        shape = named.shape(self.tensor_shapes()[named.tensor])
+        return HeldPart(tuple((0, size) for size in shape), processes=(0,))
 
     def snapshot(self, pieces: Iterable[str]) -> HostCopy:
         # a step makes new arrays, so the present ones may be handed out as they are

@@ -42,14 +42,17 @@ class Row(NamedTuple):
 
 
 ROWS = (
+    Row("llama3.1-8b", "H100", 8, {"fsdp": 8}),
+    Row("llama3.1-8b", "v5p", 8, {"fsdp": 8}),
+    Row("llama3.1-8b", "H100", 16, {"fsdp": 8, "tensor": 2}),
+    Row("llama3.1-8b", "v5e", 16, {"fsdp": 16}),
     Row("llama3.1-8b", "v5e", 32, {"fsdp": 32}),
     Row("llama3.1-8b", "v5e", 64, {"fsdp": 64}),
-    Row("llama3.1-8b", "H100", 8, {"fsdp": 8}),
-    Row("llama3.1-8b", "H100", 16, {"fsdp": 8, "tensor": 2}),
-    Row("llama3.1-8b", "v5p", 8, {"fsdp": 8}),
-    Row("gemma3-12b", "v5e", 64, {"fsdp": 64}),
     Row("gemma3-12b", "H100", 16, {"fsdp": 16}),
     Row("gemma3-12b", "v5p", 16, {"fsdp": 16}),
+    Row("gemma3-12b", "v5e", 32, {"fsdp": 32}),
+    Row("gemma3-12b", "v5e", 64, {"fsdp": 64}),
+    Row("gemma3-12b", "v5e", 64, {"fsdp": 16, "tensor": 4}),
 )
 
 
