@@ -27,6 +27,7 @@ import numpy as np
 
 from learners import jax_trainer, model
 from learners.contract import StepResult, batch_size_of
+from learners.data import Draw
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.text import Text
@@ -77,9 +78,9 @@ class TimedTrainer(jax_trainer.JaxTrainer):
     def parameter_count(self) -> int:
         return sum(math.prod(shape) for shape in self.tensor_shapes().values())
 
-    def drawn(self, cursor: int) -> np.ndarray:
-        """The batch at ``cursor`` of another shard's data, so that the cursor of this one stays."""
-        return self._make_draw(1)(cursor)
+    def draw_beside(self) -> Draw:
+        """The batches of another shard, so that this one's own cursor stays."""
+        return self._make_draw(1)
 
     def step(self, schedule_step: int) -> StepResult:
         if self.counts_bytes:
@@ -186,7 +187,8 @@ class Bare:
     def __init__(self, trainer: TimedTrainer) -> None:
         self._trainer, self._cursor = trainer, 0
         self._arrays = jax.tree.map(jnp.copy, trainer.arrays_on_devices())
-        self._batch = trainer.drawn(0)
+        self._draw = trainer.draw_beside()
+        self._batch = self._draw(0)
 
     def train(self, step_count: int) -> None:
         parameters, state = self._arrays
@@ -194,7 +196,7 @@ class Bare:
             batch = self._trainer.on_devices(self._batch)
             parameters, state, loss = self._trainer.program(parameters, state, batch, np.float32(1e-3))
             self._cursor += 1
-            self._batch = self._trainer.drawn(self._cursor)  # while the devices work
+            self._batch = self._draw(self._cursor)  # while the devices work
         self._arrays = parameters, state
         float(loss)
 
