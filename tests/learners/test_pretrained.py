@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from api.jobs.path_check import weights_problems
-from learners import jax_trainer
+from learners import jax_trainer, model
 from orchestrator.config import parse_job
 from orchestrator.errors import UnfitWeights
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
@@ -125,7 +125,10 @@ def test_version_0_of_a_job_is_made_of_its_initial_weights(tmp_path: Path) -> No
     spec = parse_job(document(FAMILIES["qwen3"], initial_weights=str(tmp_path)))
     roots = AllowedRoots.only(tmp_path)
     assert weights_problems(spec, roots) == ()
-    trainer = jax_trainer.create(spec.model_dump(mode="json") | {"roots": roots}, 0, 1)
+    plain = spec.model_dump(mode="json") | {"roots": roots}
+    trainer = jax_trainer.JaxTrainer(
+        plain, model.build(plain), draw=lambda _: lambda number: np.zeros((1, 2), np.int32)
+    )
     first = trainer.initial_parameters()
     assert all(np.array_equal(first[name], parameters[name]) for name in parameters)
 
