@@ -1,4 +1,4 @@
-"""The arrays of one process of an island: its trainer's, what it has offered, what was published, and what a plan does to them.
+"""The arrays of one process of an island: its trainer's, what it has offered, what was published, and what plans do to them.
 
 Responsible for carrying out a ``BoundaryPlan``: loading versions by their modes, taking snapshots, keeping those that are
 needed. A plan names arrays by fragment, version and number of offer only, so one process of an island can decide and each,
@@ -32,7 +32,7 @@ from orchestrator.replica.work import AdoptionRule, LoadMode, Mix, Rebase, Repla
 
 @dataclass(frozen=True, slots=True)
 class ArraysPlan:
-    """``fragments[p]`` names the pieces of fragment p that this process holds, ``offered[p]`` those that it offers; None: all.
+    """The pieces of fragment p that this process holds, ``fragments[p]``, and offers: ``offered[p]``, or None for all.
 
     ``mix_alpha`` α weighs one's own where a version is mixed in. Offers travel in ``codec``.
     """

@@ -119,6 +119,10 @@ class Group(Protocol):
         """Have every process carry this out at the next boundary, and take the step behind it."""
         ...
 
+    def refresh(self) -> None:
+        """Learn what lies ready everywhere, while nobody steps."""
+        ...
+
     def common_version(self, fragment: FragmentId) -> int:
         """The version of the fragment that lies ready in every other process; −1 where it is not the same in all."""
         ...
@@ -191,6 +195,8 @@ class IslandLoop:
         same.
         """
         with self._loading:
+            if self._group is not None:
+                self._group.refresh()
             with self._changed:
                 self._note_common()
                 adoptions = self._replica.promote()
