@@ -151,6 +151,12 @@ class IslandArrays:
                 newest = max(arrivals)
                 self._arrived[fragment] = {newest: arrivals[newest]}
 
+    def ready_version(self, fragment: FragmentId) -> int:
+        """The newest version that lies ready, or was adopted; −1 for none. One that is still read does not yet."""
+        with self._lock:
+            adopted = self._adopted.get(fragment)
+            return max([-1 if adopted is None else adopted.version, *self._arrived.get(fragment, {})])
+
     def take_arrived(self, actions: Iterable[Action]) -> dict[FragmentId, Arrival]:
         """What these actions adopt, which is given out once; earlier versions of that are forgotten."""
         taken: dict[FragmentId, Arrival] = {}

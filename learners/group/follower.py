@@ -136,7 +136,7 @@ class Follower:
                     pass
                 case _:
                     assert_never(action)
-        versions = tuple(self.published_version(FragmentId(p)) for p in range(self.fragment_count))
+        versions = tuple(self._arrays.ready_version(FragmentId(p)) for p in range(self.fragment_count))
         self._line.send(News(beat.number, versions))
         if beat.schedule_step is not None:
             self._trainer.step(beat.schedule_step)
