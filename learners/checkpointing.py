@@ -3,13 +3,16 @@
 Orbax writes the arrays of islands that have JAX in their process, plain safetensors those of synthetic ones, which must not
 load it. The part's document, with the digest of every file, is written when they are all on disk.
 
+Of an island of many hosts each process writes the arrays that it owns, plainly: Orbax would have all of them meet. Rank 0
+writes the document once the others have written, and lists their files as its own.
+
 Refuses to know: when checkpoints are taken, who else is in one, and Ray.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,15 +44,27 @@ class Cut:
     held_seconds: float
 
 
-def write(cut: Cut, folder: Folder, island: IslandId, incarnation: Incarnation, *, orbax: bool) -> Part:
-    """The part is on disk afterwards, whole. Raises OSError, or what Orbax raises."""
-    arrays = cut.snapshot.arrays()
+def write(
+    cut: Cut,
+    folder: Folder,
+    island: IslandId,
+    incarnation: Incarnation,
+    *,
+    orbax: bool,
+    others: Callable[[], tuple[File, ...]] = tuple,
+) -> Part:
+    """The part is on disk afterwards, whole. Raises OSError, what Orbax raises, or what ``others`` does.
+
+    ``others`` waits for the files of the island's other processes.
+    """
     own = folder.sub(island)
     if orbax:
-        _write_orbax(arrays, own)
+        _write_orbax(cut.snapshot.arrays(), own)
     else:
-        own.write(PLAIN, save({name: np.asarray(array, order="C") for name, array in arrays.items()}))
+        _write_plain(cut.snapshot.arrays(), own, PLAIN)
+    written = {file.name: file for file in others()}
     own.sync()
+    names = sorted({*own.names(), *written})
     part = Part(
         island=island,
         incarnation=incarnation,
@@ -61,10 +76,20 @@ def write(cut: Cut, folder: Folder, island: IslandId, incarnation: Incarnation, 
         versions=cut.position.versions,
         step_counts=cut.position.step_counts,
         token_counts=cut.position.token_counts,
-        files=tuple(File(name, *own.fingerprint(name)) for name in own.names()),
+        files=tuple(written.get(name) or File(name, *own.fingerprint(name)) for name in names),
     )
     own.write(PART, encode_part(part))
     return part
+
+
+def write_rank(cut: Cut, folder: Folder, island: IslandId, rank: int) -> tuple[File, ...]:
+    """What this process of the island owns is on the disk afterwards, if it owns anything. Raises OSError."""
+    arrays, own, name = cut.snapshot.arrays(), folder.sub(island), f"arrays-{rank}.safetensors"
+    if not arrays:
+        return ()
+    _write_plain(arrays, own, name)
+    own.sync()
+    return (File(name, *own.fingerprint(name)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +131,9 @@ def read(folder: Folder, part: Part) -> Arrays:
     own = folder.sub(part.island)
     for file in part.files:
         verify(own, file)
-    for file in part.files:
-        if file.name == PLAIN:
-            return _plain(own.read(PLAIN, file.size), f"{own.url}/{PLAIN}")
+    if plain := [file for file in part.files if "/" not in file.name and file.name.endswith(".safetensors")]:
+        contents = [_plain(own.read(file.name, file.size), f"{own.url}/{file.name}") for file in plain]
+        return {name: array for arrays in contents for name, array in arrays.items()}
     listed = {file.name for file in part.files}
     if own.local is not None:
         if strangers := [name for name in own.names() if name.startswith(f"{ORBAX}/") and name not in listed]:
@@ -117,6 +142,10 @@ def read(folder: Folder, part: Part) -> Arrays:
     with tempfile.TemporaryDirectory() as here:
         own.download(Path(here), sorted(listed))
         return _read_orbax(Path(here) / ORBAX)
+
+
+def _write_plain(arrays: Arrays, own: Folder, name: str) -> None:
+    own.write(name, save({name: np.asarray(array, order="C") for name, array in arrays.items()}))
 
 
 def _write_orbax(arrays: Mapping[str, np.ndarray], own: Folder) -> None:

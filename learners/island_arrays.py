@@ -21,6 +21,7 @@ from learners.adoption import mixed, update
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import require_numbers
+from learners.host_copy import HostCopy
 from learners.offered import OfferedFragment, PublishedVersion
 from learners.published import PublishedFragments
 from learners.state_fetch import FetchedState, Fragments
@@ -240,9 +241,11 @@ class IslandArrays:
             self._offered[fragment] = {number: all_of_it[number] for number in needed}
 
     def cut(self, position: Position) -> Cut:
-        """The state has left the devices when this returns: the next step changes all of it."""
-        began = monotonic()
-        snapshot, cursor = self.trainer.export_state(), self.trainer.cursor()
+        """What this process offers of the state. It has left the devices when this returns: the next step changes all."""
+        began, offered = monotonic(), self._plan.offered
+        pieces = None if offered is None else [name for names in offered for name in names]
+        snapshot = HostCopy({}) if pieces == [] else self.trainer.export_state(pieces)
+        cursor = self.trainer.cursor()
         return Cut(snapshot, position, cursor, held_seconds=monotonic() - began)
 
     def state(self, fragments: Fragments, at: ExportState) -> State:

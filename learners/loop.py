@@ -43,6 +43,7 @@ from orchestrator.replica.replica import (
     CutState,
     ExportState,
     OfferFragment,
+    Position,
     Publication,
     Replica,
     ReplicaPolicy,
@@ -510,7 +511,7 @@ class IslandLoop:
         for action in actions:
             match action:
                 case CutState():
-                    self._cuts.answer(lambda _, at=action.position: self._arrays.cut(at), cuts)
+                    self._cuts.answer(partial(self._cut, action.position), cuts)
                 case AdoptVersion():
                     self._arrays.adopt(action, arrived[action.report.fragment])
                     self._say(action.report, action.report.step)
@@ -526,6 +527,9 @@ class IslandLoop:
                     self._say(action.report, self._replica.step)
                 case _:
                     assert_never(action)
+
+    def _cut(self, position: Position, _: Hashable) -> Cut:
+        return self._arrays.cut(position)
 
     def _say(self, report: IslandReport, step: int) -> None:
         """Report it, and before it the progress so far, unless that was reported already."""

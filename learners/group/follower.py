@@ -45,11 +45,12 @@ class Follower:
         line: Line,
         trainer: Trainer,
         plan: ArraysPlan,
+        device_count: int,
         take_state: Callable[[IslandArrays, TakeOuter | TakeSaved | TakePeer], None],
         save: Callable[[Hashable, Cut], None],
         promoted: Callable[[Promote], None],
     ) -> None:
-        self._line, self._trainer, self._plan = line, trainer, plan
+        self._line, self._trainer, self._plan, self._device_count = line, trainer, plan, device_count
         self._take_state, self._save, self._promoted = take_state, save, promoted
         self._changed = threading.Condition()
         self._arrays = IslandArrays(trainer, plan, self._changed)
@@ -61,7 +62,7 @@ class Follower:
 
     def run(self) -> None:
         """Do what rank 0 says, until its line ends: raises LinkEnded."""
-        self._line.send(Prepared(self._trainer.device_count))
+        self._line.send(Prepared(self._device_count))
         while True:
             self._carry_out(self._line.receive())
 

@@ -21,8 +21,9 @@ from learners.group.link import Line, LinkEnded
 from learners.group.messages import Answer, Beat, Done, Failed, News, Order, Prepared, Promote, Written
 from learners.loop import Decided
 from orchestrator.checkpoints.manifest import File
-from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId
+from orchestrator.core.vocabulary import FragmentId, IslandId
 from orchestrator.errors import InfrastructureError
+from orchestrator.logbook import Logbook
 from orchestrator.replica.replica import Action, AdoptVersion, Continuation
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ class Leader:
         self._number = 0
         self._calling = threading.Lock()
         """Calls come one at a time."""
-        self.identity = (IslandId(""), Incarnation(0))
-        """Whose processes these are: of a standby that is promoted, the island's."""
+        self.becomes: tuple[IslandId, Logbook] | None = None
+        """What a standby's processes are promoted to."""
         for rank, line in self._lines.items():
             threading.Thread(target=self._receive, args=(rank, line), name=f"rank-{rank}", daemon=True).start()
 
@@ -75,7 +76,13 @@ class Leader:
         return versions.pop() if len(versions) == 1 else -1
 
     def promote(self, adoptions: Sequence[AdoptVersion], shard_index: int, cursor: int) -> None:
-        self.call(Promote(*self.identity, tuple(adoptions), shard_index, cursor))
+        assert self.becomes is not None
+        self.call(Promote(*self.becomes, tuple(adoptions), shard_index, cursor))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of the others."""
+        return tuple(sorted(self._lines))
 
     # ── other orders ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from learners.flat_arrays import ArrayPlace
 from orchestrator.channel.endpoint import Carried
 from orchestrator.checkpoints.manifest import File
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, Version
+from orchestrator.core.vocabulary import Epoch, IslandId, Version
+from orchestrator.logbook import Logbook
 from orchestrator.replica.replica import Action, AdoptVersion
 
 # ── from rank 0 ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -47,19 +49,12 @@ class TakeSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeSource:
-    """Where a fragment of a peer's state lies: the processes of its island by name, and under which request they hold it."""
-
-    actors: tuple[str, ...]
-    request: str
-
-
-@dataclass(frozen=True, slots=True)
 class TakePeer:
-    """Begin from what peers gave: of each fragment, from whom, at these versions and this step."""
+    """Begin from what rank 0 took from peers, which it hands on: ``table`` says what lies in ``content``."""
 
     epoch: Epoch
-    sources: tuple[TakeSource, ...]
+    table: tuple[ArrayPlace, ...]
+    content: Carried
     versions: tuple[Version, ...]
     step: int
     cursor: int
@@ -67,10 +62,10 @@ class TakePeer:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """Begin as this island, from what a standby holds and these versions."""
+    """Begin as this island, which has this logbook, from what a standby holds and these versions."""
 
     island: IslandId
-    incarnation: Incarnation
+    book: Logbook
     adoptions: tuple[AdoptVersion, ...]
     shard_index: int
     cursor: int

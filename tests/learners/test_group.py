@@ -29,7 +29,7 @@ class Rank:
 
     def __init__(self, line: Line, trainer, plan: LoopPlan) -> None:
         self.trainer, self.cuts, self.ended = trainer, {}, threading.Event()
-        self.follower = Follower(line, trainer, plan.arrays, self._take, self.cuts.__setitem__, lambda _: None)
+        self.follower = Follower(line, trainer, plan.arrays, 1, self._take, self.cuts.__setitem__, lambda _: None)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _take(self, arrays, order) -> None:
@@ -60,7 +60,9 @@ class Group:
         self.trainers = [synthetic.create(spec, 0, 2) for _ in range(size)]
         names = sorted(self.trainers[0].tensor_shapes())
         self.fragments = (tuple(names[::2]), tuple(names[1::2]))
-        plan = LoopPlan(self.fragments, 4, adoption, report_every_s=0.0, codec=codec, tokens_per_schedule_step=2 * TOKENS)
+        plan = LoopPlan(
+            self.fragments, 4, adoption, report_every_s=0.0, codec=codec, tokens_per_schedule_step=2 * TOKENS
+        )
         self.failures, self.losses = [], []
         self.leader = Leader(lines, 2, TOKENS, self.failures.append, self.losses.append)
         self.ranks = [Rank(ends[rank], self.trainers[rank], plan) for rank in range(1, size)]
@@ -187,6 +189,7 @@ def test_a_cut_is_made_everywhere_at_one_boundary(group):
     theirs = other.cuts[1, "folder"]
     assert (cut.position, cut.cursor) == (theirs.position, theirs.cursor)
     own, other_arrays = cut.snapshot.arrays(), theirs.snapshot.arrays()
+    assert other_arrays.keys() == own.keys()
     assert all(np.array_equal(own[name], array) for name, array in other_arrays.items())
     island.loop.stop()
 
