@@ -55,6 +55,7 @@ class SyntheticTrainer:
         self._tokens_per_step = batch_size_of(spec) * spec["data"]["sequence_length"]
         self._target = self._random(1)
         self._parameters = self._random(0)
+        self._host_count = spec.get("island", {}).get("hosts", 1)
         self._sequence_count = spec["evaluation"]["sequences"]
         self._steps = 0
         self._cursor = 0
@@ -95,7 +96,7 @@ class SyntheticTrainer:
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)
         shape = named.shape(self.tensor_shapes()[named.tensor])
-        return HeldPart(tuple((0, size) for size in shape), processes=(0,))
+        return HeldPart(tuple((0, size) for size in shape), tuple(range(self._host_count)))
 
     def snapshot(self, pieces: Iterable[str]) -> HostCopy:
         # a step makes new arrays, so the present ones may be handed out as they are

@@ -122,8 +122,9 @@ def made_link(
         channel=SimpleNamespace(endpoint=channel), receive=lambda payload, fragment, content: bytes(content)
     )
     context: Any = SimpleNamespace(epoch=Epoch(1), guarded=lambda work: work())
-    of_job: Any = (island, context, Line(closed), closed, shard)
-    made = parameter_link.ParameterLink("asia.1", *of_job, Membership("job", "asia:1", 1, Terms()), counter)
+    ranks: Any = [(island, Membership("job", "asia:1", 1, Terms()))]
+    of_job: Any = (ranks, context, Line(closed), closed, shard)
+    made = parameter_link.ParameterLink("asia.1", *of_job, counter)
     yield made
     closed.set()
     made.close()
