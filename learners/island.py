@@ -388,7 +388,8 @@ class Island:
         module, _, name = spec["trainer"].partition(":")
         trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
         device_count = trainer.device_count if device_count is None else device_count
-        _require_promised(spec, device_count, rank)
+        if not self._synthetic:  # which stands for any number
+            _require_promised(spec, device_count, rank)
         trainer.warm_up()
         knobs, recovery = spec["synchroniser"], spec["recovery"]
         self._throttle = Throttle(recovery["donor_bytes_per_s"])
