@@ -229,6 +229,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "numpy",
         }
     ),
+    "learners.group": frozenset(
+        {
+            "learners",
+            CORE,
+            "orchestrator.actors",
+            "orchestrator.channel.endpoint",
+            "orchestrator.checkpoints",
+            "orchestrator.errors",
+            "orchestrator.logbook",
+            "orchestrator.replica",
+            "jax",
+        }
+    ),
     "learners.evaluator": frozenset(
         {
             "learners",

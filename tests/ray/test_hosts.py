@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.core import commands, events
+from orchestrator.core.saving import CheckpointTaken
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.ray_start import Place, RayProgram, start_node
-from tests.ray.jobs import Job, assert_sound, gone, synthetic
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import Job, assert_sound, gone, stop, synthetic
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.ray
@@ -52,9 +57,62 @@ def document(steps: int = 100_000, **sections) -> dict:
     return made
 
 
-def test_two_islands_of_two_hosts_train_and_end(started: Callable[..., Job]) -> None:
-    job = started(document(200, trainer="learners.synthetic:create"))
-    job.wait_for_merge("pair", 1)
+def pids_of(job: Job, island: str, incarnation: int) -> list[int]:
+    """Of its processes, by rank, as their logbooks say."""
+    folder = job.run_dir / "logs" / "islands"
+    books = [folder / f"{island}-{incarnation}.log", folder / f"{island}-host1-{incarnation}.log"]
+    job.wait_until(lambda: all(book.exists() and "is process" in book.read_text() for book in books), "its logbooks")
+    return [int(re.findall(r"is process (\d+)", book.read_text())[-1]) for book in books]
+
+
+def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
+    job = started(document())
     job.wait_for_merge("slice", 1)
+    job.wait_for_merge("pair", 1)
+    began, stopped = job.status()["view"]["islands"], []
+    for incarnation, victim in ((1, 1), (2, 0)):
+        pids = pids_of(job, "pair", incarnation)
+        os.kill(pids[victim], signal.SIGKILL)
+        stopped.append(job.island("slice")["incarnation"])
+        wait_until(lambda pids=pids: all(map(gone, pids)), "the end of its other process")
+        job.wait_for_merge("pair", incarnation + 1)
+    caught_up = [event.donor for event in job.events(events.IslandCaughtUp, "pair")]
+    assert caught_up[1:] == ["slice", "slice"]  # whose state every process of the new one got
+    assert stopped == [1, 1]
+    assert len(began) == 2
+    assert {
+        plan.island: plan.accelerator_count for plan in read_tape(job.run_dir / "tape.jsonl").header.policy.islands
+    } == {
+        "pair": 2,
+        "slice": 4,
+    }
+    pids = pids_of(job, "slice", 1)
+    stop(pids[1])  # one that can say nothing of the other's death is ended, too
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until(lambda: all(map(gone, pids)), "the end of the one that stood still")
+    job.wait_for_merge("slice", 2)
+    job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
+
+
+def test_a_gang_is_drained_and_saved_and_resumed_on_one_host(started: Callable[..., Job]) -> None:
+    job = started(document(checkpoints={"keep": 1}))
+    job.wait_for_merge("pair", 1)
+    job.command(commands.Checkpoint())
+    taken = job.wait_until(
+        lambda: [r.event for r in job.records() if isinstance(r.event, CheckpointTaken)], "a checkpoint"
+    )
+    job.command(commands.Drain("pair"))
+    job.wait_for_state("pair", "drained")
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+    again = synthetic(1, ("us-east", "europe"), resume={"checkpoint": str(job.run_dir / "checkpoints")})
+    for section, name in zip(again["islands"], ("pair", "slice"), strict=True):
+        section["name"] = name
+    resumed = started(again)
+    resumed.wait_for_merge("pair", 1)
+    resumed.wait_for_end()
+    assert taken
+    assert all(event.donor == "pair" for event in resumed.events(events.IslandCaughtUp, "pair")[:1])

@@ -184,7 +184,7 @@ def test_what_is_in_the_way_at_either_end_is_said_while_it_is(
     wait_until(lambda: counter.record()["trouble"] == "nothing comes from the synchroniser")
     island.troubles, channel.troubles = (), ("nothing comes from asia",)
     wait_until(lambda: counter.record()["trouble"] is None)
-    assert link.fetch(offer(1), PayloadId("payload-1"), TICKET) == BYTES  # type: ignore[arg-type]
+    assert link.fetch(offer(1), PayloadId("payload-1"), (TICKET,)) == BYTES  # type: ignore[arg-type]
     wait_until(lambda: counter.record()["trouble"] == "nothing comes from asia")
     channel.troubles = ()
     wait_until(lambda: counter.record()["trouble"] is None)
