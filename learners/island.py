@@ -407,7 +407,7 @@ class Island:
             mix_alpha=knobs["mix_alpha"],
             tokens_per_schedule_step=tokens_per_schedule_step(spec),
             codec=knobs["wire"]["up"],
-            offered=None if rank is None or rank.number == 0 else ((),) * len(fragments),
+            rank=None if rank is None else rank.number,
         )
         return trainer, plan, device_count
 

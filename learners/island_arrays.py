@@ -27,22 +27,52 @@ from learners.published import PublishedFragments
 from learners.state_fetch import FetchedState, Fragments
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.parameters.codec.registry import EXACT, CodecName
+from orchestrator.parameters.parts import Bounds, index_of, whole
+from orchestrator.parameters.pieces import piece_named
 from orchestrator.replica.replica import Action, AdoptVersion, ExportState, OfferFragment, Position, overtaken
 from orchestrator.replica.work import AdoptionRule, LoadMode, Mix, Rebase, Replace
 
 
 @dataclass(frozen=True, slots=True)
 class ArraysPlan:
-    """The pieces of fragment p that this process holds, ``fragments[p]``, and offers: ``offered[p]``, or None for all.
+    """``fragments[p]`` names the pieces of fragment p; ``mix_alpha`` α weighs one's own. Offers travel in ``codec``.
 
-    ``mix_alpha`` α weighs one's own where a version is mixed in. Offers travel in ``codec``.
+    ``rank`` is this process's in an island of many hosts, of which each has what its trainer says; None: it is alone.
     """
 
     fragments: tuple[tuple[str, ...], ...]
-    offered: tuple[tuple[str, ...], ...] | None = None
     adoption: AdoptionRule = "replace"
     mix_alpha: float = 0.5
     codec: CodecName = EXACT
+    rank: int | None = None
+
+
+class HeldPieces:
+    """What of the pieces this process has, and which of that it offers: of what several have, the first of them does."""
+
+    def __init__(self, trainer: Trainer, plan: ArraysPlan) -> None:
+        self.parts: dict[str, Bounds] = {}
+        """Of the pieces of which this process has a part."""
+        self.fragments = self.offered = plan.fragments
+        if plan.rank is None:
+            return
+        held = {name: trainer.held(name) for names in plan.fragments for name in names}
+        shapes = trainer.tensor_shapes()
+        for name, own in held.items():
+            piece = piece_named(name)
+            if own.bounds != whole(piece.shape(shapes[piece.tensor])):
+                self.parts[name] = own.bounds
+        there = {name for name, own in held.items() if all(start < stop for start, stop in own.bounds)}
+        self.fragments = tuple(tuple(name for name in names if name in there) for names in plan.fragments)
+        mine = {name for name in there if held[name].processes[0] == plan.rank}
+        self.offered = tuple(tuple(name for name in names if name in mine) for names in plan.fragments)
+
+    def of(self, fragment: FragmentId, arrays: Mapping[str, np.ndarray]) -> Arrays:
+        """This process's part of a fragment that came whole."""
+        return {
+            name: arrays[name][index_of(self.parts[name])] if name in self.parts else arrays[name]
+            for name in self.fragments[fragment]
+        }
 
 
 Base = OfferedFragment | Mapping[str, np.ndarray]
@@ -67,6 +97,7 @@ class IslandArrays:
     def __init__(self, trainer: Trainer, plan: ArraysPlan, lock: threading.Condition) -> None:
         self.trainer, self._plan, self._lock = trainer, plan, lock
         self.published = PublishedFragments(len(plan.fragments))
+        self._held = HeldPieces(trainer, plan)
         self._arrived: dict[FragmentId, dict[Version, Arrival]] = {}
         self._from_peers: dict[FragmentId, Mapping[str, np.ndarray]] = {}
         """What peers gave, of the fragments of which no version was adopted since."""
@@ -84,16 +115,22 @@ class IslandArrays:
         self.trainer.seek(cursor)
         self._stand_on([{name: arrays[name] for name in names} for names in self._plan.fragments], versions)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this process has all of the model."""
+        return not self._held.parts
+
     def load_peer(self, state: FetchedState, cursor: int) -> None:
         """Begin from what peers gave. Their uncontributed work is not ours to keep."""
         self.trainer.import_state(state.arrays)
         self.trainer.seek(cursor)
         if self.rebases:
-            own = enumerate(self._plan.fragments)
+            own = enumerate(self._held.fragments)
             self._from_peers = {FragmentId(p): self.trainer.snapshot(names).arrays() for p, names in own}
         for p, version in enumerate(state.versions):
             if (published := self.published.at(FragmentId(p), version)) is not None:
-                self._adopted[FragmentId(p)] = published
+                own_part = self._held.of(FragmentId(p), published.arrays)
+                self._adopted[FragmentId(p)] = PublishedVersion(version, own_part)
 
     def load_saved(self, saved: Restored, cursor: int) -> None:
         """Begin where the checkpoint cut this island. Work that Θ has moved past is overwritten, the rest goes on."""
@@ -123,7 +160,7 @@ class IslandArrays:
         for p, (arrays, version) in enumerate(zip(outer, versions, strict=True)):
             fragment = FragmentId(p)
             self.published.hold(fragment, version, arrays)
-            self._adopted[fragment] = PublishedVersion(version, arrays)
+            self._adopted[fragment] = PublishedVersion(version, self._held.of(fragment, arrays))
 
     @property
     def rebases(self) -> bool:
@@ -137,11 +174,12 @@ class IslandArrays:
         ``mode`` is by what it would be loaded now: what can be worked out for that is, so that the loop's thread need not;
         at the boundary it is looked whether the base is still this one.
         """
+        own = self._held.of(fragment, arrays)
         with self._lock:
             base = self._base(fragment, mode.since) if isinstance(mode, Rebase) else None
-        arrival = Arrival(arrays, base)
+        arrival = Arrival(own, base)
         if base is not None:
-            arrival.update = update(arrays, _arrays_of(base))
+            arrival.update = update(own, _arrays_of(base))
         with self._lock:
             self._arrived.setdefault(fragment, {})[version] = arrival
 
@@ -229,9 +267,9 @@ class IslandArrays:
         fragment, number = action.report.fragment, action.report.offer
         adopted = self._adopted.get(fragment)
         base = adopted if adopted is not None and adopted.version == action.report.base_version else None
-        snapshot = self.trainer.snapshot(self._plan.fragments[fragment])
-        owned = None if self._plan.offered is None else self._plan.offered[fragment]
-        offered = OfferedFragment(snapshot, base, self._plan.codec, owned=owned, residue_wanted=not self.rebases)
+        snapshot = self.trainer.snapshot(self._held.fragments[fragment])
+        own = {name: self._held.parts.get(name) for name in self._held.offered[fragment]}
+        offered = OfferedFragment(snapshot, base, self._plan.codec, owned=own, residue_wanted=not self.rebases)
         self._keep_offered(fragment, {**self._offered.get(fragment, {}), number: offered}, action.snapshots)
 
     def _keep_offered(
@@ -242,8 +280,8 @@ class IslandArrays:
 
     def cut(self, position: Position) -> Cut:
         """What this process offers of the state. It has left the devices when this returns: the next step changes all."""
-        began, offered = monotonic(), self._plan.offered
-        pieces = None if offered is None else [name for names in offered for name in names]
+        began = monotonic()
+        pieces = None if self._plan.rank is None else [name for names in self._held.offered for name in names]
         snapshot = HostCopy({}) if pieces == [] else self.trainer.export_state(pieces)
         cursor = self.trainer.cursor()
         return Cut(snapshot, position, cursor, held_seconds=monotonic() - began)

@@ -62,7 +62,7 @@ NOTHING_ARRIVED: Mapping[FragmentId, Arrival] = MappingProxyType({})
 class LoopPlan:
     """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
 
-    Of an island of many hosts, ``fragments`` are what this process holds, and ``offered`` what of them it offers.
+    ``rank`` is this process's in an island of many hosts; None: it is alone.
     ``tokens_per_schedule_step`` are those of an inner step of all islands together. Offers travel in ``codec``.
     """
 
@@ -72,12 +72,12 @@ class LoopPlan:
     mix_alpha: float = 0.5
     report_every_s: float = 0.5
     codec: CodecName = EXACT
-    offered: tuple[tuple[str, ...], ...] | None = None
+    rank: int | None = None
     tokens_per_schedule_step: int = field(kw_only=True)
 
     @property
     def arrays(self) -> ArraysPlan:
-        return ArraysPlan(self.fragments, self.offered, self.adoption, self.mix_alpha, self.codec)
+        return ArraysPlan(self.fragments, self.adoption, self.mix_alpha, self.codec, self.rank)
 
     @property
     def policy(self) -> ReplicaPolicy:

@@ -13,7 +13,8 @@ hold are coded by each of them alike, so that they stay the same everywhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from orchestrator.core.vocabulary import Version
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.parameters.displacement import displacement
+from orchestrator.parameters.parts import Bounds
 from orchestrator.parameters.wire_format import EncodedTensors
 
 
@@ -36,7 +38,7 @@ class PublishedVersion(NamedTuple):
 class OfferedFragment:
     """``base`` is what the island stands on, None where it does not hold that; residues are kept if they are wanted.
 
-    ``owned`` names the pieces that this process offers of it; None: all.
+    ``owned`` are the pieces of which this process offers what it has, each with the bounds of that, None for all of it.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class OfferedFragment:
         base: PublishedVersion | None,
         codec_name: CodecName,
         *,
-        owned: Sequence[str] | None = None,
+        owned: Mapping[str, Bounds | None] | None = None,
         residue_wanted: bool = False,
     ) -> None:
         self._snapshot: Snapshot | None = snapshot
@@ -62,11 +64,9 @@ class OfferedFragment:
                 assert self._snapshot is not None
                 arrays = self._snapshot.arrays()
                 if self._base is None:
-                    return wire_format.encode({name: arrays[name] for name in self._names(arrays)})
-                anchor = {name: self._base.arrays[name] for name in self._names(self._base.arrays)}
-                return wire_format.written(displacement(anchor, arrays, self._base.version, self._codec))
-            coded = self._coded()
-            return wire_format.written(coded.only(self._names(coded.tensors)))
+                    return self._written(wire_format.encoded(arrays, EXACT))
+                return self._written(displacement(self._base.arrays, arrays, self._base.version, self._codec))
+            return self._written(self._coded())
 
     def arrays(self) -> Arrays:
         """What is decoded of it."""
@@ -87,8 +87,11 @@ class OfferedFragment:
         with self._lock:
             return self._residue
 
-    def _names(self, of_all: Iterable[str]) -> Iterable[str]:
-        return of_all if self._owned is None else self._owned
+    def _written(self, content: EncodedTensors) -> memoryview:
+        if self._owned is not None:
+            own = {name: replace(content.tensors[name], part=part) for name, part in self._owned.items()}
+            content = EncodedTensors(content.codec, content.base, own)
+        return wire_format.written(content)
 
     def _coded(self) -> EncodedTensors:
         """Under the lock: the snapshot in its codec, which is a fraction of it and takes its place."""

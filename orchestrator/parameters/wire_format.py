@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,11 +83,6 @@ class EncodedTensors:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
-
-    def only(self, names: Iterable[str]) -> EncodedTensors:
-        """These of the tensors; itself where that is all of them."""
-        chosen = {name: self.tensors[name] for name in names}
-        return self if len(chosen) == len(self.tensors) else EncodedTensors(self.codec, self.base, chosen)
 
     def values(self, name: str) -> Encoded:
         """The values of one tensor as they are, for a kernel."""
