@@ -284,7 +284,11 @@ class IslandArrays:
         pieces = None if self._plan.rank is None else [name for names in self._held.offered for name in names]
         snapshot = HostCopy({}) if pieces == [] else self.trainer.export_state(pieces)
         cursor = self.trainer.cursor()
-        return Cut(snapshot, position, cursor, held_seconds=monotonic() - began)
+        return Cut(snapshot, position, cursor, held_seconds=monotonic() - began, parts=self._parts_of(pieces or ()))
+
+    def _parts_of(self, pieces: Sequence[str]) -> dict[str, Bounds]:
+        """Of what is exported of these pieces: the bounds of what this process has of it."""
+        return {} if self.is_whole else {name: own.bounds for name, own in self.trainer.held_state(pieces).items()}
 
     def state(self, fragments: Fragments, at: ExportState) -> State:
         pieces = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]

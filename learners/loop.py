@@ -32,7 +32,7 @@ from learners.outbox import Outbox
 from learners.state_fetch import FetchedState, Fragments
 from orchestrator.core.messages import Broken, Evaluated, Flushed, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
-from orchestrator.errors import InternalError
+from orchestrator.errors import InfrastructureError, InternalError
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
@@ -325,12 +325,21 @@ class IslandLoop:
         Taken at one boundary, so it is consistent; the copy to the host happens in the calling thread.
         Raises InfrastructureError when this island does not train, or reaches no boundary in time.
         """
+        self._require_whole()
         return _exported(*self._exports.ask(fragments, timeout_s))
 
     def export_fragments(self, timeout_s: float) -> list[Callable[[], dict[str, Any]]]:
         """What ``export_state`` gives of each fragment, all at the same boundary. Raises as that one."""
+        self._require_whole()
         requests = self._exports.request_all([(p,) for p in range(self.fragment_count)])
         return [partial(_exported, *self._exports.wait(request, timeout_s)) for request in requests]
+
+    def _require_whole(self) -> None:
+        if not self._arrays.is_whole:
+            raise InfrastructureError(
+                detail="this island's state lies on several hosts, and none has all of it to give.",
+                remedy="Its islands begin from the synchroniser's parameters, with a fresh inner optimizer.",
+            )
 
     def request_evaluation(self, request: EvaluationRequest) -> None:
         """Measure Θ at the next boundary at which it is here; ``Evaluated`` or ``NotEvaluated`` follows.

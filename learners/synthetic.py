@@ -114,6 +114,9 @@ class SyntheticTrainer:
         parameters = self._parameters if pieces is None else taken(self._parameters, pieces)
         return HostCopy({**parameters, "steps": np.array(self._steps)})
 
+    def held_state(self, pieces: Iterable[str]) -> Mapping[str, HeldPart]:
+        return {"steps": HeldPart((), tuple(range(self._host_count))), **{piece: self.held(piece) for piece in pieces}}
+
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         tensors = joined(state)
         self.load({name: tensors[name] for name in self._shapes})

@@ -192,6 +192,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.replica",
             "orchestrator.parameters.wire_format",
             "orchestrator.parameters.fragment_map",
+            "orchestrator.parameters.parts",
             "orchestrator.parameters.pieces",
             "orchestrator.parameters.roles",
             "orchestrator.parameters.tensors",

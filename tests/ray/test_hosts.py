@@ -15,16 +15,19 @@ from orchestrator.core.saving import CheckpointTaken
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
-from orchestrator.runtime.ray_start import Place, RayProgram, start_node
+from orchestrator.runtime.ray_start import Place, RayProgram, pass_on, start_node
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, assert_sound, gone, stop, synthetic
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.ray
 
+DEVICES = {"pair": 2, "slice": 2, "wide": 4}
+"""Of each host, in the eyes of JAX."""
 GROUPS = (
     NodeGroup(name="pair", region="us-east1", nodes=3),
     NodeGroup(name="slice", region="europe-west4", nodes=2, accelerators=2, accelerator="tpu", slice_hosts=2),
+    NodeGroup(name="wide", region="us-east1"),
 )
 
 
@@ -33,13 +36,15 @@ def nodes(home: Path) -> Iterator[None]:
     """Nodes beside the others of the cluster, while these tests run."""
     found, names = ClusterFile.find(home), []
     assert found is not None
-    with RayProgram(found, dashboard=False) as program:
-        starts = []
-        for group in GROUPS:
+    pass_on(found, ["XLA_FLAGS", "PYTHONPATH"])
+    for group in GROUPS:
+        with pytest.MonkeyPatch.context() as patch, RayProgram(found, dashboard=False) as program:
+            patch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES[group.name]}")
+            starts = []
             for number in range(group.nodes):
                 names.append(f"{group.name}-{number}")
                 starts.append(start_node(program, names[-1], group, number, Place()))
-        assert [start.wait(PATIENCE_S) for start in starts] == [0] * len(starts)
+            assert [start.wait(PATIENCE_S) for start in starts] == [0] * len(starts)
     yield
     for name in names:
         processes.kill_all(found.id, name)
@@ -116,3 +121,54 @@ def test_a_gang_is_drained_and_saved_and_resumed_on_one_host(started: Callable[.
     resumed.wait_for_end()
     assert taken
     assert all(event.donor == "pair" for event in resumed.events(events.IslandCaughtUp, "pair")[:1])
+
+
+def trained(steps: int, islands: list[dict], tmp_path: Path, **sections) -> dict:
+    """A job of real training, so small that it is mostly messages."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} times {number} is {number * number}.\n" for number in range(3000)))
+    return {
+        "name": "tiny",
+        "islands": islands,
+        "budget": {"steps": steps},
+        "model": {"factory": "tests.ray.tiny_model:build"},
+        "data": {"source": "files", "files": [str(text)], "sequence_length": 16},
+        "training": {"batch_size": 8, "inner_optimizer": {"warmup_steps": 2}},
+        "evaluation": {"sequences": 8},
+        "synchroniser": {"fragments": 3, "interval_steps": 12, "overlap_steps": 8, "grace_cap_steps": 8.0},
+        **sections,
+    }
+
+
+def test_two_islands_of_two_hosts_and_four_devices_train_a_sharded_model(
+    started: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Killed, saved, and resumed as one host of four devices."""
+    meshes = {"left": {"fsdp": 4}, "right": {"fsdp": 2, "tensor": 2}}
+    islands = [{"node_group": "pair", "name": name, "hosts": 2, "mesh": mesh} for name, mesh in meshes.items()]
+    job = started(trained(10**6, islands, tmp_path))
+    job.wait_for_merge("left", 1)
+    job.wait_for_merge("right", 1)
+    pids = pids_of(job, "left", 1)
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: all(map(gone, pids)), "the end of rank 0")
+    job.wait_for_merge("left", 2)
+    assert job.island("right")["incarnation"] == 1
+    job.command(commands.Checkpoint())
+    (taken,) = job.wait_until(
+        lambda: [r.event for r in job.records() if isinstance(r.event, CheckpointTaken)], "a checkpoint"
+    )
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+    again = [{"node_group": "wide", "name": name, "mesh": {"fsdp": 2, "tensor": 2}} for name in meshes]
+    resume = {"checkpoint": str(job.run_dir / "checkpoints")}
+    resumed = started(trained(10**6, again, tmp_path, resume=resume))
+    for name in meshes:
+        resumed.wait_for_merge(name, 1)
+    states = [event for name in meshes for event in resumed.events(events.IslandCaughtUp, name)]
+    assert [event.donor for event in states] == list(meshes), states
+    resumed.command(commands.Cancel())
+    resumed.wait_for_end()
+    assert_sound(resumed)
+    assert taken
