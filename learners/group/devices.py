@@ -21,8 +21,10 @@ def join(rank: Rank) -> int:
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     place = f"[{rank.place.host}]" if ":" in rank.place.host else rank.place.host
+    address = f"{place}:{rank.place.devices_port}"
     jax.distributed.initialize(
-        f"{place}:{rank.place.devices_port}",
+        address,
+        coordinator_bind_address=address if rank.number == 0 else None,  # by default it listens on all interfaces
         num_processes=rank.size,
         process_id=rank.number,
         initialization_timeout=INITIALISED_S,
