@@ -188,7 +188,8 @@ class JaxTrainer:
     def held_state(self, pieces: Iterable[str]) -> dict[str, HeldPart]:
         self._allocate()
         return {
-            name: shards.held_part(array.sharding, array.shape, piece) for name, array, piece in self._state_of(pieces)
+            name: shards.held_part(shards.named(array), array.shape, piece)
+            for name, array, piece in self._state_of(pieces)
         }
 
     def _state_of(self, pieces: Iterable[str]) -> Iterable[tuple[str, jax.Array, Piece]]:

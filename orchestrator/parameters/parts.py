@@ -1,8 +1,8 @@
-"""Parts of encoded tensors: a block cut out of one, and several put together again, without decoding them.
+"""Parts of encoded tensors: blocks that are put together without decoding them.
 
 A codec writes values in *units*: single values, or blocks of 128 that share a scale, row-major. Where a part begins and ends
-between units along the innermost run of its tensor, its encoding is made of the very same units, so to cut and to join moves
-bytes and rounds nothing. Where it does not, only whole tensors, or values, can be moved.
+between units along the innermost run of its tensor, its encoding is made of the very same units, so to join moves
+bytes and rounds nothing. Where it does not, values are put together (``assembled``).
 
 A part of a tensor is named by its bounds: start and stop along every axis.
 """
@@ -48,16 +48,6 @@ def tiles(bounds: Sequence[Bounds], shape: Shape) -> bool:
 
 def _overlap(one: Bounds, other: Bounds) -> bool:
     return all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
-
-
-def cut(codec_name: CodecName, data: memoryview, shape: Shape, bounds: Bounds) -> memoryview | None:
-    """The encoding of this part of a tensor; None where it does not lie between units."""
-    box = _unit_box(codec_name, shape, bounds)
-    if box is None:
-        return None
-    grid, index = box
-    columns = _columns(codec_name, data, grid)
-    return np.concatenate([np.ascontiguousarray(column[index]).reshape(-1) for column in columns]).data
 
 
 def joined(codec_name: CodecName, parts: Sequence[tuple[Bounds, memoryview]], shape: Shape) -> memoryview | None:
