@@ -36,7 +36,7 @@ from orchestrator.runtime.node_agents import NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.orphans import Orphans
 from orchestrator.runtime.placement import Gang, Placement, Refusal, Unplaced, gang, refusal, resources_of
-from orchestrator.runtime.spawn import CONCURRENCY, spawn_gang, spawn_island
+from orchestrator.runtime.spawn import spawn_gang, spawn_island
 from orchestrator.sections import IslandsSection
 
 log = logging.getLogger(__name__)
@@ -218,35 +218,34 @@ class Controller:
             return UNWANTED
         return placed
 
-    def kill(self, island: IslandId, incarnation: Incarnation, host: int | None = None) -> str:
-        """SIGKILL its processes, or the one of this host, if there are any. Empty, else why there is none."""
-        log.info("%s.%s is killed%s", island, incarnation, "" if host is None else f" on host {host}")
+    def kill(self, island: IslandId, incarnation: Incarnation) -> None:
+        """SIGKILL its processes, if there are any."""
+        log.info("%s.%s is killed", island, incarnation)
         placed, actors = self._placed(island, incarnation), self._actors_of(island, incarnation)
-        ranks: Sequence[Placement | None] = [None] * len(actors) if placed is None else placed.ranks
-        if host is not None and host >= len(ranks):
-            return _no_host(island, host)
-        for rank in range(len(ranks)) if host is None else (host,):
-            each = ranks[rank]
-            if (each is None or not self._node_agents.kill(each)) and rank < len(actors):
-                cluster.end_actor(actors[rank])  # no node agent answers: Ray's own way, which needs it to cooperate
-        return ""
+        reached = [self._node_agents.kill(rank) for rank in placed.ranks] if placed is not None else []
+        for actor in [actor for rank, actor in enumerate(actors) if rank >= len(reached) or not reached[rank]]:
+            cluster.end_actor(actor)  # no node agent answers: Ray's own way, which needs the process to cooperate
 
-    def stop(self, island: IslandId, incarnation: Incarnation, duration_s: float, host: int | None = None) -> str:
-        """SIGSTOP its processes; they go on after ``duration_s``. Empty when that is done, else why it could not be."""
-        return self._signal(island, incarnation, host, NodeAgent.stop, duration_s)
-
-    def go_on(self, island: IslandId, incarnation: Incarnation) -> str:
-        """SIGCONT its processes, before their time. Answers as ``stop``."""
-        return self._signal(island, incarnation, None, NodeAgent.go_on)
-
-    def kill_node(self, island: IslandId, incarnation: Incarnation, host: int | None = None) -> str:
-        """SIGKILL the raylet of its node, or of this host; what runs on it dies within seconds. Answers as ``stop``."""
+    def kill_host(self, island: IslandId, incarnation: Incarnation) -> str:
+        """SIGKILL its process on its last host. Answers as ``stop``."""
         placed = self._placed(island, incarnation)
         if placed is None:
             return f"{island} has no process"
-        if (host or 0) >= len(placed.ranks):
-            return _no_host(island, host or 0)
-        return self._node_agents.kill_node(placed.ranks[host or 0])
+        last = placed.ranks[-1]
+        return "" if self._node_agents.kill(last) else f"the node agent of {last.node} did not answer"
+
+    def stop(self, island: IslandId, incarnation: Incarnation, duration_s: float) -> str:
+        """SIGSTOP its processes; they go on after ``duration_s``. Empty when that is done, else why it could not be."""
+        return self._signal(island, incarnation, NodeAgent.stop, duration_s)
+
+    def go_on(self, island: IslandId, incarnation: Incarnation) -> str:
+        """SIGCONT its processes, before their time. Answers as ``stop``."""
+        return self._signal(island, incarnation, NodeAgent.go_on)
+
+    def kill_node(self, island: IslandId, incarnation: Incarnation) -> str:
+        """SIGKILL the raylet of its first node; what runs on it dies within seconds. Answers as ``stop``."""
+        placed = self._placed(island, incarnation)
+        return self._node_agents.kill_node(placed) if placed is not None else f"{island} has no process"
 
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
         """Take the name away and end the process for certain, also one that is stopped or hangs.
@@ -355,7 +354,6 @@ class Controller:
         self,
         island: IslandId,
         incarnation: Incarnation,
-        host: int | None,
         method: Callable[Concatenate[NodeAgent, int, float, Arguments], bool],
         *arguments: Arguments.args,
         **named: Arguments.kwargs,
@@ -363,15 +361,8 @@ class Controller:
         placed = self._placed(island, incarnation)
         if placed is None:
             return f"{island} has no process"
-        if host is not None and host >= len(placed.ranks):
-            return _no_host(island, host)
-        ranks = placed.ranks if host is None else (placed.ranks[host],)
-        answers = [self._node_agents.signal(rank, method, *arguments, **named) for rank in ranks]
+        answers = [self._node_agents.signal(rank, method, *arguments, **named) for rank in placed.ranks]
         return "; ".join(answer for answer in answers if answer)
-
-
-def _no_host(island: IslandId, host: int) -> str:
-    return f"{island} has no host {host}; they are numbered from 0"
 
 
 def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> ActorHandle[Controller]:

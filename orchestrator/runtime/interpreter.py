@@ -41,7 +41,7 @@ PLACEMENT_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 10.0
 
 Facts = ParamSpec("Facts")
-Ending = Callable[[Controller, IslandId, Incarnation], str | None]
+Ending = Callable[[Controller, IslandId, Incarnation], None]
 """``Controller.kill`` or ``Controller.end``."""
 
 

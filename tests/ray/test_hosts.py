@@ -91,6 +91,8 @@ def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
         "pair": 2,
         "slice": 4,
     }
+    job.command(commands.Inject("kill_host", "pair"))
+    job.wait_for_merge("pair", 4)
     pids = pids_of(job, "slice", 1)
     stop(pids[1])  # one that can say nothing of the other's death is ended, too
     os.kill(pids[0], signal.SIGKILL)
