@@ -141,6 +141,13 @@ class Trainer(Protocol):
         """
         ...
 
+    def held_state(self, pieces: Iterable[str]) -> Mapping[str, HeldPart]:
+        """The parts that this process has of what ``export_state`` gives of these pieces, by the names there.
+
+        Asked only where some piece lies on several processes (``held``).
+        """
+        ...
+
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load a peer's state, whole or all of its pieces. The data cursor stays this island's own."""
         ...

@@ -8,7 +8,7 @@ donor may have diverged without knowing it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic, sleep
 from typing import Generic, TypeVar
@@ -63,10 +63,12 @@ class Exports(Generic[Selection, State]):
         with self._lock:
             return tuple(dict.fromkeys(selection for selection, _ in self._requests))
 
-    def answer(self, take: Callable[[Selection], State]) -> None:
-        """At a boundary, answer the requests since the last one; ``take`` is called once for each selection."""
+    def answer(self, take: Callable[[Selection], State], selections: Iterable[Selection]) -> None:
+        """At a boundary, answer the requests for these selections; ``take`` is called once for each that is waited for."""
+        wanted = set(selections)
         with self._lock:
-            requests, self._requests = self._requests, []
+            requests = [request for request in self._requests if request[0] in wanted]
+            self._requests = [request for request in self._requests if request[0] not in wanted]
         states = {selection: take(selection) for selection in dict.fromkeys(selection for selection, _ in requests)}
         for selection, future in requests:
             future.set_result(states[selection])

@@ -19,36 +19,42 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, assert_never, cast
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
-from learners.contract import tokens_per_schedule_step
+from learners.contract import Arrays, Trainer, batch_size_of, tokens_per_schedule_step
 from learners.exports import HeldStates, Throttle
 from learners.failure import broken_by
 from learners.flat_arrays import flattened, restored
+from learners.group import devices
+from learners.group.follower import Follower
+from learners.group.leader import Leader
+from learners.group.link import Line, LinkEnded, admitted, joined, listener
+from learners.group.messages import Failed, Promote, TakeOuter, TakePeer, TakeSaved, Written
 from learners.handed_over import HandedOver
+from learners.island_arrays import IslandArrays
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.state_fetch import Donor
+from learners.state_fetch import Donor, FetchedState
 from learners.thread_priority import lower_priority, lower_priority_of_new, thread_ids
 from learners.watchdog import Watchdog
 from orchestrator import logbook
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.island import IslandFactory, IslandInterface
-from orchestrator.channel.endpoint import Carried, Membership
+from orchestrator.actors.island import IslandFactory, IslandInterface, MeetingPlace, Rank
+from orchestrator.channel.endpoint import Carried, Membership, rank_subject
 from orchestrator.channel.ticket import Ticket
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
-from orchestrator.errors import InfrastructureError
+from orchestrator.errors import ConfigurationError, InfrastructureError
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.replica.replica import Publication
 from orchestrator.roots import AllowedRoots
@@ -99,6 +105,9 @@ class Island:
         self._outbox = Outbox(self._standing)
         self._handed_over = HandedOver()
         self._loop: IslandLoop | None = None
+        self._listening: socket.socket | None = None
+        self._leader: Leader | None = None
+        self._follower: Follower | None = None
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
         self._computes = False
@@ -118,26 +127,58 @@ class Island:
             "node": socket.gethostname(),
         }
 
-    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool) -> None:
-        """Begin to build and compile the model; ``Ready`` or ``Broken`` follows.
+    def meeting_place(self) -> MeetingPlace:
+        """Where the other processes of this island meet this one, which is its rank 0 from here on."""
+        host = ray.util.get_node_ip_address()
+        self._listening = listener(host)
+        with listener(host) as free:  # JAX's coordinator binds its port itself: this one is free now
+            devices_port = free.getsockname()[1]
+        return MeetingPlace(host, self._listening.getsockname()[1], devices_port)
+
+    def prepare(
+        self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool, rank: Rank | None = None
+    ) -> None:
+        """Begin to build and compile the model; ``Ready`` or ``Broken`` follows. ``rank`` is of an island of many hosts.
 
         ``spec["roots"]`` is what this island may touch of files that others name to it.
         An island that comes back gets ``normal_priority`` until it is ready, so that it starts as fast as the others train.
         """
         self._synthetic, self._roots = spec["trainer"].startswith(SYNTHETIC), spec["roots"]
         self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not self._synthetic
-        threading.Thread(
-            target=self._prepare, args=(spec, shard_index, shard_count, normal_priority), name="prepare", daemon=True
-        ).start()
+        begin = self._prepare if rank is None or rank.number == 0 else self._follow
+        arguments = (spec, shard_index, shard_count, normal_priority, rank)
+        threading.Thread(target=begin, args=arguments, name="prepare", daemon=True).start()
 
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: Carried) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._outbox.heed(epoch)
-        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
+        arrays = self._pulled(epoch, payloads)
 
         def load() -> tuple[tuple[Version, ...], int]:
-            arrays = {name: array for content in contents for name, array in wire_format.decode(content).items()}
             self._built().load(arrays, versions, step, cursor)
+            return tuple(versions), step
+
+        self._catching_up.take(None, load)
+
+    def load_ranks(
+        self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, payloads: Sequence[Sequence[Carried]]
+    ) -> None:
+        """As ``load``, of an island of many hosts: the payloads of each rank."""
+        self._outbox.heed(epoch)
+        leader = self._leader
+        assert leader is not None
+
+        def load() -> tuple[tuple[Version, ...], int]:
+            leader.begin(
+                {
+                    rank: TakeOuter(epoch, tuple(versions), step, cursor, tuple(own))
+                    for rank, own in enumerate(payloads)
+                    if rank > 0
+                }
+            )
+            arrays = self._pulled(epoch, payloads[0])
+            self._built().load(arrays, versions, step, cursor)
+            leader.finish()
             return tuple(versions), step
 
         self._catching_up.take(None, load)
@@ -150,16 +191,16 @@ class Island:
             (epoch, count),
             {actor: Donor(island, partial(self._export_of, epoch, actor)) for actor, island in donors.items()},
             loop.fragment_count,
-            lambda state: loop.load_peer(state, cursor),
+            lambda state: self._load_peer(epoch, state, cursor),
             of_one_boundary=self._of_one_boundary,
         )
 
     def promote(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
         """A standby becomes an island: its name, data and logbook. ``Ready`` follows; answers as ``hello``."""
-        log.info("this process is %s, incarnation %d, from here on", island, book.number)
-        logbook.keep(book)
-        log.info("%s, incarnation %d, is process %d, which was %s", island, book.number, os.getpid(), self._island)
-        self._island, self._incarnation, self._shard_index = island, Incarnation(book.number), shard_index
+        self._become(island, book)
+        self._shard_index = shard_index
+        if self._leader is not None:
+            self._leader.becomes = (island, book)
         self._outbox.forget()
         self._catching_up.forget()
         self._ready = Ready(self._ready.device_count if self._ready else 0, 0.0)
@@ -176,6 +217,8 @@ class Island:
         self._outbox.heed(epoch)
 
         def load() -> tuple[tuple[Version, ...], int]:
+            if self._leader is not None:
+                self._leader.call(TakeSaved(folder, cursor))
             saved = checkpointing.restored(Folder.within(self._roots, folder), self._island)
             self._built().load_saved(saved, cursor)
             return saved.versions, saved.part.step
@@ -211,7 +254,7 @@ class Island:
         Returns the version of it that is here, −1 for none: below ``version`` where these bytes do not lead to it.
         """
         self._outbox.heed(epoch)
-        loop = self._built()
+        loop = self._receiving()
         held = loop.published_version(fragment)
         if held >= version or since not in (None, held):
             return held  # before bytes are pulled that lead nowhere
@@ -226,7 +269,7 @@ class Island:
             return  # the marker came twice
         self._saves.add(checkpoint)
         try:
-            cut = self._built().request_cut()
+            cut = self._built().request_cut((checkpoint, folder))
         except InfrastructureError as error:
             self._outbox.put(NotSaved(checkpoint, in_words(error)))
             return
@@ -251,7 +294,7 @@ class Island:
     def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int) -> Carried | None:
         """The offer's bytes, or a ticket for them; ``None`` if a newer offer has replaced it."""
         self._outbox.heed(epoch)
-        content = self._built().take(fragment, offer)
+        content = self._receiving().take(fragment, offer)
         return None if content is None else self._handed_over.offer(epoch, fragment, offer, content)
 
     def release_payload(self, fragment: FragmentId, offer: int) -> None:
@@ -284,41 +327,159 @@ class Island:
         """What this ticket is for has arrived, or is not wanted any more."""
         self._handed_over.forget_donation(payload)
 
-    def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool) -> None:
+    def _prepare(
+        self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool, rank: Rank | None
+    ) -> None:
         began, before = time.monotonic(), thread_ids()
         if self._computes and not normal_priority:
             lower_priority()
         try:
-            module, _, name = spec["trainer"].partition(":")
-            trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
-            trainer.warm_up()
-            knobs, recovery = spec["synchroniser"], spec["recovery"]
-            self._throttle = Throttle(recovery["donor_bytes_per_s"])
-            self._of_one_boundary = recovery["donors_max"] == 1 and recovery["donor_bytes_per_s"] is None
-            shapes = trainer.tensor_shapes()
-            fragments = fragment_map.build(shapes, knobs["fragments"], trainer.roles())
-            self._fragment_sizes = fragment_map.sizes(fragments, shapes)
-            largest = transfer_limit.STATE_BYTES_PER_PARAMETER * max(self._fragment_sizes)
-            stall_s, bytes_per_s = (spec["transport"][term] for term in ("stall_s", "bytes_per_s"))
-            self._held_s = transfer_limit.BOUNDARY_S + transfer_limit.held_s(largest, stall_s, bytes_per_s)
-            plan = LoopPlan(
-                fragments=fragments,
-                interval_steps=knobs["interval_steps"],
-                adoption=knobs["adoption"],
-                mix_alpha=knobs["mix_alpha"],
-                tokens_per_schedule_step=tokens_per_schedule_step(spec),
-                codec=knobs["wire"]["up"],
-            )
-            self._loop = IslandLoop(trainer, plan, self._outbox)
+            if rank is not None:
+                assert self._listening is not None
+                lines = admitted(self._listening, rank.size, rank.key)
+                tokens = batch_size_of(spec) * spec["data"]["sequence_length"]
+                self._leader = Leader(
+                    lines, spec["synchroniser"]["fragments"], tokens, self._outbox.put, self._end_with
+                )
+            trainer, plan, device_count = self._build(spec, shard_index, shard_count, rank)
+            if self._leader is not None:
+                device_count += self._leader.device_count()
+            self._loop = IslandLoop(trainer, plan, self._outbox, self._leader)
         except Exception as error:
             log.exception("the model cannot be built")
             self._outbox.put(broken_by(error))
             return
         if self._computes:
             lower_priority_of_new(before)
-        log.info("the model is built, on %d devices", trainer.device_count)
-        self._ready = Ready(trainer.device_count, time.monotonic() - began)
+        log.info("the model is built, on %d devices", device_count)
+        self._ready = Ready(device_count, time.monotonic() - began)
         self._outbox.put(self._ready)
+
+    def _follow(
+        self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool, rank: Rank
+    ) -> None:
+        """This process's whole life as another rank than 0: it ends with rank 0."""
+        before = thread_ids()
+        self._watchdog.stop()  # rank 0 has one
+        if self._computes and not normal_priority:
+            lower_priority()
+        try:
+            line = joined((rank.place.host, rank.place.port), rank.number, rank.key)
+            try:
+                trainer, plan, device_count = self._build(spec, shard_index, shard_count, rank)
+            except Exception as error:
+                log.exception("the model cannot be built")
+                line.send(Failed(broken_by(error)))
+                line.receive()  # until the island is ended
+                return
+            if self._computes:
+                lower_priority_of_new(before)
+            save = partial(self._save_rank, line, rank.number)
+            promoted = partial(self._promoted, rank.number)
+            self._follower = Follower(line, trainer, plan.arrays, device_count, self._take_state, save, promoted)
+            self._follower.run()
+        except LinkEnded as error:
+            self._end_with(str(error))
+
+    def _build(
+        self, spec: dict[str, Any], shard_index: int, shard_count: int, rank: Rank | None
+    ) -> tuple[Trainer, LoopPlan, int]:
+        """The trainer, what of its parameters this process holds and offers, and how many devices of this host it uses."""
+        device_count = None
+        if rank is not None and not self._synthetic:
+            device_count = devices.join(rank)
+        module, _, name = spec["trainer"].partition(":")
+        trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
+        device_count = trainer.device_count if device_count is None else device_count
+        if not self._synthetic:  # which stands for any number
+            _require_promised(spec, device_count, rank)
+        trainer.warm_up()
+        knobs, recovery = spec["synchroniser"], spec["recovery"]
+        self._throttle = Throttle(recovery["donor_bytes_per_s"])
+        self._of_one_boundary = recovery["donors_max"] == 1 and recovery["donor_bytes_per_s"] is None
+        shapes = trainer.tensor_shapes()
+        fragments = fragment_map.build(shapes, knobs["fragments"], trainer.roles())
+        self._fragment_sizes = fragment_map.sizes(fragments, shapes)
+        largest = transfer_limit.STATE_BYTES_PER_PARAMETER * max(self._fragment_sizes)
+        stall_s, bytes_per_s = (spec["transport"][term] for term in ("stall_s", "bytes_per_s"))
+        self._held_s = transfer_limit.BOUNDARY_S + transfer_limit.held_s(largest, stall_s, bytes_per_s)
+        plan = LoopPlan(
+            fragments=fragments,
+            interval_steps=knobs["interval_steps"],
+            adoption=knobs["adoption"],
+            mix_alpha=knobs["mix_alpha"],
+            tokens_per_schedule_step=tokens_per_schedule_step(spec),
+            codec=knobs["wire"]["up"],
+            rank=None if rank is None else rank.number,
+        )
+        return trainer, plan, device_count
+
+    # ── as one process of several ─────────────────────────────────────────────────────────────────────────────────
+
+    def _load_peer(self, epoch: Epoch, state: FetchedState, cursor: int) -> None:
+        """Rank 0 hands on to the others what it took from peers."""
+        if self._leader is not None:
+            table, content = flattened(state.arrays)
+            subject = self._handed_over.subject(epoch)
+            self._leader.call(
+                {
+                    rank: TakePeer(
+                        epoch, table, self._handed_over.donate(epoch, rank_subject(subject, rank), content),
+                        state.versions, state.step, cursor,
+                    )
+                    for rank in self._leader.ranks
+                }
+            )  # fmt: skip
+        self._built().load_peer(state, cursor)
+
+    def _take_state(self, arrays: IslandArrays, order: TakeOuter | TakeSaved | TakePeer) -> None:
+        match order:
+            case TakeOuter():
+                arrays.load(self._pulled(order.epoch, order.payloads), order.versions, order.cursor)
+            case TakeSaved():
+                saved = checkpointing.restored(Folder.within(self._roots, order.folder), self._island)
+                arrays.load_saved(saved, order.cursor)
+            case TakePeer():
+                content = self._handed_over.received(order.epoch, order.content)
+                state = FetchedState(self._island, restored(order.table, content), order.versions, order.step, ())
+                arrays.load_peer(state, order.cursor)
+            case _:
+                assert_never(order)
+
+    def _pulled(self, epoch: Epoch, payloads: Sequence[Carried]) -> Arrays:
+        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
+        return {name: array for content in contents for name, array in wire_format.decode(content).items()}
+
+    def _save_rank(self, line: Line, rank: int, of: Hashable, cut: checkpointing.Cut) -> None:
+        """Write this process's part beside the steps, and say so to rank 0."""
+        checkpoint, folder = cast(tuple[int, str], of)
+
+        def save() -> None:
+            try:
+                target = Folder.within(self._roots, folder)
+                files = checkpointing.write_rank(cut, target, self._island, rank)
+            except Exception as error:
+                log.exception("this process's part of checkpoint %d is not written", checkpoint)
+                line.send(Written(of, (), in_words(error)))
+                return
+            line.send(Written(of, files))
+
+        threading.Thread(target=save, name="save", daemon=True).start()
+
+    def _promoted(self, rank: int, order: Promote) -> None:
+        self._become(order.island, logbook.rank_logbook(order.book, rank))
+
+    def _become(self, island: IslandId, book: logbook.Logbook) -> None:
+        """Another island's process, and its logbook, from here on."""
+        log.info("this process is %s, incarnation %d, from here on", island, book.number)
+        logbook.keep(book)
+        log.info("%s, incarnation %d, is process %d, which was %s", island, book.number, os.getpid(), self._island)
+        self._island, self._incarnation = island, Incarnation(book.number)
+
+    def _end_with(self, reason: str) -> None:
+        """One process of the island is gone, and so is the island."""
+        log.critical("this process ends, for another of its island is gone: %s", reason)
+        os._exit(1)
 
     def _give_up(self) -> None:
         log.critical("nobody has listened to this island for too long; it ends itself")
@@ -357,9 +518,10 @@ class Island:
             lower_priority()
         try:
             cut = cut_taken.result()
-            orbax = not self._synthetic
+            orbax, leader = not self._synthetic and self._leader is None, self._leader
             target = Folder.within(self._roots, folder)
-            part = checkpointing.write(cut, target, self._island, self._incarnation, orbax=orbax)
+            others = partial(leader.written, (checkpoint, folder)) if leader is not None else tuple
+            part = checkpointing.write(cut, target, self._island, self._incarnation, orbax=orbax, others=others)
         except Exception as error:  # a full disk is only one of the ways; training goes on
             log.exception("this island's part of checkpoint %d is not written", checkpoint)
             self._outbox.put(NotSaved(checkpoint, in_words(error)))
@@ -373,10 +535,25 @@ class Island:
             lower_priority()
         self._built().start(anchor)
 
+    def _receiving(self) -> IslandLoop | Follower:
+        """What takes publications and has offers in this process."""
+        return self._built() if self._follower is None else self._follower
+
     def _built(self) -> IslandLoop:
         if self._loop is None:
             raise RuntimeError(f"island {self._island} has not built its model yet")
         return self._loop
+
+
+def _require_promised(spec: Mapping[str, Any], device_count: int, rank: Rank | None) -> None:
+    """Raises ConfigurationError where this host has fewer devices than its entry promises."""
+    promised = spec.get("island", {}).get("accelerators", 0)
+    if device_count < promised:
+        host = socket.gethostname() if rank is None else f"{socket.gethostname()} (host {rank.number} of {rank.size})"
+        raise ConfigurationError(
+            detail=f"islands.accelerators promises {promised} devices of a host, and {host} has {device_count}. "
+            "Lower accelerators, or repair the host: its drivers, or what else uses its devices."
+        )
 
 
 _: IslandFactory = Island  # type checkers compare what it answers with what others call

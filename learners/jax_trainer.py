@@ -183,17 +183,28 @@ class JaxTrainer:
         The state changes with every step, so what has not left the devices by then would have to be copied there: all of it.
         """
         self._allocate()
-        named = self._named_state()
-        wanted: dict[str | None, list[Piece]] = defaultdict(list, {None: [Piece("")]})
-        for piece in map(piece_named, self._parameters if pieces is None else pieces):
-            wanted[piece.tensor].append(piece)
         return HostCopy(
             {
-                replace(piece, tensor=name).name: self._on_host(array, piece)
-                for name, (array, tensor) in named.items()
-                for piece in wanted.get(tensor, ())
+                name: self._on_host(array, piece)
+                for name, array, piece in self._state_of(self._parameters if pieces is None else pieces)
             }
         )
+
+    def held_state(self, pieces: Iterable[str]) -> dict[str, HeldPart]:
+        self._allocate()
+        return {
+            name: shards.held_part(shards.named(array), array.shape, piece)
+            for name, array, piece in self._state_of(pieces)
+        }
+
+    def _state_of(self, pieces: Iterable[str]) -> Iterable[tuple[str, jax.Array, Piece]]:
+        """Every array of the state that belongs to these pieces, or to no tensor, and which piece of it does."""
+        wanted: dict[str | None, list[Piece]] = defaultdict(list, {None: [Piece("")]})
+        for piece in map(piece_named, pieces):
+            wanted[piece.tensor].append(piece)
+        for name, (array, tensor) in self._named_state().items():
+            for piece in wanted.get(tensor, ()):
+                yield replace(piece, tensor=name).name, array, piece
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises DataError when the state belongs to another model or optimizer; nothing is changed then.

@@ -14,32 +14,32 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any, assert_never
+from types import MappingProxyType
+from typing import Any, Protocol, assert_never, cast
 
 import numpy as np
 
-from learners.adoption import mixed, update
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, Trainer
-from learners.exports import Exports, require_numbers
+from learners.exports import Exports
 from learners.failure import broken_by
-from learners.offered import OfferedFragment, PublishedVersion
+from learners.island_arrays import ArraysPlan, Arrival, IslandArrays, State
 from learners.outbox import Outbox
-from learners.published import PublishedFragments
 from learners.state_fetch import FetchedState, Fragments
 from orchestrator.core.messages import Evaluated, Flushed, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
-from orchestrator.errors import InternalError
+from orchestrator.errors import InfrastructureError, InternalError
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
     Action,
     AdoptVersion,
+    BoundaryPlan,
     Continuation,
     CutState,
     ExportState,
@@ -50,18 +50,20 @@ from orchestrator.replica.replica import (
     ReplicaPolicy,
     SendReport,
 )
-from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Mix, Rebase, Replace
+from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule
 
 LAST_PUBLICATIONS_S = 10.0
 """So long an island that steps no more waits for the versions that it is to measure; one from a peer may never get them."""
 DRAINING_POLL_S = 0.1
 """How soon an island that drains, and waits for publications, notices anything else."""
+NOTHING_ARRIVED: Mapping[FragmentId, Arrival] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
     """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
 
+    ``rank`` is this process's in an island of many hosts; None: it is alone.
     ``tokens_per_schedule_step`` are those of an inner step of all islands together. Offers travel in ``codec``.
     """
 
@@ -71,7 +73,12 @@ class LoopPlan:
     mix_alpha: float = 0.5
     report_every_s: float = 0.5
     codec: CodecName = EXACT
+    rank: int | None = None
     tokens_per_schedule_step: int = field(kw_only=True)
+
+    @property
+    def arrays(self) -> ArraysPlan:
+        return ArraysPlan(self.fragments, self.adoption, self.mix_alpha, self.codec, self.rank)
 
     @property
     def policy(self) -> ReplicaPolicy:
@@ -85,10 +92,6 @@ class LoopPlan:
         )
 
 
-Base = OfferedFragment | Mapping[str, np.ndarray]
-"""θ_since: an offer as it was decoded, or what was last adopted."""
-
-
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
     """Measure Θ at these versions, or later ones. One of more than ``limit_s`` measures fewer sequences."""
@@ -98,13 +101,37 @@ class EvaluationRequest:
     limit_s: float
 
 
-@dataclass(slots=True)
-class _Arrival:
-    """A published value. ``update`` is what it adds to own work since ``base``, if that was worked out already."""
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A boundary as it was decided: its plan, what it adopts, whose cuts it makes, and the schedule step behind it."""
 
-    published: Arrays
-    base: Base | None = None
-    update: Arrays | None = None
+    plan: BoundaryPlan
+    arrived: Mapping[FragmentId, Arrival]
+    cuts: tuple[Hashable, ...]
+    schedule_step: int
+
+
+class Group(Protocol):
+    """The other processes of an island of many hosts, as its loop sees them (``learners.group.leader``)."""
+
+    tokens_per_step: int
+    """Of an inner step of the island: a boundary is decided while the step before it goes on."""
+
+    def order(self, decided: Decided) -> None:
+        """Have every process carry this out at the next boundary, and take the step behind it."""
+        ...
+
+    def refresh(self) -> None:
+        """Learn what lies ready everywhere, while nobody steps."""
+        ...
+
+    def common_version(self, fragment: FragmentId) -> int:
+        """The version of the fragment that lies ready in every other process; −1 where it is not the same in all."""
+        ...
+
+    def promote(self, adoptions: Sequence[AdoptVersion], shard_index: int, cursor: int) -> None:
+        """Have the others begin as an island, from what they hold and these versions. Raises what fails there."""
+        ...
 
 
 class IslandLoop:
@@ -113,27 +140,22 @@ class IslandLoop:
     Whoever wants the steps taken in its own thread calls ``open`` in the place of ``start``, and then ``advance``.
     """
 
-    def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox) -> None:
-        self._trainer, self._plan, self._outbox = trainer, plan, outbox
+    def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox, group: Group | None = None) -> None:
+        self._trainer, self._plan, self._outbox, self._group = trainer, plan, outbox, group
         self._changed = threading.Condition()
         """Guards the replica and the arrays that are named to it, for moments only."""
         self._replica = Replica(plan.policy)
-        self._arrived: dict[FragmentId, _Arrival] = {}
-        self._from_peers: dict[FragmentId, Mapping[str, np.ndarray]] = {}
-        """What peers gave, of the fragments of which no version was adopted since."""
-        self._offered: dict[FragmentId, dict[int, OfferedFragment]] = {}
-        self._adopted: dict[FragmentId, PublishedVersion] = {}
-        """Θ as the island stands on it, of the fragments whose values it has."""
-        self._residues: dict[FragmentId, Arrays] = {}
-        """What coding lost of the work in Θ, where that is not in θ by itself (``replica.work``)."""
-        self._published = PublishedFragments(len(plan.fragments))
+        self._arrays = IslandArrays(trainer, plan.arrays, self._changed)
+        self._waiting: dict[FragmentId, Publication] = {}
+        """Of an island of many hosts: what has come here, and perhaps not yet everywhere."""
+        self._decided: Decided | None = None
         self._evaluation: EvaluationRequest | None = None
         self._evaluation_report: tuple[int, Evaluated | NotEvaluated | None] = (-1, None)
         self._loading = threading.Lock()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._exports: Exports[Fragments, tuple[Snapshot, tuple[Version, ...], int]] = Exports()
-        self._cuts: Exports[None, Cut] = Exports()
+        self._exports: Exports[Fragments, State] = Exports()
+        self._cuts: Exports[Hashable, Cut] = Exports()
         self._odometer = Odometer()
         self._reported_at = monotonic()
         self._last_step_end: float | None = None
@@ -148,9 +170,7 @@ class IslandLoop:
         """Begin from the synchroniser's parameters, with a fresh inner optimizer."""
         with self._loading:
             self._require_idle(versions)
-            self._trainer.load(arrays)
-            self._trainer.seek(cursor)
-            self._stand_on([{name: arrays[name] for name in names} for names in self._plan.fragments], versions)
+            self._arrays.load(arrays, versions, cursor)
             with self._changed:
                 self._replica.hold(versions, step)
 
@@ -158,14 +178,7 @@ class IslandLoop:
         """Begin from what peers gave. Their uncontributed work is not ours to count, or to keep."""
         with self._loading:
             self._require_idle(state.versions)
-            self._trainer.import_state(state.arrays)
-            self._trainer.seek(cursor)
-            if self._rebases:
-                own = enumerate(self._plan.fragments)
-                self._from_peers = {FragmentId(p): self._trainer.snapshot(names).arrays() for p, names in own}
-            for p, version in enumerate(state.versions):
-                if (published := self._published.at(FragmentId(p), version)) is not None:
-                    self._adopted[FragmentId(p)] = published
+            self._arrays.load_peer(state, cursor)
             with self._changed:
                 self._replica.hold(state.versions, state.step)
 
@@ -173,14 +186,9 @@ class IslandLoop:
         """Begin where the checkpoint cut this island. Work that Θ has moved past is overwritten, the rest goes on."""
         with self._loading:
             self._require_idle(saved.versions)
-            require_numbers(saved.arrays)
-            self._trainer.import_state(saved.arrays)
-            self._trainer.seek(cursor)
-            self._stand_on(saved.outer, saved.versions)
+            self._arrays.load_saved(saved, cursor)
             with self._changed:
-                overtaken = self._replica.hold_saved(saved.position, saved.versions)
-            for fragment in overtaken:
-                self._trainer.load(saved.outer[fragment])
+                self._replica.hold_saved(saved.position, saved.versions)
 
     def promote(self, shard_index: int, cursor: int) -> tuple[tuple[Version, ...], int]:
         """Make a standby's process an island's; return the versions and the logical step that it begins from.
@@ -189,13 +197,16 @@ class IslandLoop:
         same.
         """
         with self._loading:
+            if self._group is not None:
+                self._group.refresh()
             with self._changed:
-                adoptions, arrived = self._replica.promote(), self._take_arrived()
+                self._note_common()
+                adoptions = self._replica.promote()
+                arrived = self._arrays.take_arrived(adoptions)
                 versions, step = self._replica.versions, self._replica.step
-            for adoption in adoptions:
-                self._adopt(adoption, arrived[adoption.report.fragment])
-            self._trainer.take_shard(shard_index)
-            self._trainer.seek(cursor)
+            if self._group is not None:
+                self._group.promote(adoptions, shard_index, cursor)
+            self._arrays.promote(adoptions, arrived, shard_index, cursor)
             return versions, step
 
     def _require_idle(self, versions: Sequence[Version]) -> None:
@@ -203,17 +214,6 @@ class IslandLoop:
         if self._replica.holds_state:
             raise InternalError(detail="an island was given a state while it has one: it keeps the first that came.")
         self._replica.require_count(versions)
-
-    def _stand_on(self, outer: Sequence[Mapping[str, np.ndarray]], versions: Sequence[Version]) -> None:
-        """The island stands on Θ, fragment by fragment."""
-        for p, (arrays, version) in enumerate(zip(outer, versions, strict=True)):
-            fragment = FragmentId(p)
-            self._published.hold(fragment, version, arrays)
-            self._adopted[fragment] = PublishedVersion(version, arrays)
-
-    @property
-    def _rebases(self) -> bool:
-        return self._plan.adoption == "rebase"
 
     # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
 
@@ -263,14 +263,14 @@ class IslandLoop:
         Returns the version that is here now, −1 for none: below the publication's if the bytes did not lead to it.
         """
         fragment, version = publication.fragment, publication.version
-        arrays = self._published.take(fragment, version, since, checked_digest, payloads)
+        arrays = self._arrays.published.take(fragment, version, since, checked_digest, payloads)
         if arrays is not None:
             self._deliver(publication, arrays)
-        return self._published.version(fragment)
+        return self._arrays.published.version(fragment)
 
     def published_version(self, fragment: FragmentId) -> int:
         """The version of Θ's fragment that is here, adopted yet or not; −1 for none."""
-        return self._published.version(fragment)
+        return self._arrays.published.version(fragment)
 
     def deliver(
         self,
@@ -282,43 +282,42 @@ class IslandLoop:
         anchor: ScheduleAnchor = NO_ANCHOR,
     ) -> None:
         """Have a published value adopted at the next boundary, unless it is no news (``Publication``)."""
-        self._published.hold(fragment, version, arrays)
+        self._arrays.published.hold(fragment, version, arrays)
         self._deliver(Publication(fragment, version, step, merged_offer, anchor), arrays)
 
     def _deliver(self, publication: Publication, arrays: Arrays) -> None:
-        arrival = _Arrival(arrays, self._base_for(publication.fragment, publication.merged_offer))
-        if arrival.base is not None:
-            # here, so that the loop's thread need not; at the boundary it looks whether the base is still this one
-            arrival.update = update(arrays, _arrays_of(arrival.base))
+        fragment = publication.fragment
         with self._changed:
-            if self._replica.publication_arrived(publication):
-                self._arrived[publication.fragment] = arrival
+            mode = self._replica.fragments[fragment].load_mode(publication.merged_offer, self._plan.adoption)
+            likely = mode if self._replica.started else None
+        self._arrays.arrive(fragment, publication.version, arrays, likely)
+        with self._changed:
+            if self._group is not None:
+                self._waiting[fragment] = publication
+            elif self._replica.publication_arrived(publication):
                 self._changed.notify_all()
+                self._arrays.forget_older(fragment)
 
-    def _base_for(self, fragment: FragmentId, merged_offer: int) -> Base | None:
-        """The base by which a version would be loaded now; None where own work is not kept, or not by rebasing."""
-        with self._changed:
-            mode = self._replica.fragments[fragment].load_mode(merged_offer, self._plan.adoption)
-            return self._base(fragment, mode.since) if isinstance(mode, Rebase) and self._replica.started else None
-
-    def _base(self, fragment: FragmentId, since: int | None) -> Base | None:
-        if since is not None:
-            return self._offered.get(fragment, {}).get(since)
-        adopted = self._adopted.get(fragment)
-        return self._from_peers.get(fragment, None if adopted is None else adopted.arrays)
+    def _note_common(self) -> None:
+        """Under the lock: what has come to every process of the island may be adopted."""
+        if self._group is not None:
+            for fragment, publication in list(self._waiting.items()):
+                if self._group.common_version(fragment) == publication.version:
+                    self._replica.publication_arrived(publication)
+                    del self._waiting[fragment]
 
     def take(self, fragment: FragmentId, offer: int) -> memoryview | None:
         """The offer's payload, once it is on the host; ``None`` if a newer offer replaced it, or it was merged."""
         with self._changed:
             fetched = self._replica.fetched(fragment, offer)
-            offered = self._offered.get(fragment, {}).get(offer) if fetched else None
+            offered = self._arrays.offered(fragment, offer) if fetched else None
         return None if offered is None else offered.payload()
 
     def standing_offers(self) -> list[Offer]:
         """The latest offer of each fragment, but for those whose work is in a version that was adopted."""
         with self._changed:
             standing = self._replica.standing_offers()
-            return [offer for offer in standing if offer.offer in self._offered.get(offer.fragment, {})]
+            return [offer for offer in standing if self._arrays.offered(offer.fragment, offer.offer) is not None]
 
     def export_state(self, timeout_s: float, fragments: Fragments = None) -> dict[str, Any]:
         """The state that a peer needs to begin from here: ``{"trainer": arrays, "versions": (…), "step": int}``.
@@ -327,12 +326,21 @@ class IslandLoop:
         Taken at one boundary, so it is consistent; the copy to the host happens in the calling thread.
         Raises InfrastructureError when this island does not train, or reaches no boundary in time.
         """
+        self._require_whole()
         return _exported(*self._exports.ask(fragments, timeout_s))
 
     def export_fragments(self, timeout_s: float) -> list[Callable[[], dict[str, Any]]]:
         """What ``export_state`` gives of each fragment, all at the same boundary. Raises as that one."""
+        self._require_whole()
         requests = self._exports.request_all([(p,) for p in range(self.fragment_count)])
         return [partial(_exported, *self._exports.wait(request, timeout_s)) for request in requests]
+
+    def _require_whole(self) -> None:
+        if not self._arrays.is_whole:
+            raise InfrastructureError(
+                detail="this island's state lies on several hosts, and none has all of it to give.",
+                remedy="Its islands begin from the synchroniser's parameters, with a fresh inner optimizer.",
+            )
 
     def request_evaluation(self, request: EvaluationRequest) -> None:
         """Measure Θ at the next boundary at which it is here; ``Evaluated`` or ``NotEvaluated`` follows.
@@ -348,9 +356,12 @@ class IslandLoop:
         elif self._ended.is_set():
             self._evaluate_in_thread()
 
-    def request_cut(self) -> Future[Cut]:
-        """The state at the next boundary, before what is delivered from now on is adopted; raises as ``export_state``."""
-        return self._cuts.request(None)
+    def request_cut(self, of: Hashable = None) -> Future[Cut]:
+        """The state at the next boundary, before what is delivered from now on is adopted; raises as ``export_state``.
+
+        ``of`` is what the cut is for, which the other processes of the island learn.
+        """
+        return self._cuts.request(of)
 
     # ── the loop's own thread ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -385,16 +396,31 @@ class IslandLoop:
 
     def advance(self) -> Continuation:
         """One boundary, and the inner step after it if one follows, in the calling thread."""
-        with self._changed:
-            # the cuts are looked at under the lock: a marker that came before any publication here is seen before it
-            plan = self._replica.boundary(cut=bool(self._cuts.waiting()), requests=self._exports.waiting())
-            arrived = self._take_arrived()
-        self._carry_out(plan.actions, arrived)
+        decided = self._decided or self._decide()
+        self._decided = None
+        self._carry_out(decided.plan.actions, decided.arrived, decided.cuts)
         if self._evaluation is not None:
             self._evaluate()
-        if plan.continuation is Continuation.STEP:
-            self.train()
-        return plan.continuation
+        if decided.plan.continuation is Continuation.STEP:
+            if self._group is not None:
+                # the next boundary is decided here, as if the step were done, and the others learn of it meanwhile
+                with self._changed:
+                    self._replica.step_taken(self._group.tokens_per_step)
+                self._decided = self._decide()
+            self._step(decided.schedule_step)
+        return decided.plan.continuation
+
+    def _decide(self) -> Decided:
+        """The next boundary, of which every process of the island hears."""
+        with self._changed:
+            self._note_common()
+            # the cuts are looked at under the lock: a marker that came before any publication here is seen before it
+            cuts = self._cuts.waiting()
+            plan = self._replica.boundary(cut=bool(cuts), requests=self._exports.waiting())
+            decided = Decided(plan, self._arrays.take_arrived(plan.actions), cuts, self._replica.schedule_step)
+        if self._group is not None:
+            self._group.order(decided)
+        return decided
 
     def give_all(self) -> None:
         """The last boundary: adopt, offer all work not yet offered, and say ``Flushed``."""
@@ -405,23 +431,30 @@ class IslandLoop:
     def adopt_mail(self) -> None:
         """Adopt the publications that have arrived."""
         with self._changed:
-            actions = self._replica.adopt(cut=bool(self._cuts.waiting()))
-            arrived = self._take_arrived()
-        self._carry_out(actions, arrived)
+            cuts = self._cuts.waiting()
+            actions = self._replica.adopt(cut=bool(cuts))
+            arrived = self._arrays.take_arrived(actions)
+        self._carry_out(actions, arrived, cuts)
 
     def offer_due(self) -> None:
         """Offer the fragments whose due point the logical clock has passed."""
         with self._changed:
             actions = self._replica.offer_due()
-        self._carry_out(actions, {})
+        self._carry_out(actions)
 
     def train(self) -> None:
         """One inner step, measured and counted."""
+        self._step(self._replica.schedule_step)
+
+    def _step(self, schedule_step: int) -> None:
         began = monotonic()
-        result = self._trainer.step(self._replica.schedule_step)
+        result = self._trainer.step(schedule_step)
         ended = monotonic()
-        with self._changed:
-            self._replica.step_taken(result.token_count)
+        if self._group is None:
+            with self._changed:
+                self._replica.step_taken(result.token_count)
+        elif result.token_count != self._group.tokens_per_step:
+            raise InternalError(detail=f"a step of {self._group.tokens_per_step} tokens was {result.token_count}.")
         gap = 0.0 if self._last_step_end is None else ended - self._last_step_end
         self._last_step_end = ended
         self._odometer.count(ended - began, gap)
@@ -435,7 +468,7 @@ class IslandLoop:
         """Measure Θ if it is here as it is wanted. The time counts as no gap between steps: it is reported as what it is."""
         with self._changed:
             request = self._evaluation
-            arrays = None if request is None else self._published.values_at(request.versions)
+            arrays = None if request is None else self._arrays.published.values_at(request.versions)
             if request is None or arrays is None:
                 return
             self._evaluation, self._evaluation_report = None, (request.global_version, None)
@@ -465,7 +498,9 @@ class IslandLoop:
             self._thread.join()
         until = monotonic() + LAST_PUBLICATIONS_S
         with self._changed:
-            while (request := self._evaluation) is not None and self._published.values_at(request.versions) is None:
+            while (request := self._evaluation) is not None and self._arrays.published.values_at(
+                request.versions
+            ) is None:
                 if self._stopping.is_set():
                     return
                 if monotonic() > until:
@@ -478,84 +513,34 @@ class IslandLoop:
 
     # ── what a boundary asks for ──────────────────────────────────────────────────────────────────────────────────
 
-    def _take_arrived(self) -> dict[FragmentId, _Arrival]:
-        """Under the lock: what is adopted at this boundary."""
-        arrived, self._arrived = self._arrived, {}
-        return arrived
-
-    def _carry_out(self, actions: Sequence[Action], arrived: Mapping[FragmentId, _Arrival]) -> None:
+    def _carry_out(
+        self,
+        actions: Sequence[Action],
+        arrived: Mapping[FragmentId, Arrival] = NOTHING_ARRIVED,
+        cuts: tuple[Hashable, ...] = (),
+    ) -> None:
         for action in actions:
             match action:
                 case CutState():
-                    self._cuts.answer(partial(self._cut, position=action.position))
+                    self._cuts.answer(partial(self._cut, action.position), cuts)
                 case AdoptVersion():
-                    self._adopt(action, arrived[action.report.fragment])
+                    self._arrays.adopt(action, arrived[action.report.fragment])
                     self._say(action.report, action.report.step)
                 case OfferFragment():
-                    self._offer(action)
+                    self._arrays.offer(action)
                     self._say(action.report, action.report.step)
                 case ExportState():
-                    self._exports.answer(partial(self._state, at=action))
+                    self._exports.answer(
+                        partial(self._arrays.state, at=action), cast(tuple[Fragments, ...], action.requests)
+                    )
                 case SendReport():
                     self._ended.set()  # first: from now on it is ``flush`` that reports to whoever flushes again
                     self._say(action.report, self._replica.step)
                 case _:
                     assert_never(action)
 
-    def _adopt(self, action: AdoptVersion, arrival: _Arrival) -> None:
-        fragment, published = action.report.fragment, arrival.published
-        match action.mode:
-            case Replace(residue):
-                self._trainer.load(self._with_residue(fragment, published, residue))
-            case Mix(residue):
-                own, corrected = self._own(published), self._with_residue(fragment, published, residue)
-                self._trainer.load(mixed(corrected, own, self._plan.mix_alpha))
-            case Rebase(since):
-                base = self._base(fragment, since)
-                assert base is not None, f"the snapshot of offer {since} of fragment {fragment} was dropped too early"
-                ready = arrival.update if arrival.base is base else None
-                self._trainer.add(update(published, _arrays_of(base)) if ready is None else ready)
-            case _:
-                assert_never(action.mode)
-        self._adopted[fragment] = PublishedVersion(action.report.version, published)
-        self._from_peers.pop(fragment, None)
-        self._keep_offered(fragment, self._offered.get(fragment, {}), action.snapshots)
-
-    def _with_residue(self, fragment: FragmentId, published: Arrays, whose: int | None) -> Arrays:
-        """Θ + e. The residue of the last adoption stays until that of a later offer takes its place."""
-        if whose is None:
-            self._residues.pop(fragment, None)
-        elif whose and (own := self._offered[fragment][whose].residue()) is not None:
-            self._residues[fragment] = own
-        residue = self._residues.get(fragment)
-        return published if residue is None else {name: array + residue[name] for name, array in published.items()}
-
-    def _own(self, names: Iterable[str]) -> Arrays:
-        return self._trainer.snapshot(names).arrays()
-
-    def _offer(self, action: OfferFragment) -> None:
-        fragment, number = action.report.fragment, action.report.offer
-        adopted = self._adopted.get(fragment)
-        base = adopted if adopted is not None and adopted.version == action.report.base_version else None
-        snapshot = self._trainer.snapshot(self._plan.fragments[fragment])
-        offered = OfferedFragment(snapshot, base, self._plan.codec, residue_wanted=not self._rebases)
-        self._keep_offered(fragment, {**self._offered.get(fragment, {}), number: offered}, action.snapshots)
-
-    def _keep_offered(
-        self, fragment: FragmentId, all_of_it: dict[int, OfferedFragment], needed: tuple[int, ...]
-    ) -> None:
-        with self._changed:
-            self._offered[fragment] = {number: all_of_it[number] for number in needed}
-
-    def _cut(self, _: None, *, position: Position) -> Cut:
-        """The state has left the devices when this returns: the next step changes all of it."""
-        began = monotonic()
-        snapshot, cursor = self._trainer.export_state(), self._trainer.cursor()
-        return Cut(snapshot, position, cursor, held_seconds=monotonic() - began)
-
-    def _state(self, fragments: Fragments, *, at: ExportState) -> tuple[Snapshot, tuple[Version, ...], int]:
-        pieces = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]
-        return self._trainer.export_state(pieces), at.versions, at.step
+    def _cut(self, position: Position, _: Hashable) -> Cut:
+        return self._arrays.cut(position)
 
     def _say(self, report: IslandReport, step: int) -> None:
         """Report it, and before it the progress so far, unless that was reported already."""
@@ -571,7 +556,3 @@ class IslandLoop:
 
 def _exported(snapshot: Snapshot, versions: tuple[Version, ...], step: int) -> dict[str, Any]:
     return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
-
-
-def _arrays_of(base: Base) -> Arrays:
-    return dict(base) if isinstance(base, Mapping) else base.arrays()

@@ -92,7 +92,7 @@ class Taken:
 
 def taken(array: jax.Array, piece: Piece, *, copied: bool = True) -> Taken:
     """A copy of the piece of ``array``; of a whole tensor without one where ``copied`` is false."""
-    sharding, shape = _named(array), array.shape
+    sharding, shape = named(array), array.shape
     on_devices = array
     window = _Window.of(sharding, shape, piece)
     if piece.bounds is not None:
@@ -123,12 +123,12 @@ def placed(array: np.ndarray, sharding: NamedSharding, shape: Shape, dtype: Any,
 
 def put_in_place_of(current: jax.Array, array: np.ndarray) -> jax.Array:
     """``array`` where ``current`` lies, in memory of its own. Raises as ``placed``."""
-    return placed(array, _named(current), current.shape, current.dtype)
+    return placed(array, named(current), current.shape, current.dtype)
 
 
 def require_fitting(array: np.ndarray, current: jax.Array) -> None:
     """Raises DataError unless ``array`` can be put in the place of ``current``."""
-    _fitting(array, _named(current), current.shape, current.dtype)
+    _fitting(array, named(current), current.shape, current.dtype)
 
 
 def batch_placed(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -138,7 +138,7 @@ def batch_placed(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 def changed(current: jax.Array, piece: Piece, array: np.ndarray, *, added: bool) -> jax.Array:
     """``current`` with the piece replaced by ``array``, or increased by it; ``current`` itself is used up."""
-    sharding, shape = _named(current), current.shape
+    sharding, shape = named(current), current.shape
     source = _fitting(array, sharding, shape, current.dtype, piece)
     window = _Window.of(sharding, shape, piece)
     if piece.bounds is None and not added:
@@ -155,7 +155,7 @@ def changed(current: jax.Array, piece: Piece, array: np.ndarray, *, added: bool)
 
 def programs(tensor: jax.Array, name: str) -> list[str | None]:
     """What XLA makes of taking this piece of ``tensor``, of replacing it and of adding to it, as text."""
-    piece, sharding = piece_named(name), _named(tensor)
+    piece, sharding = piece_named(name), named(tensor)
     if piece.bounds is None:
         compiled = [_copy.lower(tensor, sharding=sharding), _increase.lower(tensor, tensor, sharding=sharding)]
         return [program.compile().as_text() for program in compiled]
@@ -306,7 +306,7 @@ def _put(source: _HostArray, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(source.shape, sharding, shard)
 
 
-def _named(array: jax.Array) -> NamedSharding:
+def named(array: jax.Array) -> NamedSharding:
     sharding = array.sharding
     assert isinstance(sharding, NamedSharding)
     return sharding

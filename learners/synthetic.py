@@ -56,6 +56,7 @@ class SyntheticTrainer:
         self._tokens_per_step = self._batch_size * spec["data"]["sequence_length"]
         self._target = self._random(1)
         self._parameters = self._random(0)
+        self._host_count = spec.get("island", {}).get("hosts", 1)
         self._sequence_count = spec["evaluation"]["sequences"]
         self._steps = 0
         self._cursor = 0
@@ -98,7 +99,7 @@ class SyntheticTrainer:
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)
         shape = named.shape(self.tensor_shapes()[named.tensor])
-        return HeldPart(tuple((0, size) for size in shape), processes=(0,))
+        return HeldPart(tuple((0, size) for size in shape), tuple(range(self._host_count)))
 
     def snapshot(self, pieces: Iterable[str]) -> HostCopy:
         # a step makes new arrays, so the present ones may be handed out as they are
@@ -115,6 +116,9 @@ class SyntheticTrainer:
     def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
         parameters = self._parameters if pieces is None else taken(self._parameters, pieces)
         return HostCopy({**parameters, "steps": np.array(self._steps)})
+
+    def held_state(self, pieces: Iterable[str]) -> Mapping[str, HeldPart]:
+        return {"steps": HeldPart((), tuple(range(self._host_count))), **{piece: self.held(piece) for piece in pieces}}
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         tensors = joined(state)

@@ -7,6 +7,7 @@ stopped does not count: no poll could have arrived in it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,10 @@ class Watchdog:
     def reset(self) -> None:
         """A synchroniser has just polled."""
         self._silent_s = 0.0
+
+    def stop(self) -> None:
+        """No synchroniser polls this process, which ends with another."""
+        self._timeout_s = math.inf
 
     def _run(self) -> None:
         while self._silent_s < self._timeout_s:

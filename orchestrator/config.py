@@ -140,7 +140,7 @@ class JobSpec(Section):
                     island=island,
                     node_group=NodeGroupId(section.node_group),
                     region=(regions or {}).get(section.node_group, section.node_group),
-                    accelerator_count=max(1, section.accelerators),
+                    accelerator_count=max(1, section.accelerators) * section.hosts,
                 )
                 for island, section in sections.items()
             )
@@ -261,6 +261,12 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     yield from _size_problems(sections)
     if evaluation := sections.get("evaluation"):
         yield from _evaluation_problems(evaluation, sync)
+    if evaluation and evaluation.on == "islands" and islands and any(section.hosts > 1 for section in islands):
+        yield Problem(
+            "evaluation.on",
+            "is islands, and an island of several hosts does not measure.",
+            "Have the head or a node group measure.",
+        )
     if sync and sync.adoption == "rebase" and sync.staleness_max:
         yield Problem(
             "synchroniser.staleness_max",

@@ -55,6 +55,14 @@ def island_logbook(run_dir: Path, island: str, incarnation: int) -> Logbook:
     return Logbook(island, incarnation, True, run_dir / "logs" / "islands" / f"{island}-{incarnation}.log")
 
 
+def rank_logbook(book: Logbook, rank: int) -> Logbook:
+    """Of the process of this rank, in an island whose rank 0 has ``book``."""
+    if rank == 0:
+        return book
+    source = f"{book.source}-host{rank}"
+    return Logbook(source, book.number, True, book.path.with_name(f"{source}-{book.number}.log"))
+
+
 def service_logbook(run_dir: Path, source: str, number: int = 1) -> Logbook:
     """Of the synchroniser, the controller, or an evaluator."""
     return Logbook(source, number, False, run_dir / "logs" / f"{source}-{number}.log")

@@ -218,6 +218,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.replica",
             "orchestrator.parameters.wire_format",
             "orchestrator.parameters.fragment_map",
+            "orchestrator.parameters.parts",
             "orchestrator.parameters.pieces",
             "orchestrator.parameters.roles",
             "orchestrator.parameters.tensors",
@@ -262,6 +263,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.logbook",
             "ray",
             "numpy",
+        }
+    ),
+    "learners.group": frozenset(
+        {
+            "learners",
+            CORE,
+            "orchestrator.actors",
+            "orchestrator.channel.endpoint",
+            "orchestrator.checkpoints",
+            "orchestrator.errors",
+            "orchestrator.logbook",
+            "orchestrator.replica",
+            "jax",
         }
     ),
     "learners.evaluator": frozenset(

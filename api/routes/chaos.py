@@ -97,6 +97,12 @@ class KillNode(FaultRequest):
     kind: Literal["kill_node"]
 
 
+class KillHost(FaultRequest):
+    """SIGKILL of the island's process on its last host. Those on its others end with it, and it is placed again."""
+
+    kind: Literal["kill_host"]
+
+
 class KillSynchroniser(BaseModel):
     """SIGKILL of the job's synchroniser, once the tape says so. It strikes no island."""
 
@@ -106,7 +112,7 @@ class KillSynchroniser(BaseModel):
 
 
 Fault = Annotated[
-    Kill | Stop | Cut | Slow | Corrupt | Delay | Drop | Continue | KillNode | KillSynchroniser,
+    Kill | Stop | Cut | Slow | Corrupt | Delay | Drop | Continue | KillNode | KillHost | KillSynchroniser,
     Field(discriminator="kind"),
 ]
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.core.messages import IslandReport
@@ -16,12 +17,41 @@ if TYPE_CHECKING:
     from orchestrator.channel.endpoint import Carried, Membership
 
 
+@dataclass(frozen=True, slots=True)
+class MeetingPlace:
+    """Where the processes of an island of many hosts meet: at rank 0's address, by its link, and by that of its devices."""
+
+    host: str
+    port: int
+    devices_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The place of a process in its island of ``size`` hosts, which meet at ``place``; ``key`` is the incarnation's own."""
+
+    number: int
+    size: int
+    place: MeetingPlace
+    key: bytes = field(repr=False)
+
+
 class IslandInterface(Protocol):
     # ── to the controller ─────────────────────────────────────────────────────────────────────────────────────────
 
     def hello(self) -> dict[str, Any]: ...
 
-    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool, /) -> None: ...
+    def meeting_place(self) -> MeetingPlace: ...
+
+    def prepare(
+        self,
+        spec: dict[str, Any],
+        shard_index: int,
+        shard_count: int,
+        normal_priority: bool,
+        rank: Rank | None = None,
+        /,
+    ) -> None: ...
 
     def promote(self, island: IslandId, shard_index: int, book: Logbook, /) -> dict[str, Any]: ...
 
@@ -41,6 +71,16 @@ class IslandInterface(Protocol):
 
     def load(
         self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, /, *payloads: Carried
+    ) -> None: ...
+
+    def load_ranks(
+        self,
+        epoch: Epoch,
+        versions: Sequence[Version],
+        step: int,
+        cursor: int,
+        payloads: Sequence[Sequence[Carried]],
+        /,
     ) -> None: ...
 
     def load_from(self, epoch: Epoch, count: int, donors: Mapping[str, IslandId], cursor: int, /) -> None: ...

@@ -56,6 +56,11 @@ class Membership:
     identity: Identity | None = field(default=None, repr=False)
 
 
+def rank_subject(subject: str, rank: int) -> str:
+    """What the process of this rank is called, in an island whose rank 0 is called ``subject``."""
+    return f"{subject}/{rank}" if rank else subject
+
+
 class Payload:
     """Content that is handed over, to each receiver as it is wanted; it must not change. ``Endpoint.payload`` makes one."""
 

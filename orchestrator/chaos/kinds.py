@@ -29,6 +29,8 @@ class Kind(StrEnum):
     """Its next ``payloads`` do not arrive."""
     KILL_NODE = "kill_node"
     """SIGKILL of the raylet of the island's node; all islands on it die, and it does not come back."""
+    KILL_HOST = "kill_host"
+    """SIGKILL of the island's process on its last host; those on its others, if it has several, end with it."""
     KILL_SYNCHRONISER = "kill_synchroniser"
     """SIGKILL of the process that decides and merges."""
     KILL_API = "kill_api"
@@ -41,7 +43,7 @@ LINK = frozenset(Kind(kind.value) for kind in LinkFault)
 """What strikes a link; the process at its end is left alone."""
 AWAY = frozenset({Kind.STOP, Kind.CUT})
 """While it lasts, the island is of no use to anybody."""
-DEADLY = frozenset({Kind.KILL, Kind.KILL_NODE})
+DEADLY = frozenset({Kind.KILL, Kind.KILL_NODE, Kind.KILL_HOST})
 """The island's process ends."""
 ISLANDLESS = frozenset({Kind.KILL_SYNCHRONISER, Kind.KILL_API})
 """What strikes no island."""

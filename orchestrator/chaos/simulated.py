@@ -35,6 +35,7 @@ _STRUCK: Mapping[Kind, FaultKind] = {
     Kind.DELAY: FaultKind.DELAY,
     Kind.DROP: FaultKind.DROP,
     Kind.KILL_NODE: FaultKind.CRASH,
+    Kind.KILL_HOST: FaultKind.CRASH,
 }
 NOT_HERE: Mapping[Kind, str] = {
     Kind.KILL_SYNCHRONISER: "a simulated job's synchroniser cannot be killed",

@@ -30,7 +30,7 @@ from orchestrator.parameters.journaled_store import JournaledStore, JournaledVer
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.parameters.tensors import Array
-from orchestrator.parameters.validation import validated
+from orchestrator.parameters.validation import validated_parts
 from orchestrator.parameters.wire_format import InvalidPayload
 
 
@@ -112,11 +112,11 @@ class ParameterShard:
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def receive(self, payload: PayloadId, fragment: FragmentId, content: bytes | memoryview) -> Held | Unusable:
-        """Validate the bytes that an island sent, and hold them under the payload's name."""
+    def receive(self, payload: PayloadId, fragment: FragmentId, *parts: bytes | memoryview) -> Held | Unusable:
+        """Validate the bytes that an island sent, one part from each of its processes, and hold them under this name."""
         state = self._outer.state(fragment)
         try:
-            displacement, update_norm = validated(content, state.parameters, state.version)
+            displacement, update_norm = validated_parts(parts, state.parameters, state.version)
         except InvalidPayload as error:
             return Unusable(error.reason, error.detail)
         self._payloads.hold(payload, displacement)

@@ -10,14 +10,15 @@ Responsible for facts, which the shard hands on. Refuses to decide how far is to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from orchestrator.core.vocabulary import RefusalReason, Version
-from orchestrator.parameters import kernels, wire_format
+from orchestrator.parameters import kernels, parts, wire_format
 from orchestrator.parameters.codec.registry import EXACT
 from orchestrator.parameters.displacement import displacement
+from orchestrator.parameters.parts import Bounds
 from orchestrator.parameters.tensors import Tensors, shapes
-from orchestrator.parameters.wire_format import EncodedTensors, InvalidPayload, encoded
+from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, InvalidPayload, encoded
 
 MAGNITUDE_MAX = 1e15
 """A parameter, or a displacement, beyond this has diverged, and is refused like an infinity: the merge squares displacements
@@ -50,6 +51,67 @@ def validated(payload: bytes | memoryview, anchor: Tensors, version: Version) ->
         content = displacement(anchor, content.all_decoded(), version)
         square_norm, _ = _examined(content)
     return content, math.sqrt(square_norm)
+
+
+def validated_parts(
+    payloads: Sequence[bytes | memoryview], anchor: Tensors, version: Version
+) -> tuple[EncodedTensors, float]:
+    """As ``validated``, of a contribution that comes as several payloads, each with parts of the fragment's tensors.
+
+    Together they are each of its tensors once. Where parts lie between a codec's units they are put together as they are,
+    and stay in their codec; else as values. Raises as ``validated``.
+    """
+    expected = sum(array.nbytes for array in anchor.values())
+    if sum(map(len, payloads)) > expected + HEADER_BYTES_MAX * len(payloads):
+        raise InvalidPayload(detail=f"{sum(map(len, payloads))} bytes came for a fragment of {expected}.")
+    if len(payloads) == 1:
+        return validated(payloads[0], anchor, version)
+    contents = [content for payload in payloads if (content := wire_format.parse(payload)).tensors]
+    content = contents[0] if len(contents) == 1 and not _has_parts(contents[0]) else _put_together(contents, anchor)
+    if (problem := check_shapes(content.shapes(), shapes(anchor))) is not None:
+        raise InvalidPayload(detail=problem, reason=RefusalReason.WRONG_SHAPE)
+    if content.base is None:
+        _examined(content)
+        content = displacement(anchor, content.all_decoded(), version)
+    square_norm, _ = _examined(content)
+    return content, math.sqrt(square_norm)
+
+
+def _has_parts(content: EncodedTensors) -> bool:
+    return any(tensor.part is not None for tensor in content.tensors.values())
+
+
+def _put_together(contents: Sequence[EncodedTensors], anchor: Tensors) -> EncodedTensors:
+    """Every tensor of ``anchor`` from its parts; in the contents' codec, or float32 where one cannot be put together so."""
+    if len({(content.codec, content.base) for content in contents}) != 1:
+        raise InvalidPayload(detail="The payloads of one contribution differ in their codec or base.")
+    codec_name, base = contents[0].codec, contents[0].base
+    by_name: dict[str, list[tuple[Bounds, EncodedTensor, EncodedTensors]]] = {name: [] for name in anchor}
+    for content in contents:
+        for name, tensor in content.tensors.items():
+            if name not in anchor:
+                raise InvalidPayload(
+                    detail=f"The tensors {name} are not of this fragment.", reason=RefusalReason.WRONG_SHAPE
+                )
+            by_name[name].append((parts.whole(tensor.shape) if tensor.part is None else tensor.part, tensor, content))
+    for name, own in by_name.items():
+        if not parts.tiles([bounds for bounds, _, _ in own], anchor[name].shape):
+            raise InvalidPayload(
+                detail=f"The parts that came of {name}, {[bounds for bounds, _, _ in own]}, are not all of it once.",
+                reason=RefusalReason.WRONG_SHAPE,
+            )
+    coded = {
+        name: parts.joined(codec_name, [(bounds, tensor.data) for bounds, tensor, _ in own], anchor[name].shape)
+        for name, own in by_name.items()
+    }
+    if all(data is not None for data in coded.values()):
+        whole = {name: EncodedTensor(anchor[name].shape, data) for name, data in coded.items() if data is not None}
+        return EncodedTensors(codec_name, base, whole)
+    values = {
+        name: parts.assembled([(bounds, content.decoded(name)) for bounds, _, content in own], anchor[name].shape)
+        for name, own in by_name.items()
+    }
+    return encoded(values, EXACT, base)
 
 
 def check_shapes(actual: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> str | None:

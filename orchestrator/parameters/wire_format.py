@@ -2,7 +2,8 @@
 
     magic       8 bytes   "atollw2\\n"
     sizes       12 bytes  little-endian: header bytes (u32), data bytes (u64)
-    header      JSON: {"codec": …, "base": …, "tensors": [[name, shape], …]}, padded with spaces so that the data is aligned
+    header      JSON: {"codec": …, "base": …, "tensors": [[name, shape], …]}, padded with spaces so that the data is aligned.
+                Of a part of a tensor, [name, shape, [[start, stop], …]]: its own shape, and its bounds along every axis
     data        the tensors one after another, each as its codec writes it (``codec``)
     checksum    4 bytes   CRC-32C of everything before it
 
@@ -35,6 +36,7 @@ from orchestrator.errors import DataError
 from orchestrator.parameters import kernels
 from orchestrator.parameters.codec.registry import CODEC_NAMES, EXACT, CodecName, codec
 from orchestrator.parameters.kernels import Encoded
+from orchestrator.parameters.parts import Bounds, shape_of
 from orchestrator.parameters.tensors import Array, Tensors, raw_bytes
 
 _MAGIC = b"atollw2\n"
@@ -52,10 +54,11 @@ class InvalidPayload(DataError):
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensor:
-    """A tensor in a codec: its shape, and its values as bytes."""
+    """A tensor in a codec: its shape, and its values as bytes. ``part`` says which part of one it is; None: all of it."""
 
     shape: tuple[int, ...]
     data: memoryview
+    part: Bounds | None = None
 
     @property
     def value_count(self) -> int:
@@ -129,7 +132,10 @@ def written(content: EncodedTensors) -> memoryview:
     """What is encoded already as one payload; what came as one is that, neither copied nor read."""
     if content.payload is not None:
         return content.payload
-    layout = [[name, list(tensor.shape)] for name, tensor in content.tensors.items()]
+    layout = [
+        [name, list(tensor.shape), *([] if tensor.part is None else [tensor.part])]
+        for name, tensor in content.tensors.items()
+    ]
     document = {"codec": content.codec, "base": content.base, "tensors": layout}
     header = json.dumps(document, separators=(",", ":")).encode()
     header += b" " * (-(_PREFIX.size + len(header)) % _ALIGNMENT_BYTES)
@@ -176,15 +182,15 @@ def unverified(payload: bytes | bytearray | memoryview) -> tuple[EncodedTensors,
     _, header_bytes, _ = _PREFIX.unpack_from(view)
     start = _PREFIX.size + header_bytes
     codec_name, base, layout = _parsed(view[_PREFIX.size : start])
-    sizes = [codec(codec_name).data_bytes(math.prod(shape)) for _, shape in layout]
+    sizes = [codec(codec_name).data_bytes(math.prod(shape)) for _, shape, _ in layout]
     if (data_bytes := len(view) - _CHECKSUM.size - start) != sum(sizes):
         raise InvalidPayload(
             detail=f"The header announces tensors of {sum(sizes)} bytes, but {data_bytes} bytes of data follow."
         )
     checksum = crc32c(view[:start])
     tensors: dict[str, EncodedTensor] = {}
-    for (name, shape), size in zip(layout, sizes, strict=True):
-        tensors[name] = EncodedTensor(shape, view[start : start + size])
+    for (name, shape, part), size in zip(layout, sizes, strict=True):
+        tensors[name] = EncodedTensor(shape, view[start : start + size], part)
         start += size
     return EncodedTensors(codec_name, base, tensors, view), checksum
 
@@ -214,16 +220,24 @@ def _whole(payload: bytes | bytearray | memoryview) -> memoryview:
     return view
 
 
-def _parsed(header: memoryview) -> tuple[CodecName, Version | None, list[tuple[str, tuple[int, ...]]]]:
-    """Codec, base, names and shapes. Where the checksum holds, a fault here is a sender that speaks another dialect."""
+Layout = list[tuple[str, tuple[int, ...], Bounds | None]]
+"""Names, shapes, and parts."""
+
+
+def _parsed(header: memoryview) -> tuple[CodecName, Version | None, Layout]:
+    """Codec, base and layout. Where the checksum holds, a fault here is a sender that speaks another dialect."""
     try:
         document = json.loads(bytes(header))
         codec_name, base = document["codec"], document["base"]
-        layout = [(name, tuple(shape)) for name, shape in document["tensors"]]
-        names = {name for name, _ in layout}
+        layout: Layout = [
+            (name, tuple(shape), tuple((start, stop) for start, stop in part[0]) if part else None)
+            for name, shape, *part in document["tensors"]
+        ]
+        names = {name for name, _, _ in layout}
         sound = codec_name in CODEC_NAMES and len(names) == len(layout) and all(isinstance(name, str) for name in names)
         sound = sound and (base is None or (type(base) is int and base >= 0))
-        sound = sound and all(type(extent) is int and extent >= 0 for _, shape in layout for extent in shape)
+        sound = sound and all(type(extent) is int and extent >= 0 for _, shape, _ in layout for extent in shape)
+        sound = sound and all(part is None or _is_of(shape, part) for _, shape, part in layout)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidPayload(detail=f"The header is not the one of a payload: {error!r}.") from error
     if not sound:
@@ -231,3 +245,9 @@ def _parsed(header: memoryview) -> tuple[CodecName, Version | None, list[tuple[s
             detail=f"The header names an unknown codec, a tensor twice, or an impossible base or shape: {document}."
         )
     return codec_name, base, layout
+
+
+def _is_of(shape: tuple[int, ...], part: Bounds) -> bool:
+    """Whether a part with these bounds has this shape."""
+    sides = all(type(start) is int and type(stop) is int and 0 <= start <= stop for start, stop in part)
+    return sides and shape_of(part) == shape

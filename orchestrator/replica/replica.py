@@ -203,13 +203,11 @@ class Replica:
         """
         self.hold(versions, position.step)
         self.offered_step = position.offered_step
-        overtaken = []
+        moved_past = overtaken(position, versions)
         for p, fragment in enumerate(self.fragments):
-            if position.versions[p] == fragment.version:
+            if p not in moved_past:
                 fragment.origin = Trained(-position.step_counts[p], -position.token_counts[p])
-            else:
-                overtaken.append(FragmentId(p))
-        return tuple(overtaken)
+        return moved_past
 
     def promote(self) -> tuple[AdoptVersion, ...]:
         """Make the island of a standby: it begins from what it holds and what was published since.
@@ -376,6 +374,12 @@ class Replica:
             self._standing[fragment] = report
             offers.append(OfferFragment(report, tuple(work.offers)))
         return tuple(offers)
+
+
+def overtaken(position: Position, versions: Sequence[Version]) -> tuple[FragmentId, ...]:
+    """The fragments of which Θ, at ``versions``, has moved past the one on which work stood at this position."""
+    both = enumerate(zip(position.versions, versions, strict=True))
+    return tuple(FragmentId(p) for p, (worked_on, version) in both if worked_on != version)
 
 
 def reports_of(actions: Iterable[Action]) -> list[IslandReport]:

@@ -57,9 +57,13 @@ class CatchUps:
                 call = island.call(IslandInterface.resume, self._epoch, effect.cursor)
             case f.FromSynchroniser():
                 versions, step, payloads = self._shard.whole_state()
-                contents = [payload.carried(connection.subject) for payload in payloads]
-                connection.line.sent("state", self._shard.state_bytes())
-                call = island.call(IslandInterface.load, self._epoch, versions, step, effect.cursor, *contents)
+                contents = [[payload.carried(subject) for payload in payloads] for subject in connection.subjects]
+                connection.line.sent("state", self._shard.state_bytes() * len(contents))
+                facts = (self._epoch, versions, step, effect.cursor)
+                if len(contents) == 1:
+                    call = island.call(IslandInterface.load, *facts, *contents[0])
+                else:
+                    call = island.call(IslandInterface.load_ranks, *facts, contents)
             case f.FromCheckpoint():
                 folder = self._checkpoints.resumed_from
                 call = island.call(IslandInterface.load_saved, self._epoch, folder, effect.cursor)

@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import StrEnum
@@ -91,6 +91,7 @@ def nodes() -> list[Node]:
             total=dict(entry.get("Resources", {})),
             free=dict(free.get(entry["NodeID"], {})),
             host=entry.get("NodeManagerHostname", ""),
+            labels=dict(entry.get("Labels", {})),
         )
         for entry in ray.nodes()
         if entry["Alive"]
@@ -177,6 +178,43 @@ def start_actor(
     return ActorHandle(configured.remote(*arguments, **named))
 
 
+def booked(
+    name: str, wanted: Mapping[str, float], selectors: Sequence[Mapping[str, str]], timeout_s: float
+) -> Any | None:
+    """A booking under this name of ``wanted`` on as many different nodes as there are label selectors; of all, or none.
+
+    For ``in_booking``. None when Ray cannot have it in time.
+    """
+    import ray
+
+    booking = ray.util.placement_group(
+        bundles=[dict(wanted) for _ in selectors],
+        strategy="STRICT_SPREAD",
+        name=name,
+        lifetime="detached",
+        bundle_label_selector=[dict(selector) for selector in selectors],
+    )
+    if booking.wait(timeout_s):
+        return booking
+    ray.util.remove_placement_group(booking)
+    return None
+
+
+def in_booking(booking: Any, index: int) -> dict[str, Any]:
+    """Ray's option for an actor on the node of this index."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(booking, index)}
+
+
+def cancel_booking(name: str) -> None:
+    """What it booked is free, and actors there are ended. Nothing happens if there is none."""
+    import ray
+
+    with suppress(ray.exceptions.RayError, ValueError):
+        ray.util.remove_placement_group(ray.util.get_placement_group(name))
+
+
 def on_head(name: str) -> dict[str, Any]:
     """Ray's options for an actor of a job on the head: the one with this name, wherever it was made. It books nothing."""
     return {"name": name, "get_if_exists": True, "num_cpus": 0, "label_selector": {GROUP_LABEL: CONTROL_GROUP}}
@@ -208,6 +246,9 @@ def end_actors_of(job: str, *, but: str = "") -> None:
         name = entry["name"]
         if entry["namespace"] == NAMESPACE and name.startswith(names.prefix(job)) and name != but:
             end_actor_named(name)
+    for booking in ray.util.placement_group_table().values():
+        if booking["name"].startswith(names.prefix(job)) and booking["state"] != "REMOVED":
+            cancel_booking(booking["name"])
 
 
 def end_actor_named(name: str) -> None:

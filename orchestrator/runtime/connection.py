@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
@@ -19,29 +19,30 @@ from orchestrator.runtime.shard_worker import ShardWorker
 class Connection:
     """Open from its creation to ``close``. ``lost``: the process did not answer the synchroniser before this one.
 
-    ``membership`` is what the process gets to take part in the job's channel.
+    ``ranks`` are its processes, one but for an island of many hosts, each with what it gets to take part in the job's
+    channel. Reports and commands are rank 0's.
     """
 
     def __init__(
         self,
         island: IslandId,
         incarnation: Incarnation,
-        actor: ActorHandle[IslandInterface],
+        ranks: Sequence[tuple[ActorHandle[IslandInterface], Membership]],
         context: JobContext,
         shard: ShardWorker,
-        membership: Membership,
         durable_count: Callable[[], int],
         *,
         lost: bool = False,
     ) -> None:
-        self.actor, self.subject = actor, membership.subject
+        self.actor = ranks[0][0]
+        self.subjects = tuple(membership.subject for _, membership in ranks)
         self._closed = threading.Event()
         self.link = ImpairedLink(self._closed)
         self.line = context.lines.of(island)
         name, shared = f"{island}.{incarnation}", (self.link, self._closed)
-        self.parameters = ParameterLink(name, actor, context, *shared, shard, membership, self.line)
+        self.parameters = ParameterLink(name, ranks, context, *shared, shard, self.line)
         self.reports = ReportLink(
-            island, incarnation, actor, context, *shared, self.parameters, durable_count, lost=lost
+            island, incarnation, self.actor, context, *shared, self.parameters, durable_count, lost=lost
         )
 
     def close(self) -> None:

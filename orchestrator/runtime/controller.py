@@ -11,30 +11,33 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from secrets import token_bytes
+from typing import Any, Concatenate, ParamSpec
 
 import ray
 from ray.exceptions import RayError
 
 from orchestrator import logbook
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.island import IslandInterface
+from orchestrator.actors.island import IslandInterface, Rank
 from orchestrator.checkpoints.resumption import stored
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, disk_space
-from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
+from orchestrator.runtime.names import controller_name, island_name, rank_name, synchroniser_name
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.node_agents import NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.orphans import Orphans
-from orchestrator.runtime.placement import Placement, Refusal, Unplaced, refusal, resources_of
-from orchestrator.runtime.spawn import CONCURRENCY, spawn_island
+from orchestrator.runtime.placement import Gang, Placement, Refusal, Unplaced, gang, refusal, resources_of
+from orchestrator.runtime.spawn import CONCURRENCY, spawn_gang, spawn_island
+from orchestrator.sections import IslandsSection
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +64,12 @@ class Controller:
         self._sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
         self._folder = disk_space.cluster_folder(os.environ)
         self._lock = threading.Lock()
-        self._actors: dict[Life, ActorHandle[IslandInterface]] = {}
+        self._actors: dict[Life, tuple[ActorHandle[IslandInterface], ...]] = {}
+        """By rank: one, but of islands of many hosts."""
         self._placements: dict[Life, Placement] = {}
         self._results: dict[Life, Future[Placement | Unplaced]] = {}
+        self._bookings: dict[Life, Life] = {}
+        """As whose the hosts of a life were booked, where that is another's: a standby's."""
         self._ended: set[Life] = set()
         self._taken: set[Life] = set()
         self._node_agents = NodeAgents()
@@ -108,35 +114,38 @@ class Controller:
         wanted = resources_of(section)
         life = (island, incarnation)
         deadline = time.monotonic() + CAPACITY_WAIT_S
-        while (no := self._refusal(section.node_group, wanted)) is not None:
-            if no.final or time.monotonic() > deadline:
-                return Unplaced(no.reason)
+        while isinstance(gang := self._gang(section, wanted), Refusal):
+            if gang.final or time.monotonic() > deadline:
+                return Unplaced(gang.reason)
             if self._over(life):
                 return UNWANTED
             time.sleep(0.05)
         with self._spawning:
             if self._over(life):
                 return UNWANTED
-            book = logbook.island_logbook(self._run_dir, island, incarnation)
-            actor = spawn_island(self._job, life, section, wanted, self._nodes.selector(), book)
+            actors = self._spawned(life, section, wanted, gang)
             with self._lock:
-                self._actors[life] = actor
+                self._actors[life] = actors
+        if not actors:
+            return Unplaced(f"{section.node_group!r} has not {section.hosts} nodes free at once; it is tried again")
         if self._over(life):
             self.end(island, incarnation)
             return UNWANTED
-        shard = self._shards.index(island) if island in self._shards else 0  # a standby's is that of whom it becomes
-        document = self._spec.island_document(section) | self._added
-        hurry = island in self._shards and incarnation > 1  # it is missed
-        actor.call(IslandInterface.prepare, document, shard, len(self._shards), hurry)
         try:
-            about = ray.get(actor.call(IslandInterface.hello), timeout=HELLO_TIMEOUT_S)
+            self._prepare(life, section, actors)
+            hellos = [actor.call(IslandInterface.hello) for actor in actors]
+            abouts = ray.get(hellos, timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
-            now = self._refusal(section.node_group, wanted)
-            return Unplaced(now.reason if now else f"its process did not answer: {first_line(error)}")
-        self._node_agents.ensure(about["node_id"])
-        placed = Placement(island_name(self._job, island, incarnation), **about)
-        log.info("%s.%s is process %d on %s", island, incarnation, placed.pid, placed.node)
+            now = self._gang(section, wanted)
+            return Unplaced(
+                now.reason if isinstance(now, Refusal) else f"its process did not answer: {first_line(error)}"
+            )
+        for about in abouts:
+            self._node_agents.ensure(about["node_id"])
+        placed = self._placement(island_name(self._job, island, incarnation), abouts)
+        for each in placed.ranks:
+            log.info("%s.%s is process %d on %s", island, incarnation, each.pid, each.node)
         with self._lock:
             self._placements[life] = placed
         if self._over(life):
@@ -144,26 +153,60 @@ class Controller:
             return UNWANTED
         return placed
 
-    def _refusal(self, group: str, wanted: Mapping[str, float]) -> Refusal | None:
-        """Why no process can begin on the group now: its nodes have too little free, or the cluster's disk is full."""
-        if (no := refusal(group, wanted, self._nodes.placeable())) is not None:
-            return no
+    def _spawned(
+        self, life: Life, section: IslandsSection, wanted: Mapping[str, float], gang: Gang
+    ) -> tuple[ActorHandle[IslandInterface], ...]:
+        """The processes of this life, by rank; none where Ray has no place for all of them."""
+        book, selector = logbook.island_logbook(self._run_dir, *life), self._nodes.selector()
+        if section.hosts == 1:
+            return (spawn_island(self._job, life, section, wanted, selector, book),)
+        return spawn_gang(self._job, life, section, wanted, gang, selector, book, CAPACITY_WAIT_S)
+
+    def _prepare(self, life: Life, section: IslandsSection, actors: Sequence[ActorHandle[IslandInterface]]) -> None:
+        """Have its processes build their models. Raises RayError, TimeoutError."""
+        island, incarnation = life
+        shard = self._shards.index(island) if island in self._shards else 0  # a standby's is that of whom it becomes
+        document = self._spec.island_document(section) | self._added
+        hurry = island in self._shards and incarnation > 1  # it is missed
+        if len(actors) == 1:
+            actors[0].call(IslandInterface.prepare, document, shard, len(self._shards), hurry)
+            return
+        place, key = ray.get(actors[0].call(IslandInterface.meeting_place), timeout=HELLO_TIMEOUT_S), token_bytes(32)
+        for number, actor in enumerate(actors):
+            rank = Rank(number, len(actors), place, key)
+            actor.call(IslandInterface.prepare, document, shard, len(self._shards), hurry, rank)
+
+    def _placement(self, name: str, abouts: Sequence[Mapping[str, Any]]) -> Placement:
+        """Where processes are that say this of themselves, by rank."""
+        first, *others = [Placement(rank_name(name, rank), **about) for rank, about in enumerate(abouts)]
+        return replace(first, others=tuple(others))
+
+    def _gang(self, section: IslandsSection, wanted: Mapping[str, float]) -> Gang | Refusal:
+        """Where an island can begin on its group now; or why none can: its nodes, or the cluster's disk, are full."""
+        nodes, group = self._nodes.placeable(), section.node_group
+        if section.hosts == 1:
+            places = refusal(group, wanted, nodes) or Gang(({},))
+        else:
+            places = gang(group, section.accelerator, wanted, section.hosts, nodes)
+        if isinstance(places, Refusal):
+            return places
         shortage = disk_space.shortage(self._folder)
-        return Refusal(shortage, final=False) if shortage else None
+        return Refusal(shortage, final=False) if shortage else places
 
     def _promote(self, life: Life, standby: Life) -> Placement | Unplaced:
         island, incarnation = life
         with self._lock:
-            actor, before = self._actors.pop(standby, None), self._placements.pop(standby, None)
+            actors, before = self._actors.pop(standby, ()), self._placements.pop(standby, None)
             self._taken.add(standby)
-            if actor is not None:
-                self._actors[life] = actor
+            if actors:
+                self._actors[life] = actors
+                self._bookings[life] = self._bookings.get(standby, standby)
         book = logbook.island_logbook(self._run_dir, island, incarnation)
         try:
-            if actor is None or before is None:
+            if not actors or before is None:
                 return Unplaced(f"the standby {standby[0]} is gone")
-            call = actor.call(IslandInterface.promote, island, self._shards.index(island), book)
-            placed = Placement(before.actor, **ray.get(call, timeout=HELLO_TIMEOUT_S))
+            call = actors[0].call(IslandInterface.promote, island, self._shards.index(island), book)
+            placed = Placement(before.actor, **ray.get(call, timeout=HELLO_TIMEOUT_S), others=before.others)
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
             return Unplaced(f"the standby {standby[0]} did not answer: {first_line(error)}")
@@ -176,24 +219,31 @@ class Controller:
         return placed
 
     def kill(self, island: IslandId, incarnation: Incarnation) -> None:
-        """SIGKILL the process, if there is one."""
+        """SIGKILL its processes, if there are any."""
         log.info("%s.%s is killed", island, incarnation)
-        placed = self._placed(island, incarnation)
-        if (placed is None or not self._node_agents.kill(placed)) and (
-            actor := self._actor(island, incarnation)
-        ) is not None:
+        placed, actors = self._placed(island, incarnation), self._actors_of(island, incarnation)
+        reached = [self._node_agents.kill(rank) for rank in placed.ranks] if placed is not None else []
+        for actor in [actor for rank, actor in enumerate(actors) if rank >= len(reached) or not reached[rank]]:
             cluster.end_actor(actor)  # no node agent answers: Ray's own way, which needs the process to cooperate
 
+    def kill_host(self, island: IslandId, incarnation: Incarnation) -> str:
+        """SIGKILL its process on its last host. Answers as ``stop``."""
+        placed = self._placed(island, incarnation)
+        if placed is None:
+            return f"{island} has no process"
+        last = placed.ranks[-1]
+        return "" if self._node_agents.kill(last) else f"the node agent of {last.node} did not answer"
+
     def stop(self, island: IslandId, incarnation: Incarnation, duration_s: float) -> str:
-        """SIGSTOP the process; it goes on after ``duration_s``. Empty when that is done, else why it could not be."""
+        """SIGSTOP its processes; they go on after ``duration_s``. Empty when that is done, else why it could not be."""
         return self._signal(island, incarnation, NodeAgent.stop, duration_s)
 
     def go_on(self, island: IslandId, incarnation: Incarnation) -> str:
-        """SIGCONT the process, before its time. Answers as ``stop``."""
+        """SIGCONT its processes, before their time. Answers as ``stop``."""
         return self._signal(island, incarnation, NodeAgent.go_on)
 
     def kill_node(self, island: IslandId, incarnation: Incarnation) -> str:
-        """SIGKILL the raylet of the process's node; what runs on it dies within seconds. Answers as ``stop``."""
+        """SIGKILL the raylet of its first node; what runs on it dies within seconds. Answers as ``stop``."""
         placed = self._placed(island, incarnation)
         return self._node_agents.kill_node(placed) if placed is not None else f"{island} has no process"
 
@@ -206,17 +256,22 @@ class Controller:
         placed = self._placed(island, incarnation)
         with self._lock:
             self._ended.add(life)
-        node = placed.node_id if placed is not None and not self._closing else None
-        if node is not None and self._nodes.is_unreachable(node) and self._orphans.add(life, node):
+        nodes = [each.node_id for each in placed.ranks] if placed is not None and not self._closing else []
+        cut_off = next((node for node in nodes if self._nodes.is_unreachable(node)), None)
+        if cut_off is not None and self._orphans.add(life, cut_off):
             # Ray would call it dead at once, and nobody could ever ask it what it trained meanwhile
             log.warning("%s.%s is ended once its node can be reached", island, incarnation)
             return
-        if (actor := self._actor(island, incarnation)) is not None:
+        if actors := self._actors_of(island, incarnation):
             self.kill(island, incarnation)
-            cluster.end_actor(actor)
+            for actor in actors:
+                cluster.end_actor(actor)
         with self._lock:
             self._actors.pop(life, None)
             self._placements.pop(life, None)
+            booking = self._bookings.pop(life, life)
+        if self._sections[island].hosts > 1:
+            cluster.cancel_booking(island_name(self._job, *booking))
         self._orphans.discard([life])
 
     def close(self) -> None:
@@ -231,28 +286,33 @@ class Controller:
         finally:
             cluster.end_own_actor()
 
-    def _actor(self, island: IslandId, incarnation: Incarnation) -> ActorHandle[IslandInterface] | None:
-        """Its handle; by name where another controller made it. A standby whose process was taken has none."""
+    def _actors_of(self, island: IslandId, incarnation: Incarnation) -> tuple[ActorHandle[IslandInterface], ...]:
+        """Their handles; by name where another controller made them. A standby whose processes were taken has none."""
         with self._lock:
             if (island, incarnation) in self._taken:
-                return None
-            actor = self._actors.get((island, incarnation))
-        return actor if actor is not None else cluster.actor_named(island_name(self._job, island, incarnation))
+                return ()
+            actors = self._actors.get((island, incarnation), ())
+        return actors or self._named(island, incarnation)
+
+    def _named(self, island: IslandId, incarnation: Incarnation) -> tuple[ActorHandle[IslandInterface], ...]:
+        name = island_name(self._job, island, incarnation)
+        ranks = (cluster.actor_named(rank_name(name, rank)) for rank in range(self._sections[island].hosts))
+        return tuple(actor for actor in ranks if actor is not None)
 
     def _placed(self, island: IslandId, incarnation: Incarnation) -> Placement | None:
-        """Where its process is, which says so itself where another controller placed it."""
+        """Where its processes are, which say so themselves where another controller placed them."""
         life = (island, incarnation)
         with self._lock:
             placed, ours = self._placements.get(life), life in self._results
-        if placed is not None or ours or (actor := self._actor(island, incarnation)) is None:
+        if placed is not None or ours or not (actors := self._actors_of(island, incarnation)):
             return placed
         try:
-            about = ray.get(actor.call(IslandInterface.hello), timeout=REACH_TIMEOUT_S)
+            abouts = ray.get([actor.call(IslandInterface.hello) for actor in actors], timeout=REACH_TIMEOUT_S)
         except (RayError, TimeoutError):
             return None
         with self._lock:
-            self._actors[life] = actor
-            return self._placements.setdefault(life, Placement(island_name(self._job, island, incarnation), **about))
+            self._actors[life] = actors
+            return self._placements.setdefault(life, self._placement(island_name(self._job, *life), abouts))
 
     def _over(self, life: Life) -> bool:
         with self._lock:
@@ -284,8 +344,9 @@ class Controller:
     def _declare_dead(self, nodes: frozenset[str]) -> None:
         """Have Ray end the islands on these nodes, which are down; their links notice that like any other death."""
         with self._lock:
-            lost = [life for life, placed in self._placements.items() if placed.node_id in nodes]
-            actors = [self._actors[life] for life in lost if life in self._actors]
+            placements = self._placements.items()
+            lost = [life for life, placed in placements if any(rank.node_id in nodes for rank in placed.ranks)]
+            actors = [actor for life in lost for actor in self._actors.get(life, ())]
         for actor in actors:
             cluster.end_actor(actor)
 
@@ -300,7 +361,8 @@ class Controller:
         placed = self._placed(island, incarnation)
         if placed is None:
             return f"{island} has no process"
-        return self._node_agents.signal(placed, method, *arguments, **named)
+        answers = [self._node_agents.signal(rank, method, *arguments, **named) for rank in placed.ranks]
+        return "; ".join(answer for answer in answers if answer)
 
 
 def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> ActorHandle[Controller]:

@@ -210,7 +210,7 @@ def _start_missing(
                 name = group.name if group.nodes == 1 else f"{group.name}-{number}"
                 if name not in running:
                     processes.kill_all(cluster.id, name)
-                    starting[name] = start_node(program, name, group, places.get(name, Place()))
+                    starting[name] = start_node(program, name, group, number, places.get(name, Place()))
         _wait_for_all(cluster, starting, deadline)
 
 

@@ -4,6 +4,7 @@
     stop                               SIGSTOP, and SIGCONT after the duration by the node's own agent
     cut, slow, corrupt, delay, drop    the impairment of the island's link, which ends by itself (``impairment``)
     continue                           the end of all these before that
+    kill_host                          SIGKILL of the island's last process, of which there is one on each of its hosts
     kill_node                          SIGKILL of the raylet by its node's agent
     kill_synchroniser                  SIGKILL of this very process, once the record is on the tape
 
@@ -75,6 +76,8 @@ class Chaos:
         match kind:
             case Kind.STOP:
                 return self._answer(self._controller.call(Controller.stop, *life, dose.duration))
+            case Kind.KILL_HOST:
+                return self._answer(self._controller.call(Controller.kill_host, *life))
             case Kind.KILL_NODE:
                 return self._answer(self._controller.call(Controller.kill_node, *life))
         if impairment is None:

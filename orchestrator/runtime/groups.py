@@ -27,6 +27,7 @@ GROUPS_MAX = 1000
 class NodeGroup(BaseModel):
     """``nodes`` raylets. ``cpus`` and ``accelerators`` are of one node: a capacity to book, no limit on its use.
 
+    With TPUs, so many nodes after one another, ``slice_hosts``, are one slice.
     So is ``memory_gib``, which jobs are held against before they begin; absent: what is free when the node begins.
     """
 
@@ -38,6 +39,7 @@ class NodeGroup(BaseModel):
     cpus: CpuCount = 4
     accelerators: AcceleratorCount = 0
     accelerator: Literal["gpu", "tpu"] = "gpu"
+    slice_hosts: NodeCount = 1
     memory_gib: MemoryGib | None = None
 
 

@@ -30,7 +30,7 @@ from orchestrator.runtime.catch_ups import CatchUps
 from orchestrator.runtime.connection import Connection
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.evaluation import Evaluation
-from orchestrator.runtime.names import island_name
+from orchestrator.runtime.names import island_name, rank_name
 from orchestrator.runtime.parameter_link import Delivery
 from orchestrator.runtime.placement import Placement, Unplaced
 from orchestrator.runtime.shard_worker import ShardWorker
@@ -66,6 +66,8 @@ class Interpreter:
         self._controller, self._shard, self._evaluation = controller, shard, evaluation
         self._timers, self._durable_count, self._checkpoints = timers, durable_count, checkpoints
         self._resolve, self._finish = resolve, finish
+        sections = {**context.spec.island_sections(slots=True), **context.spec.standby_sections()}
+        self._host_counts = {island: section.hosts for island, section in sections.items()}
         self._catch_ups = CatchUps(context, self._connection, self._name, shard, checkpoints)
         self._connections: dict[Life, Connection] = {}
         self._orphans: dict[Life, Connection] = {}  # over, and silent when that was decided
@@ -254,9 +256,14 @@ class Interpreter:
         self, island: IslandId, incarnation: Incarnation, actor: ActorHandle[IslandInterface], *, lost: bool = False
     ) -> Connection:
         process = self._processes.get((island, incarnation), (island, incarnation))
-        membership = self._shard.channel.membership(process)
-        shared = (self._context, self._shard, membership, self._durable_count)
-        return Connection(island, incarnation, actor, *shared, lost=lost)
+        channel, host_count = self._shard.channel, self._host_counts[island]
+        named = [cluster.actor_named(rank_name(self._name(island, incarnation), rank)) for rank in range(1, host_count)]
+        # where one is gone so is the island, which says so itself
+        ranks = [(actor, channel.membership(process))]
+        ranks += [
+            (other, channel.membership(process, rank)) for rank, other in enumerate(named, 1) if other is not None
+        ]
+        return Connection(island, incarnation, ranks, self._context, self._shard, self._durable_count, lost=lost)
 
     def _connection(self, island: IslandId, incarnation: Incarnation) -> Connection | None:
         """Its connection, if any. Under the lock: a first report (``IslandReady``) may come while it is being opened."""

@@ -8,7 +8,7 @@ read, and who still holds the dead one's certificates is trusted by nobody.
 from __future__ import annotations
 
 from orchestrator.channel.certificates import JobAuthority
-from orchestrator.channel.endpoint import Endpoint, Membership, Terms, encrypts
+from orchestrator.channel.endpoint import Endpoint, Membership, Terms, encrypts, rank_subject
 from orchestrator.channel.ticket import SHARD
 from orchestrator.core.vocabulary import Life
 from orchestrator.host.job_context import JobContext
@@ -25,10 +25,10 @@ class JobChannel:
         self._authority = JobAuthority.new(context.job) if encrypts(self._terms, host) else None
         self.endpoint = Endpoint(self._membership(SHARD), host)
 
-    def membership(self, process: Life) -> Membership:
+    def membership(self, process: Life, rank: int = 0) -> Membership:
         """Of an island's process, by the life that it began as."""
         island, incarnation = process
-        return self._membership(f"{island}:{incarnation}")
+        return self._membership(rank_subject(f"{island}:{incarnation}", rank))
 
     def evaluator_membership(self, number: int) -> Membership:
         """Of the job's evaluator with this number."""

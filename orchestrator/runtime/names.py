@@ -24,3 +24,8 @@ def evaluator_name(job: str, number: int, node_group: str = "") -> str:
 
 def island_name(job: str, island: IslandId, incarnation: Incarnation) -> str:
     return f"{prefix(job)}{island}:{incarnation}"
+
+
+def rank_name(island: str, rank: int) -> str:
+    """Of the process of this rank, in an island whose rank 0 is called ``island``."""
+    return f"{island}/{rank}" if rank else island

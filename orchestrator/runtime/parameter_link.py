@@ -4,6 +4,9 @@
     watch     what is in the way of payloads, here or at the island, for the status
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
+An island of many hosts has a process on each: an offer has arrived once all have given their parts, and the next batch of
+publications goes to none before all have the one before.
+
 Ray's calls carry tickets, and small payloads; the rest travels by the job's channel, of which ``deliver`` makes the island's
 process a member first. A pull has no time limit; it ends when the island's process does, or a newer offer makes it needless.
 
@@ -55,8 +58,8 @@ MARKER_TIMEOUT_S = 10.0
 PULLS_MAX = 4
 """Publications that the island pulls at once: each takes one of its process's threads, of which reports need some."""
 
-Request = ray.ObjectRef[Carried | None]
-"""An offer, which was asked for already."""
+Request = tuple[ray.ObjectRef[Carried | None], ...]
+"""An offer, which was asked for already: of each of the island's processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +72,37 @@ class Delivery:
     fix: ScheduleAnchor
 
 
+@dataclass(frozen=True, slots=True)
+class Consignment:
+    """What one of the island's processes, by rank, is sent of a publication."""
+
+    rank: int
+    fragment: FragmentId
+    delivery: Delivery
+    shipment: Shipment
+
+
 class ParameterLink:
     """Until ``closed`` is set; ``close`` then wakes the thread that delivers."""
 
     def __init__(
         self,
         name: str,
-        actor: ActorHandle[IslandInterface],
+        ranks: Sequence[tuple[ActorHandle[IslandInterface], Membership]],
         context: JobContext,
         link: ImpairedLink,
         closed: threading.Event,
         shard: ShardWorker,
-        membership: Membership,
         line: LineCounter,
     ) -> None:
-        self._name, self._actor, self._epoch, self._membership = name, actor, context.epoch, membership
+        self._name, self._epoch = name, context.epoch
+        self._ranks = tuple(actor for actor, _ in ranks)
+        self._memberships = tuple(membership for _, membership in ranks)
         self._link, self._closed, self._shard, self._line = link, closed, shard, line
         self._outgoing: dict[FragmentId, Delivery] = {}
         self._under_way: dict[FragmentId, Delivery] = {}
-        self._held: dict[FragmentId, Version] = {}
-        """What the island said that it holds."""
+        self._held: dict[tuple[int, FragmentId], Version] = {}
+        """What each of the island's processes said that it holds."""
         self._marker: tuple[int, str] | None = None
         self._outgoing_changed = threading.Condition()
         self._newest_offer: dict[FragmentId, int] = {}
@@ -107,7 +121,10 @@ class ParameterLink:
     def request(self, offer: Offer) -> Request:
         """Ask the island for the offer; the request is for ``fetch``."""
         self.note(offer)
-        return self._actor.call(IslandInterface.take_payload, self._epoch, offer.fragment, offer.offer)
+        return tuple(self._request_of(rank, offer) for rank in range(len(self._ranks)))
+
+    def _request_of(self, rank: int, offer: Offer) -> ray.ObjectRef[Carried | None]:
+        return self._ranks[rank].call(IslandInterface.take_payload, self._epoch, offer.fragment, offer.offer)
 
     def note(self, offer: Offer) -> None:
         """There is this offer, which may make the pull of an older one of its fragment needless."""
@@ -118,18 +135,20 @@ class ParameterLink:
         self._dead.set()
 
     def fetch(self, offer: Offer, payload: PayloadId, request: Request) -> Held | Unusable | None:
-        """Pull the bytes and have the shard hold them under this name.
+        """Pull the bytes of all its parts and have the shard hold them under this name.
 
         None where nothing came: the offer was replaced meanwhile, or died with its island.
         """
-        began = time.monotonic()
-        content = self._link.impaired(self._pull(offer, request))
-        if content is None or self._closed.is_set():
-            return None
-        self._line.received(len(content), time.monotonic() - began)
-        return self._shard.receive(payload, offer.fragment, content)
+        began, contents = time.monotonic(), []
+        for rank, of_rank in enumerate(request):
+            content = self._link.impaired(self._pull(rank, offer, of_rank))
+            if content is None or self._closed.is_set():
+                return None
+            contents.append(content)
+        self._line.received(sum(map(len, contents)), time.monotonic() - began)
+        return self._shard.receive(payload, offer.fragment, *contents)
 
-    def _pull(self, offer: Offer, request: Request) -> memoryview | None:
+    def _pull(self, rank: int, offer: Offer, request: ray.ObjectRef[Carried | None]) -> memoryview | None:
         fragment, may_pass_over = offer.fragment, offer.fragment not in self._passed_over
         self._passed_over.discard(fragment)
 
@@ -149,7 +168,7 @@ class ParameterLink:
                 content = self._shard.channel.endpoint.received(
                     carried, lambda: over() or superseded() or self._link.is_cut()
                 )
-                self._let_go(offer, carried)
+                self._let_go(rank, offer, carried)
                 return content if self._link.wait_until_open() else None
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
@@ -174,13 +193,14 @@ class ParameterLink:
                 self._closed.wait(RETRY_S)
             except RayError:
                 self._closed.wait(RETRY_S)
-            request = self.request(offer)
+            self.note(offer)
+            request = self._request_of(rank, offer)
         return None
 
-    def _let_go(self, offer: Offer, carried: Carried) -> None:
+    def _let_go(self, rank: int, offer: Offer, carried: Carried) -> None:
         """The island need not serve it any more. Nobody waits for the answer: a newer offer has the same effect."""
         if isinstance(carried, Ticket):
-            self._actor.call(IslandInterface.release_payload, offer.fragment, offer.offer)
+            self._ranks[rank].call(IslandInterface.release_payload, offer.fragment, offer.offer)
 
     # ── down ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,15 +232,19 @@ class ParameterLink:
                 marker, self._marker = self._marker, None
             if marker is not None:
                 self._deliver_marker(*marker)
-            shipments = {fragment: d.published.since(self._held.get(fragment)) for fragment, d in batch.items()}
+            consignments = [
+                Consignment(rank, fragment, delivery, delivery.published.since(self._held.get((rank, fragment))))
+                for fragment, delivery in sorted(batch.items())
+                for rank in range(len(self._ranks))
+            ]
             began = time.monotonic()
-            self._link.delay(sum(shipment.byte_count for shipment in shipments.values()))
+            self._link.delay(sum(one.shipment.byte_count for one in consignments))
             if not self._link.wait_until_open():
                 self._line.waits(0, 0)
                 return
-            for shipment in shipments.values():
-                self._line.sent("values" if shipment.since is None else "update", shipment.byte_count)
-            self._send([(p, batch[p], shipments[p]) for p in sorted(batch)])
+            for one in consignments:
+                self._line.sent("values" if one.shipment.since is None else "update", one.shipment.byte_count)
+            self._send(consignments)
             self._line.delivered(time.monotonic() - began)
             with self._outgoing_changed:
                 self._under_way = {}
@@ -232,11 +256,15 @@ class ParameterLink:
         self._line.waits(len(deliveries), sum(delivery.published.usual_bytes for delivery in deliveries))
 
     def _join(self) -> None:
-        """Make the island's process a member of the channel, however long that takes; what needs it waits for it there."""
+        """Make the island's processes members of the channel, however long that takes; what needs it waits for it there."""
         while self._link.wait_until_open() and not self._dead.is_set():
             try:
-                call = self._actor.call(IslandInterface.join_channel, self._epoch, self._membership)
-                self._link.get(call, JOIN_TIMEOUT_S)
+                calls = [
+                    actor.call(IslandInterface.join_channel, self._epoch, membership)
+                    for actor, membership in zip(self._ranks, self._memberships, strict=True)
+                ]
+                for call in calls:
+                    self._link.get(call, JOIN_TIMEOUT_S)
                 self._not_joined = None
                 return
             except ActorDiedError:
@@ -263,7 +291,11 @@ class ParameterLink:
         return "; ".join(self._shard.channel.endpoint.hindrances(self._served_at)) or None
 
     def _trouble_there(self) -> str | None:
-        call = self._actor.call(IslandInterface.hindrances, self._epoch)
+        troubles = [trouble for actor in self._ranks if (trouble := self._trouble_of(actor))]
+        return "; ".join(troubles) or None
+
+    def _trouble_of(self, actor: ActorHandle[IslandInterface]) -> str | None:
+        call = actor.call(IslandInterface.hindrances, self._epoch)
         while not self._closed.is_set() and not self._dead.is_set():
             try:
                 troubles = self._link.get(call, WATCH_S)
@@ -274,26 +306,27 @@ class ParameterLink:
                 return None  # the report link says why
         return None
 
-    def _call(self, fragment: FragmentId, delivery: Delivery, shipment: Shipment) -> ray.ObjectRef[int]:
-        published = delivery.published
-        return self._actor.call(
+    def _call(self, one: Consignment) -> ray.ObjectRef[int]:
+        published, delivery = one.delivery.published, one.delivery
+        subject = self._memberships[one.rank].subject
+        return self._ranks[one.rank].call(
             IslandInterface.deliver,
             self._epoch,
-            fragment,
+            one.fragment,
             published.version,
             delivery.step,
             delivery.merged_offer,
             delivery.fix,
-            shipment.since,
+            one.shipment.since,
             published.digest,
-            *(payload.carried(self._membership.subject) for payload in shipment.payloads),
+            *(payload.carried(subject) for payload in one.shipment.payloads),
         )
 
     def _deliver_marker(self, checkpoint: int, folder: str) -> None:
         """Until the island has it, or the checkpoint would not wait for it any more; nothing newer overtakes it."""
         while self._link.wait_until_open():
             try:
-                call = self._actor.call(IslandInterface.save, self._epoch, checkpoint, folder)
+                call = self._ranks[0].call(IslandInterface.save, self._epoch, checkpoint, folder)
                 self._link.get(call, MARKER_TIMEOUT_S)
                 return
             except ActorDiedError:
@@ -305,25 +338,25 @@ class ParameterLink:
                 log.warning("%s: a marker did not arrive: %s", self._name, error)
                 self._closed.wait(RETRY_S)
 
-    def _send(self, batch: Sequence[tuple[FragmentId, Delivery, Shipment]]) -> None:
+    def _send(self, consignments: Sequence[Consignment]) -> None:
         """Until all have arrived. What was lost, or did not lead on from what the island holds, is sent again, unless
         something newer waits, until the link is closed.
         """
-        unsent = deque(batch)
-        waiting: dict[ray.ObjectRef[int], tuple[FragmentId, Delivery, Shipment]] = {}
+        unsent = deque(consignments)
+        waiting: dict[ray.ObjectRef[int], Consignment] = {}
         while (unsent or waiting) and not self._closed.is_set():
             while unsent:
-                pulls = sum(shipment.is_pulled for _, _, shipment in waiting.values())
-                if unsent[0][2].is_pulled and pulls >= PULLS_MAX:
+                pulls = sum(one.shipment.is_pulled for one in waiting.values())
+                if unsent[0].shipment.is_pulled and pulls >= PULLS_MAX * len(self._ranks):
                     break
-                item = unsent.popleft()
-                waiting[self._call(*item)] = item
+                one = unsent.popleft()
+                waiting[self._call(one)] = one
             wanted_count = 1 if unsent else len(waiting)
             done, _ = ray.wait(list(waiting), num_returns=wanted_count, timeout=ARRIVAL_CHECK_S)
             for call in done:
-                self._settle(call, *waiting.pop(call))
+                self._settle(call, waiting.pop(call))
 
-    def _settle(self, call: ray.ObjectRef[int], fragment: FragmentId, delivery: Delivery, _: Shipment) -> None:
+    def _settle(self, call: ray.ObjectRef[int], one: Consignment) -> None:
         """Note the answer of a call that has ended, whose payloads were held until now."""
         try:
             held = self._link.get(call, ARRIVAL_CHECK_S)
@@ -333,12 +366,12 @@ class ParameterLink:
                 log.error("%s: a fragment is not taken: %s", self._name, error)
                 return
             log.warning("%s: a fragment did not arrive: %s", self._name, error)
-            self._send_again(fragment, delivery)
+            self._send_again(one.fragment, one.delivery)
             self._closed.wait(RETRY_S)
         else:
-            self._held[fragment] = Version(held)
-            if held < delivery.published.version:
-                self._send_again(fragment, delivery)
+            self._held[one.rank, one.fragment] = Version(held)
+            if held < one.delivery.published.version:
+                self._send_again(one.fragment, one.delivery)
 
     def _send_again(self, fragment: FragmentId, delivery: Delivery) -> None:
         with self._outgoing_changed:

@@ -6,10 +6,15 @@ Source: Ray would wait without end, and without a word, for a label or a resourc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import prod
 from typing import Protocol
 
 from orchestrator.runtime.settings import CONTROL_GROUP
+
+SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-topology", "ray.io/tpu-worker-id"
+"""Ray's own, on every node with TPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,7 @@ class Node:
     total: Mapping[str, float]
     free: Mapping[str, float]
     host: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +41,34 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A process that answers. At ``seen_at`` (seconds since its node was started) it had this pid."""
+    """A process that answers. At ``seen_at`` (seconds since its node was started) it had this pid.
+
+    ``others`` are the other processes of its island, by rank, where that is of many hosts.
+    """
 
     actor: str
     node_id: str
     node: str
     pid: int
     seen_at: float
+    others: tuple[Placement, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[Placement, ...]:
+        """The processes of its island, this one first."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Where the processes of an island of many hosts may go: the labels of each one's node, by rank."""
+
+    selectors: tuple[Mapping[str, str], ...]
 
 
 class Booking(Protocol):
@@ -115,6 +137,71 @@ def refusal(group: str, wanted: Mapping[str, float], nodes: Iterable[Node], sect
             final=False,
         )
     return None
+
+
+def gang(
+    group: str, accelerator: str, wanted: Mapping[str, float], host_count: int, nodes: Iterable[Node]
+) -> Gang | Refusal:
+    """Where an island of so many hosts, each of which books ``wanted``, may be placed as a whole; else why it may not.
+
+    A TPU island is one slice, all of it: chosen here among the intact ones of the group, by name, so that its region is
+    that of the group. Any other is as many nodes. What is free is a hint; Ray books all of it or nothing.
+    """
+    all_nodes = list(nodes)
+    if (no := refusal(group, wanted, all_nodes)) is not None:
+        return no
+    candidates = [node for node in all_nodes if node.group == group and _covers(node.total, wanted)]
+    if accelerator == "tpu":
+        return _slice(group, wanted, host_count, candidates)
+    request = f"asked for {host_count} nodes of {group!r} with {_text_of(wanted)} each"
+    if len(candidates) < host_count:
+        return Refusal(
+            f"{request}, which has {len(candidates)} such: lower islands.hosts, ask for less, or add nodes",
+            final=True,
+        )
+    if (free := sum(_covers(node.free, wanted) for node in candidates)) < host_count:
+        return Refusal(
+            f"{request}, which has {free} such with that free: cancel another job, ask for less, or add nodes; it is tried "
+            "again",
+            final=False,
+        )
+    return Gang(({},) * host_count)
+
+
+def _slice(group: str, wanted: Mapping[str, float], host_count: int, candidates: Sequence[Node]) -> Gang | Refusal:
+    named = sorted(
+        (node for node in candidates if SLICE_LABEL in node.labels), key=lambda node: node.labels[SLICE_LABEL]
+    )
+    slices = {name: list(members) for name, members in groupby(named, lambda node: node.labels[SLICE_LABEL])}
+    request = f"asked for a TPU slice of {host_count} hosts with {_text_of(wanted)} each in {group!r}"
+    sizes = {name: _host_count_of(members, wanted["TPU"]) for name, members in slices.items()}
+    alike = [name for name in slices if sizes[name] == host_count]
+    if not alike:
+        there = ", ".join(f"{name} of {size} hosts" for name, size in sizes.items()) or f"no node with {SLICE_LABEL}"
+        return Refusal(
+            f"{request}, which has {there}: set islands.hosts and accelerators to those of a slice", final=True
+        )
+    intact = [name for name in alike if len(slices[name]) == host_count]
+    if not intact:
+        broken = ", ".join(f"{name} ({len(slices[name])} of {host_count} hosts)" for name in alike)
+        return Refusal(f"{request}; of each such slice hosts are missing: {broken}; it is tried again", final=False)
+    for name in intact:
+        if all(_covers(node.free, wanted) for node in slices[name]):
+            workers = sorted(node.labels.get(WORKER_LABEL, "") for node in slices[name])
+            if workers == sorted(map(str, range(host_count))):  # ranks are numbered as the slice's own processes are
+                return Gang(tuple({SLICE_LABEL: name, WORKER_LABEL: str(rank)} for rank in range(host_count)))
+            return Gang(({SLICE_LABEL: name},) * host_count)
+    return Refusal(
+        f"{request}; in use are {', '.join(intact)}: cancel another job, or add a slice; it is tried again", final=False
+    )
+
+
+def _host_count_of(members: Sequence[Node], chips_per_host: float) -> int:
+    """How many hosts the slice has when it is intact, by its topology where a label says that."""
+    extents = members[0].labels.get(TOPOLOGY_LABEL, "").split("x")
+    if all(extent.isdecimal() for extent in extents):
+        return max(1, round(prod(map(int, extents)) / chips_per_host))
+    return len(members)
 
 
 def _covers(has: Mapping[str, float], wanted: Mapping[str, float]) -> bool:

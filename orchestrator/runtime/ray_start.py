@@ -24,6 +24,7 @@ from typing import IO, Protocol, Self
 from orchestrator.environment import built
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
+from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL
 from orchestrator.runtime.ray_command import EACH, MODULE, WITH_DASHBOARD, codes, request
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
 
@@ -151,7 +152,8 @@ def start_head(program: RayProgram, place: Place) -> Start:
     return _start(program, CONTROL_GROUP, place, arguments)
 
 
-def start_node(program: RayProgram, name: str, group: NodeGroup, place: Place) -> Start:
+def start_node(program: RayProgram, name: str, group: NodeGroup, number: int, place: Place) -> Start:
+    """The node of this number in its group, from 0."""
     arguments = ["--address", program.cluster.address, "--num-cpus", str(group.cpus)]
     if group.accelerator == "gpu":
         arguments += ["--num-gpus", str(group.accelerators)]
@@ -159,8 +161,14 @@ def start_node(program: RayProgram, name: str, group: NodeGroup, place: Place) -
         arguments += ["--resources", json.dumps({"TPU": group.accelerators})]
     if group.memory_gib is not None:
         arguments += ["--memory", str(int(group.memory_gib * (1 << 30)))]
-    labels = f"{GROUP_LABEL}={group.name},{REGION_LABEL}={group.region}"
-    return _start(program, name, place, [*arguments, "--labels", labels])
+    labels = {GROUP_LABEL: group.name, REGION_LABEL: group.region}
+    if group.accelerator == "tpu" and group.accelerators:
+        slice_number, worker = divmod(number, group.slice_hosts)
+        labels[SLICE_LABEL] = f"{group.name}-slice-{slice_number}"
+        labels[WORKER_LABEL] = str(worker)
+        labels[TOPOLOGY_LABEL] = f"{group.slice_hosts}x{group.accelerators}"
+    listed = ",".join(f"{name}={value}" for name, value in labels.items())
+    return _start(program, name, place, [*arguments, "--labels", listed])
 
 
 def log_of(cluster: ClusterFile, name: str) -> Path:

@@ -103,9 +103,9 @@ class ShardWorker:
 
     # ── contributions and publications, from links ────────────────────────────────────────────────────────────────
 
-    def receive(self, payload: PayloadId, fragment: FragmentId, content: memoryview) -> Held | Unusable:
-        """Validate and hold the bytes of a contribution."""
-        return self._shard.receive(payload, fragment, content)
+    def receive(self, payload: PayloadId, fragment: FragmentId, *parts: memoryview) -> Held | Unusable:
+        """Validate and hold the bytes of a contribution, one part from each process of its island."""
+        return self._shard.receive(payload, fragment, *parts)
 
     def published(self, fragment: FragmentId) -> Published:
         return self._published[fragment]

@@ -122,8 +122,9 @@ def made_link(
         channel=SimpleNamespace(endpoint=channel), receive=lambda payload, fragment, content: bytes(content)
     )
     context: Any = SimpleNamespace(epoch=Epoch(1), guarded=lambda work: work())
-    of_job: Any = (island, context, Line(closed), closed, shard)
-    made = parameter_link.ParameterLink("asia.1", *of_job, Membership("job", "asia:1", 1, Terms()), counter)
+    ranks: Any = [(island, Membership("job", "asia:1", 1, Terms()))]
+    of_job: Any = (ranks, context, Line(closed), closed, shard)
+    made = parameter_link.ParameterLink("asia.1", *of_job, counter)
     yield made
     closed.set()
     made.close()
@@ -183,7 +184,7 @@ def test_what_is_in_the_way_at_either_end_is_said_while_it_is(
     wait_until(lambda: counter.record()["trouble"] == "nothing comes from the synchroniser")
     island.troubles, channel.troubles = (), ("nothing comes from asia",)
     wait_until(lambda: counter.record()["trouble"] is None)
-    assert link.fetch(offer(1), PayloadId("payload-1"), TICKET) == BYTES  # type: ignore[arg-type]
+    assert link.fetch(offer(1), PayloadId("payload-1"), (TICKET,)) == BYTES  # type: ignore[arg-type]
     wait_until(lambda: counter.record()["trouble"] == "nothing comes from asia")
     channel.troubles = ()
     wait_until(lambda: counter.record()["trouble"] is None)

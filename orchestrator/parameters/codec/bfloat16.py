@@ -18,6 +18,8 @@ _DTYPE: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 
 class BFloat16:
+    unit_values, unit_bytes = 1, (_DTYPE.itemsize,)
+
     def data_bytes(self, value_count: int) -> int:
         return value_count * _DTYPE.itemsize
 

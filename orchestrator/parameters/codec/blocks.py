@@ -37,6 +37,8 @@ class BlockCodec:
     codes_a_byte   1, or 2: nibbles, the first value in the lower one
     """
 
+    unit_values = BLOCK_VALUES
+
     def __init__(
         self,
         magnitude_max: float,
@@ -46,6 +48,7 @@ class BlockCodec:
     ) -> None:
         self._magnitude_max = np.float32(magnitude_max)
         self._encode_codes, self._decode_codes, self._codes_a_byte = encode_codes, decode_codes, codes_a_byte
+        self.unit_bytes = (_SCALE_BYTES, BLOCK_VALUES // codes_a_byte)
 
     def data_bytes(self, value_count: int) -> int:
         return _SCALE_BYTES * _block_count(value_count) + self._code_bytes(value_count)

@@ -12,6 +12,8 @@ _DTYPE = np.dtype("<f4")
 
 
 class Float32:
+    unit_values, unit_bytes = 1, (_DTYPE.itemsize,)
+
     def data_bytes(self, value_count: int) -> int:
         return value_count * _DTYPE.itemsize
 

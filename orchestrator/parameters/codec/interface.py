@@ -14,6 +14,16 @@ class Codec(Protocol):
     What is lost by coding can be fed back by the sender: it is ``values − decode(encode(values))``.
     """
 
+    @property
+    def unit_values(self) -> int:
+        """How many values are coded together, and by no others."""
+        ...
+
+    @property
+    def unit_bytes(self) -> Sequence[int]:
+        """The bytes of a unit of each kind that is written of it; all units' of the first kind come before the next."""
+        ...
+
     def data_bytes(self, value_count: int) -> int:
         """How many bytes so many values of one tensor take, scales and padding included."""
         ...

@@ -1,0 +1,143 @@
+"""A process of an island of many hosts that is not rank 0: it carries out what rank 0 decides, and says what it holds.
+
+Responsible for the same arrays' other parts: adoptions, offers and cuts in rank 0's order, at the same boundaries. Decides
+nothing, reports nothing to the service, and ends with rank 0. What fails here fails the island, by rank 0's report.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import assert_never
+
+from learners.catching_up import in_words
+from learners.checkpointing import Cut
+from learners.contract import Trainer
+from learners.failure import broken_by
+from learners.group.link import Line, LinkEnded
+from learners.group.messages import (
+    Beat,
+    Done,
+    Failed,
+    News,
+    Order,
+    Prepared,
+    Promote,
+    TakeOuter,
+    TakePeer,
+    TakeSaved,
+)
+from learners.island_arrays import ArraysPlan, IslandArrays
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.replica.replica import AdoptVersion, CutState, ExportState, OfferFragment, Publication, SendReport
+
+log = logging.getLogger(__name__)
+
+OFFER_S = 60.0
+"""How much later than rank 0 this process may come to the boundary of an offer; steps bind them closer together."""
+
+
+class Follower:
+    """``take_state`` loads what rank 0 names into the arrays that it is given; ``save`` is told of each cut."""
+
+    def __init__(
+        self,
+        line: Line,
+        trainer: Trainer,
+        plan: ArraysPlan,
+        device_count: int,
+        take_state: Callable[[IslandArrays, TakeOuter | TakeSaved | TakePeer], None],
+        save: Callable[[Hashable, Cut], None],
+        promoted: Callable[[Promote], None],
+    ) -> None:
+        self._line, self._trainer, self._plan, self._device_count = line, trainer, plan, device_count
+        self._take_state, self._save, self._promoted = take_state, save, promoted
+        self._changed = threading.Condition()
+        self._arrays = IslandArrays(trainer, plan, self._changed)
+        self._latest_offer = 0
+
+    @property
+    def fragment_count(self) -> int:
+        return len(self._plan.fragments)
+
+    def run(self) -> None:
+        """Do what rank 0 says, until its line ends: raises LinkEnded."""
+        self._line.send(Prepared(self._device_count))
+        while True:
+            self._carry_out(self._line.receive())
+
+    # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
+
+    def published_version(self, fragment: FragmentId) -> int:
+        """As ``IslandLoop.published_version``."""
+        return self._arrays.published.version(fragment)
+
+    def receive(
+        self,
+        publication: Publication,
+        since: Version | None,
+        checked_digest: str,
+        payloads: Sequence[bytes | memoryview],
+    ) -> int:
+        """As ``IslandLoop.receive``: it lies ready, and rank 0 says when it is adopted."""
+        fragment, version = publication.fragment, publication.version
+        arrays = self._arrays.published.take(fragment, version, since, checked_digest, payloads)
+        if arrays is not None:
+            likely = self._arrays.likely_mode(fragment, publication.merged_offer)
+            self._arrays.arrive(fragment, version, arrays, likely)
+        return self._arrays.published.version(fragment)
+
+    def take(self, fragment: FragmentId, offer: int) -> memoryview | None:
+        """As ``IslandLoop.take``: this process's part of the payload."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._latest_offer >= offer, OFFER_S)
+            offered = self._arrays.offered(fragment, offer)
+        return None if offered is None else offered.payload()
+
+    # ── in rank 0's order ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _carry_out(self, order: Order) -> None:
+        try:
+            match order:
+                case Beat():
+                    self._beat(order)
+                    return
+                case Promote():
+                    self._promoted(order)
+                    arrived = self._arrays.take_arrived(order.adoptions)
+                    self._arrays.promote(order.adoptions, arrived, order.shard_index, order.cursor)
+                case TakeOuter() | TakeSaved() | TakePeer():
+                    self._take_state(self._arrays, order)
+                case _:
+                    assert_never(order)
+        except LinkEnded:
+            raise
+        except Exception as error:  # whatever failed must be said: rank 0 reports it
+            log.exception("what rank 0 wants fails here")
+            self._line.send(Failed(broken_by(error)) if isinstance(order, Beat) else Done(in_words(error)))
+        else:
+            self._line.send(Done())
+
+    def _beat(self, beat: Beat) -> None:
+        arrived = self._arrays.take_arrived(beat.actions)
+        for action in beat.actions:
+            match action:
+                case CutState():
+                    for cut in beat.cuts:
+                        self._save(cut, self._arrays.cut(action.position))
+                case AdoptVersion():
+                    self._arrays.adopt(action, arrived[action.report.fragment])
+                case OfferFragment():
+                    self._arrays.offer(action)
+                    with self._changed:
+                        self._latest_offer = action.report.offer
+                        self._changed.notify_all()
+                case ExportState() | SendReport():
+                    pass
+                case _:
+                    assert_never(action)
+        versions = tuple(self._arrays.ready_version(FragmentId(p)) for p in range(self.fragment_count))
+        self._line.send(News(beat.number, versions))
+        if beat.schedule_step is not None:
+            self._trainer.step(beat.schedule_step)

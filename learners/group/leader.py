@@ -1,0 +1,178 @@
+"""Rank 0's end of the links to the other processes of its island: orders out, answers in, and what all of them hold.
+
+    boundary k       rank 0 carries out the plan of k, which all got during the step before
+                     it decides k + 1 as if step k were done, and sends that: the step's length is the message's time
+    step k           the others carry out k when they come to it, say what they hold, and step
+
+So a boundary costs no round trip, whatever the distance; rank 0 is at most one boundary ahead of what the others have said.
+A version is common, and may be adopted, once the same one lies ready in every process.
+
+Refuses to decide (``orchestrator.replica``), and to know arrays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from learners.group.link import Line, LinkEnded
+from learners.group.messages import Answer, Beat, Done, Failed, News, Order, Prepared, Promote, Written
+from learners.loop import Decided
+from orchestrator.checkpoints.manifest import File
+from orchestrator.core.messages import Broken
+from orchestrator.core.vocabulary import FragmentId, IslandId
+from orchestrator.errors import InfrastructureError
+from orchestrator.logbook import Logbook
+from orchestrator.replica.replica import Action, AdoptVersion, Continuation
+
+log = logging.getLogger(__name__)
+
+AHEAD_MAX = 2
+"""Boundaries that may be under way: the one that is carried out, and the next, which travels meanwhile."""
+
+
+class Leader:
+    """``lines`` by rank. ``failed`` is called with what another process says it fails by, ``lost`` when one is gone."""
+
+    def __init__(
+        self,
+        lines: Mapping[int, Line],
+        fragment_count: int,
+        tokens_per_step: int,
+        failed: Callable[[Broken], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self.tokens_per_step = tokens_per_step
+        self._lines, self._failed, self._lost = dict(lines), failed, lost
+        self._changed = threading.Condition()
+        self._device_counts: dict[int, int] = {}
+        self._news = dict.fromkeys(lines, News(0, (-1,) * fragment_count))
+        self._done: dict[int, Done] = {}
+        self._written: dict[tuple[int, Hashable], Written] = {}
+        self._broken: Broken | None = None
+        self._number = 0
+        self._calling = threading.Lock()
+        """Calls come one at a time."""
+        self.becomes: tuple[IslandId, Logbook] | None = None
+        """What a standby's processes are promoted to."""
+        for rank, line in self._lines.items():
+            threading.Thread(target=self._receive, args=(rank, line), name=f"rank-{rank}", daemon=True).start()
+
+    # ── the loop's group (``learners.loop.Group``) ────────────────────────────────────────────────────────────────
+
+    def order(self, decided: Decided) -> None:
+        steps = decided.plan.continuation is Continuation.STEP
+        self._beat(decided.plan.actions, decided.cuts, decided.schedule_step if steps else None)
+
+    def refresh(self) -> None:
+        """Learn what lies ready everywhere now, while nobody steps."""
+        number = self._beat((), (), None)
+        self._wait(lambda: all(news.number >= number for news in self._news.values()))
+
+    def common_version(self, fragment: FragmentId) -> int:
+        with self._changed:
+            versions = {news.versions[fragment] for news in self._news.values()}
+        return versions.pop() if len(versions) == 1 else -1
+
+    def promote(self, adoptions: Sequence[AdoptVersion], shard_index: int, cursor: int) -> None:
+        assert self.becomes is not None
+        self.call(Promote(*self.becomes, tuple(adoptions), shard_index, cursor))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of the others."""
+        return tuple(sorted(self._lines))
+
+    # ── other orders ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def device_count(self) -> int:
+        """The devices of the others, once their models are built. Raises InfrastructureError where one is not."""
+        self._wait(lambda: self._device_counts.keys() == self._lines.keys())
+        return sum(self._device_counts.values())
+
+    def call(self, order: Order | Mapping[int, Order]) -> None:
+        """Have all others do this, each its own by rank. Raises InfrastructureError with what the first says against it."""
+        with self._calling:
+            self.begin(order)
+            self.finish()
+
+    def begin(self, order: Order | Mapping[int, Order]) -> None:
+        """Have it done meanwhile; ``finish`` follows."""
+        with self._changed:
+            self._done = {}
+        for rank, line in self._lines.items():
+            line.send(order[rank] if isinstance(order, Mapping) else order)
+
+    def finish(self) -> None:
+        """Returns once it is done everywhere. Raises as ``call``."""
+        self._wait(lambda: self._done.keys() == self._lines.keys())
+        for rank, done in sorted(self._done.items()):
+            if done.problem:
+                raise InfrastructureError(detail=f"the process of host {rank} says: {done.problem}")
+
+    def written(self, cut: Hashable) -> tuple[File, ...]:
+        """The files that the others wrote of this cut, once all have. Raises InfrastructureError where one could not."""
+        keys = [(rank, cut) for rank in self._lines]
+        self._wait(lambda: all(key in self._written for key in keys))
+        with self._changed:
+            parts = [self._written.pop(key) for key in keys]
+        for (rank, _), part in zip(keys, parts, strict=True):
+            if part.problem:
+                raise InfrastructureError(detail=f"the process of host {rank} says: {part.problem}")
+        return tuple(file for part in parts for file in part.files)
+
+    def close(self) -> None:
+        self._lost = _ignored
+        for line in self._lines.values():
+            line.close()
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _beat(self, actions: tuple[Action, ...], cuts: tuple[Hashable, ...], schedule_step: int | None) -> int:
+        oldest = self._number + 1 - AHEAD_MAX
+        self._wait(lambda: all(news.number >= oldest for news in self._news.values()))
+        self._number += 1
+        for line in self._lines.values():
+            line.send(Beat(self._number, actions, cuts, schedule_step))
+        return self._number
+
+    def _wait(self, situation: Callable[[], bool]) -> None:
+        """Raises InfrastructureError when another process has failed meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._broken is not None or situation())
+            if self._broken is not None:
+                raise InfrastructureError(detail=self._broken.detail)
+
+    def _receive(self, rank: int, line: Line) -> None:
+        try:
+            while True:
+                self._take(rank, line.receive())
+        except LinkEnded as error:
+            self._lost(f"host {rank}: {error}")
+
+    def _take(self, rank: int, answer: Answer) -> None:
+        with self._changed:
+            match answer:
+                case Prepared():
+                    self._device_counts[rank] = answer.device_count
+                case News():
+                    self._news[rank] = answer
+                case Done():
+                    self._done[rank] = answer
+                case Written():
+                    self._written[rank, answer.cut] = answer
+                case Failed():
+                    broken = replace(answer.report, detail=f"host {rank}: {answer.report.detail}")
+                    self._broken = self._broken or broken
+                case _:
+                    assert_never(answer)
+            self._changed.notify_all()
+        if self._broken is not None and isinstance(answer, Failed):
+            self._failed(self._broken)
+
+
+def _ignored(_: str) -> None:
+    """It was closed here."""

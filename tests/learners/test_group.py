@@ -1,0 +1,364 @@
+"""An island of many processes, in threads: what rank 0 decides, all carry out at the same boundary, in the same order."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from learners import synthetic
+from learners.contract import HeldPart
+from learners.group.follower import Follower
+from learners.group.leader import Leader
+from learners.group.link import Line, LinkEnded, admitted, joined, listener
+from learners.group.messages import Done, News, TakeOuter
+from learners.host_copy import HostCopy
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.tensors import digest
+from orchestrator.parameters.validation import validated_parts
+from orchestrator.parameters.wire_format import InvalidPayload
+from orchestrator.replica.replica import Publication
+from tests.waiting import PATIENCE_S, wait_until
+
+KEY = b"k" * 32
+TOKENS = 4 * 32
+
+
+class Sliced(synthetic.SyntheticTrainer):
+    """Of every tensor each process has its share of the rows; what it computes of the others nobody asks for."""
+
+    def __init__(self, spec, rank: int, size: int) -> None:
+        super().__init__(spec, 0, 2)
+        self._rank, self._size = rank, size
+
+    def held(self, piece: str) -> HeldPart:
+        rows, columns = self._shapes[piece]
+        bounds = (rows * self._rank // self._size, rows * (self._rank + 1) // self._size)
+        return HeldPart((bounds, (0, columns)), (self._rank,))
+
+    def rows(self, piece: str) -> slice:
+        return slice(*self.held(piece).bounds[0])
+
+    def snapshot(self, pieces):
+        return HostCopy({name: array[self.rows(name)] for name, array in super().snapshot(pieces).arrays().items()})
+
+    def _wide(self, arrays, fill):
+        wide = {name: fill(name) for name in arrays}
+        for name, array in arrays.items():
+            wide[name][self.rows(name)] = array if len(array) < self._shapes[name][0] else array[self.rows(name)]
+        return wide
+
+    def load(self, arrays) -> None:
+        super().load(self._wide(arrays, lambda name: self._parameters[name].copy()))
+
+    def add(self, arrays) -> None:
+        super().add(self._wide(arrays, lambda name: np.zeros(self._shapes[name], np.float32)))
+
+
+class Rank:
+    """The others: a trainer like rank 0's, and what its follower did."""
+
+    def __init__(self, line: Line, trainer, plan: LoopPlan) -> None:
+        self.trainer, self.cuts, self.ended = trainer, {}, threading.Event()
+        self.follower = Follower(line, trainer, plan.arrays, 1, self._take, self.cuts.__setitem__, lambda _: None)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _take(self, arrays, order) -> None:
+        arrays.load(self.trainer.initial_parameters(), order.versions, order.cursor)
+
+    def _run(self) -> None:
+        try:
+            self.follower.run()
+        except LinkEnded:
+            self.ended.set()
+
+
+class Group:
+    """An island of ``size`` processes that hold the same."""
+
+    def __init__(
+        self, spec, size: int = 2, adoption: str = "rebase", codec: str = "float32", sliced: bool = False
+    ) -> None:
+        listening = listener("127.0.0.1")
+        address, ends = listening.getsockname(), {}
+        threads = [
+            threading.Thread(target=lambda rank=rank: ends.setdefault(rank, joined(address, rank, KEY)))
+            for rank in range(1, size)
+        ]
+        for thread in threads:
+            thread.start()
+        lines = admitted(listening, size, KEY, PATIENCE_S)
+        for thread in threads:
+            thread.join()
+        kind = Sliced if sliced else lambda spec, rank, size: synthetic.create(spec, 0, 2)
+        self.trainers = [kind(spec, rank, size) for rank in range(size)]
+        names = sorted(self.trainers[0].tensor_shapes())
+        self.fragments = (tuple(names[::2]), tuple(names[1::2]))
+        plan = LoopPlan(
+            self.fragments, 4, adoption, report_every_s=0.0, codec=codec, tokens_per_schedule_step=2 * TOKENS
+        )
+        self.failures, self.losses = [], []
+        self.leader = Leader(lines, 2, TOKENS, self.failures.append, self.losses.append)
+        self.ranks = [Rank(ends[rank], self.trainers[rank], replace(plan, rank=rank)) for rank in range(1, size)]
+        self.outbox, self.offers, self.reports = Outbox(), {}, []
+        self.loop = IslandLoop(self.trainers[0], replace(plan, rank=0), self.outbox, self.leader)
+        self.outer = {p: self._values(p) for p in range(2)}
+        self.versions = [0, 0]
+
+    def _values(self, p: int):
+        initial = self.trainers[0].initial_parameters()
+        return {name: initial[name] for name in self.fragments[p]}
+
+    def load(self) -> Group:
+        assert self.leader.device_count() == len(self.ranks)
+        self.leader.call(TakeOuter(1, (0, 0), 0, 0, ()))
+        self.loop.load(self.trainers[0].initial_parameters(), (0, 0), 0, 0)
+        return self
+
+    def until(self, kind: type, count: int = 1) -> list:
+        def came() -> bool:
+            self.reports += self.outbox.take(0.01)
+            return sum(isinstance(report, kind) for report in self.reports) >= count
+
+        wait_until(came, f"{count} {kind.__name__} of {self.reports}", pause_s=0.001)
+        return [report for report in self.reports if isinstance(report, kind)]
+
+    def publish(self, p: int, merged_offer: int, to: list | None = None) -> None:
+        """A new version of the fragment that lies between Θ and the island, to these receivers, else to all."""
+        self.versions[p] += 1
+        own = {name: 0.9 * array for name, array in self.outer[p].items()}
+        self.outer[p] = {name: array.astype(np.float32) for name, array in own.items()}
+        for receiver in [self.loop, *(rank.follower for rank in self.ranks)] if to is None else to:
+            self.send(p, merged_offer, receiver)
+
+    def send(self, p: int, merged_offer: int, receiver) -> None:
+        publication = Publication(p, self.versions[p], 0, merged_offer)
+        receiver.receive(publication, None, digest(self.outer[p]), [wire_format.encode(self.outer[p])])
+
+    def assert_equal(self) -> None:
+        states = [trainer.export_state().arrays() for trainer in self.trainers]
+        for other in states[1:]:
+            assert all(np.array_equal(other[name], array) for name, array in states[0].items())
+
+
+@pytest.fixture
+def group(make_job):
+    made = []
+
+    def make(**settings) -> Group:
+        made.append(Group(make_job(), **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.leader.close()
+
+
+@pytest.mark.parametrize(("adoption", "codec"), [("rebase", "float32"), ("rebase", "int4"), ("mix", "int4")])
+def test_every_process_adopts_and_offers_at_the_same_boundaries(group, adoption, codec):
+    island = group(size=3, adoption=adoption, codec=codec).load()
+    island.loop.start()
+    for count in range(1, 7):
+        offer = island.until(Offer, count)[-1]
+        payload = island.loop.take(offer.fragment, offer.offer)
+        island.publish(offer.fragment, offer.offer if payload is not None else 0)
+        island.until(Adopted, count)
+    island.loop.flush()
+    island.until(Flushed)
+    assert not island.failures
+    island.leader.refresh()
+    island.assert_equal()
+
+
+@pytest.mark.parametrize("codec", ["float32", "int4"])
+def test_each_process_offers_what_it_has_and_together_that_is_the_island(group, codec):
+    island = group(size=3, sliced=True, codec=codec).load()
+    island.loop.start()
+    receivers = [island.loop, *(rank.follower for rank in island.ranks)]
+    for count in range(1, 5):
+        offer = island.until(Offer, count)[-1]
+        payloads = [receiver.take(offer.fragment, offer.offer) for receiver in receivers]
+        if None in payloads:
+            continue
+        whole = sum(array.nbytes for array in island.outer[offer.fragment].values())
+        assert max(map(len, payloads)) < 0.75 * whole
+        _, norm = validated_parts(payloads, island.outer[offer.fragment], offer.base_version)
+        assert norm > 0
+        island.publish(offer.fragment, offer.offer)
+    island.loop.flush()
+    island.until(Flushed)
+    island.leader.refresh()
+    if codec == "float32":
+        for offer in island.loop.standing_offers():  # no step came after the last of each
+            outer = island.outer[offer.fragment]
+            payloads = [receiver.take(offer.fragment, offer.offer) for receiver in receivers]
+            content, _ = validated_parts(payloads, outer, offer.base_version)
+            for name, anchor in outer.items():
+                own = np.concatenate([one._parameters[name][one.rows(name)] for one in island.trainers])
+                if island.versions[offer.fragment] == offer.base_version:
+                    assert np.allclose(anchor - content.decoded(name), own, atol=1e-5)
+
+
+def test_parts_that_are_missing_or_come_twice_are_refused(group):
+    island = group(sliced=True).load()
+    island.loop.start()
+    offer = island.until(Offer)[-1]
+    first, second = (one.take(offer.fragment, offer.offer) for one in (island.loop, island.ranks[0].follower))
+    outer = island.outer[offer.fragment]
+    for wrong in ([first, first], [first, second, second], [second, wire_format.encode({})]):
+        with pytest.raises(InvalidPayload, match="not all of it once"):
+            validated_parts(wrong, outer, offer.base_version)
+    assert validated_parts([second, first], outer, offer.base_version)[1] > 0
+    island.loop.stop()
+
+
+def test_offers_are_counted_as_of_the_step_of_their_snapshots(group):
+    island = group().load()
+    island.loop.start()
+    offers = island.until(Offer, 4)
+    island.loop.flush()
+    island.until(Flushed)
+    # a fragment is due every four steps of its own, and each offer has all tokens up to its snapshot
+    assert [offer.tokens_total for offer in offers] == [offer.step * TOKENS for offer in offers]
+    assert island.trainers[0].cursor() * TOKENS == max(report.tokens_total for report in island.until(Offer))
+
+
+def test_a_version_is_adopted_only_once_every_process_has_it(group):
+    island = group().load()
+    island.loop.start()
+    island.publish(0, 0, to=[island.loop])
+    island.until(Offer, 3)
+    assert not any(isinstance(report, Adopted) for report in island.reports)
+    island.send(0, 0, island.ranks[0].follower)
+    (adopted,) = island.until(Adopted)
+    assert adopted.version == 1
+    island.loop.flush()
+    island.until(Flushed)
+    island.leader.refresh()
+    island.assert_equal()
+
+
+def test_a_drained_island_waits_together_and_goes_on_together(group):
+    island = group().load()
+    island.loop.start()
+    island.until(Offer, 2)
+    island.loop.drain()
+    for _ in range(20):
+        for offer in island.loop.standing_offers():
+            if island.loop.take(offer.fragment, offer.offer) is not None:
+                island.publish(offer.fragment, offer.offer)
+        island.reports += island.outbox.take(0.2)
+        if any(isinstance(report, Drained) for report in island.reports):
+            break
+    island.until(Drained)
+    island.leader.refresh()
+    island.assert_equal()
+
+
+def test_a_cut_is_made_everywhere_at_one_boundary(group):
+    island = group().load()
+    island.loop.start()
+    island.until(Offer, 1)
+    cut = island.loop.request_cut((1, "folder")).result(PATIENCE_S)
+    (other,) = island.ranks
+    wait_until(lambda: (1, "folder") in other.cuts, "the cut of the other")
+    theirs = other.cuts[1, "folder"]
+    assert (cut.position, cut.cursor) == (theirs.position, theirs.cursor)
+    assert cut.snapshot.arrays()
+    assert not theirs.snapshot.arrays()  # rank 0 has the same
+    island.loop.stop()
+
+
+def test_what_fails_in_another_process_fails_the_island(group):
+    island = group().load()
+
+    def fail(_):
+        raise FloatingPointError("the loss is not a number")
+
+    island.ranks[0].trainer.step = fail
+    island.loop.start()
+    wait_until(lambda: island.failures, "its failure")
+    assert "host 1: FloatingPointError: the loss is not a number" in island.failures[0].detail
+
+
+def test_a_process_that_is_gone_is_noticed_and_takes_the_others_along(group):
+    island = group(size=3).load()
+    island.loop.start()
+    island.until(Offer)
+    first, second = island.ranks
+    first.follower._line.close()
+    wait_until(lambda: island.losses, "the loss")
+    island.leader.close()  # what rank 0's process does by its end
+    assert second.ended.wait(PATIENCE_S)
+
+
+# ── the link ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ends(key: bytes = KEY) -> tuple[Line, Line]:
+    listening = listener("127.0.0.1")
+    address, lines = listening.getsockname(), []
+    thread = threading.Thread(target=lambda: lines.append(joined(address, 1, key)))
+    thread.start()
+    admitted_lines = admitted(listening, 2, KEY, PATIENCE_S)
+    thread.join()
+    return admitted_lines[1], lines[0]
+
+
+def test_messages_go_both_ways_in_their_order():
+    leads, follows = ends()
+    for number in range(3):
+        leads.send(News(number, (1,)))
+    follows.send(Done())
+    assert [follows.receive().number for _ in range(3)] == [0, 1, 2]
+    assert leads.receive() == Done()
+    follows.close()
+    with pytest.raises(LinkEnded, match="gone"):
+        leads.receive()
+
+
+def test_who_has_not_the_key_does_not_join():
+    listening = listener("127.0.0.1")
+    stranger = joined(listening.getsockname(), 1, b"x" * 32)
+    with pytest.raises(LinkEnded, match="the hosts 1 have not joined"):
+        admitted(listening, 2, KEY, 0.5)
+    with pytest.raises(LinkEnded):
+        stranger.receive()
+
+
+def test_a_frame_that_was_sent_twice_or_changed_is_not_read():
+    leads, follows = ends()
+    sent = []
+    plain, leads._connection = leads._connection, None
+
+    class Tap:
+        def sendall(self, content: bytes) -> None:
+            sent.append(content)
+
+    leads._connection = Tap()
+    leads.send(Done("first"))
+    plain.sendall(sent[0])
+    assert follows.receive() == Done("first")
+    plain.sendall(sent[0])
+    with pytest.raises(LinkEnded, match="not what was sent"):
+        follows.receive()
+    leads, follows = ends()
+    leads.send(Done("a"))
+    changed = bytearray(sent[0])
+    changed[-2] ^= 1
+    follows.receive()
+    leads._connection.sendall(bytes(changed))
+    with pytest.raises(LinkEnded, match="not what was sent"):
+        follows.receive()
+
+
+def test_an_announced_size_beyond_the_limit_ends_the_line():
+    leads, follows = ends()
+    leads._connection.sendall(b"\xff" * 40)
+    with pytest.raises(LinkEnded, match="may be above"):
+        follows.receive()

@@ -1,0 +1,176 @@
+"""Islands of several hosts, live: gangs of processes on several nodes, which live, save and die as one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core import commands, events
+from orchestrator.core.saving import CheckpointTaken
+from orchestrator.runtime import processes
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.groups import NodeGroup
+from orchestrator.runtime.ray_start import Place, RayProgram, pass_on, start_node
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import Job, assert_sound, gone, stop, synthetic
+from tests.waiting import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.ray
+
+DEVICES = {"pair": 2, "slice": 2, "wide": 4}
+"""Of each host, in the eyes of JAX."""
+GROUPS = (
+    NodeGroup(name="pair", region="us-east1", nodes=3),
+    NodeGroup(name="slice", region="europe-west4", nodes=2, accelerators=2, accelerator="tpu", slice_hosts=2),
+    NodeGroup(name="wide", region="us-east1"),
+)
+
+
+@pytest.fixture(scope="module")
+def nodes(home: Path) -> Iterator[None]:
+    """Nodes beside the others of the cluster, while these tests run."""
+    found, names = ClusterFile.find(home), []
+    assert found is not None
+    pass_on(found, ["XLA_FLAGS", "PYTHONPATH"])
+    for group in GROUPS:
+        with pytest.MonkeyPatch.context() as patch, RayProgram(found, dashboard=False) as program:
+            patch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES[group.name]}")
+            starts = []
+            for number in range(group.nodes):
+                names.append(f"{group.name}-{number}")
+                starts.append(start_node(program, names[-1], group, number, Place()))
+            assert [start.wait(PATIENCE_S) for start in starts] == [0] * len(starts)
+    yield
+    for name in names:
+        processes.kill_all(found.id, name)
+
+
+@pytest.fixture
+def started(nodes: None, start: Callable[..., Job]) -> Callable[..., Job]:
+    return start
+
+
+def document(steps: int = 100_000, **sections) -> dict:
+    made = synthetic(steps, ("pair", "slice"), **sections)
+    made["islands"][0] |= {"hosts": 2}
+    made["islands"][1] |= {"hosts": 2, "accelerator": "tpu", "accelerators": 2}
+    return made
+
+
+def pids_of(job: Job, island: str, incarnation: int) -> list[int]:
+    """Of its processes, by rank, as their logbooks say."""
+    folder = job.run_dir / "logs" / "islands"
+    books = [folder / f"{island}-{incarnation}.log", folder / f"{island}-host1-{incarnation}.log"]
+    job.wait_until(lambda: all(book.exists() and "is process" in book.read_text() for book in books), "its logbooks")
+    return [int(re.findall(r"is process (\d+)", book.read_text())[-1]) for book in books]
+
+
+def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
+    job = started(document())
+    job.wait_for_merge("slice", 1)
+    job.wait_for_merge("pair", 1)
+    began, stopped = job.status()["view"]["islands"], []
+    for incarnation, victim in ((1, 1), (2, 0)):
+        pids = pids_of(job, "pair", incarnation)
+        os.kill(pids[victim], signal.SIGKILL)
+        stopped.append(job.island("slice")["incarnation"])
+        wait_until(lambda pids=pids: all(map(gone, pids)), "the end of its other process")
+        job.wait_for_merge("pair", incarnation + 1)
+    caught_up = [event.donor for event in job.events(events.IslandCaughtUp, "pair")]
+    assert caught_up[1:] == ["slice", "slice"]  # whose state every process of the new one got
+    assert stopped == [1, 1]
+    assert len(began) == 2
+    assert {
+        plan.island: plan.accelerator_count for plan in read_tape(job.run_dir / "tape.jsonl").header.policy.islands
+    } == {
+        "pair": 2,
+        "slice": 4,
+    }
+    job.command(commands.Inject("kill_host", "pair"))
+    job.wait_for_merge("pair", 4)
+    pids = pids_of(job, "slice", 1)
+    stop(pids[1])  # one that can say nothing of the other's death is ended, too
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until(lambda: all(map(gone, pids)), "the end of the one that stood still")
+    job.wait_for_merge("slice", 2)
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+
+
+def test_a_gang_is_drained_and_saved_and_resumed_on_one_host(started: Callable[..., Job]) -> None:
+    job = started(document(checkpoints={"keep": 1}))
+    job.wait_for_merge("pair", 1)
+    job.command(commands.Checkpoint())
+    taken = job.wait_until(
+        lambda: [r.event for r in job.records() if isinstance(r.event, CheckpointTaken)], "a checkpoint"
+    )
+    job.command(commands.Drain("pair"))
+    job.wait_for_state("pair", "drained")
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+    again = synthetic(1, ("us-east", "europe"), resume={"checkpoint": str(job.run_dir / "checkpoints")})
+    for section, name in zip(again["islands"], ("pair", "slice"), strict=True):
+        section["name"] = name
+    resumed = started(again)
+    resumed.wait_for_merge("pair", 1)
+    resumed.wait_for_end()
+    assert taken
+    assert all(event.donor == "pair" for event in resumed.events(events.IslandCaughtUp, "pair")[:1])
+
+
+def trained(steps: int, islands: list[dict], tmp_path: Path, **sections) -> dict:
+    """A job of real training, so small that it is mostly messages."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} times {number} is {number * number}.\n" for number in range(3000)))
+    return {
+        "name": "tiny",
+        "islands": islands,
+        "budget": {"steps": steps},
+        "model": {"factory": "tests.ray.tiny_model:build"},
+        "data": {"source": "files", "files": [str(text)], "sequence_length": 16},
+        "training": {"batch_size": 8, "inner_optimizer": {"warmup_steps": 2}},
+        "evaluation": {"sequences": 8},
+        "synchroniser": {"fragments": 3, "interval_steps": 12, "overlap_steps": 8, "grace_cap_steps": 8.0},
+        **sections,
+    }
+
+
+def test_two_islands_of_two_hosts_and_four_devices_train_a_sharded_model(
+    started: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Killed, saved, and resumed as one host of four devices."""
+    meshes = {"left": {"fsdp": 4}, "right": {"fsdp": 2, "tensor": 2}}
+    islands = [{"node_group": "pair", "name": name, "hosts": 2, "mesh": mesh} for name, mesh in meshes.items()]
+    job = started(trained(10**6, islands, tmp_path))
+    job.wait_for_merge("left", 1)
+    job.wait_for_merge("right", 1)
+    pids = pids_of(job, "left", 1)
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: all(map(gone, pids)), "the end of rank 0")
+    job.wait_for_merge("left", 2)
+    assert job.island("right")["incarnation"] == 1
+    job.command(commands.Checkpoint())
+    (taken,) = job.wait_until(
+        lambda: [r.event for r in job.records() if isinstance(r.event, CheckpointTaken)], "a checkpoint"
+    )
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+    again = [{"node_group": "wide", "name": name, "mesh": {"fsdp": 2, "tensor": 2}} for name in meshes]
+    resume = {"checkpoint": str(job.run_dir / "checkpoints")}
+    resumed = started(trained(10**6, again, tmp_path, resume=resume))
+    for name in meshes:
+        resumed.wait_for_merge(name, 1)
+    states = [event for name in meshes for event in resumed.events(events.IslandCaughtUp, name)]
+    assert any(event.donor == event.island for event in states), states  # the second may have asked the first
+    resumed.command(commands.Cancel())
+    resumed.wait_for_end()
+    assert_sound(resumed)
+    assert taken
