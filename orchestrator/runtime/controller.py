@@ -36,7 +36,7 @@ from orchestrator.runtime.node_agents import NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.orphans import Orphans
 from orchestrator.runtime.placement import Gang, Placement, Refusal, Unplaced, gang, refusal, resources_of
-from orchestrator.runtime.spawn import spawn_gang, spawn_island
+from orchestrator.runtime.spawn import CONCURRENCY, spawn_gang, spawn_island
 from orchestrator.sections import IslandsSection
 
 log = logging.getLogger(__name__)
