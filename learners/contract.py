@@ -113,14 +113,6 @@ class Trainer(Protocol):
         """Take one inner step with the learning rate of the schedule at ``schedule_step``. Returns when it is done."""
         ...
 
-    def held(self, piece: str) -> HeldPart:
-        """The part of this piece that this process has, of an island of several: all of it where the island is one process.
-
-        Arrays that ``snapshot`` and ``export_state`` give are these parts. ``load``, ``add`` and ``import_state`` take
-        them, or whole pieces; so does ``evaluate``, but for pieces of one tensor either all or none.
-        """
-        ...
-
     def snapshot(self, pieces: Iterable[str]) -> Snapshot:
         """Start copying these pieces to the host; the next step may begin at once."""
         ...
@@ -138,13 +130,6 @@ class Trainer(Protocol):
 
         With ``pieces`` only what belongs to these, and what belongs to no tensor, such as a count of steps. The next step
         may begin at once; on the devices there was never a copy of the whole.
-        """
-        ...
-
-    def held_state(self, pieces: Iterable[str]) -> Mapping[str, HeldPart]:
-        """The parts that this process has of what ``export_state`` gives of these pieces, by the names there.
-
-        Asked only where some piece lies on several processes (``held``).
         """
         ...
 
@@ -173,4 +158,23 @@ class Trainer(Protocol):
 
     def unigram_loss(self) -> float:
         """Loss on the held-out split of the best model that ignores context: what training has to beat."""
+        ...
+
+
+class SpreadTrainer(Trainer, Protocol):
+    """A trainer of islands of several processes (``hosts`` above 1), each of which has one; of others none of this is asked."""
+
+    def held(self, piece: str) -> HeldPart:
+        """The part of this piece that this process has, of an island of several: all of it where the island is one process.
+
+        Arrays that ``snapshot`` and ``export_state`` give are these parts. ``load``, ``add`` and ``import_state`` take
+        them, or whole pieces; so does ``evaluate``, but for pieces of one tensor either all or none.
+        """
+        ...
+
+    def held_state(self, pieces: Iterable[str]) -> Mapping[str, HeldPart]:
+        """The parts that this process has of what ``export_state`` gives of these pieces, by the names there.
+
+        Asked only where some piece lies on several processes (``held``).
+        """
         ...

@@ -391,6 +391,11 @@ class Island:
         module, _, name = spec["trainer"].partition(":")
         trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
         device_count = trainer.device_count if device_count is None else device_count
+        if rank is not None and not hasattr(trainer, "held"):
+            raise ConfigurationError(
+                detail=f"The trainer {spec['trainer']} does not say what of a tensor each host has, and islands.hosts is "
+                f"{rank.size}. Give it the methods of learners.contract.SpreadTrainer, or set hosts to 1."
+            )
         if not self._synthetic:  # which stands for any number
             _require_promised(spec, device_count, rank)
         trainer.warm_up()

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import assert_never
+from typing import assert_never, cast
 
 import numpy as np
 
 from learners.adoption import mixed, update
 from learners.checkpointing import Cut, Restored
-from learners.contract import Arrays, Snapshot, Trainer
+from learners.contract import Arrays, Snapshot, SpreadTrainer, Trainer
 from learners.exports import require_numbers
 from learners.host_copy import HostCopy
 from learners.offered import OfferedFragment, PublishedVersion
@@ -56,7 +56,8 @@ class HeldPieces:
         self.fragments = self.offered = plan.fragments
         if plan.rank is None:
             return
-        held = {name: trainer.held(name) for names in plan.fragments for name in names}
+        spread = cast(SpreadTrainer, trainer)
+        held = {name: spread.held(name) for names in plan.fragments for name in names}
         shapes = trainer.tensor_shapes()
         for name, own in held.items():
             piece = piece_named(name)
@@ -288,7 +289,11 @@ class IslandArrays:
 
     def _parts_of(self, pieces: Sequence[str]) -> dict[str, Bounds]:
         """Of what is exported of these pieces: the bounds of what this process has of it."""
-        return {} if self.is_whole else {name: own.bounds for name, own in self.trainer.held_state(pieces).items()}
+        return (
+            {}
+            if self.is_whole
+            else {name: own.bounds for name, own in cast(SpreadTrainer, self.trainer).held_state(pieces).items()}
+        )
 
     def state(self, fragments: Fragments, at: ExportState) -> State:
         pieces = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]

@@ -18,6 +18,7 @@ from learners.host_copy import HostCopy
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
+from orchestrator.logbook import island_logbook
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.tensors import digest
 from orchestrator.parameters.validation import validated_parts
@@ -256,6 +257,24 @@ def test_a_drained_island_waits_together_and_goes_on_together(group):
         if any(isinstance(report, Drained) for report in island.reports):
             break
     island.until(Drained)
+    island.leader.refresh()
+    island.assert_equal()
+
+
+def test_a_standby_becomes_an_island_in_every_process_on_what_all_have(group, tmp_path):
+    island = group(size=3).load()
+    island.publish(0, 0)
+    island.publish(1, 0, to=[island.loop, island.ranks[0].follower])
+    island.leader.becomes = ("east", island_logbook(tmp_path, "east", 2))
+    assert island.loop.promote(0, 5)[0] == (1, 0)
+    assert [trainer.cursor() for trainer in island.trainers] == [5, 5, 5]
+    island.assert_equal()
+    island.loop.start()
+    island.send(1, 0, island.ranks[1].follower)
+    (adopted,) = island.until(Adopted)
+    assert (adopted.fragment, adopted.version) == (1, 1)
+    island.loop.flush()
+    island.until(Flushed)
     island.leader.refresh()
     island.assert_equal()
 
