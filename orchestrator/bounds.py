@@ -64,7 +64,7 @@ BYTES = "bytes"
 BYTE_COUNT = 256
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 UnreadableCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
-SourceWeight = Annotated[float, Field(ge=1e-3, le=1e6, allow_inf_nan=False)]
+SourceWeight = Annotated[float, Field(strict=True, ge=1e-3, le=1e6, allow_inf_nan=False)]
 """Beside the other weights: a source has at least a thousandth of the largest, or it would hardly ever be drawn from."""
 
 StepCount = Annotated[int, Field(strict=True, ge=1, le=10**12)]

@@ -148,8 +148,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The settings that must be unchanged and are not, in words."""
     lines = []
     for path in SAME:
-        was, is_now = _at(before, path), _at(now, path)
-        was = LATER.get(path) if was is None else was
+        was, is_now = (_at(document, path) for document in (before, now))
         if was != is_now:
             lines.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
     return lines
@@ -159,4 +158,4 @@ def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     value: Any = document
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+    return LATER.get(path) if value is None else value
