@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -284,8 +285,8 @@ HOSTILE = st.recursive(
 def with_value(document: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(json.dumps(document))
     here: Any = made
-    for name in path[:-1]:
-        here = here[0] if name == "0" else here.setdefault(name, {})
+    for name, behind in pairwise(path):
+        here = here[0] if name == "0" else here.setdefault(name, [{}] if behind == "0" else {})
     if isinstance(here, dict):
         here[path[-1]] = value
     return made

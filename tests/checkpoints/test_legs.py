@@ -50,5 +50,5 @@ def test_a_checkpoint_of_an_earlier_build_is_of_the_same_data_and_another_tokeni
     now = {"source": "builtin", "sequence_length": 8, "sources": [], "tokenizer": "bytes", "tokenizer_digest": None}
     now |= {"separator": None, "unreadable_max": 7}
     assert differences(old, {"data": now}) == []
-    assert "data was" in differences(old, {"data": {**now, "tokenizer_digest": "0" * 32}})[0]
+    assert "data.tokenizer_digest was" in differences(old, {"data": {**now, "tokenizer_digest": "0" * 32}})[0]
     assert differences({"training": {"batch_size": 2}}, {"training": {"batch_size": 3}}) == []
