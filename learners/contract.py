@@ -162,7 +162,7 @@ class Trainer(Protocol):
 
 
 class SpreadTrainer(Trainer, Protocol):
-    """A trainer of islands of several processes (``hosts`` above 1), each of which has one; of others nobody asks this."""
+    """A trainer of islands of several processes (``hosts`` above 1), each of which has one."""
 
     def held(self, piece: str) -> HeldPart:
         """The part of this piece that this process has, of an island of several: all of it where the island is one process.

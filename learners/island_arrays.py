@@ -289,11 +289,10 @@ class IslandArrays:
 
     def _parts_of(self, pieces: Sequence[str]) -> dict[str, Bounds]:
         """Of what is exported of these pieces: the bounds of what this process has of it."""
-        return (
-            {}
-            if self.is_whole
-            else {name: own.bounds for name, own in cast(SpreadTrainer, self.trainer).held_state(pieces).items()}
-        )
+        if self.is_whole:
+            return {}
+        held = cast(SpreadTrainer, self.trainer).held_state(pieces)
+        return {name: own.bounds for name, own in held.items()}
 
     def state(self, fragments: Fragments, at: ExportState) -> State:
         pieces = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]

@@ -142,6 +142,7 @@ def trained(steps: int, islands: list[dict], tmp_path: Path, **sections) -> dict
     }
 
 
+@pytest.mark.skipif("ATOLL_SOAK" not in os.environ, reason="six processes compile: make soak asks for it")
 def test_two_islands_of_two_hosts_and_four_devices_train_a_sharded_model(
     started: Callable[..., Job], tmp_path: Path
 ) -> None:
