@@ -38,7 +38,11 @@ def simulated(asked, world=EVEN, seed=3):
 
 
 def test_the_simulator_strikes_at_the_instants_that_a_live_run_of_the_same_plan_does():
-    others = ({"kind": "kill_node", "target": {"random": 1}, "at": 29}, {"kind": "kill_synchroniser", "at": [14, 33]})
+    others = (
+        {"kind": "kill_node", "target": {"random": 1}, "at": 29},
+        {"kind": "kill_host", "target": {"random": 1}, "at": 21},
+        {"kind": "kill_synchroniser", "at": [14, 33]},
+    )
     asked = plan(
         RANDOM_KILLS | {"poisson": {"mtbf": 6}}, STOPS, *LINKS, *others, {"kind": "kill_api", "at": 30}, seed=11
     )

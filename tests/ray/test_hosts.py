@@ -20,7 +20,10 @@ from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, assert_sound, gone, stop, synthetic
 from tests.waiting import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.ray
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif("ATOLL_SOAK" not in os.environ, reason="six more nodes on the cluster: make soak asks for them"),
+]
 
 DEVICES = {"pair": 2, "slice": 2, "wide": 4}
 """Of each host, in the eyes of JAX."""
@@ -142,7 +145,6 @@ def trained(steps: int, islands: list[dict], tmp_path: Path, **sections) -> dict
     }
 
 
-@pytest.mark.skipif("ATOLL_SOAK" not in os.environ, reason="six processes compile: make soak asks for it")
 def test_two_islands_of_two_hosts_and_four_devices_train_a_sharded_model(
     started: Callable[..., Job], tmp_path: Path
 ) -> None:

@@ -31,7 +31,9 @@ from tests.waiting import PATIENCE_S, wait_until
 STEPS = round(4 / STEP_S)
 """Of the job that ends by itself; the others train until they are cancelled, however slow the machine is."""
 OF_A_RECOVERY = {"atoll_recovery_seconds", "atoll_recovery_part_seconds", "atoll_catch_ups"}
-NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong
+NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong, and no text has bytes or sources
+    "atoll_held_out_bits_per_byte",
+    "atoll_held_out_source_loss_nats",
     "atoll_standby_seconds",
     "atoll_chaos_faults",
     "atoll_refusals",

@@ -161,7 +161,7 @@ def _hears_the_dead(monkeypatch):
 
 def _forgets_to_stop(monkeypatch):
     real = island_record.lose
-    monkeypatch.setattr(island_record, "lose", lambda *facts, dead: real(*facts, dead=True))
+    monkeypatch.setattr(island_record, "lose", lambda *facts, **named: real(*facts, **named | {"dead": True}))
 
 
 def _skips_versions(monkeypatch):
