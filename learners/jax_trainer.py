@@ -353,9 +353,7 @@ class JaxTrainer:
                 self._parameters = dict(program())
             else:
                 self._parameters = {name: self._placed(self._initial[name], name) for name in self._shapes}
-                del (
-                    self._initial
-                )  # 4 bytes a parameter of the host's memory; whoever asks for it again has it made again
+                del self._initial  # it would hold the host's memory; whoever needs it again has it made again
             self._state = jax.jit(self._optimizer.init, out_shardings=self._sharded[1])(self._parameters)
 
     def _placed(self, array: np.ndarray, tensor: str) -> jax.Array:

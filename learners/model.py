@@ -5,7 +5,6 @@ Responsible for choosing and for refusing what is none. Refuses to know how a mo
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from learners.factories import imported
 from learners.models import decoder, modules
 from learners.models.model import AXES, Model
 from learners.models.plain import transformer
@@ -50,14 +50,7 @@ def build(spec: Mapping[str, Any]) -> Model:
 
 
 def _from_factory(path: str, spec: Mapping[str, Any]) -> Model:
-    module, _, name = path.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(
-            detail=f"model.factory {path!r} cannot be imported ({error}). Name package.module:function of a package "
-            "that is installed on every node."
-        ) from error
+    factory = imported("model.factory", path)
     built = factory(spec)
     own = (
         built

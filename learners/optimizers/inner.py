@@ -12,7 +12,6 @@ arXiv:2302.06675; Adafactor, arXiv:1804.04235. All directions are optax's.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ import jax
 import optax
 from optax import contrib
 
+from learners.factories import imported
 from learners.optimizers.groups import TensorSettings, settings_of, use_of
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.roles import BY_NAME, Roles, role_of
@@ -106,15 +106,7 @@ def _by_groups(section: Mapping[str, Any], roles: Roles) -> list[optax.GradientT
 
 
 def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransformation:
-    module, _, name = path.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(
-            detail=f"training.inner_optimizer.factory {path!r} cannot be imported ({error}). Name package.module:function "
-            "of a package that is installed on every node."
-        ) from error
-    built = factory(section)
+    built = imported("training.inner_optimizer.factory", path)(section)
     if not isinstance(built, optax.GradientTransformation):
         raise ConfigurationError(
             detail=f"training.inner_optimizer.factory {path!r} returned {type(built).__name__}; it must return an "
