@@ -17,7 +17,9 @@ def compare(
     baselines: Annotated[
         list[str] | None,
         typer.Option(
-            "--baseline", help="data-parallel or diloco; may be given several times.", show_default="data-parallel"
+            "--baseline",
+            help="data-parallel, diloco or equal-speeds; may be given several times.",
+            show_default="data-parallel",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -1,6 +1,7 @@
 """The systems Decoupled DiLoCo is compared with, each in our terms, on the same tokens in the same order.
 
-    decoupled        the job as it is specified: quorum, grace, token weights; speeds differ by ``speed_spread``
+    decoupled        the job as it is specified: quorum, grace, token weights; its islands have the ``Pace`` that is given
+    equal-speeds     the same job, whose islands' steps all take the same time
     diloco           P = 1, K = M, τ = 0, no grace limit, plain mean: everyone waits at each outer step (arXiv:2311.08105)
     data-parallel    one model, every shard's batch in every step, gradients averaged at each step
 
@@ -23,10 +24,18 @@ from orchestrator.parameters import tensors
 from orchestrator.roots import EVERYTHING
 from orchestrator.sections import SynchroniserSection
 
-Method = Literal["decoupled", "diloco", "data-parallel"]
+Method = Literal["decoupled", "equal-speeds", "diloco", "data-parallel"]
 TRANSFER_STEPS = 1.0
 """How long a merged fragment takes to an island of the decoupled job, in its inner steps; the baseline's takes no time."""
-METHODS: tuple[Method, ...] = ("decoupled", "diloco", "data-parallel")
+METHODS: tuple[Method, ...] = ("decoupled", "equal-speeds", "diloco", "data-parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long inner steps take, by island: one where nothing is said. Single ones differ by ``spread`` of it."""
+
+    step_durations: tuple[float, ...] = ()
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +59,13 @@ class Advance:
     result: Trained | None = None
 
 
-def train(method: Method, spec: JobSpec, speed_spread: float) -> Iterator[Advance]:
-    """Train by ``method`` to the end of the budget."""
+def train(method: Method, spec: JobSpec, pace: Pace) -> Iterator[Advance]:
+    """Train by ``method`` to the end of the budget. Only the islands of ``decoupled`` have the pace."""
     if method == "data-parallel":
         return _data_parallel(spec)
     if method == "diloco":
-        return _multiplexed(spec, transfer_steps=0.0, speed_spread=0.0)
-    return _multiplexed(spec, transfer_steps=TRANSFER_STEPS, speed_spread=speed_spread)
+        return _multiplexed(spec, transfer_steps=0.0, pace=Pace())
+    return _multiplexed(spec, transfer_steps=TRANSFER_STEPS, pace=pace if method == "decoupled" else Pace())
 
 
 def as_diloco(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
@@ -79,8 +88,14 @@ def with_inner_lr(spec: JobSpec, lr: float) -> JobSpec:
     return spec.model_copy(update={"training": spec.training.model_copy(update={"inner_optimizer": inner})})
 
 
-def _multiplexed(spec: JobSpec, *, transfer_steps: float, speed_spread: float) -> Iterator[Advance]:
-    job = MultiplexedJob(spec, jax_trainer.create, transfer_steps=transfer_steps, speed_spread=speed_spread)
+def _multiplexed(spec: JobSpec, *, transfer_steps: float, pace: Pace) -> Iterator[Advance]:
+    job = MultiplexedJob(
+        spec,
+        jax_trainer.create,
+        transfer_steps=transfer_steps,
+        step_durations=pace.step_durations,
+        speed_spread=pace.spread,
+    )
     tokens = 0
     for tokens in job.run():
         yield Advance(tokens)

@@ -2,11 +2,14 @@
 
     python -m orchestrator.laboratory.compare FILE --baseline data-parallel --baseline diloco [--json]
 
-Every method is trained at each inner learning rate of a small stated grid and judged at its own best. Finished runs are
-kept in ``runs/compare-NAME/`` as they end, so Ctrl-C loses at most the run under way and the next call goes on.
+Every method is trained at each inner learning rate of a small stated grid, from each seed, and judged at the learning rate
+whose mean over the seeds is its best. Finished runs are kept in ``runs/compare-NAME/`` as they end, so Ctrl-C loses at most
+the run under way and the next call goes on.
 
-The file holds ``job`` (a job specification), ``inner_lrs`` (the grid), ``speed_spread`` (how much the islands' steps vary,
-as a ratio) and ``diloco`` (what the synchronous baseline changes in ``synchroniser``: its own outer optimizer).
+The file holds ``job`` (a job specification), ``inner_lrs`` (the grid), ``seeds`` (the job's own where there are none),
+``step_durations`` (by island, how long its inner step takes, against the others'; all alike where there are none),
+``speed_spread`` (how much single steps vary, as a ratio) and ``diloco`` (what the synchronous baseline changes in
+``synchroniser``: its own outer optimizer).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -24,20 +28,24 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from orchestrator.bounds import LearningRate, RatioBelowOne
+from orchestrator.bounds import ISLANDS_MAX, LearningRate, RatioBelowOne, Seed
 from orchestrator.config import JobSpec, parse_job, read_document
 from orchestrator.documents import mapping
 from orchestrator.errors import PROBLEMS_MAX, AtollError, ConfigurationError
 from orchestrator.laboratory import baselines
-from orchestrator.laboratory.baselines import METHODS, Method, Trained
+from orchestrator.laboratory.baselines import METHODS, Method, Pace, Trained
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
 from orchestrator.sections import Section
+
+StepDuration = Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)]
 
 
 class Settings(Section):
     """What a comparison file holds, besides its job."""
 
     inner_lrs: Annotated[tuple[LearningRate, ...], Field(min_length=1, max_length=100)]
+    seeds: Annotated[tuple[Seed, ...], Field(max_length=100)] = ()
+    step_durations: Annotated[tuple[StepDuration, ...], Field(max_length=ISLANDS_MAX)] = ()
     speed_spread: RatioBelowOne = 0.0
     diloco: Annotated[dict[str, Any], Field(max_length=100)] = Field(default_factory=dict)
 
@@ -50,17 +58,23 @@ class Run:
     inner_lr: float
     key: str
     result: Trained
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A method at its own best inner learning rate; ``gap`` is decoupled's loss over its own, less one, as a ratio."""
+    """A method at its own best inner learning rate. Losses are means over the seeds, but for those in ``of_seeds``.
+
+    ``gap`` is decoupled's loss over its own, less one, as a ratio; ``gaps`` has it by seed.
+    """
 
     method: Method
     inner_lr: float
     loss: float
     losses: dict[float, float]
+    of_seeds: dict[int, float]
     gap: float
+    gaps: dict[int, float]
     tokens: int
     goodput_ratio: float
 
@@ -72,10 +86,17 @@ def read(path: Path) -> tuple[JobSpec, Settings]:
     try:
         settings = Settings.model_validate(document)
         baselines.as_diloco(spec, settings.diloco)
-        return spec, settings
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:PROBLEMS_MAX])
         raise ConfigurationError(detail=f"{path}: {problems}. See deploy/configs/compare.yaml.") from error
+    if len(set(settings.seeds)) < len(settings.seeds):
+        raise ConfigurationError(detail=f"{path}: seeds names one twice: {list(settings.seeds)}. Name each once.")
+    if len(settings.step_durations) not in (0, spec.island_count):
+        raise ConfigurationError(
+            detail=f"{path}: step_durations has {len(settings.step_durations)} values, and the job {spec.island_count} "
+            "islands. Give one for each, or none."
+        )
+    return spec, settings
 
 
 class Comparison:
@@ -86,41 +107,65 @@ class Comparison:
         self._finished = FinishedRuns(folder, Run)
 
     def train(self, methods: Sequence[Method]) -> list[Run]:
-        """Every method at every learning rate, in turn."""
-        plan = [(method, lr) for method in methods for lr in self._settings.inner_lrs]
+        """Every method at every learning rate from every seed, in turn, all of one seed first."""
+        seeds = self._settings.seeds or (self._spec.seed,)
+        plan = [(seed, method, lr) for seed in seeds for method in methods for lr in self._settings.inner_lrs]
         with progress(self._console) as shown:
-            return [self._run(method, lr, shown) for method, lr in plan]
+            return [self._run(method, lr, seed, shown) for seed, method, lr in plan]
 
-    def _run(self, method: Method, lr: float, shown: Progress) -> Run:
-        spec = baselines.with_inner_lr(self._spec, lr)
+    def _run(self, method: Method, lr: float, seed: int, shown: Progress) -> Run:
+        spec = baselines.with_inner_lr(self._spec, lr).model_copy(update={"seed": seed})
         if method == "diloco":
             spec = baselines.as_diloco(spec, self._settings.diloco)
-        spread = self._settings.speed_spread if method == "decoupled" else 0.0
-        key = key_of(method, spread, spec.model_dump_json())
+        pace = Pace()
+        if method == "decoupled":
+            pace = Pace(self._settings.step_durations, self._settings.speed_spread)
+        key = key_of(method, pace.spread, *pace.step_durations, spec.model_dump_json())
         if (finished := self._finished.get(key)) is not None:
             return finished
-        task = shown.add_task(f"{method} at {lr:g}", total=spec.token_budget)
+        task = shown.add_task(f"{method} at {lr:g}, seed {seed}", total=spec.token_budget)
         result = None
-        for step in baselines.train(method, spec, spread):
+        for step in baselines.train(method, spec, pace):
             shown.update(task, completed=step.tokens)
             result = step.result
         assert result is not None
-        return self._finished.keep(Run(method, lr, key, result))
+        return self._finished.keep(Run(method, lr, key, result, seed))
 
 
 def judge(runs: Sequence[Run]) -> list[Row]:
-    """One row a method, decoupled first."""
-    ours = min(run.result.loss for run in runs if run.method == "decoupled")
+    """One row a method, decoupled first. Every method has been trained at each learning rate from the same seeds."""
+    ours = _best([run for run in runs if run.method == "decoupled"])[1]
     rows = []
     for method in METHODS:
         own = [run for run in runs if run.method == method]
         if own:
-            best = min(own, key=lambda run: run.result.loss)
-            losses = {run.inner_lr: run.result.loss for run in own}
-            tokens = best.result.curve[-1][0]
-            gap = ours / best.result.loss - 1
-            rows.append(Row(method, best.inner_lr, best.result.loss, losses, gap, tokens, best.result.goodput_ratio))
+            lr, of_seeds = _best(own)
+            of_lr = {run.inner_lr: run.result for run in own}
+            one = of_lr[lr]
+            rows.append(
+                Row(
+                    method=method,
+                    inner_lr=lr,
+                    loss=fmean(of_seeds.values()),
+                    losses={each: fmean(_of_seeds(own, each).values()) for each in of_lr},
+                    of_seeds=of_seeds,
+                    gap=fmean(ours.values()) / fmean(of_seeds.values()) - 1,
+                    gaps={seed: ours[seed] / loss - 1 for seed, loss in of_seeds.items()},
+                    tokens=one.curve[-1][0],
+                    goodput_ratio=one.goodput_ratio,
+                )
+            )
     return rows
+
+
+def _best(runs: Sequence[Run]) -> tuple[float, dict[int, float]]:
+    """The learning rate of these runs with the lowest mean loss, and its losses by seed."""
+    lr = min({run.inner_lr for run in runs}, key=lambda lr: (fmean(_of_seeds(runs, lr).values()), lr))
+    return lr, _of_seeds(runs, lr)
+
+
+def _of_seeds(runs: Sequence[Run], lr: float) -> dict[int, float]:
+    return {run.seed: run.result.loss for run in runs if run.inner_lr == lr}
 
 
 def table(spec: JobSpec, rows: Sequence[Row]) -> Table:
@@ -128,14 +173,17 @@ def table(spec: JobSpec, rows: Sequence[Row]) -> Table:
     drawn = Table(
         title=f"{spec.name}: {spec.model.preset}, {spec.island_count} islands × {spec.horizon_steps} steps × "
         f"{spec.training.batch_size} × {spec.data.sequence_length} bytes; H = {sync.interval_steps}, P = {sync.fragments}",
-        caption="held-out loss in nats per byte; gap: decoupled's loss over the method's, each at its best",
+        caption="held-out loss in nats per byte, the mean over the seeds; gap: decoupled's loss over the method's, each at "
+        "its best, and by seed",
     )
-    for column in ("method", "best inner lr", "loss", "gap", "losses on the grid", "goodput"):
+    for column in ("method", "best inner lr", "loss", "gap", "by seed", "losses on the grid", "goodput"):
         drawn.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:
         grid = "  ".join(f"{lr:g}: {loss:.4f}" for lr, loss in row.losses.items())
-        gap = "" if row.method == "decoupled" else f"{row.gap:+.2%}"
-        drawn.add_row(row.method, f"{row.inner_lr:g}", f"{row.loss:.4f}", gap, grid, f"{row.goodput_ratio:.1%}")
+        gap, gaps = "", "  ".join(f"{seed}: {loss:.4f}" for seed, loss in row.of_seeds.items())
+        if row.method != "decoupled":
+            gap, gaps = f"{row.gap:+.2%}", "  ".join(f"{seed}: {each:+.2%}" for seed, each in row.gaps.items())
+        drawn.add_row(row.method, f"{row.inner_lr:g}", f"{row.loss:.4f}", gap, gaps, grid, f"{row.goodput_ratio:.1%}")
     return drawn
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
@@ -72,7 +72,8 @@ class Outcome:
 class MultiplexedJob:
     """One job, from its first placement to its last merge. ``run`` yields the tokens trained, for progress.
 
-    ``recorder``, if there is one, is given every record of the job's tape.
+    ``step_durations`` says by island how long its inner step takes, one where it says nothing; ``speed_spread`` by which
+    part of that single steps differ, either way. ``recorder``, if there is one, is given every record of the job's tape.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class MultiplexedJob:
         make_trainer: MakeTrainer,
         *,
         transfer_steps: float,
+        step_durations: Sequence[float] = (),
         speed_spread: float = 0.0,
         recorder: Sink | None = None,
     ) -> None:
@@ -103,7 +105,9 @@ class MultiplexedJob:
         for index, (island, trainer) in enumerate(zip(policy.islands, self._in_process.trainers, strict=True)):
             outbox = Outbox()
             loop = IslandLoop(trainer, plan, outbox)
-            self._islands[island.island] = _Island(island.island, loop, outbox, random.Random(f"{spec.seed} {index}"))
+            chance = random.Random(f"{spec.seed} {index}")
+            duration = step_durations[index] if step_durations else 1.0
+            self._islands[island.island] = _Island(island.island, loop, outbox, chance, duration)
         self._goodput, self._statistics = Goodput(policy), Statistics(policy)
         self._sink = DigestSink(Header(spec.name, policy))
         sink = self._sink if recorder is None else _Both(self._sink, recorder)
@@ -158,7 +162,7 @@ class MultiplexedJob:
             island.loop.adopt_mail()
             self._read(island)
             island.loop.train()
-            duration = 1.0 + self._spread * island.chance.uniform(-1.0, 1.0)
+            duration = island.step_duration * (1.0 + self._spread * island.chance.uniform(-1.0, 1.0))
             island.stepping_seconds += duration
             self._later(duration, Turn.BOUNDARY, lambda: self._boundary(island))
 
@@ -180,8 +184,8 @@ class MultiplexedJob:
             report = replace(
                 report,
                 stepping_seconds=island.stepping_seconds,
-                step_seconds_median=1.0,
-                gap_max_seconds=1.0 + self._spread,
+                step_seconds_median=island.step_duration,
+                gap_max_seconds=island.step_duration * (1.0 + self._spread),
             )
         return event_of(report, self._now, island.id, FIRST)
 
@@ -295,6 +299,7 @@ class _Island:
     loop: IslandLoop
     outbox: Outbox
     chance: random.Random
+    step_duration: float
     running: bool = False
     tokens: int = 0
     stepping_seconds: float = 0.0

@@ -110,7 +110,7 @@ def _by_tape(method: Method, key: str, tape: Tape, match: Match) -> Generator[in
 
 def _data_parallel(key: str, spec: JobSpec) -> Generator[int, None, Run]:
     result = None
-    for advance in baselines.train("data-parallel", spec, 0.0):
+    for advance in baselines.train("data-parallel", spec, baselines.Pace()):
         yield advance.tokens
         result = advance.result
     assert result is not None
