@@ -116,7 +116,8 @@ def _probe(node: str, host: str, key: bytes, ports: tuple[int, int]) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(LineProbe).options(num_cpus=0, scheduling_strategy=strategy).remote(host, key, ports)
+    options = {**cluster.NEXT_TO_NOTHING, "scheduling_strategy": strategy}
+    return ray.remote(LineProbe).options(**options).remote(host, key, ports)
 
 
 def _reason_of(error: Exception) -> str:
