@@ -29,7 +29,7 @@ NODE_ID_LABEL = "ray.io/node-id"
 class NodeWatch:
     """Looks every second, as long as its process lives. ``on_down`` is called once for each node."""
 
-    def __init__(self, on_down: Callable[[frozenset[str]], None]) -> None:
+    def __init__(self, on_down: Callable[[frozenset[str]], None] = lambda _: None) -> None:
         self._on_down = on_down
         self._down: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
