@@ -46,8 +46,8 @@ BY_FILE = ("installation", "chaos")
 """Streams whose files any worker may take that has ended its own."""
 FILES = tuple(STREAMS)
 LAST = ("ray/test_hosts.py", "ray/test_simulated_agrees.py")
-"""Of their stream. The one leaves dead nodes, which Ray takes for live ones for ten minutes; the other's premise are steps of
-fixed time: it runs when there is least beside it."""
+"""Of their stream. The one leaves dead nodes, which Ray takes for live ones for ten minutes. The other's premise are steps
+of fixed time: it runs when there is least beside it."""
 LOWEST, USUAL = 19, 0
 
 

@@ -104,7 +104,9 @@ def strike(
     ] = 0,
     host: Annotated[
         int | None,
-        typer.Option("--host", min=0, max=1023, help="Of kill_host: which of the island's, from 0.", show_default="last"),
+        typer.Option(
+            "--host", min=0, max=1023, help="Of kill_host: which of the island's, from 0.", show_default="last"
+        ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
@@ -112,8 +114,10 @@ def strike(
 ) -> None:
     """Let any fault of a plan strike now. What lasts ends by itself, or by `atoll chaos continue`."""
     with connect(home, url) as client:
-        dose = {"bytes_per_second": bytes_per_second, "payloads": payloads, "host": host}
-        conclude(client, client.inject(job, kind, island, seconds, **dose), as_json)
+        command = client.inject(
+            job, kind, island, seconds, bytes_per_second=bytes_per_second, payloads=payloads, host=host
+        )
+        conclude(client, command, as_json)
 
 
 @app.command("continue")

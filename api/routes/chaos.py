@@ -137,5 +137,10 @@ def command_of(fault: Fault) -> Inject:
     """The command of a fault; a field that its kind lacks is zero."""
     island = None if isinstance(fault, KillSynchroniser) else IslandId(fault.island)
     fields = fault.model_dump()
-    dose = (fields.get("duration_s", 0.0), fields.get("bytes_per_second", 0.0), fields.get("payloads", 0), fields.get("host"))
+    dose = (
+        fields.get("duration_s", 0.0),
+        fields.get("bytes_per_second", 0.0),
+        fields.get("payloads", 0),
+        fields.get("host"),
+    )
     return Inject(fault.kind, island, *dose)

@@ -296,7 +296,9 @@ def _host_problems(
         if few := {island: count for island, count in counts.items() if host >= count}:
             hosts = some_of([f"{island} has {count}" for island, count in few.items()])
             remedy = f"Write at most {min(few.values()) - 1}, or leave it out for the last."
-            yield Problem(f"faults.{n}.host", f"is {host}, counted from 0, and not all it may strike have it: {hosts}.", remedy)
+            yield Problem(
+                f"faults.{n}.host", f"is {host}, counted from 0, and not all it may strike have it: {hosts}.", remedy
+            )
 
 
 # ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────────────

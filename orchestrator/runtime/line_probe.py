@@ -97,7 +97,7 @@ def lines(ports: tuple[int, int]) -> Iterator[dict[str, Any]]:
 
 
 def _places(nodes: list[Mapping[str, Any]], reaches: Mapping[str, cluster.Reach]) -> dict[str, tuple[str, str]]:
-    """Of each group, the head's first, the id and address of one node that Ray believes alive: that can be reached, if any."""
+    """Of each group, the head's first, the id and address of one node Ray believes alive: one in reach, if there is."""
     places: dict[str, tuple[str, str]] = {}
 
     def rank(entry: Mapping[str, Any]) -> tuple[bool, str]:

@@ -39,7 +39,7 @@ class NodeWatch:
     def placeable(self) -> list[Node]:
         """The nodes of the cluster on which something can be placed.
 
-        Nobody knows before the first look, which is waited for: Ray would place a job's first islands on what died before it.
+        Nobody knows before the first look, which is waited for: Ray would place a job's first islands on what died before.
         """
         self._looked.wait(FIRST_LOOK_S)
         return [node for node in cluster.nodes() if node.id not in self._down | self._unreachable]

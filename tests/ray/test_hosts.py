@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ray
 SOAK = "ATOLL_SOAK" in os.environ
 soak = pytest.mark.skipif(not SOAK, reason="half a minute each: make soak asks for them")
 
-DEVICES = {"pair": 2, "slice": 2, "wide": 4}
+DEVICES = {"pair": 2, "slice": 1, "wide": 4}
 """Of each host, in the eyes of JAX."""
 GROUPS = (
     NodeGroup(name="pair", region="us-east1", nodes=3),
@@ -187,6 +187,20 @@ def test_two_islands_of_two_hosts_and_four_devices_train_a_sharded_model(
     resumed.wait_for_end()
     assert_sound(resumed)
     assert taken
+
+
+@soak
+def test_hosts_with_fewer_devices_than_promised_end_the_job_before_it_begins(
+    started: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Ray has two TPUs of each; JAX finds one device."""
+    island = {"node_group": "slice", "hosts": 2, "accelerator": "tpu", "accelerators": 2}
+    job = started(trained(ENDLESS, [island], tmp_path))
+    job.wait_for_end()
+    view = job.status()["view"]
+    assert view["outcome"] == "failed"
+    assert "islands.0.accelerators: promises 2 devices of each host, and host 0 has 1, host 1 has 1" in view["reason"]
+    assert [event.incarnation for event in job.events(events.IslandPlaced, "slice")] == [1]
 
 
 def test_jobs_begin_at_once_after_most_nodes_died(home: Path, started: Callable[..., Job]) -> None:
