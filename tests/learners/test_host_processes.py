@@ -36,19 +36,17 @@ def found() -> list[dict[str, Any]]:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], b"\n".join(errors[-3000:] for _, errors in said).decode()
-    return [json.loads(answer) for answer, _ in said]
+    return [json.loads(answer.splitlines()[-1]) for answer, _ in said]  # Gloo speaks before
 
 
 def test_the_losses_of_two_hosts_are_those_of_one_device(found: list[dict[str, Any]]) -> None:
     one = meshes.trainer(None)
     expected = meshes.losses(one, 0, host_processes.STEPS)
-    held_out = one.evaluate(one.initial_parameters()).loss
     assert expected[-1] < expected[0]
     for rank, said in enumerate(found):
         assert said["counts"] == [host_processes.DEVICES] * host_processes.HOSTS
         for name, of_mesh in said["meshes"].items():
             assert of_mesh["losses"] == pytest.approx(expected, rel=1e-5), (rank, name)
-            assert of_mesh["held out"] == pytest.approx(held_out, rel=1e-5), (rank, name)
 
 
 def test_each_host_holds_its_part_and_both_together_the_whole(found: list[dict[str, Any]]) -> None:
