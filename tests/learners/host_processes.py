@@ -1,6 +1,6 @@
 """One process of an island of two hosts, of which ``test_host_processes.py`` starts both: real process groups, without Ray.
 
-    python -m tests.learners.host_processes RANK DEVICES_PORT      the last line is JSON: what came of each of ``MESHES``
+python -m tests.learners.host_processes RANK DEVICES_PORT      the last line is JSON: what came of each of ``MESHES``
 """
 
 from __future__ import annotations
