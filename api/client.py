@@ -315,10 +315,10 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
             return "/rollback", {"checkpoint": checkpoint} if checkpoint else None
         case commands.Cancel():
             return "/cancel", None
-        case commands.Inject(fault, island, duration, bytes_per_second, payloads):
+        case commands.Inject(fault, island, duration, bytes_per_second, payloads, host):
             parts = {"duration_s": duration, "bytes_per_second": bytes_per_second, "payloads": payloads}
-            more = {"island": island, **parts}
-            return "/chaos/faults", {"kind": fault, **{name: value for name, value in more.items() if value}}
+            more = {name: value for name, value in {"island": island, **parts}.items() if value}
+            return "/chaos/faults", {"kind": fault, **more, **({} if host is None else {"host": host})}
         case commands.Cordon() | commands.Uncordon():
             raise ConfigurationError(
                 detail="A node group is cordoned for all jobs, not for one: use cordon and uncordon."

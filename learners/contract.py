@@ -58,6 +58,18 @@ class HeldPart:
     processes: tuple[int, ...]
 
 
+def entry_of(spec: Mapping[str, Any]) -> str:
+    """The path of this island's entry in the specification."""
+    own = spec.get("island", {})
+    alike = [
+        index
+        for index, entry in enumerate(spec["islands"])
+        if (entry.get("node_group"), entry.get("mesh"), entry.get("name"))
+        == (own.get("node_group"), own.get("mesh"), own.get("name"))
+    ]
+    return f"islands.{alike[0]}" if alike else "island"
+
+
 def batch_size_of(spec: Mapping[str, Any]) -> int:
     """Sequences of an inner step of the island that this document is for (``JobSpec.island_document``)."""
     return int(spec.get("island", spec["training"])["batch_size"])

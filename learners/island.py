@@ -29,7 +29,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
-from learners.contract import Arrays, Trainer, batch_size_of, tokens_per_schedule_step
+from learners.contract import Arrays, Trainer, batch_size_of, entry_of, tokens_per_schedule_step
 from learners.exports import HeldStates, Throttle
 from learners.failure import broken_by
 from learners.flat_arrays import flattened, restored
@@ -54,7 +54,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
-from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.errors import ConfigurationError, InfrastructureError, InvalidJobSpec, Problem
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.replica.replica import Publication
 from orchestrator.roots import AllowedRoots
@@ -387,7 +387,9 @@ class Island:
         """The trainer, what of its parameters this process holds and offers, and how many devices of this host it uses."""
         device_count = None
         if rank is not None and not self._synthetic:
-            device_count = devices.join(rank)
+            counts = devices.join(rank)
+            _require_promised(spec, counts)  # each process knows all, and says the same
+            device_count = counts[rank.number]
         module, _, name = spec["trainer"].partition(":")
         trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
         device_count = trainer.device_count if device_count is None else device_count
@@ -397,7 +399,7 @@ class Island:
                 f"{rank.size}. Give it the methods of learners.contract.SpreadTrainer, or set hosts to 1."
             )
         if not self._synthetic:  # which stands for any number
-            _require_promised(spec, device_count, rank)
+            _require_promised(spec, (device_count,))
         trainer.warm_up()
         knobs, recovery = spec["synchroniser"], spec["recovery"]
         self._throttle = Throttle(recovery["donor_bytes_per_s"])
@@ -550,14 +552,20 @@ class Island:
         return self._loop
 
 
-def _require_promised(spec: Mapping[str, Any], device_count: int, rank: Rank | None) -> None:
-    """Raises ConfigurationError where this host has fewer devices than its entry promises."""
+def _require_promised(spec: Mapping[str, Any], device_counts: Sequence[int]) -> None:
+    """Raises InvalidJobSpec where a host of this island has fewer devices than its entry promises. Counts are by rank."""
     promised = spec.get("island", {}).get("accelerators", 0)
-    if device_count < promised:
-        host = socket.gethostname() if rank is None else f"{socket.gethostname()} (host {rank.number} of {rank.size})"
-        raise ConfigurationError(
-            detail=f"islands.accelerators promises {promised} devices of a host, and {host} has {device_count}. "
-            "Lower accelerators, or repair the host: its drivers, or what else uses its devices."
+    short = [f"host {number} has {count}" for number, count in enumerate(device_counts) if count < promised]
+    if short:
+        few = ", ".join(short) if len(device_counts) > 1 else f"{socket.gethostname()} has {device_counts[0]}"
+        raise InvalidJobSpec(
+            problems=(
+                Problem(
+                    f"{entry_of(spec)}.accelerators",
+                    f"promises {promised} devices of each host, and {few}.",
+                    "Lower accelerators, or repair the host: its drivers, or what else uses its devices.",
+                ),
+            )
         )
 
 

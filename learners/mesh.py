@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
-from learners.contract import accumulation_of, batch_size_of
+from learners.contract import accumulation_of, batch_size_of, entry_of
 from orchestrator import device_mesh
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.parameters.roles import BY_NAME, Roles, Shape
@@ -42,19 +42,20 @@ Axes = Mapping[str, tuple[str | None, ...]]
 def of_island(spec: Mapping[str, Any], devices: Sequence[jax.Device]) -> Mesh:
     """The mesh that the specification asks for, of these devices; all along ``data`` where it asks for none.
 
-    Raises InvalidJobSpec where there are others than promised, or they do not divide.
+    Raises InvalidJobSpec where there are others than promised, also processors in place of accelerators, or they do not
+    divide.
     """
     island = spec.get("island", {})
     section, batch_size = island.get("mesh") or {}, batch_size_of(spec)
     promised = island.get("accelerators", 0) * island.get("hosts", 1)
-    problems = list(device_mesh.mesh_problems(_entry(spec), section, len(devices), batch_size, accumulation_of(spec)))
-    if promised and promised != len(devices):
+    problems = list(device_mesh.mesh_problems(entry_of(spec), section, len(devices), batch_size, accumulation_of(spec)))
+    if promised and (promised != len(devices) or devices[0].platform == "cpu"):
         problems = [
             Problem(
-                f"{_entry(spec)}.accelerators",
-                f"promises {promised} devices (accelerators x hosts), and there are {len(devices)} of kind "
-                f"{devices[0].device_kind!r}.",
-                "Set accelerators to what each host has, or repair the host.",
+                f"{entry_of(spec)}.accelerators",
+                f"promises {promised} devices (accelerators x hosts) of kind {island.get('accelerator', 'gpu')!r}, and "
+                f"there are {len(devices)} of kind {devices[0].device_kind!r}.",
+                "Set accelerators to what each host has, or repair the host: without its driver JAX takes the processor.",
             )
         ]
     if problems:
@@ -91,7 +92,7 @@ def require_division(spec: Mapping[str, Any], shapes: Mapping[str, Shape], axes:
     """
     meshes = {f"islands.{index}": entry.get("mesh") or {} for index, entry in enumerate(spec["islands"])}
     if "island" in spec:
-        meshes = {_entry(spec): spec["island"].get("mesh") or {}}
+        meshes = {entry_of(spec): spec["island"].get("mesh") or {}}
     problems = [
         problem
         for entry, section in meshes.items()
@@ -191,18 +192,6 @@ def constrained(value: jax.Array, *dimensions: str | None) -> jax.Array:
 
 
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _entry(spec: Mapping[str, Any]) -> str:
-    """The path of this island's entry in the specification."""
-    own = spec.get("island", {})
-    alike = [
-        index
-        for index, entry in enumerate(spec["islands"])
-        if (entry.get("node_group"), entry.get("mesh"), entry.get("name"))
-        == (own.get("node_group"), own.get("mesh"), own.get("name"))
-    ]
-    return f"islands.{alike[0]}" if alike else "island"
 
 
 def _grid(lengths: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:

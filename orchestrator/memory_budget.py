@@ -3,8 +3,9 @@
     shard     on the head: Θ, μ, what updates lost; with staleness the versions before; the fragments that are merging, with
               what all islands sent of them
     evaluator on the head, unless a node group has it
-    island    on its node: Θ as published, a peer's state while it is taken, its own while it is saved; where it computes on
-              CPU, parameters, moments and gradients as well
+    island    on the node of each of its hosts: Θ as published, a peer's state while it is taken, its own while it is saved;
+              where it computes on CPU, parameters, moments and gradients as well. Each of these (``ISLAND_TERMS``) is whole
+              on every host, or a host's share of it, as its mesh splits parameters
 
 The figures are bytes a parameter, as ``python -m tests.bench shard`` and ``island`` measure them and judge them by these.
 What a node has is what Ray says of it, which is the node's own look at its cgroup's limit, its installed memory and what of
@@ -17,8 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Any
 
 from orchestrator.config import JobSpec
+from orchestrator.device_mesh import parameter_axes
 from orchestrator.errors import Problem
 from orchestrator.parameters.codec.registry import CodecName
 
@@ -39,8 +44,6 @@ EVALUATOR_BYTES = 13.0
 """Θ as it came, on the device, and as the model begins."""
 TRAINER_STATE_BYTES, GRADIENT_BYTES = 12.0, 4.0
 """Of parameters and two moments, and of gradients: in host memory where an island computes on CPU."""
-ISLAND_BYTES, SAVING_BYTES = 20.0, 25.0
-"""Beside the trainer's: while it takes or gives a state; and more while Orbax writes a checkpoint's part and copies it."""
 SYNTHETIC, BUILT_IN = "learners.synthetic:create", "learners.jax_trainer:create"
 LESS = "use a group with larger nodes, give the nodes more memory, or train a smaller model."
 
@@ -61,9 +64,46 @@ HEAD = ""
 """As the group of a node."""
 
 
+class Extent(Enum):
+    """How much of an island's bytes one of its hosts has."""
+
+    WHOLE = auto()
+    SHARE = auto()
+    """Of each tensor what the host's devices hold, once."""
+    COPIES = auto()
+    """What its devices hold, each for itself: where a mesh repeats parameters along ``data``, so does the memory."""
+
+
+class When(Enum):
+    """In which islands a term is."""
+
+    ALWAYS = auto()
+    SAVES = auto()
+    ON_CPU = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """``bytes_per_parameter`` of an island, in host memory at the highest."""
+
+    what: str
+    bytes_per_parameter: float
+    extent: Extent
+    when: When = When.ALWAYS
+
+
+ISLAND_TERMS = (
+    Term("Θ as it is published", 4.0, Extent.WHOLE),
+    Term("a state while it is taken or given", 16.0, Extent.WHOLE),
+    Term("its own while Orbax writes and copies it", 25.0, Extent.SHARE, When.SAVES),
+    Term("parameters, moments and gradients", TRAINER_STATE_BYTES + GRADIENT_BYTES, Extent.COPIES, When.ON_CPU),
+)
+"""Each is measured by ``tests.bench.island_memory`` with the others; what is whole on every host is decision 0172's."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """Bytes at the highest: on the head of the shard and the evaluator, and of one island of each entry."""
+    """Bytes at the highest: on the head of the shard and the evaluator, and of one host of an island of each entry."""
 
     head: float
     islands: tuple[float, ...]
@@ -87,9 +127,15 @@ def shard_bytes_per_parameter(
     return state * (1 + staleness_max) + update + merging * at_once + HEAP_BYTES
 
 
-def island_bytes_per_parameter(*, on_cpu: bool, saves: bool) -> float:
-    """In host memory."""
-    return ISLAND_BYTES + SAVING_BYTES * saves + (TRAINER_STATE_BYTES + GRADIENT_BYTES) * on_cpu
+def island_bytes_per_parameter(
+    *, on_cpu: bool, saves: bool, hosts: int = 1, mesh: Mapping[str, Any] = MappingProxyType({})
+) -> float:
+    """In the memory of each of its hosts, whose devices lie in boxes of the mesh, the parameters' axes innermost."""
+    ways = math.prod(parameter_axes(mesh).values())
+    held = 1 / min(hosts, ways)
+    parts = {Extent.WHOLE: 1.0, Extent.SHARE: held, Extent.COPIES: max(held, (mesh.get("data") or 1) / hosts)}
+    there = {When.ALWAYS: True, When.SAVES: saves, When.ON_CPU: on_cpu}
+    return math.fsum(term.bytes_per_parameter * parts[term.extent] for term in ISLAND_TERMS if there[term.when])
 
 
 def parameter_count_of(spec: JobSpec) -> int | None:
@@ -113,7 +159,12 @@ def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
     )
     evaluator = EVALUATOR_BYTES if spec.evaluation.on == "head" else 0.0
     saves = bool(spec.checkpoints.every_merges or spec.checkpoints.every_s)
-    islands = (island_bytes_per_parameter(on_cpu=not entry.accelerators, saves=saves) for entry in spec.islands)
+    islands = (
+        island_bytes_per_parameter(
+            on_cpu=not entry.accelerators, saves=saves, hosts=entry.hosts, mesh=entry.mesh.model_dump()
+        )
+        for entry in spec.islands
+    )
     return MemoryDemand(parameter_count * (shard + evaluator), tuple(parameter_count * island for island in islands))
 
 
@@ -138,15 +189,18 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
             )
         )
     for index, (entry, island) in enumerate(zip(spec.islands, demand.islands, strict=True)):
-        amounts[entry.node_group] = amounts.get(entry.node_group, 0.0) + island * (entry.count + entry.standby)
-        largest = max((node.memory_bytes for node in nodes if node.group == entry.node_group), default=0.0)
-        if largest and island > largest:
+        process_count = entry.hosts * (entry.count + entry.standby)
+        amounts[entry.node_group] = amounts.get(entry.node_group, 0.0) + island * process_count
+        there = sorted((node.memory_bytes for node in nodes if node.group == entry.node_group), reverse=True)
+        if there and there[0] and len(there) >= entry.hosts and island > there[entry.hosts - 1]:
+            one = "one island" if entry.hosts == 1 else f"each of the {entry.hosts} hosts of an island"
+            which = "whose largest node has" if entry.hosts == 1 else f"of whose {entry.hosts} largest nodes one has"
             problems.append(
                 Problem(
                     f"islands.{index}.node_group",
-                    f"is {entry.node_group!r}, whose largest node has {_text(largest)} of memory: one island of "
+                    f"is {entry.node_group!r}, {which} {_text(there[entry.hosts - 1])} of memory: {one} of "
                     f"{parameter_count:,} parameters needs {_text(island)}.",
-                    f"An island runs on one node: {LESS}",
+                    f"A host of an island is one node: {LESS}",
                 )
             )
     if problems:

@@ -126,6 +126,36 @@ def test_standbys_need_what_islands_need() -> None:
     assert len(refusals(spec(islands=2, entry={"standby": 1}), nodes)) == 1
 
 
+def test_every_host_of_an_island_has_a_node_with_its_part() -> None:
+    two = {"entry": {"hosts": 2}, "evaluation": {"on": "head"}}
+    assert refusals(spec(islands=1, **two), fleet(64, 19, 19)) == []
+    ((path, message, _),) = refusals(spec(islands=1, **two), fleet(64, 24, 12))
+    assert path == "islands.0.node_group"
+    assert "of whose 2 largest nodes one has 12.0 GiB of memory: each of the 2 hosts of an island" in message
+    ((path, message, _),) = refusals(spec(islands=2, **two), fleet(64, 24, 24))
+    assert (path, "need 74.5 GiB" in message) == ("islands", True)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "mesh", "trained", "saved"),
+    [
+        (1, {}, 16, 25),
+        (2, {}, 16, 25),  # a whole replica on each
+        (2, {"fsdp": 2}, 8, 12.5),
+        (2, {"fsdp": 4, "tensor": 2}, 8, 12.5),
+        (4, {"fsdp": 2}, 8, 12.5),  # two replicas, each on two hosts
+        (2, {"data": 8}, 64, 25),  # four devices of a host, each with all parameters in its memory
+    ],
+)
+def test_what_a_mesh_splits_is_shared_by_hosts_and_the_rest_is_whole_on_each(hosts, mesh, trained, saved) -> None:
+    def needs(**where: bool) -> float:
+        return island_bytes_per_parameter(**{"on_cpu": False, "saves": False, **where}, hosts=hosts, mesh=mesh)
+
+    assert needs() == 20
+    assert needs(on_cpu=True) == 20 + trained
+    assert needs(saves=True) == 20 + saved
+
+
 def test_nodes_of_one_machine_share_its_memory_and_so_does_the_head() -> None:
     nodes = [NodeMemory("laptop", group, 40 * GIB) for group in (HEAD, "here", "here", "there")]
     assert refusals(spec(islands=1), nodes) == []

@@ -119,7 +119,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "orchestrator.memory_budget": frozenset(
-        {"orchestrator.config", "orchestrator.errors", "orchestrator.parameters.codec.registry"}
+        {
+            "orchestrator.config",
+            "orchestrator.errors",
+            "orchestrator.parameters.codec.registry",
+            "orchestrator.device_mesh",
+        }
     ),
     "orchestrator.parameters": frozenset(
         {CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes", "blake3", "crc32c"}

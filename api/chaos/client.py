@@ -31,10 +31,11 @@ class ChaosRequests:
         *,
         bytes_per_second: float = 0.0,
         payloads: int = 0,
+        host: int | None = None,
     ) -> Command:
         """Let chaos strike an island (or none: kill_synchroniser), or let it ``continue`` before its time."""
         whom = IslandId(island) if island is not None else None
-        command: Command = self.send(job, Inject(kind, whom, duration_s, bytes_per_second, payloads))
+        command: Command = self.send(job, Inject(kind, whom, duration_s, bytes_per_second, payloads, host))
         return command
 
     def chaos_plans(self) -> list[ShownPlan]:

@@ -86,7 +86,7 @@ class ChaosRuns:
         if target.state.final or target.after_s is None:
             raise Conflict(detail=f"Job {target.job} is {target.state}; there is nothing to strike.")
         islands = [island for island in target.islands if not _is_inactive(island)]
-        check_fleet(plan, list(map(_plan_of, islands)))
+        check_fleet(plan, list(map(_plan_of, islands)), self._service.host_counts(target.job))
         row = ChaosRunRow(
             run=f"chaos-{secrets.token_hex(6)}",
             job=target.job,
@@ -261,5 +261,5 @@ def _fault(fault: PlannedFault, begun_at: float | None) -> Fault:
 
 
 def _description_of(plain: Mapping[str, Any]) -> str:
-    dose = FaultSpec(plain["duration"], plain["bytes_per_second"], plain["payloads"])
+    dose = FaultSpec(plain["duration"], plain["bytes_per_second"], plain["payloads"], plain.get("host"))
     return describe(Kind(plain["kind"]), plain["island"], dose)

@@ -102,13 +102,21 @@ def strike(
     payloads: Annotated[
         int, typer.Option("--payloads", min=0, max=10_000, help="How many are corrupt, delayed or dropped.")
     ] = 0,
+    host: Annotated[
+        int | None,
+        typer.Option(
+            "--host", min=0, max=1023, help="Of kill_host: which of the island's, from 0.", show_default="last"
+        ),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Let any fault of a plan strike now. What lasts ends by itself, or by `atoll chaos continue`."""
     with connect(home, url) as client:
-        command = client.inject(job, kind, island, seconds, bytes_per_second=bytes_per_second, payloads=payloads)
+        command = client.inject(
+            job, kind, island, seconds, bytes_per_second=bytes_per_second, payloads=payloads, host=host
+        )
         conclude(client, command, as_json)
 
 

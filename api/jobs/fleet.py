@@ -1,8 +1,9 @@
 """A check of a specification against the fleet: could this job ever run on it? Made before anything is started. Pure.
 
-Responsible for what the specification and the node groups say about each other: unknown groups, an island too large for
-any one node of its group, and more than a group has in total. What is free right now is not its business: a job may wait
-for room, and says so itself. A group's record does not tell kinds of accelerators apart, so neither does this check.
+Responsible for what the specification and the node groups say about each other: unknown groups, a host of an island too
+large for any one node of its group, more hosts than it has nodes, and more than a group has in total. What is free right now
+is not its business: a job may wait for room, and says so itself. A group's record does not tell kinds of accelerators apart,
+so neither does this check.
 """
 
 from __future__ import annotations
@@ -45,6 +46,15 @@ def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroup
     for name, indices in entries_of.items():
         group, sections = groups_by_name[name], [islands[i] for i in indices]
         where = f"islands.{indices[0]}" if len(indices) == 1 else "islands"
+        few = [index for index in indices if islands[index].hosts > group["nodes"]]
+        problems += [
+            Problem(
+                f"islands.{index}.hosts",
+                f"is {islands[index].hosts}, and node group {name!r} has {group['nodes']} nodes: each host is one of them.",
+                f"Set it to at most {group['nodes']}, or give the group more nodes.",
+            )
+            for index in few
+        ]
         for field in ("cpus", "accelerators"):
             has: float = group[field]
             one_node = has / max(1, group["nodes"])  # they are of one kind
@@ -55,11 +65,11 @@ def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroup
                         f"islands.{index}.{field}",
                         f"asks for {getattr(islands[index], field):g} {field} on one node of {name!r}, "
                         f"whose nodes have {one_node:g} each.",
-                        f"An island runs on one node: ask for at most {one_node:g}, or use a group with larger nodes.",
+                        f"It is of one host of an island: ask for at most {one_node:g}, or use a group with larger nodes.",
                     )
                 )
-            amount = sum(getattr(section, field) * (section.count + section.standby) for section in sections)
-            if amount > has and not too_large:
+            amount = sum(getattr(one, field) * one.hosts * (one.count + one.standby) for one in sections)
+            if amount > has and not too_large and not few:
                 problems.append(
                     Problem(
                         f"{where}.{field}",

@@ -25,6 +25,7 @@ from api.clocks import ClockWatch
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
+from api.jobs.dispatcher import sections_of as sections_of_row
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.outbox import Outbox, row_of
@@ -39,6 +40,7 @@ from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import commands
+from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
 from orchestrator.memory_budget import memory_problems, parameter_count_of
 from orchestrator.roots import AllowedRoots
@@ -172,6 +174,10 @@ class Service:
     def snapshot(self, job: str) -> StatusSnapshot:
         """The job as it stands, with its version."""
         return self._snapshot(self._row(job))
+
+    def host_counts(self, job: str) -> dict[IslandId, int]:
+        """How many hosts each island of the job has, and each standby, by its specification."""
+        return {island: section.hosts for island, section in sections_of_row(self._row(job), slots=True).items()}
 
     def run(self, job: str) -> Run:
         """The job's run folder. Asks the store and the disk only, so that it is cheap and works without the cluster."""

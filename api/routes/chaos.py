@@ -14,7 +14,7 @@ from api.http.pools import JOBS
 from api.http.routing import runs_in
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command
-from orchestrator.bounds import PRINTABLE, BytesPerSecond
+from orchestrator.bounds import PRINTABLE, BytesPerSecond, HostNumber
 from orchestrator.chaos.plan import PAYLOADS_MAX
 from orchestrator.core.commands import Inject
 from orchestrator.core.vocabulary import IslandId
@@ -98,9 +98,12 @@ class KillNode(FaultRequest):
 
 
 class KillHost(FaultRequest):
-    """SIGKILL of the island's process on its last host. Those on its others end with it, and it is placed again."""
+    """SIGKILL of the island's process on one of its hosts. Those on its others end with it, and it is placed again."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"kind": "kill_host", "island": "asia", "host": 0}]})
 
     kind: Literal["kill_host"]
+    host: HostNumber | None = Field(None, description="from 0; its last where none is said")
 
 
 class KillSynchroniser(BaseModel):
@@ -134,5 +137,10 @@ def command_of(fault: Fault) -> Inject:
     """The command of a fault; a field that its kind lacks is zero."""
     island = None if isinstance(fault, KillSynchroniser) else IslandId(fault.island)
     fields = fault.model_dump()
-    dose = (fields.get("duration_s", 0.0), fields.get("bytes_per_second", 0.0), fields.get("payloads", 0))
+    dose = (
+        fields.get("duration_s", 0.0),
+        fields.get("bytes_per_second", 0.0),
+        fields.get("payloads", 0),
+        fields.get("host"),
+    )
     return Inject(fault.kind, island, *dose)

@@ -7,6 +7,8 @@ heartbeat's timeout and then hangs or aborts. So the one is off, the other as go
 
 from __future__ import annotations
 
+from collections import Counter
+
 from orchestrator.actors.island import Rank
 
 INITIALISED_S = 300
@@ -14,8 +16,8 @@ INITIALISED_S = 300
 HEARTBEAT_S = 7 * 86_400
 
 
-def join(rank: Rank) -> int:
-    """Make this process one of the island's; return how many devices of it are on this host."""
+def join(rank: Rank) -> tuple[int, ...]:
+    """Make this process one of the island's; return how many devices are on each of its hosts, by rank."""
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)
@@ -30,4 +32,5 @@ def join(rank: Rank) -> int:
         initialization_timeout=INITIALISED_S,
         heartbeat_timeout_seconds=HEARTBEAT_S,
     )
-    return int(jax.local_device_count())
+    counts = Counter(device.process_index for device in jax.devices())
+    return tuple(counts[number] for number in range(rank.size))

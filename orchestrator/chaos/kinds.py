@@ -30,7 +30,7 @@ class Kind(StrEnum):
     KILL_NODE = "kill_node"
     """SIGKILL of the raylet of the island's node; all islands on it die, and it does not come back."""
     KILL_HOST = "kill_host"
-    """SIGKILL of the island's process on its last host; those on its others, if it has several, end with it."""
+    """SIGKILL of the island's process on one ``host``, else its last; those on its others, if any, end with it."""
     KILL_SYNCHRONISER = "kill_synchroniser"
     """SIGKILL of the process that decides and merges."""
     KILL_API = "kill_api"
@@ -56,6 +56,8 @@ NEEDS: Mapping[Kind, tuple[str, ...]] = {
     Kind.DROP: ("payloads",),
 }
 """Fields of ``core.vocabulary.FaultSpec``, by the kinds that mean nothing without them."""
+TAKES: Mapping[Kind, tuple[str, ...]] = {**NEEDS, Kind.KILL_HOST: ("host",)}
+"""Those that a kind may have."""
 
 
 def describe(kind: Kind, whom: str, dose: FaultSpec) -> str:
@@ -63,5 +65,6 @@ def describe(kind: Kind, whom: str, dose: FaultSpec) -> str:
     how = "by" if kind is Kind.DELAY else "for"
     lasts = f" {how} {dose.duration:g} s" if dose.duration else ""
     size = f", {dose.payloads} payloads" if dose.payloads else ""
+    where = f", host {dose.host}" if dose.host is not None else ""
     rate = f", {dose.bytes_per_second:g} bytes/s" if dose.bytes_per_second else ""
-    return f"{kind}{f' {whom}' if whom else ''}{lasts}{size}{rate}"
+    return f"{kind}{f' {whom}' if whom else ''}{lasts}{size}{rate}{where}"

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import fsum
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
@@ -23,11 +24,11 @@ from pydantic_core import PydanticCustomError
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.bounds import BytesPerSecond, IslandCount, Name, Seed, Word
+from orchestrator.bounds import BytesPerSecond, HostNumber, IslandCount, Name, Seed, Word
 from orchestrator.chaos import comparison
 from orchestrator.chaos.comparison import Comparison
-from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, Kind, describe
-from orchestrator.core.vocabulary import Duration, FaultSpec, IslandPlan
+from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, TAKES, Kind, describe
+from orchestrator.core.vocabulary import Duration, FaultSpec, IslandId, IslandPlan
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.plain import some_of
 from orchestrator.sections import Section
@@ -96,8 +97,8 @@ class Poisson(Section):
 class FaultSection(Section):
     """``start`` and ``until`` bound ``every`` and ``poisson``; the first of ``every`` is one period after ``start``.
 
-    ``duration``, ``bytes_per_second`` and ``payloads`` are the fault's ``FaultSpec``; ``kinds.NEEDS`` says which kind has
-    which.
+    ``duration``, ``bytes_per_second``, ``payloads`` and ``host`` are the fault's ``FaultSpec``; ``kinds.TAKES`` says which
+    kind has which.
     """
 
     kind: Kind
@@ -112,10 +113,11 @@ class FaultSection(Section):
     duration: PositiveSeconds | None = Field(None, description="of a stop, cut or slow link; how late a payload comes")
     bytes_per_second: BytesPerSecond | None = None
     payloads: Annotated[int, Field(strict=True, ge=1, le=PAYLOADS_MAX)] | None = None
+    host: HostNumber | None = Field(None, description="of the island's, from 0; the last where none is said")
 
     @property
     def dose(self) -> FaultSpec:
-        return FaultSpec(self.duration or 0.0, self.bytes_per_second or 0.0, self.payloads or 0)
+        return FaultSpec(self.duration or 0.0, self.bytes_per_second or 0.0, self.payloads or 0, self.host)
 
     def description(self) -> str:
         return describe(self.kind, "" if self.kind in ISLANDLESS else self.target.description(), self.dose)
@@ -162,9 +164,14 @@ def parse(document: Mapping[str, Any]) -> ChaosPlan:
     return plan
 
 
-def check_fleet(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> None:
-    """The plan can strike these islands. Raises InvalidJobSpec with every reason why not."""
-    if problems := tuple(_fleet_problems(plan, islands)):
+def check_fleet(
+    plan: ChaosPlan, islands: Sequence[IslandPlan], host_counts: Mapping[IslandId, int] = MappingProxyType({})
+) -> None:
+    """The plan can strike these islands. Raises InvalidJobSpec with every reason why not.
+
+    Of an island without a host count nobody knows it, as in a simulation, which has no hosts.
+    """
+    if problems := (*_fleet_problems(plan, islands), *_host_problems(plan, islands, host_counts)):
         raise InvalidJobSpec(detail=DETAIL, problems=problems)
 
 
@@ -218,12 +225,12 @@ def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Itera
         yield Problem(f"{path}.target", "names nobody.", remedy)
     if target.name is not None and (target.region is not None or target.random is not None):
         yield Problem(f"{path}.target", "has a name, and region or random beside it.", "Give the name alone.")
-    for name, example in (("duration", "8s"), ("bytes_per_second", "50_000"), ("payloads", "3")):
+    for name, example in (("duration", "8s"), ("bytes_per_second", "50_000"), ("payloads", "3"), ("host", "0")):
         needed, is_given = name in NEEDS.get(fault.kind, ()), getattr(fault, name) is not None
         if needed and not is_given:
             yield Problem(f"{path}.{name}", f"is missing: {fault.kind} needs it.", f"Write {name}: {example}.")
-        elif is_given and not needed:
-            takers = ", ".join(kind for kind, names in NEEDS.items() if name in names)
+        elif is_given and name not in TAKES.get(fault.kind, ()):
+            takers = ", ".join(kind for kind, names in TAKES.items() if name in names)
             yield Problem(f"{path}.{name}", f"goes with {takers} only, not with {fault.kind}.", "Remove it.")
     if fault.duration is not None and fault.duration > FAULT_DURATION_MAX_S:
         yield Problem(f"{path}.duration", f"is {fault.duration:g} s, more than a day.", "Write at most 1d.")
@@ -275,6 +282,23 @@ def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[
     if strikes > STRIKES_MAX:
         message = f"would strike about {strikes:.3g} times on {len(islands)} islands."
         yield Problem("faults", message, f"Make them rarer, or their targets fewer: at most {STRIKES_MAX} are run.")
+
+
+def _host_problems(
+    plan: ChaosPlan, islands: Sequence[IslandPlan], host_counts: Mapping[IslandId, int]
+) -> Iterator[Problem]:
+    for n, fault in enumerate(plan.faults):
+        host, target = fault.host, fault.target
+        if host is None:
+            continue
+        struck = [one for one in islands if target.name in (None, one.island) and target.region in (None, one.region)]
+        counts = {one.island: host_counts[one.island] for one in struck if one.island in host_counts}
+        if few := {island: count for island, count in counts.items() if host >= count}:
+            hosts = some_of([f"{island} has {count}" for island, count in few.items()])
+            remedy = f"Write at most {min(few.values()) - 1}, or leave it out for the last."
+            yield Problem(
+                f"faults.{n}.host", f"is {host}, counted from 0, and not all it may strike have it: {hosts}.", remedy
+            )
 
 
 # ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -36,10 +36,11 @@ class PlannedFault:
     bytes_per_second: float = 0.0
     payloads: int = 0
     beside: tuple[IslandId, ...] = ()
+    host: int | None = None
 
     @property
     def dose(self) -> FaultSpec:
-        return FaultSpec(self.duration, self.bytes_per_second, self.payloads)
+        return FaultSpec(self.duration, self.bytes_per_second, self.payloads, self.host)
 
     def description(self) -> str:
         return describe(self.kind, self.island, self.dose)
@@ -67,7 +68,8 @@ def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFau
 
 def _planned(at: Instant, entry: FaultSection, island: IslandId, beside: tuple[IslandId, ...]) -> PlannedFault:
     dose = entry.dose
-    return PlannedFault(at, entry.kind, island, dose.duration, dose.bytes_per_second, dose.payloads, beside)
+    numbers = (dose.duration, dose.bytes_per_second, dose.payloads)
+    return PlannedFault(at, entry.kind, island, *numbers, beside, dose.host)
 
 
 def _instants(entry: FaultSection, duration: Duration, random: Random) -> Iterator[Instant]:

@@ -119,7 +119,7 @@ class _Driver:
         incarnation = world.core.state.islands[fault.island].incarnation
         command = CommandId(f"chaos-{len(self._runner.decisions)}")
         caller = f"chaos:{self._runner.plan.name}"
-        dose = (fault.duration, fault.bytes_per_second, fault.payloads)
+        dose = (fault.duration, fault.bytes_per_second, fault.payloads, fault.host)
         world.tell(FaultInjected(world.now, command, caller, fault.kind, fault.island, incarnation, *dose))
         for island in dict.fromkeys((fault.island, *fault.beside)):
             kind = _STRUCK[fault.kind]

@@ -88,6 +88,7 @@ class Inject:
     duration: float = 0.0
     bytes_per_second: float = 0.0
     payloads: int = 0
+    host: int | None = None
 
 
 IslandCommand = Kill | Drain | Readd

@@ -323,9 +323,9 @@ class TimerFired:
 class FaultInjected:
     """Chaos injected a fault. For records, nothing to decide: a kill is decided on as the ``CommandRequested`` beside it.
 
-    ``kind`` is a kind of ``chaos.plan.Kind``, or continue, which ends what chaos did to the island; ``duration``,
-    ``bytes_per_second`` and ``payloads`` are its ``FaultSpec``. A fault of no island (kill_synchroniser) has an empty one,
-    and incarnation 0. Tapes of earlier builds lack the last two fields.
+    ``kind`` is a kind of ``chaos.plan.Kind``, or continue, which ends what chaos did to the island; ``duration`` and what
+    follows are its ``FaultSpec``. A fault of no island (kill_synchroniser) has an empty one, and incarnation 0. Tapes of
+    earlier builds lack the last three fields, or the last.
     """
 
     at: Instant
@@ -337,6 +337,7 @@ class FaultInjected:
     duration: Duration
     bytes_per_second: float = 0.0
     payloads: int = 0
+    host: int | None = None
 
 
 IslandEvent = (

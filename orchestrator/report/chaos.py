@@ -92,8 +92,9 @@ def _faults(verdict: Plain) -> str:
 def _kind(fault: Plain) -> str:
     """With what its duration does not say."""
     size = f", {fault['payloads']} payloads" if fault.get("payloads") else ""
+    where = f", host {fault['host']}" if fault.get("host") is not None else ""
     kind: str = fault["kind"]
-    return kind + size + (f", {fault['bytes_per_second']:g} bytes/s" if fault.get("bytes_per_second") else "")
+    return kind + where + size + (f", {fault['bytes_per_second']:g} bytes/s" if fault.get("bytes_per_second") else "")
 
 
 def _notes(verdict: Plain) -> list[str]:

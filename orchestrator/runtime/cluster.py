@@ -26,6 +26,10 @@ from orchestrator.runtime.placement import Node
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL
 
 REACH_S = 1.0
+NEXT_TO_NOTHING: Mapping[str, Any] = {"num_cpus": 0, "memory": 1}
+"""Ray's options for an actor that books nothing: a byte of memory. Whoever is to find a node for one that books nothing at
+all, Ray draws among the nodes that it believes alive. If that one died minutes ago nobody answers, and Ray asks on. For one
+that books something it asks the node of whoever makes it. Source: Ray 2.60, GcsActorScheduler::SelectForwardingNode."""
 
 ActorT = TypeVar("ActorT")
 Arguments = ParamSpec("Arguments")
@@ -216,8 +220,8 @@ def cancel_booking(name: str) -> None:
 
 
 def on_head(name: str) -> dict[str, Any]:
-    """Ray's options for an actor of a job on the head: the one with this name, wherever it was made. It books nothing."""
-    return {"name": name, "get_if_exists": True, "num_cpus": 0, "label_selector": {GROUP_LABEL: CONTROL_GROUP}}
+    """Ray's options for an actor of a job on the head: the one with this name, wherever it was made."""
+    return {"name": name, "get_if_exists": True, **NEXT_TO_NOTHING, "label_selector": {GROUP_LABEL: CONTROL_GROUP}}
 
 
 def own_address() -> str:

@@ -226,13 +226,17 @@ class Controller:
         for actor in [actor for rank, actor in enumerate(actors) if rank >= len(reached) or not reached[rank]]:
             cluster.end_actor(actor)  # no node agent answers: Ray's own way, which needs the process to cooperate
 
-    def kill_host(self, island: IslandId, incarnation: Incarnation) -> str:
-        """SIGKILL its process on its last host. Answers as ``stop``."""
+    def kill_host(self, island: IslandId, incarnation: Incarnation, host: int | None = None) -> str:
+        """SIGKILL its process on this host, numbered from 0, or on its last. Answers as ``stop``."""
         placed = self._placed(island, incarnation)
         if placed is None:
             return f"{island} has no process"
-        last = placed.ranks[-1]
-        return "" if self._node_agents.kill(last) else f"the node agent of {last.node} did not answer"
+        count = len(placed.ranks)
+        if host is not None and host >= count:
+            hosts = f"the hosts 0 to {count - 1}" if count > 1 else "one host, of number 0"
+            return f"{island} has {hosts}, and host is {host}: give one of these, or none for the last"
+        struck = placed.ranks[-1 if host is None else host]
+        return "" if self._node_agents.kill(struck) else f"the node agent of {struck.node} did not answer"
 
     def stop(self, island: IslandId, incarnation: Incarnation, duration_s: float) -> str:
         """SIGSTOP its processes; they go on after ``duration_s``. Empty when that is done, else why it could not be."""

@@ -30,6 +30,7 @@ from orchestrator.logbook import service_logbook
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import evaluator_name
+from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import environment_of, refusal, resources_of
 from orchestrator.runtime.published import Published
 from orchestrator.runtime.settings import GROUP_LABEL
@@ -67,6 +68,7 @@ class Evaluation:
         self._evaluators: dict[str, ActorHandle[EvaluatorInterface]] = {}
         self._memberships: dict[str, Membership] = {}
         self._evaluators_made = 0
+        self._nodes = NodeWatch() if context.spec.evaluation.node_group else None
         self.unigram_loss: float | None = None
         """Held-out loss of a model that knows only how often each token occurs: a figure for the report."""
 
@@ -161,7 +163,8 @@ class Evaluation:
             return HEAD, "no island could"
         if section.node_group is None or section.node_group in self._evaluators:
             return section.node_group or HEAD, ""
-        no = refusal(section.node_group, resources_of(section), cluster.nodes(), "evaluation")
+        nodes = self._nodes.placeable() if self._nodes else ()
+        no = refusal(section.node_group, resources_of(section), nodes, "evaluation")
         if no is None:
             self._drop_actor(HEAD)  # it measured while there was no room
             return section.node_group, ""
@@ -195,7 +198,7 @@ class Evaluation:
             "num_cpus": wanted["CPU"],
             "num_gpus": wanted.get("GPU", 0),
             "resources": {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")},
-            "label_selector": {GROUP_LABEL: group},
+            "label_selector": {GROUP_LABEL: group, **(self._nodes.selector() if self._nodes else {})},
         }
 
     def _drop_actor(self, group: str) -> None:

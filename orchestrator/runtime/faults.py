@@ -4,7 +4,7 @@
     stop                               SIGSTOP, and SIGCONT after the duration by the node's own agent
     cut, slow, corrupt, delay, drop    the impairment of the island's link, which ends by itself (``impairment``)
     continue                           the end of all these before that
-    kill_host                          SIGKILL of the island's last process, of which there is one on each of its hosts
+    kill_host                          SIGKILL of the island's process on one of its hosts
     kill_node                          SIGKILL of the raylet by its node's agent
     kill_synchroniser                  SIGKILL of this very process, once the record is on the tape
 
@@ -58,9 +58,9 @@ class Chaos:
     def inject(self, command: CommandId, caller: str, request: Inject) -> Kill | None:
         """Inject the fault, and post the record. A kill is returned: the core is still to decide on it."""
         kind, island = request.fault, request.island or IslandId("")
-        dose = FaultSpec(request.duration, request.bytes_per_second, request.payloads)
+        dose = FaultSpec(request.duration, request.bytes_per_second, request.payloads, request.host)
         incarnation = self._incarnation_of(island) if island else Incarnation(0)
-        parts = (kind, island, incarnation, dose.duration, dose.bytes_per_second, dose.payloads)
+        parts = (kind, island, incarnation, dose.duration, dose.bytes_per_second, dose.payloads, dose.host)
         why = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._inject(kind, island, incarnation, dose)
         if not why:
             self._post(lambda at: FaultInjected(at, command, caller, *parts))
@@ -77,7 +77,7 @@ class Chaos:
             case Kind.STOP:
                 return self._answer(self._controller.call(Controller.stop, *life, dose.duration))
             case Kind.KILL_HOST:
-                return self._answer(self._controller.call(Controller.kill_host, *life))
+                return self._answer(self._controller.call(Controller.kill_host, *life, dose.host))
             case Kind.KILL_NODE:
                 return self._answer(self._controller.call(Controller.kill_node, *life))
         if impairment is None:

@@ -72,7 +72,7 @@ def lines(ports: tuple[int, int]) -> Iterator[dict[str, Any]]:
     import ray
 
     key = secrets.token_bytes(KEY_BYTES)
-    places = _places(ray.nodes())
+    places = _places(ray.nodes(), cluster.node_reaches())
     probes = {group: _probe(node, host, key, ports) for group, (node, host) in places.items()}
     addresses: dict[str, tuple[str, int]] = {}
     problems: dict[str, str] = {}
@@ -96,10 +96,14 @@ def lines(ports: tuple[int, int]) -> Iterator[dict[str, Any]]:
         ray.kill(probe)
 
 
-def _places(nodes: list[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Of each group, the head's first, the id and address of one node that Ray believes alive."""
+def _places(nodes: list[Mapping[str, Any]], reaches: Mapping[str, cluster.Reach]) -> dict[str, tuple[str, str]]:
+    """Of each group, the head's first, the id and address of one node Ray believes alive: one in reach, if there is."""
     places: dict[str, tuple[str, str]] = {}
-    for entry in sorted(nodes, key=lambda entry: str(entry["NodeID"])):
+
+    def rank(entry: Mapping[str, Any]) -> tuple[bool, str]:
+        return reaches.get(entry["NodeID"]) is not cluster.Reach.TAKEN, str(entry["NodeID"])
+
+    for entry in sorted(nodes, key=rank):
         group = entry.get("Labels", {}).get(GROUP_LABEL, "")
         if entry["Alive"] and group:
             places.setdefault(group, (entry["NodeID"], entry["NodeManagerAddress"]))
@@ -116,7 +120,8 @@ def _probe(node: str, host: str, key: bytes, ports: tuple[int, int]) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(LineProbe).options(num_cpus=0, scheduling_strategy=strategy).remote(host, key, ports)
+    options = {**cluster.NEXT_TO_NOTHING, "scheduling_strategy": strategy}
+    return ray.remote(LineProbe).options(**options).remote(host, key, ports)
 
 
 def _reason_of(error: Exception) -> str:

@@ -84,7 +84,7 @@ def node_agent_of(node_id: str) -> ActorHandle[NodeAgent]:
     options = {
         "name": f"warden:{node_id}",  # jobs of older builds share it by this name
         "get_if_exists": True,
-        "num_cpus": 0,
+        **cluster.NEXT_TO_NOTHING,
         "max_concurrency": 4,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
     }

@@ -20,6 +20,8 @@ from orchestrator.runtime.placement import Node
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
+FIRST_LOOK_S = 5.0
+"""A look is over within seconds; one that is not says nothing of the nodes."""
 NODE_ID_LABEL = "ray.io/node-id"
 """Every node has it by itself."""
 
@@ -27,14 +29,19 @@ NODE_ID_LABEL = "ray.io/node-id"
 class NodeWatch:
     """Looks every second, as long as its process lives. ``on_down`` is called once for each node."""
 
-    def __init__(self, on_down: Callable[[frozenset[str]], None]) -> None:
+    def __init__(self, on_down: Callable[[frozenset[str]], None] = lambda _: None) -> None:
         self._on_down = on_down
         self._down: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
+        self._looked = threading.Event()
         threading.Thread(target=self._watch, name="watch-nodes", daemon=True).start()
 
     def placeable(self) -> list[Node]:
-        """The nodes of the cluster on which something can be placed."""
+        """The nodes of the cluster on which something can be placed.
+
+        Nobody knows before the first look, which is waited for: Ray would place a job's first islands on what died before.
+        """
+        self._looked.wait(FIRST_LOOK_S)
         return [node for node in cluster.nodes() if node.id not in self._down | self._unreachable]
 
     def is_unreachable(self, node_id: str) -> bool:
@@ -48,7 +55,6 @@ class NodeWatch:
     def _watch(self) -> None:
         trouble = ""
         while True:
-            time.sleep(WATCH_S)
             try:
                 self._look()
                 trouble = ""
@@ -57,6 +63,8 @@ class NodeWatch:
                 if reason != trouble:  # it may stay so for hours
                     log.warning("whether all nodes are there cannot be told: %s", reason, exc_info=error)
                 trouble = reason
+            self._looked.set()
+            time.sleep(WATCH_S)
 
     def _look(self) -> None:
         reaches = cluster.node_reaches()

@@ -22,10 +22,15 @@ from orchestrator.plain import brief, some_of
 from orchestrator.tape.declared import coder
 
 KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Command)}
+GROWN: Mapping[str, Mapping[str, Any]] = {"inject": {"host": None}}
+"""What commands grew since services and synchronisers of different builds talk, and what stands for its absence."""
 
 
 def encode(command: Command) -> dict[str, Any]:
-    return {"kind": type(command).__name__.lower(), **dataclasses.asdict(command)}
+    """A field that its kind grew is left out where it says nothing: an earlier build knows the command, and its digest."""
+    kind, grown = type(command).__name__.lower(), GROWN.get(type(command).__name__.lower(), {})
+    fields = dataclasses.asdict(command)
+    return {"kind": kind} | {name: value for name, value in fields.items() if name not in grown or value != grown[name]}
 
 
 def decode(document: object) -> Command:

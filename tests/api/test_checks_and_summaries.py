@@ -50,6 +50,16 @@ def test_an_island_must_fit_on_one_node_of_its_group() -> None:
     assert told["islands.0.cpus"] == "asks for 5 cpus on one node of 'pair', whose nodes have 4 each."
 
 
+def test_each_host_of_an_island_is_a_node_of_its_group() -> None:
+    group = NodeGroupRecord(name="pair", region="here", nodes=2, cpus=8.0, cpus_free=8.0, accelerators=8)
+    hosts = {"node_group": "pair", "accelerator": "gpu", "accelerators": 4}
+    assert fleet_problems([IslandsSection(**hosts, hosts=2)], [group]) == ()
+    (few,) = fleet_problems([IslandsSection(**hosts, hosts=3)], [group])
+    assert (few.path, "has 2 nodes" in few.message) == ("islands.0.hosts", True)
+    (many,) = fleet_problems([IslandsSection(**hosts, hosts=2, count=2)], [group])
+    assert (many.path, "asks for 16 accelerators" in many.message) == ("islands.0.accelerators", True)
+
+
 @pytest.mark.parametrize(
     ("factory", "taken"),
     [

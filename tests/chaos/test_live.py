@@ -141,6 +141,7 @@ def test_every_kind_of_fault_is_on_the_tape_with_its_dose(service: Installation)
         (("corrupt", "asia", "--payloads", "3"), (*island, 0.0, 0.0, 3)),
         (("delay", "asia", "--payloads", "3", "--for", "0.5"), (*island, 0.5, 0.0, 3)),
         (("drop", "asia", "--payloads", "3"), (*island, 0.0, 0.0, 3)),
+        (("kill_host", "asia", "--host", "0"), (*island, 0.0, 0.0, 0)),
         (("kill_node", "asia"), (*island, 0.0, 0.0, 0)),
         (("kill_synchroniser",), ("", 0, 0.0, 0.0, 0)),
     ):
@@ -166,6 +167,8 @@ def test_every_kind_of_fault_is_on_the_tape_with_its_dose(service: Installation)
         ("delay", 0.0, {"payloads": 1}),
         ("kill_synchroniser", 0.0, {}),
         ("kill_api", 0.0, {}),
+        ("kill_host", 0.0, {"host": -1}),
+        ("kill", 0.0, {"host": 0}),
     ],
 )
 def test_a_fault_that_makes_no_sense_is_refused(

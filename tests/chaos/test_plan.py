@@ -32,6 +32,8 @@ def test_every_problem_of_a_plan_is_told_at_once_with_its_remedy():
         {"kind": "delay", "target": {"random": 1}, "at": 5, "payloads": 0},
         {"kind": "kill_synchroniser", "target": {"name": "asia"}, "at": 5},
         {"kind": "corrupt", "payloads": 1, "at": 5},
+        {"kind": "kill", "target": {"random": 1}, "at": 5, "host": 0},
+        {"kind": "kill_host", "target": {"random": 1}, "at": 5, "host": -1},
     ]
     with pytest.raises(InvalidJobSpec) as told:
         parse(document(*faults, colour="red", abort=["luck < 1"], objectives=["goodput_ratoi > 85 %", "be well"]))
@@ -40,11 +42,25 @@ def test_every_problem_of_a_plan_is_told_at_once_with_its_remedy():
         *("faults.0.kind", "faults.1", "faults.1.target", "faults.2.target", "faults.2.duration", "faults.2.at"),
         *("faults.3", "faults.3.duration", "colour", "abort.0", "objectives.0", "objectives.1"),
         *("faults.4.bytes_per_second", "faults.4.payloads", "faults.5.payloads", "faults.6.target", "faults.7.target"),
+        *("faults.8.host", "faults.9.host"),
     }
     assert "goodput_ratio" in found["objectives.0"]
     assert "Write a figure" in found["objectives.1"]
     assert "about 2e+05 faults" in found["faults.1"]
     assert "goes with corrupt, delay, drop only, not with slow" in found["faults.4.payloads"]
+    assert "goes with kill_host only, not with kill" in found["faults.8.host"]
+
+
+def test_a_plan_names_no_host_that_an_island_lacks():
+    strikes = [{"kind": "kill_host", "target": target, "at": 3} for target in ({"name": "asia"}, {"random": 1})]
+    hosts = {island.island: 2 for island in FLEET} | {"europe": 1}
+    check_fleet(plan(strikes[0] | {"host": 1}, strikes[1] | {"host": 0}, *strikes), FLEET, hosts)
+    with pytest.raises(InvalidJobSpec) as told:
+        check_fleet(plan(strikes[0] | {"host": 2}, strikes[1] | {"host": 1}), FLEET, hosts)
+    found = problems_of(told)
+    assert "asia has 2" in found["faults.0.host"]
+    assert "europe has 1" in found["faults.1.host"]
+    assert "at most 0, or leave it out" in found["faults.1.host"]
 
 
 def test_a_plan_that_does_not_fit_the_fleet_is_refused_with_every_reason():

@@ -138,8 +138,8 @@ class SimulatedJob(World):
         struck = not island or (host is not None and host.alive)
         if struck:
             incarnation = host.process.incarnation if host is not None else Incarnation(0)
-            dose = (request.duration, request.bytes_per_second, request.payloads)
-            self.tell(e.FaultInjected(*about, request.fault, island, incarnation, *dose))
+            numbers = (request.duration, request.bytes_per_second, request.payloads)
+            self.tell(e.FaultInjected(*about, request.fault, island, incarnation, *numbers, host=request.host))
         if request.fault == "kill":
             self.tell(e.CommandRequested(*about, Kill(island)))
             return

@@ -72,9 +72,9 @@ def model(spec: Mapping[str, Any]) -> Model:
     )
 
 
-def document(of_mesh: Mapping[str, int] | None) -> dict[str, Any]:
+def document(of_mesh: Mapping[str, int] | None, hosts: int = 1) -> dict[str, Any]:
     """The specification of one island with this mesh, as its process gets it."""
-    section = {"node_group": "here", "count": 2, "mesh": of_mesh or {}}
+    section = {"node_group": "here", "count": 2, "hosts": hosts, "mesh": of_mesh or {}}
     settings = {"islands": [section], "training": {"batch_size": 8, "inner_optimizer": {"warmup_steps": 1, "lr": 0.01}}}
     spec = JobSpec.model_validate(job(model={"factory": "tests.learners.meshes:model"}, **settings))
     return spec.island_document(spec.islands[0])
@@ -91,8 +91,8 @@ def compiled(name: str) -> JaxTrainer:
     return trainer(MESHES[name])
 
 
-def trainer(of_mesh: Mapping[str, int] | None) -> JaxTrainer:
-    spec = document(of_mesh)
+def trainer(of_mesh: Mapping[str, int] | None, hosts: int = 1) -> JaxTrainer:
+    spec = document(of_mesh, hosts)
     return JaxTrainer(spec, model(spec), lambda shard: text().draw(shard, 2), text=text())
 
 

@@ -161,6 +161,9 @@ def test_devices_that_were_promised_and_are_not_there_are_refused() -> None:
         InvalidJobSpec, match=r"islands.0.accelerators: promises 8 devices .* there are 1 of kind 'cpu'"
     ):
         mesh.of_island(spec, jax.local_devices())
+    spec["island"] |= {"accelerator": "gpu", "accelerators": 1, "hosts": 1}
+    with pytest.raises(InvalidJobSpec, match=r"'gpu', and there are 1 of kind 'cpu'.* without its driver"):
+        mesh.of_island(spec, jax.local_devices())
 
 
 def test_axes_that_do_not_name_each_dimension_are_refused() -> None:

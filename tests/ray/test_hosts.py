@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,14 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.ray_start import Place, RayProgram, pass_on, start_node
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import Job, assert_sound, gone, stop, synthetic
+from tests.ray.jobs import ENDLESS, Job, assert_sound, gone, stop, synthetic
 from tests.waiting import PATIENCE_S, wait_until
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif("ATOLL_SOAK" not in os.environ, reason="six more nodes on the cluster: make soak asks for them"),
-]
+pytestmark = pytest.mark.ray
+SOAK = "ATOLL_SOAK" in os.environ
+soak = pytest.mark.skipif(not SOAK, reason="half a minute each: make soak asks for them")
 
-DEVICES = {"pair": 2, "slice": 2, "wide": 4}
+DEVICES = {"pair": 2, "slice": 1, "wide": 4}
 """Of each host, in the eyes of JAX."""
 GROUPS = (
     NodeGroup(name="pair", region="us-east1", nodes=3),
@@ -34,22 +33,24 @@ GROUPS = (
 )
 
 
+def names_of(groups: Sequence[NodeGroup]) -> list[str]:
+    return [f"{group.name}-{number}" for group in groups for number in range(group.nodes)]
+
+
 @pytest.fixture(scope="module")
 def nodes(home: Path) -> Iterator[None]:
     """Nodes beside the others of the cluster, while these tests run."""
-    found, names = ClusterFile.find(home), []
+    found = ClusterFile.find(home)
     assert found is not None
     pass_on(found, ["XLA_FLAGS", "PYTHONPATH"])
-    for group in GROUPS:
+    for group in GROUPS if SOAK else GROUPS[:-1]:
         with pytest.MonkeyPatch.context() as patch, RayProgram(found, dashboard=False) as program:
             patch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES[group.name]}")
-            starts = []
-            for number in range(group.nodes):
-                names.append(f"{group.name}-{number}")
-                starts.append(start_node(program, names[-1], group, number, Place()))
+            named = enumerate(names_of([group]))
+            starts = [start_node(program, name, group, number, Place()) for number, name in named]
             assert [start.wait(PATIENCE_S) for start in starts] == [0] * len(starts)
     yield
-    for name in names:
+    for name in names_of(GROUPS):
         processes.kill_all(found.id, name)
 
 
@@ -58,7 +59,7 @@ def started(nodes: None, start: Callable[..., Job]) -> Callable[..., Job]:
     return start
 
 
-def document(steps: int = 100_000, **sections) -> dict:
+def document(steps: int = ENDLESS, **sections) -> dict:
     made = synthetic(steps, ("pair", "slice"), **sections)
     made["islands"][0] |= {"hosts": 2}
     made["islands"][1] |= {"hosts": 2, "accelerator": "tpu", "accelerators": 2}
@@ -78,9 +79,13 @@ def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
     job.wait_for_merge("slice", 1)
     job.wait_for_merge("pair", 1)
     began, stopped = job.status()["view"]["islands"], []
-    for incarnation, victim in ((1, 1), (2, 0)):
+    refused = job.command(commands.Inject("kill_host", "pair", host=2))
+    for incarnation in (1, 2):
         pids = pids_of(job, "pair", incarnation)
-        os.kill(pids[victim], signal.SIGKILL)
+        if incarnation == 1:
+            os.kill(pids[1], signal.SIGKILL)
+        else:
+            job.command(commands.Inject("kill_host", "pair", host=0))
         stopped.append(job.island("slice")["incarnation"])
         wait_until(lambda pids=pids: all(map(gone, pids)), "the end of its other process")
         job.wait_for_merge("pair", incarnation + 1)
@@ -94,8 +99,10 @@ def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
         "pair": 2,
         "slice": 4,
     }
-    job.command(commands.Inject("kill_host", "pair"))
-    job.wait_for_merge("pair", 4)
+    outcome = job.status()["commands"][refused]
+    assert (outcome["accepted"], "the hosts 0 to 1, and host is 2" in outcome["detail"]) == (False, True)
+    (struck,) = [record.event for record in job.records() if isinstance(record.event, events.FaultInjected)]
+    assert (struck.kind, struck.host) == ("kill_host", 0)
     pids = pids_of(job, "slice", 1)
     stop(pids[1])  # one that can say nothing of the other's death is ended, too
     os.kill(pids[0], signal.SIGKILL)
@@ -106,6 +113,7 @@ def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
     assert_sound(job)
 
 
+@soak
 def test_a_gang_is_drained_and_saved_and_resumed_on_one_host(started: Callable[..., Job]) -> None:
     job = started(document(checkpoints={"keep": 1}))
     job.wait_for_merge("pair", 1)
@@ -118,11 +126,12 @@ def test_a_gang_is_drained_and_saved_and_resumed_on_one_host(started: Callable[.
     job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
-    again = synthetic(1, ("us-east", "europe"), resume={"checkpoint": str(job.run_dir / "checkpoints")})
+    again = synthetic(ENDLESS, ("us-east", "europe"), resume={"checkpoint": str(job.run_dir / "checkpoints")})
     for section, name in zip(again["islands"], ("pair", "slice"), strict=True):
         section["name"] = name
     resumed = started(again)
     resumed.wait_for_merge("pair", 1)
+    resumed.command(commands.Cancel())
     resumed.wait_for_end()
     assert taken
     assert all(event.donor == "pair" for event in resumed.events(events.IslandCaughtUp, "pair")[:1])
@@ -145,13 +154,14 @@ def trained(steps: int, islands: list[dict], tmp_path: Path, **sections) -> dict
     }
 
 
+@soak
 def test_two_islands_of_two_hosts_and_four_devices_train_a_sharded_model(
     started: Callable[..., Job], tmp_path: Path
 ) -> None:
     """Killed, saved, and resumed as one host of four devices."""
     meshes = {"left": {"fsdp": 4}, "right": {"fsdp": 2, "tensor": 2}}
     islands = [{"node_group": "pair", "name": name, "hosts": 2, "mesh": mesh} for name, mesh in meshes.items()]
-    job = started(trained(10**6, islands, tmp_path))
+    job = started(trained(ENDLESS, islands, tmp_path))
     job.wait_for_merge("left", 1)
     job.wait_for_merge("right", 1)
     pids = pids_of(job, "left", 1)
@@ -168,7 +178,7 @@ def test_two_islands_of_two_hosts_and_four_devices_train_a_sharded_model(
     assert_sound(job)
     again = [{"node_group": "wide", "name": name, "mesh": {"fsdp": 2, "tensor": 2}} for name in meshes]
     resume = {"checkpoint": str(job.run_dir / "checkpoints")}
-    resumed = started(trained(10**6, again, tmp_path, resume=resume))
+    resumed = started(trained(ENDLESS, again, tmp_path, resume=resume))
     for name in meshes:
         resumed.wait_for_merge(name, 1)
     states = [event for name in meshes for event in resumed.events(events.IslandCaughtUp, name)]
@@ -177,3 +187,30 @@ def test_two_islands_of_two_hosts_and_four_devices_train_a_sharded_model(
     resumed.wait_for_end()
     assert_sound(resumed)
     assert taken
+
+
+@soak
+def test_hosts_with_fewer_devices_than_promised_end_the_job_before_it_begins(
+    started: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Ray has two TPUs of each; JAX finds one device."""
+    island = {"node_group": "slice", "hosts": 2, "accelerator": "tpu", "accelerators": 2}
+    job = started(trained(ENDLESS, [island], tmp_path))
+    job.wait_for_end()
+    view = job.status()["view"]
+    assert view["outcome"] == "failed"
+    assert "islands.0.accelerators: promises 2 devices of each host, and host 0 has 1, host 1 has 1" in view["reason"]
+    assert [event.incarnation for event in job.events(events.IslandPlaced, "slice")] == [1]
+
+
+def test_jobs_begin_at_once_after_most_nodes_died(home: Path, started: Callable[..., Job]) -> None:
+    """Of which Ray believes for minutes that they live."""
+    found, left = ClusterFile.find(home), f"pair-{GROUPS[0].nodes - 1}"
+    assert found is not None
+    for name in names_of(GROUPS):
+        if name != left:
+            processes.kill_all(found.id, name)
+    jobs = [started(synthetic(ENDLESS, (group, "pair"))) for group in ("us-east", "europe")]
+    for job in jobs:
+        job.wait_for_merge("pair", 1)
+        assert job.events(events.PlacementFailed, "pair") == []
