@@ -13,14 +13,16 @@ from learners.contract import HeldPart
 from learners.group.follower import Follower
 from learners.group.leader import Leader
 from learners.group.link import Line, LinkEnded, admitted, joined, listener
-from learners.group.messages import Done, News, TakeOuter
+from learners.group.messages import Done, News, Prepared, TakeOuter, TakePeer
 from learners.host_copy import HostCopy
+from learners.island_arrays import State
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
+from learners.state_fetch import FetchedState
 from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
 from orchestrator.logbook import island_logbook
 from orchestrator.parameters import wire_format
-from orchestrator.parameters.tensors import digest
+from orchestrator.parameters.holding import encoded_part
 from orchestrator.parameters.validation import validated_parts
 from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.replica.replica import Publication
@@ -31,11 +33,15 @@ TOKENS = 4 * 32
 
 
 class Sliced(synthetic.SyntheticTrainer):
-    """Of every tensor each process has its share of the rows; what it computes of the others nobody asks for."""
+    """Of every tensor each process has its share of the rows; what it computes of the others nobody asks for.
+
+    Its state has a moment besides, which lies like the parameters.
+    """
 
     def __init__(self, spec, rank: int, size: int) -> None:
         super().__init__(spec, 0, 2)
         self._rank, self._size = rank, size
+        self.moments = {name: np.full(shape, len(name), np.float16) for name, shape in self._shapes.items()}
 
     def held(self, piece: str) -> HeldPart:
         rows, columns = self._shapes[piece]
@@ -47,6 +53,24 @@ class Sliced(synthetic.SyntheticTrainer):
 
     def snapshot(self, pieces):
         return HostCopy({name: array[self.rows(name)] for name, array in super().snapshot(pieces).arrays().items()})
+
+    def export_state(self, pieces=None):
+        names = self._shapes if pieces is None else pieces
+        moments = {f"moment/{name}": self.moments[name][self.rows(name)] for name in names}
+        return HostCopy({**self.snapshot(names).arrays(), **moments, "steps": np.array(self._steps)})
+
+    def held_state(self, pieces):
+        held = {name: self.held(name) for name in pieces}
+        moments = {f"moment/{name}": part for name, part in held.items()}
+        return {**held, **moments, "steps": HeldPart((), tuple(range(self._size)))}
+
+    def import_state(self, state) -> None:
+        self.load({name: state[name] for name in self._shapes})
+        for name, array in self._wide(
+            {name: state[f"moment/{name}"] for name in self._shapes}, self.moments.get
+        ).items():
+            self.moments[name] = array
+        self._steps = int(state["steps"])
 
     def _wide(self, arrays, fill):
         wide = {name: fill(name) for name in arrays}
@@ -66,11 +90,24 @@ class Rank:
 
     def __init__(self, line: Line, trainer, plan: LoopPlan) -> None:
         self.trainer, self.cuts, self.ended = trainer, {}, threading.Event()
-        self.follower = Follower(line, trainer, plan.arrays, 1, self._take, self.cuts.__setitem__, lambda _: None)
+        self.gives: dict[tuple[str, int], State] = {}
+        """What it gives of states, by cut and fragment."""
+        self.states: dict[str, FetchedState] = {}
+        """What ``TakePeer`` takes, by the name of its only chunk."""
+        self.follower = Follower(
+            line, trainer, plan.arrays, Prepared(1), self._take, self._give, self.cuts.__setitem__, lambda _: None
+        )
         threading.Thread(target=self._run, daemon=True).start()
 
     def _take(self, arrays, order) -> None:
-        arrays.load(self.trainer.initial_parameters(), order.versions, order.cursor)
+        if isinstance(order, TakePeer):
+            arrays.load_peer(self.states[order.chunks[0]], order.cursor)
+        else:
+            own = arrays.held.holding.values_of(self.trainer.initial_parameters())
+            arrays.load(own, order.versions, order.cursor)
+
+    def _give(self, cut, fragment, state) -> None:
+        self.gives[cut, fragment] = state
 
     def _run(self) -> None:
         try:
@@ -118,8 +155,13 @@ class Group:
     def load(self) -> Group:
         assert self.leader.device_count() == len(self.ranks)
         self.leader.call(TakeOuter(1, (0, 0), 0, 0, ()))
-        self.loop.load(self.trainers[0].initial_parameters(), (0, 0), 0, 0)
+        own = self.loop.held.holding.values_of(self.trainers[0].initial_parameters())
+        self.loop.load(own, (0, 0), 0, 0)
         return self
+
+    @property
+    def receivers(self) -> list:
+        return [self.loop, *(rank.follower for rank in self.ranks)]
 
     def until(self, kind: type, count: int = 1) -> list:
         def came() -> bool:
@@ -134,12 +176,13 @@ class Group:
         self.versions[p] += 1
         own = {name: 0.9 * array for name, array in self.outer[p].items()}
         self.outer[p] = {name: array.astype(np.float32) for name, array in own.items()}
-        for receiver in [self.loop, *(rank.follower for rank in self.ranks)] if to is None else to:
+        for receiver in self.receivers if to is None else to:
             self.send(p, merged_offer, receiver)
 
     def send(self, p: int, merged_offer: int, receiver) -> None:
         publication = Publication(p, self.versions[p], 0, merged_offer)
-        receiver.receive(publication, None, digest(self.outer[p]), [wire_format.encode(self.outer[p])])
+        holding = receiver.held.holding
+        receiver.receive(publication, None, holding.digest_of(self.outer[p]), [encoded_part(self.outer[p], holding)])
 
     def assert_equal(self) -> None:
         states = [trainer.export_state().arrays() for trainer in self.trainers]
@@ -180,10 +223,9 @@ def test_every_process_adopts_and_offers_at_the_same_boundaries(group, adoption,
 def test_each_process_offers_what_it_has_and_together_that_is_the_island(group, codec):
     island = group(size=3, sliced=True, codec=codec).load()
     island.loop.start()
-    receivers = [island.loop, *(rank.follower for rank in island.ranks)]
     for count in range(1, 5):
         offer = island.until(Offer, count)[-1]
-        payloads = [receiver.take(offer.fragment, offer.offer) for receiver in receivers]
+        payloads = [receiver.take(offer.fragment, offer.offer) for receiver in island.receivers]
         if None in payloads:
             continue
         whole = sum(array.nbytes for array in island.outer[offer.fragment].values())
@@ -197,7 +239,7 @@ def test_each_process_offers_what_it_has_and_together_that_is_the_island(group, 
     if codec == "float32":
         for offer in island.loop.standing_offers():  # no step came after the last of each
             outer = island.outer[offer.fragment]
-            payloads = [receiver.take(offer.fragment, offer.offer) for receiver in receivers]
+            payloads = [receiver.take(offer.fragment, offer.offer) for receiver in island.receivers]
             content, _ = validated_parts(payloads, outer, offer.base_version)
             for name, anchor in outer.items():
                 own = np.concatenate([one._parameters[name][one.rows(name)] for one in island.trainers])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any
@@ -15,7 +14,7 @@ from learners import jax_trainer, synthetic
 from learners.catching_up import CatchingUp
 from learners.exports import HeldStates, Throttle
 from learners.outbox import Outbox
-from learners.state_fetch import Donor, FetchedState, Fragments, StateFetch
+from learners.state_fetch import Donor, DonorReply, FetchedState, Fragments, StateFetch
 from orchestrator.core.messages import Adopted, Flushed, Offer
 from orchestrator.errors import InfrastructureError, InternalError
 from tests.learners.stepped import TOKENS, SteppedTrainer, alone, offers
@@ -100,14 +99,14 @@ def test_a_donors_state_is_of_one_boundary_and_costs_it_no_more_than_that(new_is
         donor.steps(1)
         asker.join(0.01)
     (state,) = got
-    assert state["versions"] == (2, 3)
-    taken_after = state["step"] - 10
+    assert state.versions == (2, 3)
+    taken_after = state.step - 10
     assert 2 <= taken_after <= 2 + donor.trainer.cursor()
     expected = alone(make_job(), taken_after)
-    assert all(np.array_equal(state["trainer"][name], expected[name]) for name in expected)
+    assert all(np.array_equal(state.arrays()[name], expected[name]) for name in expected)
 
     peer = new_island()
-    peer.loop.load_peer(whole(state["trainer"], state["versions"], state["step"]), cursor=40)
+    peer.loop.load_peer(whole(state.arrays(), state.versions, state.step), cursor=40)
     peer.loop.start()
     assert peer.trainer.at_gate.acquire(timeout=PATIENCE_S)
     assert peer.trainer.cursor() == 40
@@ -157,13 +156,13 @@ class Giver:
         self.answers: SimpleQueue[Exception | None] = SimpleQueue()
         self.spoilt = False
 
-    def give(self, fragments: Fragments) -> Mapping[str, Any]:
+    def give(self, fragments: Fragments) -> DonorReply:
         self.asked.put(fragments)
         if (error := self.answers.get(timeout=PATIENCE_S)) is not None:
             raise error
         value = np.nan if self.spoilt else self.step
         arrays = {f"tensor-{p}": np.full(2, value, np.float32) for p in fragments or range(COUNT)}
-        return {"trainer": {**arrays, "count": np.array(self.step)}, "versions": self.versions, "step": self.step}
+        return DonorReply({**arrays, "count": np.array(self.step)}, self.versions, self.step)
 
     def gives(self) -> Fragments:
         """What it is asked for next, which it then gives."""
