@@ -71,7 +71,8 @@ class Holding:
         """``base``, which is what is here, with this update of it added. Raises InvalidPayload where some is missing."""
         bounds, added = self.bounds(), {}
         for name in _in(content, base):
-            if (array := base[name]).shape == content.tensors[name].shape:
+            array = base[name]
+            if content.tensors[name].part == bounds.get(name) and array.shape == content.tensors[name].shape:
                 added[name] = kernels.decode(content.values(name), array).reshape(array.shape)
             else:
                 added[name] = array + _cropped(content, name, bounds.get(name))

@@ -19,10 +19,13 @@ from learners.island_arrays import State
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.state_fetch import FetchedState
+from learners.state_parts import put_together, windows
 from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
+from orchestrator.core.vocabulary import Version
 from orchestrator.logbook import island_logbook
 from orchestrator.parameters import wire_format
-from orchestrator.parameters.holding import encoded_part
+from orchestrator.parameters.holding import EVERYTHING, encoded_part
+from orchestrator.parameters.tensors import digest
 from orchestrator.parameters.validation import validated_parts
 from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.replica.replica import Publication
@@ -423,3 +426,122 @@ def test_an_announced_size_beyond_the_limit_ends_the_line():
     leads._connection.sendall(b"\xff" * 40)
     with pytest.raises(LinkEnded, match="may be above"):
         follows.receive()
+
+
+# ── publications and states by host ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "e3m0"])
+def test_each_process_is_sent_its_share_of_a_publication_and_has_the_bits_of_the_whole(group, codec):
+    island = group(size=2, sliced=True, adoption="replace").load()
+    island.loop.start()
+    for count in range(1, 4):
+        offer = island.until(Offer, count)[-1]
+        p, before = offer.fragment, Version(island.versions[offer.fragment])
+        step = {name: 0.01 * array.astype(np.float32) for name, array in island.outer[p].items()}
+        update = wire_format.encoded(step, codec, before)
+        island.outer[p] = EVERYTHING.added_to(island.outer[p], update)
+        island.versions[p] += 1
+        for receiver in island.receivers:
+            holding = receiver.held.holding
+            payload = wire_format.written(holding.part_of(update))
+            own_count = sum(array.size for array in holding.values_of(island.outer[p]).values())
+            if codec in ("float32", "bfloat16"):  # the others' blocks do not end where rows so short do
+                assert wire_format.parse(payload).value_bytes == own_count * (4 if codec == "float32" else 2)
+            news = Publication(p, island.versions[p], 0, offer.offer)
+            assert receiver.receive(news, before, holding.digest_of(island.outer[p]), [payload]) == island.versions[p]
+        island.until(Adopted, count)
+    for p, version in enumerate(island.versions):
+        for receiver in island.receivers:
+            own = receiver._arrays.published.at(p, version).arrays
+            assert digest(own) == receiver.held.holding.digest_of(island.outer[p])
+    island.loop.stop()
+
+
+def test_a_part_of_a_publication_that_is_torn_or_of_another_host_is_refused_and_taken_when_it_comes_again(group):
+    island = group(sliced=True).load()
+    first, second = island.receivers
+    news = Publication(0, 1, 0, 0)
+    own, other = (encoded_part(island.outer[0], one.held.holding) for one in island.receivers)
+    torn = bytearray(own)
+    torn[len(torn) // 2] ^= 1
+    for wrong in (torn, other):
+        with pytest.raises(InvalidPayload):
+            first.receive(news, None, "", [wrong])
+        assert first.published_version(0) == 0
+    named = first.held.holding.digest_of(island.outer[0])
+    assert first.receive(news, None, named, [own]) == 1
+    # updates whose bits are others are let go of, and asked for whole
+    update = wire_format.encoded(island.outer[0], "int4", Version(1))
+    content = wire_format.written(first.held.holding.part_of(update))
+    assert first.receive(Publication(0, 2, 0, 0), 1, named, [content]) == -1
+    assert second.published_version(0) == 0
+
+
+def held_state(island: Group, cut: str) -> list[list]:
+    """What each process gives of all fragments at one boundary, as blocks, and the versions and the step there."""
+    got = []
+    asker = threading.Thread(target=lambda: got.append(island.loop.export_fragments(PATIENCE_S, cut)))
+    asker.start()
+    asker.join()
+    (states,) = got
+    for rank in island.ranks:
+        wait_until(lambda rank=rank: len(rank.gives) == 2, "what the others give")
+    return [states, *([rank.gives[cut, p] for p in range(2)] for rank in island.ranks)]
+
+
+@pytest.mark.parametrize("receiving", [1, 2, 3])
+def test_hosts_of_a_peer_give_their_shards_of_one_boundary_to_the_hosts_that_need_them(group, receiving):
+    donor = group(size=2, sliced=True).load()
+    for rank, trainer in enumerate(donor.trainers):
+        for moment in trainer.moments.values():
+            moment += np.arange(moment.size, dtype=np.float16).reshape(moment.shape) % 64
+            assert moment.flags.writeable, rank
+    donor.loop.start()
+    donor.until(Offer)
+    given = held_state(donor, "1.1")
+    donor.loop.stop()
+    at = {(state.versions, state.step) for states in given for state in states}
+    assert len(at) == 1, "all hosts, and all fragments, of one boundary"
+    ((versions, step),) = at
+    wholes = put_together(all_blocks(given), None)
+    tensors_bytes = sum(array.nbytes for array in wholes.values() if array.ndim)
+    assert sum(array.nbytes for _, _, array in all_blocks(given) if array.ndim) == tensors_bytes, "one giver for each"
+    assert wholes["steps"] == step
+
+    taker = group(size=receiving, sliced=True)
+    assert taker.leader.device_count() == receiving - 1
+    total = 0
+    for number, receiver in enumerate(taker.receivers):
+        own, came = {}, 0
+        for p in range(2):
+            wanted = receiver.held.wanted(p)
+            blocks = [block for states in given for block in windows(states[p].blocks(), wanted)]
+            came += sum(array.nbytes for _, _, array in blocks if array.ndim)
+            own |= put_together(blocks, wanted)
+        assert came == sum(array.nbytes for array in own.values() if array.ndim), "each pulls its share"
+        total += came
+        if number:
+            taker.ranks[number - 1].states["chunk"] = FetchedState("donor", own, versions, step, ())
+        else:
+            mine = FetchedState("donor", own, versions, step, (), ("chunk",))
+    assert total == tensors_bytes
+    taker.leader.call(TakePeer(mine.chunks, versions, step, 3))
+    taker.loop.load_peer(mine, 3)
+    for trainer in taker.trainers:
+        assert (trainer.cursor(), trainer._steps) == (3, step)
+        for name, array in trainer._parameters.items():
+            assert np.array_equal(array[trainer.rows(name)], wholes[name][trainer.rows(name)])
+            assert np.array_equal(
+                trainer.moments[name][trainer.rows(name)], wholes[f"moment/{name}"][trainer.rows(name)]
+            )
+    taker.loop.start()
+    taker.until(Offer, 2)
+    taker.loop.flush()
+    taker.until(Flushed)
+    assert not taker.failures
+
+
+def all_blocks(given: list[list]) -> list:
+    """Of all processes and fragments; what belongs to no tensor is in each fragment, and one process gives it."""
+    return [block for states in given for state in states for block in state.blocks()]
