@@ -49,6 +49,7 @@ from learners.group.messages import (
     Written,
 )
 from learners.handed_over import HandedOver
+from learners.held_pieces import HeldPieces
 from learners.island_arrays import IslandArrays, State, StateRequest
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox
@@ -417,10 +418,9 @@ class Island:
                 f"{rank.size}. Give it the methods of learners.contract.SpreadTrainer, or set hosts to 1."
             )
         if not self._synthetic:  # which stands for any number
-            _require_promised(spec, device_count, rank)
+            devices.require_promised(spec, device_count, rank)
         trainer.warm_up()
         knobs, recovery = spec["synchroniser"], spec["recovery"]
-        self._throttle = Throttle(recovery["donor_bytes_per_s"])
         self._of_one_boundary = recovery["donors_max"] == 1 and recovery["donor_bytes_per_s"] is None
         shapes = trainer.tensor_shapes()
         fragments = fragment_map.build(shapes, knobs["fragments"], trainer.roles())
@@ -438,6 +438,9 @@ class Island:
             codec=knobs["wire"]["up"],
             rank=None if rank is None else rank.number,
         )
+        spread = rank is not None and not HeldPieces(trainer, fragments, rank.number).is_whole
+        if (rate := recovery["donor_bytes_per_s"]) is not None:  # of the island: its hosts give at once
+            self._throttle = Throttle(rate / rank.size if rank is not None and spread else rate)
         return trainer, plan, device_count
 
     # ── as one process of several ─────────────────────────────────────────────────────────────────────────────────
@@ -583,17 +586,6 @@ def _own_name() -> str:
     name = ray.get_runtime_context().get_actor_name()
     assert name is not None
     return name
-
-
-def _require_promised(spec: Mapping[str, Any], device_count: int, rank: Rank | None) -> None:
-    """Raises ConfigurationError where this host has fewer devices than its entry promises."""
-    promised = spec.get("island", {}).get("accelerators", 0)
-    if device_count < promised:
-        host = socket.gethostname() if rank is None else f"{socket.gethostname()} (host {rank.number} of {rank.size})"
-        raise ConfigurationError(
-            detail=f"islands.accelerators promises {promised} devices of a host, and {host} has {device_count}. "
-            "Lower accelerators, or repair the host: its drivers, or what else uses its devices."
-        )
 
 
 _: IslandFactory = Island  # type checkers compare what it answers with what others call

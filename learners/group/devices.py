@@ -7,7 +7,12 @@ heartbeat's timeout and then hangs or aborts. So the one is off, the other as go
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping
+from typing import Any
+
 from orchestrator.actors.island import Rank
+from orchestrator.errors import ConfigurationError
 
 INITIALISED_S = 300
 """For the last process to come: it may have to import JAX on a busy machine. A death before that ends all by the link."""
@@ -31,3 +36,14 @@ def join(rank: Rank) -> int:
         heartbeat_timeout_seconds=HEARTBEAT_S,
     )
     return int(jax.local_device_count())
+
+
+def require_promised(spec: Mapping[str, Any], device_count: int, rank: Rank | None) -> None:
+    """Raises ConfigurationError where this host has fewer devices than its entry promises."""
+    promised = spec.get("island", {}).get("accelerators", 0)
+    if device_count < promised:
+        host = socket.gethostname() if rank is None else f"{socket.gethostname()} (host {rank.number} of {rank.size})"
+        raise ConfigurationError(
+            detail=f"islands.accelerators promises {promised} devices of a host, and {host} has {device_count}. "
+            "Lower accelerators, or repair the host: its drivers, or what else uses its devices."
+        )

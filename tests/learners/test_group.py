@@ -22,6 +22,7 @@ from learners.state_fetch import FetchedState
 from learners.state_parts import put_together, windows
 from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
 from orchestrator.core.vocabulary import Version
+from orchestrator.errors import InfrastructureError
 from orchestrator.logbook import island_logbook
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import EVERYTHING, encoded_part
@@ -426,6 +427,22 @@ def test_an_announced_size_beyond_the_limit_ends_the_line():
     leads._connection.sendall(b"\xff" * 40)
     with pytest.raises(LinkEnded, match="may be above"):
         follows.receive()
+
+
+def test_what_rank_0_fails_in_beside_an_order_leaves_no_answer_of_it_behind(group):
+    island = group(size=3)
+
+    def fail() -> None:
+        raise ConnectionError("the donor is gone")
+
+    with pytest.raises(ConnectionError, match="the donor is gone"):
+        island.leader.call_beside(TakeOuter(1, (0, 0), 0, 0, ()), fail)
+    assert island.leader._done.keys() == {1, 2}
+    island.ranks[1].trainer.load = lambda _: fail()
+    with pytest.raises(InfrastructureError, match="the process of host 2 says: ConnectionError: the donor is gone"):
+        island.leader.call_beside(TakeOuter(1, (0, 0), 0, 0, ()), lambda: None)
+    del island.ranks[1].trainer.load
+    assert island.leader.call_beside(TakeOuter(1, (0, 0), 0, 0, ()), lambda: "both") == "both"
 
 
 # ── publications and states by host ───────────────────────────────────────────────────────────────────────────────────

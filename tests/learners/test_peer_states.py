@@ -12,7 +12,7 @@ import pytest
 
 from learners import jax_trainer, synthetic
 from learners.catching_up import CatchingUp
-from learners.exports import HeldStates, Throttle
+from learners.exports import CutStates, HeldStates, Throttle
 from learners.outbox import Outbox
 from learners.state_fetch import Donor, DonorReply, FetchedState, Fragments, StateFetch
 from orchestrator.core.messages import Adopted, Flushed, Offer
@@ -307,6 +307,33 @@ def test_a_held_state_is_of_one_boundary_until_its_receiver_has_it_or_asks_no_mo
     now[0] = 17.0
     assert held.give("b", 1) == (2, 1)  # what was held for b is gone, and a's is not
     assert held.give("a", 2) == (0, 2)
+
+
+def test_what_a_process_gives_of_a_boundary_is_kept_until_it_was_fetched_or_nobody_comes() -> None:
+    now = [0.0]
+    kept: CutStates[str] = CutStates(lambda: 10.0, lambda: now[0])
+    kept.keep("1.1", 0, "first")
+    kept.keep("1.1", 1, "second")
+    assert [kept.state("1.1", p, 0.0) for p in (0, 0, 1)] == ["first", "first", "second"]
+    kept.forget("1.1", 0)
+    with pytest.raises(InfrastructureError, match=r"fragment 0 of the state 1\.1 is not kept here"):
+        kept.state("1.1", 0, 0.0)
+    waiting: list[str] = []
+    late = threading.Thread(target=lambda: waiting.append(kept.state("1.2", 0, PATIENCE_S)))
+    late.start()
+    kept.keep("1.2", 0, "of a process that came to the boundary later")
+    late.join()
+    assert len(waiting) == 1
+    now[0] = 9.0
+    kept.keep("1.3", 0, "another")
+    now[0] = 18.0
+    kept.keep("1.4", 0, "a newer one")
+    for cut, there in (("1.1", False), ("1.2", False), ("1.3", True)):
+        if there:
+            assert kept.state(cut, 0, 0.0) == "another"
+        else:
+            with pytest.raises(InfrastructureError, match="is not kept here"):
+                kept.state(cut, 1, 0.0)
 
 
 def test_pieces_that_cannot_be_taken_are_gathered_anew_from_whoever_is_asked_then():
