@@ -110,6 +110,50 @@ class HeldStates(Generic[State]):
             return self._states[receiver][fragment]
 
 
+class CutStates(Generic[State]):
+    """States by the name of their boundary and by fragment, which receivers come for. Thread-safe.
+
+    They are kept until ``forget``; of what nobody comes for any more all is let go of after ``idle_s``, at the next request.
+    """
+
+    def __init__(self, idle_s: Callable[[], float], clock: Callable[[], float] = monotonic) -> None:
+        self._idle_s, self._clock = idle_s, clock
+        self._changed = threading.Condition()
+        self._states: dict[str, dict[int, State]] = {}
+        self._touched_at: dict[str, float] = {}
+
+    def keep(self, cut: str, fragment: int, state: State) -> None:
+        with self._changed:
+            self._touch(cut)
+            self._states.setdefault(cut, {})[fragment] = state
+            self._changed.notify_all()
+
+    def state(self, cut: str, fragment: int, timeout_s: float) -> State:
+        """What is kept under this name, once it is. Raises InfrastructureError when it does not come in time."""
+        with self._changed:
+            self._touch(cut)
+            if not self._changed.wait_for(lambda: fragment in self._states.get(cut, {}), timeout_s):
+                detail = f"fragment {fragment} of the state {cut} is not kept here."
+                raise InfrastructureError(detail=detail, remedy="Ask for a new one.")
+            return self._states[cut][fragment]
+
+    def forget(self, cut: str, fragment: int) -> None:
+        with self._changed:
+            left = self._states.get(cut, {})
+            left.pop(fragment, None)
+            if not left:
+                self._states.pop(cut, None)
+                self._touched_at.pop(cut, None)
+
+    def _touch(self, cut: str) -> None:
+        """Under the lock."""
+        now, idle_s = self._clock(), self._idle_s()
+        for idle in [name for name, at in self._touched_at.items() if now - at > idle_s]:
+            del self._touched_at[idle]
+            self._states.pop(idle, None)
+        self._touched_at[cut] = now
+
+
 class Throttle:
     """Limits the bytes per second, on average over all requests, in their order; ``None`` is no limit."""
 

@@ -13,6 +13,7 @@ Source: Ray 2.60 as measured; ``runtime.report_link`` says what of it.
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import math
 import os
@@ -25,68 +26,55 @@ from functools import partial
 from typing import Any, assert_never, cast
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
 
 from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
-from learners.contract import Arrays, Trainer, batch_size_of, entry_of, tokens_per_schedule_step
-from learners.exports import HeldStates, Throttle
+from learners.contract import Arrays, Trainer, batch_size_of, tokens_per_schedule_step
+from learners.exports import CutStates, HeldStates, Throttle
 from learners.failure import broken_by
-from learners.flat_arrays import flattened, restored
+from learners.flat_arrays import flattened
 from learners.group import devices
 from learners.group.follower import Follower
 from learners.group.leader import Leader
 from learners.group.link import Line, LinkEnded, admitted, joined, listener
-from learners.group.messages import Failed, Promote, TakeOuter, TakePeer, TakeSaved, Written
+from learners.group.messages import (
+    Failed,
+    FetchPart,
+    Prepared,
+    Promote,
+    StateOrder,
+    TakeOuter,
+    TakePeer,
+    TakeSaved,
+    Written,
+)
 from learners.handed_over import HandedOver
-from learners.island_arrays import IslandArrays
+from learners.held_pieces import HeldPieces
+from learners.island_arrays import IslandArrays, State, StateRequest
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.state_fetch import Donor, FetchedState
+from learners.peers import Peers
+from learners.state_fetch import Donor, DonorReply, FetchedState
+from learners.state_parts import Block, blocks_of, windows
 from learners.thread_priority import lower_priority, lower_priority_of_new, thread_ids
 from learners.watchdog import Watchdog
 from orchestrator import logbook
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.island import IslandFactory, IslandInterface, MeetingPlace, Rank
-from orchestrator.channel.endpoint import Carried, Membership, rank_subject
-from orchestrator.channel.ticket import Ticket
+from orchestrator.actors.island import IslandFactory, MeetingPlace, Rank
+from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
-from orchestrator.errors import ConfigurationError, InfrastructureError, InvalidJobSpec, Problem
-from orchestrator.parameters import fragment_map, wire_format
+from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.parameters import fragment_map
+from orchestrator.parameters.holding import Holding
+from orchestrator.parameters.parts import Bounds
 from orchestrator.replica.replica import Publication
 from orchestrator.roots import AllowedRoots
 
 SYNTHETIC = "learners.synthetic"
 
-ABSENCE_CHECK_S = 1.0
-
 log = logging.getLogger(__name__)
-
-
-class Absence:
-    """Whether another island's process is gone, called as often as one likes: it is asked once a second at most."""
-
-    def __init__(self, actor: ActorHandle[IslandInterface]) -> None:
-        self._actor, self._lock = actor, threading.Lock()
-        self._hello, self._asked_at, self._gone = actor.call(IslandInterface.hello), time.monotonic(), False
-
-    def __call__(self) -> bool:
-        with self._lock:
-            if not self._gone and time.monotonic() - self._asked_at >= ABSENCE_CHECK_S:
-                done, _ = ray.wait([self._hello], timeout=0)
-                try:
-                    if done:
-                        ray.get(self._hello)
-                        self._hello = self._actor.call(IslandInterface.hello)
-                except ActorDiedError:
-                    self._gone = True
-                except RayError:  # it is not answered, which says nothing of the channel
-                    self._hello = self._actor.call(IslandInterface.hello)
-                self._asked_at = time.monotonic()
-            return self._gone
 
 
 class Island:
@@ -116,7 +104,11 @@ class Island:
         self._throttle, self._held_s = Throttle(None), 0.0
         self._of_one_boundary = True
         self._held_states = HeldStates(self._export_fragments, lambda: self._held_s)
-        self._fragment_sizes: tuple[int, ...] = ()
+        self._cut_states: CutStates[Callable[[], list[Block]]] = CutStates(lambda: self._held_s)
+        self._cut_count = itertools.count(1)
+        self._peers = Peers(self._handed_over)
+        self._chunks: dict[str, Arrays] = {}
+        """What this process got of a peer's state, by chunk, where rank 0 says when it is loaded."""
 
     def hello(self) -> dict[str, Any]:
         """The identity of this process: the facts of ``Placement``."""
@@ -152,10 +144,11 @@ class Island:
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: Carried) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._outbox.heed(epoch)
-        arrays = self._pulled(epoch, payloads)
+        contents = self._pulled(epoch, payloads)
 
         def load() -> tuple[tuple[Version, ...], int]:
-            self._built().load(arrays, versions, step, cursor)
+            loop = self._built()
+            loop.load(loop.outer_values(contents), versions, step, cursor)
             return tuple(versions), step
 
         self._catching_up.take(None, load)
@@ -169,16 +162,12 @@ class Island:
         assert leader is not None
 
         def load() -> tuple[tuple[Version, ...], int]:
-            leader.begin(
-                {
-                    rank: TakeOuter(epoch, tuple(versions), step, cursor, tuple(own))
-                    for rank, own in enumerate(payloads)
-                    if rank > 0
-                }
-            )
-            arrays = self._pulled(epoch, payloads[0])
-            self._built().load(arrays, versions, step, cursor)
-            leader.finish()
+            loop = self._built()
+            orders = {
+                rank: TakeOuter(epoch, tuple(versions), step, cursor, tuple(own)) for rank, own in enumerate(payloads)
+            }
+            contents = leader.call_beside(orders, lambda: self._pulled(epoch, payloads[0]))
+            loop.load(loop.outer_values(contents), versions, step, cursor)
             return tuple(versions), step
 
         self._catching_up.take(None, load)
@@ -189,9 +178,9 @@ class Island:
         loop = self._built()
         self._catching_up.fetch(
             (epoch, count),
-            {actor: Donor(island, partial(self._export_of, epoch, actor)) for actor, island in donors.items()},
+            {actor: Donor(island, partial(self._state_of, epoch, actor)) for actor, island in donors.items()},
             loop.fragment_count,
-            lambda state: self._load_peer(epoch, state, cursor),
+            lambda state: self._load_peer(state, cursor),
             of_one_boundary=self._of_one_boundary,
         )
 
@@ -291,6 +280,11 @@ class Island:
         self._outbox.heed(epoch)
         return self._handed_over.hindrances()
 
+    def holding(self, epoch: Epoch) -> Holding:
+        """What of the pieces this process has, and so needs of what is published."""
+        self._outbox.heed(epoch)
+        return self._receiving().held.holding
+
     def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int) -> Carried | None:
         """The offer's bytes, or a ticket for them; ``None`` if a newer offer has replaced it."""
         self._outbox.heed(epoch)
@@ -307,21 +301,45 @@ class Island:
         self._watchdog.reset()
         return reports
 
-    def export_state(self, epoch: Epoch, fragment: int, receiver: str) -> dict[str, Any]:
+    def export_state(self, epoch: Epoch, fragment: int, receiver: str, in_parts: bool) -> dict[str, Any]:
         """A peer's way to a fragment of this island's state; raises when it has none to give, or not soon enough.
 
-        ``{"table": what lies in it, "content": the bytes or a ticket for them, "versions": (…), "step": int}``.
+        ``{"table": what lies in it, "content": the bytes or a ticket for them, "versions": (…), "step": int}``; in parts, in
+        the place of the first two, ``{"cut": its name, "processes": those that have parts of it}`` (``export_part``).
         Where one donor gives all, what this ``receiver`` gets is of one boundary, held on the host meanwhile.
         """
+        loop = self._built()
         if self._of_one_boundary:
-            state = self._held_states.give(receiver, fragment)()
+            state = self._held_states.give(receiver, fragment)
         else:
-            state = self._built().export_state(transfer_limit.BOUNDARY_S, (fragment,))
-        byte_count = sum(array.nbytes for array in state["trainer"].values())
+            state = loop.export_state(transfer_limit.BOUNDARY_S, StateRequest((fragment,), self._new_cut()))
+        at = {"versions": state.versions, "step": state.step}
+        if in_parts or state.bounds is not None:
+            cut, others = state.cut or receiver, () if self._leader is None else self._leader.processes()
+            self._cut_states.keep(cut, fragment, state.blocks)
+            return {"cut": cut, "processes": (_own_name(), *(others if state.bounds is not None else ())), **at}
+        return {**self._donated(epoch, receiver, state.arrays()), **at}
+
+    def export_part(
+        self, epoch: Epoch, cut: str, fragment: int, receiver: str, wanted: Mapping[str, Bounds] | None
+    ) -> dict[str, Any]:
+        """What this process gives of a fragment of the state of that name, of what is wanted; None wants all.
+
+        ``{"table": …, "content": …}`` as ``export_state``, and ``"bounds"``, where each array lies in the one of its name.
+        """
+        blocks = windows(self._cut_states.state(cut, fragment, transfer_limit.BOUNDARY_S)(), wanted)
+        donated = self._donated(epoch, receiver, {name: array for name, _, array in blocks})
+        return {**donated, "bounds": {name: bounds for name, bounds, _ in blocks}}
+
+    def forget_part(self, cut: str, fragment: int) -> None:
+        """Nobody comes for it any more."""
+        self._cut_states.forget(cut, fragment)
+
+    def _donated(self, epoch: Epoch, receiver: str, arrays: Arrays) -> dict[str, Any]:
+        byte_count = sum(array.nbytes for array in arrays.values())
         self._throttle.wait(byte_count, transfer_limit.queue_s(byte_count, self._throttle.bytes_per_s))
-        table, content = flattened(state["trainer"])
-        carried = self._handed_over.donate(epoch, receiver, content)
-        return {"table": table, "content": carried, "versions": state["versions"], "step": state["step"]}
+        table, content = flattened(arrays)
+        return {"table": table, "content": self._handed_over.donate(epoch, receiver, content)}
 
     def release_state(self, payload: str) -> None:
         """What this ticket is for has arrived, or is not wanted any more."""
@@ -376,7 +394,10 @@ class Island:
                 lower_priority_of_new(before)
             save = partial(self._save_rank, line, rank.number)
             promoted = partial(self._promoted, rank.number)
-            self._follower = Follower(line, trainer, plan.arrays, device_count, self._take_state, save, promoted)
+            prepared = Prepared(device_count, _own_name())
+            self._follower = Follower(
+                line, trainer, plan.arrays, prepared, self._take_state, self._give_part, save, promoted
+            )
             self._follower.run()
         except LinkEnded as error:
             self._end_with(str(error))
@@ -388,7 +409,7 @@ class Island:
         device_count = None
         if rank is not None and not self._synthetic:
             counts = devices.join(rank)
-            _require_promised(spec, counts)  # each process knows all, and says the same
+            devices.require_promised(spec, counts)  # each process knows all, and says the same
             device_count = counts[rank.number]
         module, _, name = spec["trainer"].partition(":")
         trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
@@ -399,15 +420,15 @@ class Island:
                 f"{rank.size}. Give it the methods of learners.contract.SpreadTrainer, or set hosts to 1."
             )
         if not self._synthetic:  # which stands for any number
-            _require_promised(spec, (device_count,))
+            devices.require_promised(spec, (device_count,))
         trainer.warm_up()
         knobs, recovery = spec["synchroniser"], spec["recovery"]
-        self._throttle = Throttle(recovery["donor_bytes_per_s"])
         self._of_one_boundary = recovery["donors_max"] == 1 and recovery["donor_bytes_per_s"] is None
         shapes = trainer.tensor_shapes()
         fragments = fragment_map.build(shapes, knobs["fragments"], trainer.roles())
-        self._fragment_sizes = fragment_map.sizes(fragments, shapes)
-        largest = transfer_limit.STATE_BYTES_PER_PARAMETER * max(self._fragment_sizes)
+        sizes = fragment_map.sizes(fragments, shapes)
+        self._peers = Peers(self._handed_over, recovery["donor_bytes_per_s"], sizes)
+        largest = transfer_limit.STATE_BYTES_PER_PARAMETER * max(sizes)
         stall_s, bytes_per_s = (spec["transport"][term] for term in ("stall_s", "bytes_per_s"))
         self._held_s = transfer_limit.BOUNDARY_S + transfer_limit.held_s(largest, stall_s, bytes_per_s)
         plan = LoopPlan(
@@ -419,43 +440,42 @@ class Island:
             codec=knobs["wire"]["up"],
             rank=None if rank is None else rank.number,
         )
+        spread = rank is not None and not HeldPieces(trainer, fragments, rank.number).is_whole
+        if (rate := recovery["donor_bytes_per_s"]) is not None:  # of the island: its hosts give at once
+            self._throttle = Throttle(rate / rank.size if rank is not None and spread else rate)
         return trainer, plan, device_count
 
     # ── as one process of several ─────────────────────────────────────────────────────────────────────────────────
 
-    def _load_peer(self, epoch: Epoch, state: FetchedState, cursor: int) -> None:
-        """Rank 0 hands on to the others what it took from peers."""
+    def _load_peer(self, state: FetchedState, cursor: int) -> None:
+        """In every process, of what it got."""
         if self._leader is not None:
-            table, content = flattened(state.arrays)
-            subject = self._handed_over.subject(epoch)
-            self._leader.call(
-                {
-                    rank: TakePeer(
-                        epoch, table, self._handed_over.donate(epoch, rank_subject(subject, rank), content),
-                        state.versions, state.step, cursor,
-                    )
-                    for rank in self._leader.ranks
-                }
-            )  # fmt: skip
+            self._leader.call(TakePeer(state.chunks, state.versions, state.step, cursor))
         self._built().load_peer(state, cursor)
 
-    def _take_state(self, arrays: IslandArrays, order: TakeOuter | TakeSaved | TakePeer) -> None:
+    def _take_state(self, arrays: IslandArrays, order: StateOrder) -> None:
+        if isinstance(order, FetchPart):
+            self._chunks[order.chunk] = self._peers.part(order, arrays.held.wanted(FragmentId(order.fragment)))
+            return
+        chunks, self._chunks = self._chunks, {}
         match order:
             case TakeOuter():
-                arrays.load(self._pulled(order.epoch, order.payloads), order.versions, order.cursor)
+                values = arrays.outer_values(self._pulled(order.epoch, order.payloads))
+                arrays.load(values, order.versions, order.cursor)
             case TakeSaved():
                 saved = checkpointing.restored(Folder.within(self._roots, order.folder), self._island)
                 arrays.load_saved(saved, order.cursor)
             case TakePeer():
-                content = self._handed_over.received(order.epoch, order.content)
-                state = FetchedState(self._island, restored(order.table, content), order.versions, order.step, ())
-                arrays.load_peer(state, order.cursor)
+                own = {name: array for chunk in order.chunks for name, array in chunks[chunk].items()}
+                arrays.load_peer(FetchedState(self._island, own, order.versions, order.step, ()), order.cursor)
             case _:
                 assert_never(order)
 
-    def _pulled(self, epoch: Epoch, payloads: Sequence[Carried]) -> Arrays:
-        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
-        return {name: array for content in contents for name, array in wire_format.decode(content).items()}
+    def _give_part(self, cut: str, fragment: int, state: State) -> None:
+        self._cut_states.keep(cut, fragment, state.blocks)
+
+    def _pulled(self, epoch: Epoch, payloads: Sequence[Carried]) -> list[memoryview]:
+        return [self._handed_over.received(epoch, payload) for payload in payloads]
 
     def _save_rank(self, line: Line, rank: int, of: Hashable, cut: checkpointing.Cut) -> None:
         """Write this process's part beside the steps, and say so to rank 0."""
@@ -492,27 +512,38 @@ class Island:
         log.critical("nobody has listened to this island for too long; it ends itself")
         os._exit(1)  # other threads may be inside a step, or a call
 
-    def _export_fragments(self) -> list[Callable[[], dict[str, Any]]]:
-        return self._built().export_fragments(transfer_limit.BOUNDARY_S)
+    def _export_fragments(self) -> list[State]:
+        return self._built().export_fragments(transfer_limit.BOUNDARY_S, self._new_cut())
 
-    def _export_of(self, epoch: Epoch, actor: str, fragments: tuple[int, ...]) -> dict[str, Any]:
-        """The donor's state: asked for with a limit, for links that the service does not watch, and pulled without one."""
-        handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
-        donor: ActorHandle[IslandInterface] = ActorHandle(handle)
+    def _new_cut(self) -> str:
+        """A name by which every process of this island keeps its part of a state; none where this one has all."""
+        return "" if self._built().held.is_whole else f"{self._incarnation}.{next(self._cut_count)}"
+
+    def _state_of(self, epoch: Epoch, actor: str, fragments: tuple[int, ...]) -> DonorReply:
+        """The donor's state of a fragment, here and in the other processes of this island, each of what it has.
+
+        Where every process has all of the model it comes once, and rank 0 hands it on.
+        """
         (fragment,) = fragments
-        whole, part = sum(self._fragment_sizes), self._fragment_sizes[fragment]
-        byte_count, state_bytes = (transfer_limit.STATE_BYTES_PER_PARAMETER * size for size in (part, whole))
-        timeout_s = transfer_limit.limit_s(byte_count, self._throttle.bytes_per_s)
-        timeout_s += state_bytes / transfer_limit.TO_HOST_BYTES_PER_S
-        receiver = self._handed_over.subject(epoch)
-        reply = ray.get(donor.call(IslandInterface.export_state, epoch, fragment, receiver), timeout=timeout_s)
-        carried = reply["content"]
-        try:
-            content = self._handed_over.received(epoch, carried, Absence(donor))
-        finally:
-            if isinstance(carried, Ticket):
-                donor.call(IslandInterface.release_state, carried.payload)
-        return {"trainer": restored(reply["table"], content), "versions": reply["versions"], "step": reply["step"]}
+        held, leader = self._built().held, self._leader
+        reply = self._peers.state(epoch, actor, fragment, in_parts=not held.is_whole)
+        chunk, at = f"{actor} {reply['step']} {fragment}", (reply["versions"], reply["step"])
+        if "cut" not in reply:
+            arrays = reply["arrays"]
+        else:
+            order = FetchPart(epoch, chunk, fragment, reply["cut"], reply["processes"])
+            fetch = partial(self._peers.part, order, held.wanted(FragmentId(fragment)))
+            try:
+                arrays = fetch() if held.is_whole or leader is None else leader.call_beside(order, fetch)
+            finally:
+                self._peers.forget(order)
+        if leader is not None and held.is_whole:
+            self._cut_states.keep(chunk, fragment, lambda: blocks_of(arrays, {}))
+            try:
+                leader.call(FetchPart(epoch, chunk, fragment, chunk, (_own_name(),)))
+            finally:
+                self._cut_states.forget(chunk, fragment)
+        return DonorReply(arrays, *at, chunk)
 
     def _standing(self) -> Iterable[IslandReport]:
         """What a new synchroniser may not know: that this island is ready, and later what it offers."""
@@ -552,21 +583,11 @@ class Island:
         return self._loop
 
 
-def _require_promised(spec: Mapping[str, Any], device_counts: Sequence[int]) -> None:
-    """Raises InvalidJobSpec where a host of this island has fewer devices than its entry promises. Counts are by rank."""
-    promised = spec.get("island", {}).get("accelerators", 0)
-    short = [f"host {number} has {count}" for number, count in enumerate(device_counts) if count < promised]
-    if short:
-        few = ", ".join(short) if len(device_counts) > 1 else f"{socket.gethostname()} has {device_counts[0]}"
-        raise InvalidJobSpec(
-            problems=(
-                Problem(
-                    f"{entry_of(spec)}.accelerators",
-                    f"promises {promised} devices of each host, and {few}.",
-                    "Lower accelerators, or repair the host: its drivers, or what else uses its devices.",
-                ),
-            )
-        )
+def _own_name() -> str:
+    """What Ray calls this process."""
+    name = ray.get_runtime_context().get_actor_name()
+    assert name is not None
+    return name
 
 
 _: IslandFactory = Island  # type checkers compare what it answers with what others call

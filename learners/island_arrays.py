@@ -21,14 +21,16 @@ from learners.adoption import mixed, update
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, SpreadTrainer, Trainer
 from learners.exports import require_numbers
+from learners.held_pieces import HeldPieces
 from learners.host_copy import HostCopy
 from learners.offered import OfferedFragment, PublishedVersion
 from learners.published import PublishedFragments
 from learners.state_fetch import FetchedState, Fragments
+from learners.state_parts import Block, blocks_of
 from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import EXACT, CodecName
-from orchestrator.parameters.parts import Bounds, index_of, whole
-from orchestrator.parameters.pieces import piece_named
+from orchestrator.parameters.parts import Bounds
 from orchestrator.replica.replica import Action, AdoptVersion, ExportState, OfferFragment, Position, overtaken
 from orchestrator.replica.work import AdoptionRule, LoadMode, Mix, Rebase, Replace
 
@@ -47,40 +49,42 @@ class ArraysPlan:
     rank: int | None = None
 
 
-class HeldPieces:
-    """What of the pieces this process has, and which of that it offers: of what several have, the first of them does."""
-
-    def __init__(self, trainer: Trainer, plan: ArraysPlan) -> None:
-        self.parts: dict[str, Bounds] = {}
-        """Of the pieces of which this process has a part."""
-        self.fragments = self.offered = plan.fragments
-        if plan.rank is None:
-            return
-        spread = cast(SpreadTrainer, trainer)
-        held = {name: spread.held(name) for names in plan.fragments for name in names}
-        shapes = trainer.tensor_shapes()
-        for name, own in held.items():
-            piece = piece_named(name)
-            if own.bounds != whole(piece.shape(shapes[piece.tensor])):
-                self.parts[name] = own.bounds
-        there = {name for name, own in held.items() if all(start < stop for start, stop in own.bounds)}
-        self.fragments = tuple(tuple(name for name in names if name in there) for names in plan.fragments)
-        mine = {name for name in there if held[name].processes[0] == plan.rank}
-        self.offered = tuple(tuple(name for name in names if name in mine) for names in plan.fragments)
-
-    def of(self, fragment: FragmentId, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """This process's part of a fragment that came whole."""
-        return {
-            name: arrays[name][index_of(self.parts[name])] if name in self.parts else arrays[name]
-            for name in self.fragments[fragment]
-        }
-
-
 Base = OfferedFragment | Mapping[str, np.ndarray]
 """θ_since: an offer as it was decoded, or what was last adopted."""
 
-State = tuple[Snapshot, tuple[Version, ...], int]
-"""What a peer gets: arrays, the versions of all fragments, and the logical step."""
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """Of a state at a boundary: these fragments, None for all.
+
+    With ``cut`` each process of the island keeps what it gives of them under that name, for those who come for it.
+    """
+
+    fragments: Fragments = None
+    cut: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a peer gets: arrays, the versions of all fragments, and the logical step.
+
+    ``bounds`` are of what this process gives, where that is not all, and of no array else is anything given.
+    """
+
+    snapshot: Snapshot
+    versions: tuple[Version, ...]
+    step: int
+    bounds: Mapping[str, Bounds] | None = None
+    cut: str = ""
+
+    def arrays(self) -> Arrays:
+        """Waits until they are on the host."""
+        arrays = self.snapshot.arrays()
+        return arrays if self.bounds is None else {name: arrays[name] for name in self.bounds}
+
+    def blocks(self) -> list[Block]:
+        """The same, with where each lies."""
+        return blocks_of(self.arrays(), self.bounds or {})
 
 
 @dataclass(slots=True)
@@ -97,8 +101,8 @@ class IslandArrays:
 
     def __init__(self, trainer: Trainer, plan: ArraysPlan, lock: threading.Condition) -> None:
         self.trainer, self._plan, self._lock = trainer, plan, lock
-        self.published = PublishedFragments(len(plan.fragments))
-        self._held = HeldPieces(trainer, plan)
+        self.held = HeldPieces(trainer, plan.fragments, plan.rank)
+        self.published = PublishedFragments(self.held.fragments, self.held.holding)
         self._arrived: dict[FragmentId, dict[Version, Arrival]] = {}
         self._from_peers: dict[FragmentId, Mapping[str, np.ndarray]] = {}
         """What peers gave, of the fragments of which no version was adopted since."""
@@ -111,34 +115,30 @@ class IslandArrays:
     # ── a state to begin from ─────────────────────────────────────────────────────────────────────────────────────
 
     def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[Version], cursor: int) -> None:
-        """Begin from the synchroniser's parameters, with a fresh inner optimizer."""
+        """Begin from the synchroniser's parameters, of what is here, with a fresh inner optimizer."""
         self.trainer.load(arrays)
         self.trainer.seek(cursor)
-        self._stand_on([{name: arrays[name] for name in names} for names in self._plan.fragments], versions)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this process has all of the model."""
-        return not self._held.parts
+        self._stand_on([{name: arrays[name] for name in names} for names in self.held.fragments], versions)
 
     def load_peer(self, state: FetchedState, cursor: int) -> None:
         """Begin from what peers gave. Their uncontributed work is not ours to keep."""
         self.trainer.import_state(state.arrays)
         self.trainer.seek(cursor)
         if self.rebases:
-            own = enumerate(self._held.fragments)
+            own = enumerate(self.held.fragments)
             self._from_peers = {FragmentId(p): self.trainer.snapshot(names).arrays() for p, names in own}
         for p, version in enumerate(state.versions):
             if (published := self.published.at(FragmentId(p), version)) is not None:
-                own_part = self._held.of(FragmentId(p), published.arrays)
-                self._adopted[FragmentId(p)] = PublishedVersion(version, own_part)
+                self._adopted[FragmentId(p)] = published
 
     def load_saved(self, saved: Restored, cursor: int) -> None:
         """Begin where the checkpoint cut this island. Work that Θ has moved past is overwritten, the rest goes on."""
         require_numbers(saved.arrays)
         self.trainer.import_state(saved.arrays)
         self.trainer.seek(cursor)
-        outer = [{name: saved.outer[p][name] for name in own} for p, own in enumerate(self._plan.fragments)]
+        outer = [
+            self._copied({name: saved.outer[p][name] for name in own}) for p, own in enumerate(self._plan.fragments)
+        ]
         self._stand_on(outer, saved.versions)
         for fragment in overtaken(saved.position, saved.versions):
             self.trainer.load(outer[fragment])
@@ -161,7 +161,19 @@ class IslandArrays:
         for p, (arrays, version) in enumerate(zip(outer, versions, strict=True)):
             fragment = FragmentId(p)
             self.published.hold(fragment, version, arrays)
-            self._adopted[fragment] = PublishedVersion(version, self._held.of(fragment, arrays))
+            self._adopted[fragment] = PublishedVersion(version, arrays)
+
+    def _copied(self, arrays: Arrays) -> Arrays:
+        """What is here of whole arrays, which need not be kept for it."""
+        own = self.held.holding.values_of(arrays)
+        return {name: array.copy() if array.shape != arrays[name].shape else array for name, array in own.items()}
+
+    def outer_values(self, payloads: Iterable[bytes | memoryview]) -> Arrays:
+        """What is here of Θ, whose fragments these payloads are. Raises InvalidPayload."""
+        values: Arrays = {}
+        for names, payload in zip(self.held.fragments, payloads, strict=True):
+            values |= self.held.holding.own_values(wire_format.parse(payload), names)
+        return values
 
     @property
     def rebases(self) -> bool:
@@ -175,12 +187,11 @@ class IslandArrays:
         ``mode`` is by what it would be loaded now: what can be worked out for that is, so that the loop's thread need not;
         at the boundary it is looked whether the base is still this one.
         """
-        own = self._held.of(fragment, arrays)
         with self._lock:
             base = self._base(fragment, mode.since) if isinstance(mode, Rebase) else None
-        arrival = Arrival(own, base)
+        arrival = Arrival(arrays, base)
         if base is not None:
-            arrival.update = update(own, _arrays_of(base))
+            arrival.update = update(arrays, _arrays_of(base))
         with self._lock:
             self._arrived.setdefault(fragment, {})[version] = arrival
 
@@ -268,8 +279,9 @@ class IslandArrays:
         fragment, number = action.report.fragment, action.report.offer
         adopted = self._adopted.get(fragment)
         base = adopted if adopted is not None and adopted.version == action.report.base_version else None
-        snapshot = self.trainer.snapshot(self._held.fragments[fragment])
-        own = {name: self._held.parts.get(name) for name in self._held.offered[fragment]}
+        snapshot = self.trainer.snapshot(self.held.fragments[fragment])
+        parts = self.held.holding.bounds()
+        own = {name: parts.get(name) for name in self.held.offered[fragment]}
         offered = OfferedFragment(snapshot, base, self._plan.codec, owned=own, residue_wanted=not self.rebases)
         self._keep_offered(fragment, {**self._offered.get(fragment, {}), number: offered}, action.snapshots)
 
@@ -282,21 +294,26 @@ class IslandArrays:
     def cut(self, position: Position) -> Cut:
         """What this process offers of the state. It has left the devices when this returns: the next step changes all."""
         began = monotonic()
-        pieces = None if self._plan.rank is None else [name for names in self._held.offered for name in names]
+        pieces = None if self._plan.rank is None else [name for names in self.held.offered for name in names]
         snapshot = HostCopy({}) if pieces == [] else self.trainer.export_state(pieces)
         cursor = self.trainer.cursor()
         return Cut(snapshot, position, cursor, held_seconds=monotonic() - began, parts=self._parts_of(pieces or ()))
 
     def _parts_of(self, pieces: Sequence[str]) -> dict[str, Bounds]:
         """Of what is exported of these pieces: the bounds of what this process has of it."""
-        if self.is_whole:
+        if self.held.is_whole:
             return {}
         held = cast(SpreadTrainer, self.trainer).held_state(pieces)
         return {name: own.bounds for name, own in held.items()}
 
-    def state(self, fragments: Fragments, at: ExportState) -> State:
-        pieces = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]
-        return self.trainer.export_state(pieces), at.versions, at.step
+    def state(self, request: StateRequest, at: ExportState) -> State:
+        """All of the fragments' state that is here, or with ``request.cut`` what this process gives of it."""
+        fragments = range(len(self._plan.fragments)) if request.fragments is None else request.fragments
+        if not request.cut or self.held.is_whole:
+            pieces = None if request.fragments is None else [n for p in fragments for n in self._plan.fragments[p]]
+            return State(self.trainer.export_state(pieces), at.versions, at.step, cut=request.cut)
+        pieces = [name for p in fragments for name in self.held.offered[p]]
+        return State(self.trainer.export_state(pieces), at.versions, at.step, self.held.gives(fragments), request.cut)
 
 
 def _arrays_of(base: Base) -> Arrays:

@@ -14,26 +14,27 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, Protocol, assert_never, cast
+from typing import Protocol, assert_never, cast
 
 import numpy as np
 
 from learners.checkpointing import Cut, Restored
-from learners.contract import Arrays, Snapshot, Trainer
+from learners.contract import Arrays, Trainer
 from learners.exports import Exports
 from learners.failure import broken_by
-from learners.island_arrays import ArraysPlan, Arrival, IslandArrays, State
+from learners.held_pieces import HeldPieces
+from learners.island_arrays import ArraysPlan, Arrival, IslandArrays, State, StateRequest
 from learners.outbox import Outbox
-from learners.state_fetch import FetchedState, Fragments
+from learners.state_fetch import FetchedState
 from orchestrator.core.messages import Evaluated, Flushed, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
-from orchestrator.errors import InfrastructureError, InternalError
+from orchestrator.errors import InternalError
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
@@ -56,6 +57,7 @@ LAST_PUBLICATIONS_S = 10.0
 """So long an island that steps no more waits for the versions that it is to measure; one from a peer may never get them."""
 DRAINING_POLL_S = 0.1
 """How soon an island that drains, and waits for publications, notices anything else."""
+WHOLE = StateRequest()
 NOTHING_ARRIVED: Mapping[FragmentId, Arrival] = MappingProxyType({})
 
 
@@ -154,7 +156,7 @@ class IslandLoop:
         self._loading = threading.Lock()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._exports: Exports[Fragments, State] = Exports()
+        self._exports: Exports[StateRequest, State] = Exports()
         self._cuts: Exports[Hashable, Cut] = Exports()
         self._odometer = Odometer()
         self._reported_at = monotonic()
@@ -164,10 +166,15 @@ class IslandLoop:
     def fragment_count(self) -> int:
         return len(self._plan.fragments)
 
+    @property
+    def held(self) -> HeldPieces:
+        """What this process has of the model."""
+        return self._arrays.held
+
     # ── a state to begin from ─────────────────────────────────────────────────────────────────────────────────────
 
     def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[Version], step: int, cursor: int) -> None:
-        """Begin from the synchroniser's parameters, with a fresh inner optimizer."""
+        """Begin from the synchroniser's parameters, of what is here, with a fresh inner optimizer."""
         with self._loading:
             self._require_idle(versions)
             self._arrays.load(arrays, versions, cursor)
@@ -208,6 +215,10 @@ class IslandLoop:
                 self._group.promote(adoptions, shard_index, cursor)
             self._arrays.promote(adoptions, arrived, shard_index, cursor)
             return versions, step
+
+    def outer_values(self, payloads: Sequence[bytes | memoryview]) -> Arrays:
+        """What is here of Θ, whose fragments these payloads are. Raises InvalidPayload."""
+        return self._arrays.outer_values(payloads)
 
     def _require_idle(self, versions: Sequence[Version]) -> None:
         """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""
@@ -319,28 +330,19 @@ class IslandLoop:
             standing = self._replica.standing_offers()
             return [offer for offer in standing if self._arrays.offered(offer.fragment, offer.offer) is not None]
 
-    def export_state(self, timeout_s: float, fragments: Fragments = None) -> dict[str, Any]:
-        """The state that a peer needs to begin from here: ``{"trainer": arrays, "versions": (…), "step": int}``.
+    def export_state(self, timeout_s: float, request: StateRequest = WHOLE) -> State:
+        """The state that a peer needs to begin from here, or the part of it that this process gives.
 
-        With ``fragments`` only the arrays of these; versions are always all.
-        Taken at one boundary, so it is consistent; the copy to the host happens in the calling thread.
+        Taken at one boundary, so it is consistent, and in an island of many hosts the same in all of its processes; the
+        copy to the host happens in the calling thread. Versions are always those of all fragments.
         Raises InfrastructureError when this island does not train, or reaches no boundary in time.
         """
-        self._require_whole()
-        return _exported(*self._exports.ask(fragments, timeout_s))
+        return self._exports.ask(request, timeout_s)
 
-    def export_fragments(self, timeout_s: float) -> list[Callable[[], dict[str, Any]]]:
+    def export_fragments(self, timeout_s: float, cut: str = "") -> list[State]:
         """What ``export_state`` gives of each fragment, all at the same boundary. Raises as that one."""
-        self._require_whole()
-        requests = self._exports.request_all([(p,) for p in range(self.fragment_count)])
-        return [partial(_exported, *self._exports.wait(request, timeout_s)) for request in requests]
-
-    def _require_whole(self) -> None:
-        if not self._arrays.is_whole:
-            raise InfrastructureError(
-                detail="this island's state lies on several hosts, and none has all of it to give.",
-                remedy="Its islands begin from the synchroniser's parameters, with a fresh inner optimizer.",
-            )
+        requests = self._exports.request_all([StateRequest((p,), cut) for p in range(self.fragment_count)])
+        return [self._exports.wait(request, timeout_s) for request in requests]
 
     def request_evaluation(self, request: EvaluationRequest) -> None:
         """Measure Θ at the next boundary at which it is here; ``Evaluated`` or ``NotEvaluated`` follows.
@@ -530,9 +532,8 @@ class IslandLoop:
                     self._arrays.offer(action)
                     self._say(action.report, action.report.step)
                 case ExportState():
-                    self._exports.answer(
-                        partial(self._arrays.state, at=action), cast(tuple[Fragments, ...], action.requests)
-                    )
+                    requests = cast(tuple[StateRequest, ...], action.requests)
+                    self._exports.answer(partial(self._arrays.state, at=action), requests)
                 case SendReport():
                     self._ended.set()  # first: from now on it is ``flush`` that reports to whoever flushes again
                     self._say(action.report, self._replica.step)
@@ -552,7 +553,3 @@ class IslandLoop:
         if self._odometer.is_news(replica.steps_total):
             self._reported_at = monotonic()
             self._outbox.put(self._odometer.report(step, replica.steps_total, replica.tokens_total))
-
-
-def _exported(snapshot: Snapshot, versions: tuple[Version, ...], step: int) -> dict[str, Any]:
-    return {"trainer": snapshot.arrays(), "versions": versions, "step": step}

@@ -2,7 +2,7 @@
 
 What comes is values, or updates that lead from a version that is here to a newer one. An update is added to what is here,
 in float32, as the synchroniser did; the digest shows that the same bits came of it. What does not fit is not taken, and
-whoever sends hears which version is here.
+whoever sends hears which version is here. A process of an island of many hosts has its part of the pieces, and gets that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from learners.contract import Arrays
 from learners.offered import PublishedVersion
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.parameters import wire_format
+from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.tensors import digest
 
 log = logging.getLogger(__name__)
@@ -25,12 +26,14 @@ log = logging.getLogger(__name__)
 class PublishedFragments:
     """Thread-safe; different fragments are taken at once."""
 
-    def __init__(self, fragment_count: int) -> None:
-        self._locks = [threading.Lock() for _ in range(fragment_count)]
+    def __init__(self, fragments: Sequence[Sequence[str]], holding: Holding = EVERYTHING) -> None:
+        """``fragments[p]`` names the pieces of fragment p of which something is here, and ``holding`` says what."""
+        self._fragments, self._holding = fragments, holding
+        self._locks = [threading.Lock() for _ in fragments]
         self._newest: dict[FragmentId, PublishedVersion] = {}
 
     def hold(self, fragment: FragmentId, version: Version, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep what came in another way, unless something newer is here."""
+        """Keep what came in another way, of what is here, unless something newer is."""
         with self._locks[fragment]:
             if self.version(fragment) < version:
                 self._newest[fragment] = PublishedVersion(version, arrays)
@@ -63,20 +66,20 @@ class PublishedFragments:
         """The fragment at ``version``, from updates since the version ``since``, oldest first, or from its values.
 
         None where something as new is here, or the updates do not lead on from what is here. Raises InvalidPayload for
-        damaged bytes.
+        damaged bytes, and where not all came of what is here of the fragment.
         """
         with self._locks[fragment]:
             if self.version(fragment) >= version:
                 return None
             if since is None:
-                arrays = wire_format.decode(payloads[0])
+                arrays = self._holding.own_values(wire_format.parse(payloads[0]), self._fragments[fragment])
             else:
                 newest = self.at(fragment, since)
                 if newest is None:
                     return None
                 arrays = dict(newest.arrays)
                 for payload in payloads:
-                    arrays = wire_format.parse(payload).added_to(arrays)
+                    arrays = self._holding.added_to(arrays, wire_format.parse(payload))
                 if digest(arrays) != checked_digest:
                     log.error(
                         "updates of fragment %d to version %d gave something else; it is asked for whole",

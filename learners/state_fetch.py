@@ -17,7 +17,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from learners.contract import Arrays
 from learners.exports import require_numbers
@@ -31,32 +30,47 @@ Fragments = tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
+class DonorReply:
+    """Fragments of a state, and the versions of all and the step at their boundary.
+
+    ``chunk`` is what the other processes of an island call their parts of it, which they have then.
+    """
+
+    arrays: Arrays
+    versions: tuple[Version, ...]
+    step: int
+    chunk: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Donor:
-    """``give`` returns what ``IslandLoop.export_state`` does, or raises whatever went wrong."""
+    """``give`` returns these fragments, or raises whatever went wrong."""
 
     island: IslandId
-    give: Callable[[Fragments], Mapping[str, Any]]
+    give: Callable[[tuple[int, ...]], DonorReply]
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedState:
-    """A state to begin from. ``donor`` is whose clock was furthest; ``sources`` by fragment, empty if of one boundary."""
+    """A state to begin from. ``donor`` is whose clock was furthest; ``sources`` by fragment, empty if of one boundary.
+
+    ``chunks`` are those that it was put together from, in the order in which the later takes precedence.
+    """
 
     donor: IslandId
     arrays: Arrays
     versions: tuple[Version, ...]
     step: int
     sources: tuple[IslandId, ...]
+    chunks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One reply of a donor, with one fragment, and its versions and step at that boundary."""
+    """One reply of a donor, with one fragment."""
 
     donor: IslandId
-    arrays: Arrays
-    versions: tuple[Version, ...]
-    step: int
+    reply: DonorReply
 
 
 class StateFetch:
@@ -130,10 +144,10 @@ class StateFetch:
 
     def _chunk_of(self, donor: Donor, wanted: tuple[int, ...]) -> _Chunk:
         reply = donor.give(wanted)
-        if len(reply["versions"]) != self._count:
-            raise DataError(detail=f"{len(reply['versions'])} versions came for {self._count} fragments.")
-        require_numbers(reply["trainer"])
-        return _Chunk(donor.island, reply["trainer"], reply["versions"], reply["step"])
+        if len(reply.versions) != self._count:
+            raise DataError(detail=f"{len(reply.versions)} versions came for {self._count} fragments.")
+        require_numbers(reply.arrays)
+        return _Chunk(donor.island, reply)
 
     def _keep(self, name: str, wanted: tuple[int, ...], chunk: _Chunk) -> None:
         """Keep the chunk, unless its fragments are here already. The last one's thread hands the whole over, or raises."""
@@ -145,7 +159,7 @@ class StateFetch:
             self._fetching = {p: other for p, other in self._fetching.items() if other != name}
             whole = self._whole() if had < len(self._chunks) == self._count else None
             self._changed.notify_all()
-        log.info("fragment %s from %s, of its step %d", ", ".join(map(str, wanted)), chunk.donor, chunk.step)
+        log.info("fragment %s from %s, of its step %d", ", ".join(map(str, wanted)), chunk.donor, chunk.reply.step)
         if whole is not None:
             try:
                 self._take(whole)
@@ -155,12 +169,14 @@ class StateFetch:
                 raise
 
     def _whole(self) -> FetchedState:
-        chunks = [(p, self._chunks[p]) for p in range(self._count)]
-        furthest = max((chunk for _, chunk in chunks), key=lambda chunk: chunk.step)
+        chunks = [self._chunks[p] for p in range(self._count)]
+        in_order = sorted(chunks, key=lambda chunk: chunk.reply.step)
         arrays: Arrays = {}
-        for chunk in sorted((chunk for _, chunk in chunks), key=lambda chunk: chunk.step):
-            arrays.update(chunk.arrays)  # what belongs to no tensor is in each: the furthest donor's stays
-        donors = tuple(chunk.donor for _, chunk in chunks)
+        for chunk in in_order:
+            arrays.update(chunk.reply.arrays)  # what belongs to no tensor is in each: the furthest donor's stays
+        furthest = max(chunks, key=lambda chunk: chunk.reply.step)
+        donors = tuple(chunk.donor for chunk in chunks)
         sources = () if self._of_one_boundary and len(set(donors)) == 1 else donors
-        versions = tuple(chunk.versions[p] for p, chunk in chunks)
-        return FetchedState(furthest.donor, arrays, versions, furthest.step, sources)
+        versions = tuple(chunk.reply.versions[p] for p, chunk in enumerate(chunks))
+        names = tuple(dict.fromkeys(chunk.reply.chunk for chunk in in_order if chunk.reply.chunk))
+        return FetchedState(furthest.donor, arrays, versions, furthest.reply.step, sources, names)

@@ -93,12 +93,13 @@ class Term:
 
 
 ISLAND_TERMS = (
-    Term("Θ as it is published", 4.0, Extent.WHOLE),
+    Term("Θ as it is published", 4.0, Extent.SHARE),
     Term("a state while it is taken or given", 16.0, Extent.WHOLE),
     Term("its own while Orbax writes and copies it", 25.0, Extent.SHARE, When.SAVES),
     Term("parameters, moments and gradients", TRAINER_STATE_BYTES + GRADIENT_BYTES, Extent.COPIES, When.ON_CPU),
 )
-"""Each is measured by ``tests.bench.island_memory`` with the others; what is whole on every host is decision 0172's."""
+"""Each is measured by ``tests.bench.island_memory`` with the others. Peers give a host its share of a state, but of a
+checkpoint that an island goes on from each host reads all."""
 
 
 @dataclass(frozen=True, slots=True)

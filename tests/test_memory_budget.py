@@ -137,23 +137,26 @@ def test_every_host_of_an_island_has_a_node_with_its_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "mesh", "trained", "saved"),
+    ("hosts", "mesh", "published", "trained", "saved"),
     [
-        (1, {}, 16, 25),
-        (2, {}, 16, 25),  # a whole replica on each
-        (2, {"fsdp": 2}, 8, 12.5),
-        (2, {"fsdp": 4, "tensor": 2}, 8, 12.5),
-        (4, {"fsdp": 2}, 8, 12.5),  # two replicas, each on two hosts
-        (2, {"data": 8}, 64, 25),  # four devices of a host, each with all parameters in its memory
+        (1, {}, 4, 16, 25),
+        (2, {}, 4, 16, 25),  # a whole replica on each
+        (2, {"fsdp": 2}, 2, 8, 12.5),
+        (2, {"fsdp": 4, "tensor": 2}, 2, 8, 12.5),
+        (4, {"fsdp": 2}, 2, 8, 12.5),  # two replicas, each on two hosts
+        (2, {"data": 8}, 4, 64, 25),  # four devices of a host, each with all parameters in its memory
     ],
 )
-def test_what_a_mesh_splits_is_shared_by_hosts_and_the_rest_is_whole_on_each(hosts, mesh, trained, saved) -> None:
+def test_what_a_mesh_splits_is_shared_by_hosts_and_the_rest_is_whole_on_each(
+    hosts, mesh, published, trained, saved
+) -> None:
     def needs(**where: bool) -> float:
         return island_bytes_per_parameter(**{"on_cpu": False, "saves": False, **where}, hosts=hosts, mesh=mesh)
 
-    assert needs() == 20
-    assert needs(on_cpu=True) == 20 + trained
-    assert needs(saves=True) == 20 + saved
+    resting = 16 + published
+    assert needs() == resting
+    assert needs(on_cpu=True) == resting + trained
+    assert needs(saves=True) == resting + saved
 
 
 def test_nodes_of_one_machine_share_its_memory_and_so_does_the_head() -> None:

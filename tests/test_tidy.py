@@ -70,6 +70,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             CORE,
             "orchestrator.channel.endpoint",
             "orchestrator.logbook",
+            "orchestrator.parameters.holding",
+            "orchestrator.parameters.parts",
             "orchestrator.parameters.roles",
             "orchestrator.parameters.tensors",
             "ray",
@@ -223,6 +225,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.replica",
             "orchestrator.parameters.wire_format",
             "orchestrator.parameters.fragment_map",
+            "orchestrator.parameters.holding",
             "orchestrator.parameters.parts",
             "orchestrator.parameters.pieces",
             "orchestrator.parameters.roles",
@@ -281,6 +284,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.logbook",
             "orchestrator.replica",
             "jax",
+        }
+    ),
+    "learners.peers": frozenset(
+        {
+            "learners",
+            CORE,
+            "orchestrator.actors",
+            "orchestrator.channel.ticket",
+            "orchestrator.parameters.parts",
+            "numpy",
+            "ray",
         }
     ),
     "learners.evaluator": frozenset(

@@ -7,9 +7,14 @@ heartbeat's timeout and then hangs or aborts. So the one is off, the other as go
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from learners.contract import entry_of
 from orchestrator.actors.island import Rank
+from orchestrator.errors import InvalidJobSpec, Problem
 
 INITIALISED_S = 300
 """For the last process to come: it may have to import JAX on a busy machine. A death before that ends all by the link."""
@@ -34,3 +39,20 @@ def join(rank: Rank) -> tuple[int, ...]:
     )
     counts = Counter(device.process_index for device in jax.devices())
     return tuple(counts[number] for number in range(rank.size))
+
+
+def require_promised(spec: Mapping[str, Any], device_counts: Sequence[int]) -> None:
+    """Raises InvalidJobSpec where a host of this island has fewer devices than its entry promises. Counts are by rank."""
+    promised = spec.get("island", {}).get("accelerators", 0)
+    short = [f"host {number} has {count}" for number, count in enumerate(device_counts) if count < promised]
+    if short:
+        few = ", ".join(short) if len(device_counts) > 1 else f"{socket.gethostname()} has {device_counts[0]}"
+        raise InvalidJobSpec(
+            problems=(
+                Problem(
+                    f"{entry_of(spec)}.accelerators",
+                    f"promises {promised} devices of each host, and {few}.",
+                    "Lower accelerators, or repair the host: its drivers, or what else uses its devices.",
+                ),
+            )
+        )

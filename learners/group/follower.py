@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import assert_never
+from typing import assert_never, cast
 
 from learners.catching_up import in_words
 from learners.checkpointing import Cut
@@ -20,15 +20,18 @@ from learners.group.messages import (
     Beat,
     Done,
     Failed,
+    FetchPart,
     News,
     Order,
     Prepared,
     Promote,
+    StateOrder,
     TakeOuter,
     TakePeer,
     TakeSaved,
 )
-from learners.island_arrays import ArraysPlan, IslandArrays
+from learners.held_pieces import HeldPieces
+from learners.island_arrays import ArraysPlan, IslandArrays, State, StateRequest
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.replica.replica import AdoptVersion, CutState, ExportState, OfferFragment, Publication, SendReport
 
@@ -39,20 +42,24 @@ OFFER_S = 60.0
 
 
 class Follower:
-    """``take_state`` loads what rank 0 names into the arrays that it is given; ``save`` is told of each cut."""
+    """``take_state`` fetches or loads what rank 0 names into the arrays that it is given; ``save`` is told of each cut.
+
+    ``give`` gets what this process gives of a fragment's state to peers, by the name of the boundary that it is of.
+    """
 
     def __init__(
         self,
         line: Line,
         trainer: Trainer,
         plan: ArraysPlan,
-        device_count: int,
-        take_state: Callable[[IslandArrays, TakeOuter | TakeSaved | TakePeer], None],
+        prepared: Prepared,
+        take_state: Callable[[IslandArrays, StateOrder], None],
+        give: Callable[[str, int, State], None],
         save: Callable[[Hashable, Cut], None],
         promoted: Callable[[Promote], None],
     ) -> None:
-        self._line, self._trainer, self._plan, self._device_count = line, trainer, plan, device_count
-        self._take_state, self._save, self._promoted = take_state, save, promoted
+        self._line, self._trainer, self._plan, self._prepared = line, trainer, plan, prepared
+        self._take_state, self._give, self._save, self._promoted = take_state, give, save, promoted
         self._changed = threading.Condition()
         self._arrays = IslandArrays(trainer, plan, self._changed)
         self._latest_offer = 0
@@ -61,9 +68,14 @@ class Follower:
     def fragment_count(self) -> int:
         return len(self._plan.fragments)
 
+    @property
+    def held(self) -> HeldPieces:
+        """As ``IslandLoop.held``."""
+        return self._arrays.held
+
     def run(self) -> None:
         """Do what rank 0 says, until its line ends: raises LinkEnded."""
-        self._line.send(Prepared(self._device_count))
+        self._line.send(self._prepared)
         while True:
             self._carry_out(self._line.receive())
 
@@ -107,7 +119,7 @@ class Follower:
                     self._promoted(order)
                     arrived = self._arrays.take_arrived(order.adoptions)
                     self._arrays.promote(order.adoptions, arrived, order.shard_index, order.cursor)
-                case TakeOuter() | TakeSaved() | TakePeer():
+                case TakeOuter() | TakeSaved() | FetchPart() | TakePeer():
                     self._take_state(self._arrays, order)
                 case _:
                     assert_never(order)
@@ -133,7 +145,9 @@ class Follower:
                     with self._changed:
                         self._latest_offer = action.report.offer
                         self._changed.notify_all()
-                case ExportState() | SendReport():
+                case ExportState():
+                    self._export(action)
+                case SendReport():
                     pass
                 case _:
                     assert_never(action)
@@ -141,3 +155,11 @@ class Follower:
         self._line.send(News(beat.number, versions))
         if beat.schedule_step is not None:
             self._trainer.step(beat.schedule_step)
+
+    def _export(self, action: ExportState) -> None:
+        """Of the requests that go to every process, this one's part."""
+        for request in cast(tuple[StateRequest, ...], action.requests):
+            if request.cut and not self._arrays.held.is_whole:
+                assert request.fragments is not None
+                (fragment,) = request.fragments
+                self._give(request.cut, fragment, self._arrays.state(request, action))

@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from learners.group.link import Line, LinkEnded
 from learners.group.messages import Answer, Beat, Done, Failed, News, Order, Prepared, Promote, Written
@@ -29,6 +29,8 @@ from orchestrator.logbook import Logbook
 from orchestrator.replica.replica import Action, AdoptVersion, Continuation
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 AHEAD_MAX = 2
 """Boundaries that may be under way: the one that is carried out, and the next, which travels meanwhile."""
@@ -48,7 +50,7 @@ class Leader:
         self.tokens_per_step = tokens_per_step
         self._lines, self._failed, self._lost = dict(lines), failed, lost
         self._changed = threading.Condition()
-        self._device_counts: dict[int, int] = {}
+        self._prepared: dict[int, Prepared] = {}
         self._news = dict.fromkeys(lines, News(0, (-1,) * fragment_count))
         self._done: dict[int, Done] = {}
         self._written: dict[tuple[int, Hashable], Written] = {}
@@ -81,33 +83,34 @@ class Leader:
         assert self.becomes is not None
         self.call(Promote(*self.becomes, tuple(adoptions), shard_index, cursor))
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Of the others."""
-        return tuple(sorted(self._lines))
-
     # ── other orders ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def device_count(self) -> int:
         """The devices of the others, once their models are built. Raises InfrastructureError where one is not."""
-        self._wait(lambda: self._device_counts.keys() == self._lines.keys())
-        return sum(self._device_counts.values())
+        self._wait(lambda: self._prepared.keys() == self._lines.keys())
+        return sum(prepared.device_count for prepared in self._prepared.values())
+
+    def processes(self) -> tuple[str, ...]:
+        """What the others are called, by rank, once their models are built."""
+        return tuple(self._prepared[rank].process for rank in sorted(self._lines))
 
     def call(self, order: Order | Mapping[int, Order]) -> None:
         """Have all others do this, each its own by rank. Raises InfrastructureError with what the first says against it."""
+        self.call_beside(order, lambda: None)
+
+    def call_beside(self, order: Order | Mapping[int, Order], own: Callable[[], Result]) -> Result:
+        """As ``call``; ``own`` is what this process does meanwhile, and may raise. All have ended when this returns."""
         with self._calling:
-            self.begin(order)
-            self.finish()
+            with self._changed:
+                self._done = {}
+            for rank, line in self._lines.items():
+                line.send(order[rank] if isinstance(order, Mapping) else order)
+            try:
+                return own()
+            finally:
+                self._finish()
 
-    def begin(self, order: Order | Mapping[int, Order]) -> None:
-        """Have it done meanwhile; ``finish`` follows."""
-        with self._changed:
-            self._done = {}
-        for rank, line in self._lines.items():
-            line.send(order[rank] if isinstance(order, Mapping) else order)
-
-    def finish(self) -> None:
-        """Returns once it is done everywhere. Raises as ``call``."""
+    def _finish(self) -> None:
         self._wait(lambda: self._done.keys() == self._lines.keys())
         for rank, done in sorted(self._done.items()):
             if done.problem:
@@ -157,7 +160,7 @@ class Leader:
         with self._changed:
             match answer:
                 case Prepared():
-                    self._device_counts[rank] = answer.device_count
+                    self._prepared[rank] = answer
                 case News():
                     self._news[rank] = answer
                 case Done():

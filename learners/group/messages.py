@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from learners.flat_arrays import ArrayPlace
 from orchestrator.channel.endpoint import Carried
 from orchestrator.checkpoints.manifest import File
 from orchestrator.core.messages import Broken
@@ -50,12 +49,24 @@ class TakeSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class TakePeer:
-    """Begin from what rank 0 took from peers, which it hands on: ``table`` says what lies in ``content``."""
+class FetchPart:
+    """Get from these processes of a peer, by their names, what of a fragment's state is to lie here, and keep it.
+
+    ``cut`` is what they call the boundary that it is of, ``chunk`` what ``TakePeer`` calls it.
+    """
 
     epoch: Epoch
-    table: tuple[ArrayPlace, ...]
-    content: Carried
+    chunk: str
+    fragment: int
+    cut: str
+    processes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakePeer:
+    """Begin from these chunks of a peer's state: of what is in several, the last one's stays."""
+
+    chunks: tuple[str, ...]
     versions: tuple[Version, ...]
     step: int
     cursor: int
@@ -72,16 +83,18 @@ class Promote:
     cursor: int
 
 
-Order = Beat | TakeOuter | TakeSaved | TakePeer | Promote
+StateOrder = TakeOuter | TakeSaved | FetchPart | TakePeer
+Order = Beat | StateOrder | Promote
 
 # ── to rank 0 ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The model is built, on so many devices of this host."""
+    """The model is built, on so many devices of this host. ``process`` is what others call this process."""
 
     device_count: int
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from orchestrator.logbook import Logbook
 
 if TYPE_CHECKING:
     from orchestrator.channel.endpoint import Carried, Membership
+    from orchestrator.parameters.holding import Holding
+    from orchestrator.parameters.parts import Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class IslandInterface(Protocol):
     def join_channel(self, epoch: Epoch, membership: Membership, /) -> None: ...
 
     def hindrances(self, epoch: Epoch, /) -> tuple[str, ...]: ...
+
+    def holding(self, epoch: Epoch, /) -> Holding: ...
 
     def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int, /) -> Carried | None: ...
 
@@ -117,7 +121,13 @@ class IslandInterface(Protocol):
 
     # ── to another island ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def export_state(self, epoch: Epoch, fragment: int, receiver: str, /) -> dict[str, Any]: ...
+    def export_state(self, epoch: Epoch, fragment: int, receiver: str, in_parts: bool, /) -> dict[str, Any]: ...
+
+    def export_part(
+        self, epoch: Epoch, cut: str, fragment: int, receiver: str, wanted: Mapping[str, Bounds] | None, /
+    ) -> dict[str, Any]: ...
+
+    def forget_part(self, cut: str, fragment: int, /) -> None: ...
 
     def release_state(self, payload: str, /) -> None: ...
 

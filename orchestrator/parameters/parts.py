@@ -1,8 +1,9 @@
-"""Parts of encoded tensors: blocks that are put together without decoding them.
+"""Parts of encoded tensors: blocks that are put together, or cut out, without decoding them.
 
 A codec writes values in *units*: single values, or blocks of 128 that share a scale, row-major. Where a part begins and ends
-between units along the innermost run of its tensor, its encoding is made of the very same units, so to join moves
-bytes and rounds nothing. Where it does not, values are put together (``assembled``).
+between units along the innermost run of its tensor, its encoding is made of the very same units, so to join and to cut
+moves bytes and rounds nothing. Where it does not, values are put together (``assembled``), and a part is cut as the
+smallest larger one that does (``between_units``).
 
 A part of a tensor is named by its bounds: start and stop along every axis.
 """
@@ -43,11 +44,9 @@ def tiles(bounds: Sequence[Bounds], shape: Shape) -> bool:
         return False
     if sum(math.prod(shape_of(part)) for part in bounds) != math.prod(shape):
         return False
-    return not any(_overlap(one, other) for number, one in enumerate(bounds) for other in bounds[:number])
-
-
-def _overlap(one: Bounds, other: Bounds) -> bool:
-    return all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
+    return not any(
+        intersection(one, other) is not None for number, one in enumerate(bounds) for other in bounds[:number]
+    )
 
 
 def joined(codec_name: CodecName, parts: Sequence[tuple[Bounds, memoryview]], shape: Shape) -> memoryview | None:
@@ -67,6 +66,54 @@ def joined(codec_name: CodecName, parts: Sequence[tuple[Bounds, memoryview]], sh
         for column, part in zip(columns, _columns(codec_name, data, own), strict=True):
             column[index] = part
     return out
+
+
+def between_units(codec_name: CodecName, bounds: Bounds, shape: Shape) -> Bounds:
+    """The smallest part of the tensor with this one in it that begins and ends between units: perhaps all of it."""
+    if bounds == whole(shape) or math.prod(shape_of(bounds)) == 0:
+        return bounds
+    unit, axis = codec(codec_name).unit_values, _run_axis(bounds, shape)
+    for along in range(axis, -1, -1):
+        below = math.prod(shape[along + 1 :])
+        if along == 0 or shape[along] * below % unit == 0:  # else units lie across the runs of this axis
+            step, (start, stop) = unit // math.gcd(unit, below), bounds[along]
+            own = (start - start % step, min(-(-stop // step) * step, shape[along]))
+            return (*bounds[:along], own, *whole(shape[along + 1 :]))
+    return whole(shape)
+
+
+def cut(codec_name: CodecName, data: memoryview, bounds: Bounds, shape: Shape) -> memoryview:
+    """The encoding of a part of the tensor that ``data`` encodes; it lies ``between_units``."""
+    part = math.prod(shape_of(bounds))
+    if part == math.prod(shape):
+        return data
+    if part == 0:
+        return data[:0]
+    unit, axis = codec(codec_name).unit_values, _run_axis(bounds, shape)
+    below = math.prod(shape[axis + 1 :])
+    if axis == 0:  # one run, whose last unit may be a short one
+        first, end = bounds[0][0] * below // unit, -(-bounds[0][1] * below // unit)
+        spans, at = [], 0
+        for size in codec(codec_name).unit_bytes:
+            spans.append(np.frombuffer(data, np.uint8)[at + first * size : at + end * size])
+            at += -(-math.prod(shape) // unit) * size
+        *full, last = spans
+        missing = codec(codec_name).data_bytes(part) - sum(span.size for span in full)
+        return np.concatenate([*full, last[:missing]]).data
+    grid = (*shape[:axis], shape[axis] * below // unit)
+    index = (*index_of(bounds[:axis]), slice(bounds[axis][0] * below // unit, bounds[axis][1] * below // unit))
+    return np.concatenate([column[index].ravel() for column in _columns(codec_name, data, grid)]).data
+
+
+def intersection(one: Bounds, other: Bounds) -> Bounds | None:
+    """What lies in both; None for nothing."""
+    sides = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return sides if all(start < stop for start, stop in sides) else None
+
+
+def within(bounds: Bounds, outer: Bounds) -> Bounds:
+    """These bounds as seen from where ``outer`` begins."""
+    return tuple((start - origin, stop - origin) for (start, stop), (origin, _) in zip(bounds, outer, strict=True))
 
 
 def assembled(parts: Sequence[tuple[Bounds, Array]], shape: Shape) -> Array:

@@ -25,13 +25,14 @@ from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, RefusalReason, Version
 from orchestrator.errors import InternalError
 from orchestrator.parameters import wire_format
+from orchestrator.parameters.holding import Holding, encoded_part
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journaled_store import JournaledStore, JournaledVersion, MergeLog, Retry
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.parameters.tensors import Array
 from orchestrator.parameters.validation import validated_parts
-from orchestrator.parameters.wire_format import InvalidPayload
+from orchestrator.parameters.wire_format import EncodedTensors, InvalidPayload
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +51,28 @@ class Unusable:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """The difference of a version from the one before, of some ``byte_count``. ``payload`` makes what a holding needs."""
+
+    payload: Callable[[Holding], memoryview]
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """A fragment at one version, for islands.
 
-    ``update`` is the difference from the version before as one payload, None where the codec of updates loses nothing;
-    ``values`` makes the payload of the values themselves, some ``values_bytes``. After either an island's arrays have this
-    ``digest``.
+    ``update`` is the difference from the version before, None where the codec of updates loses nothing; ``values`` makes the
+    payload of the values themselves, some ``values_bytes``, or of what a holding needs of them. After either, the arrays of
+    who has this holding have the digest that ``digest_of`` says, which is ``digest`` for all of the fragment.
     """
 
     fragment: FragmentId
     version: Version
     digest: str
-    update: memoryview | None
-    values: Callable[[], memoryview]
+    update: Update | None
+    values: Callable[[Holding], memoryview]
+    digest_of: Callable[[Holding], str]
     values_bytes: int
 
 
@@ -181,8 +191,9 @@ class ParameterShard:
             fragment,
             state.version,
             state.digest,
-            None if state.update is None else wire_format.written(state.update),
-            lambda: wire_format.encode(state.parameters),
+            None if state.update is None else _update(state.update),
+            lambda holding: encoded_part(state.parameters, holding),
+            lambda holding: holding.digest_of(state.parameters) if holding.parts else state.digest,
             sum(array.nbytes for array in state.parameters.values()),
         )
 
@@ -199,3 +210,9 @@ class ParameterShard:
     @property
     def _outer(self) -> OuterState:
         return self._require_store().outer
+
+
+def _update(content: EncodedTensors) -> Update:
+    """Parts are cut from the payload, so that for as long as somebody may need them it is all that is kept."""
+    whole, _ = wire_format.unverified(wire_format.written(content))
+    return Update(lambda holding: wire_format.written(holding.part_of(whole)), whole.value_bytes)

@@ -5,7 +5,7 @@ The island's own report says how it went. Refuses to choose the donor (``core.is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import assert_never
@@ -14,7 +14,6 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.actors.island import IslandInterface
-from orchestrator.channel.endpoint import Payload
 from orchestrator.core import effects as f
 from orchestrator.core import events
 from orchestrator.core.vocabulary import Incarnation, IslandId
@@ -42,8 +41,8 @@ class CatchUps:
         self._epoch, self._post, self._checkpoints = context.epoch, context.post, checkpoints
         self._count = count(1)
 
-    def begin(self, effect: f.BeginCatchUp) -> tuple[Connection, ray.ObjectRef[None], Sequence[Payload]] | None:
-        """The call under way and what the island pulls meanwhile, for ``wait``.
+    def begin(self, effect: f.BeginCatchUp) -> Callable[[], None] | None:
+        """The rest of the work, for a thread of its own: until the island has answered, or is listened to no more.
 
         ``None`` where nobody listens to the island any more.
         """
@@ -51,19 +50,11 @@ class CatchUps:
         if connection is None:
             return None
         island = connection.actor
-        payloads: Sequence[Payload] = ()
         match effect.source:
             case f.FromStandby():
                 call = island.call(IslandInterface.resume, self._epoch, effect.cursor)
             case f.FromSynchroniser():
-                versions, step, payloads = self._shard.whole_state()
-                contents = [[payload.carried(subject) for payload in payloads] for subject in connection.subjects]
-                connection.line.sent("state", self._shard.state_bytes() * len(contents))
-                facts = (self._epoch, versions, step, effect.cursor)
-                if len(contents) == 1:
-                    call = island.call(IslandInterface.load, *facts, *contents[0])
-                else:
-                    call = island.call(IslandInterface.load_ranks, *facts, contents)
+                return lambda: self._give_outer(effect, connection)
             case f.FromCheckpoint():
                 folder = self._checkpoints.resumed_from
                 call = island.call(IslandInterface.load_saved, self._epoch, folder, effect.cursor)
@@ -73,12 +64,24 @@ class CatchUps:
                 call = island.call(IslandInterface.load_from, self._epoch, request, donors, effect.cursor)
             case unknown:
                 assert_never(unknown)
-        return connection, call, payloads
+        return lambda: self._wait(effect, connection, call)
 
-    def wait(
-        self, effect: f.BeginCatchUp, connection: Connection, call: ray.ObjectRef[None], _: Sequence[Payload]
-    ) -> None:
-        """In a thread of its own, which holds the payloads, until the island has answered or is listened to no more."""
+    def _give_outer(self, effect: f.BeginCatchUp, connection: Connection) -> None:
+        """Θ to each of the island's processes, of what it has. The payloads are held until the island has answered."""
+        versions, step, payloads = self._shard.whole_state(connection.parameters.holdings())
+        contents = [
+            [payload.carried(subject) for payload in own]
+            for subject, own in zip(connection.subjects, payloads, strict=True)
+        ]
+        connection.line.sent("state", sum(payload.byte_count for own in payloads for payload in own))
+        island, facts = connection.actor, (self._epoch, versions, step, effect.cursor)
+        if len(contents) == 1:
+            call = island.call(IslandInterface.load, *facts, *contents[0])
+        else:
+            call = island.call(IslandInterface.load_ranks, *facts, contents)
+        self._wait(effect, connection, call)
+
+    def _wait(self, effect: f.BeginCatchUp, connection: Connection, call: ray.ObjectRef[None]) -> None:
         island, incarnation = effect.island, effect.incarnation
         donor = effect.donor[0] if effect.donor is not None else None
         while self._connection(island, incarnation) is connection:

@@ -108,8 +108,8 @@ class Interpreter:
         self._placing.submit(self._context.guarded, self._place, effect.island, effect.incarnation, effect.standby)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
-        if (begun := self._catch_ups.begin(effect)) is not None:
-            self._calling.submit(self._context.guarded, self._catch_ups.wait, effect, *begun)
+        if (rest := self._catch_ups.begin(effect)) is not None:
+            self._calling.submit(self._context.guarded, rest)
 
     def start_training(self, effect: f.StartTraining) -> None:
         self._command(effect.island, effect.incarnation, IslandInterface.start, effect.fix)

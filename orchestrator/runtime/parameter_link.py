@@ -4,8 +4,8 @@
     watch     what is in the way of payloads, here or at the island, for the status
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
-An island of many hosts has a process on each: an offer has arrived once all have given their parts, and the next batch of
-publications goes to none before all have the one before.
+An island of many hosts has a process on each: an offer has arrived once all have given their parts, which are pulled at
+once; each is sent of a publication what it has a part of, and the next batch goes to none before all have the one before.
 
 Ray's calls carry tickets, and small payloads; the rest travels by the job's channel, of which ``deliver`` makes the island's
 process a member first. A pull has no time limit; it ends when the island's process does, or a newer offer makes it needless.
@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import ray
@@ -40,7 +41,9 @@ from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor, 
 from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.line_traffic import LineCounter
+from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.shard import Held, Unusable
+from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.runtime.impaired_link import ImpairedLink
 from orchestrator.runtime.published import Published, Shipment
 from orchestrator.runtime.shard_worker import ShardWorker
@@ -58,6 +61,10 @@ MARKER_TIMEOUT_S = 10.0
 PULLS_MAX = 4
 """Publications that the island pulls at once: each takes one of its process's threads, of which reports need some."""
 
+HOLDING_TIMEOUT_S = 10.0
+DAMAGED = (TransferError, PayloadDamaged, InvalidPayload)
+"""What says that a publication did not come as it was sent: it is sent again."""
+
 Request = tuple[ray.ObjectRef[Carried | None], ...]
 """An offer, which was asked for already: of each of the island's processes."""
 
@@ -74,12 +81,13 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Consignment:
-    """What one of the island's processes, by rank, is sent of a publication."""
+    """What one of the island's processes, by rank, is sent of a publication, for what it has."""
 
     rank: int
     fragment: FragmentId
     delivery: Delivery
     shipment: Shipment
+    holding: Holding
 
 
 class ParameterLink:
@@ -103,6 +111,7 @@ class ParameterLink:
         self._under_way: dict[FragmentId, Delivery] = {}
         self._held: dict[tuple[int, FragmentId], Version] = {}
         """What each of the island's processes said that it holds."""
+        self._holdings: dict[int, Holding] = {}
         self._marker: tuple[int, str] | None = None
         self._outgoing_changed = threading.Condition()
         self._newest_offer: dict[FragmentId, int] = {}
@@ -140,17 +149,28 @@ class ParameterLink:
         None where nothing came: the offer was replaced meanwhile, or died with its island.
         """
         began, contents = time.monotonic(), []
-        for rank, of_rank in enumerate(request):
-            content = self._link.impaired(self._pull(rank, offer, of_rank))
+        may_pass_over = offer.fragment not in self._passed_over
+        self._passed_over.discard(offer.fragment)
+        for pulled in self._pulled(offer, request, may_pass_over):
+            content = self._link.impaired(pulled)  # one after another: all are on one line
             if content is None or self._closed.is_set():
                 return None
             contents.append(content)
         self._line.received(sum(map(len, contents)), time.monotonic() - began)
         return self._shard.receive(payload, offer.fragment, *contents)
 
-    def _pull(self, rank: int, offer: Offer, request: ray.ObjectRef[Carried | None]) -> memoryview | None:
-        fragment, may_pass_over = offer.fragment, offer.fragment not in self._passed_over
-        self._passed_over.discard(fragment)
+    def _pulled(self, offer: Offer, request: Request, may_pass_over: bool) -> Sequence[memoryview | None]:
+        """What came of each of its parts, all of which are pulled at once."""
+        if len(request) == 1:
+            return (self._pull(0, offer, request[0], may_pass_over),)
+        with ThreadPoolExecutor(len(request), f"{self._name}.pull") as pulling:
+            pulls = [pulling.submit(self._pull, rank, offer, of, may_pass_over) for rank, of in enumerate(request)]
+            return [pull.result() for pull in pulls]
+
+    def _pull(
+        self, rank: int, offer: Offer, request: ray.ObjectRef[Carried | None], may_pass_over: bool
+    ) -> memoryview | None:
+        fragment = offer.fragment
 
         def over() -> bool:
             return self._closed.is_set() or self._dead.is_set()
@@ -217,6 +237,22 @@ class ParameterLink:
             self._marker = (checkpoint, folder)
             self._outgoing_changed.notify()
 
+    def holdings(self) -> tuple[Holding, ...]:
+        """What each of the island's processes has, by rank; everything, of one that cannot be asked now.
+
+        The processes have built their models: only then is anything published for them.
+        """
+        if len(self._ranks) == 1:
+            return (EVERYTHING,)
+        for rank, actor in enumerate(self._ranks):
+            if rank not in self._holdings:
+                try:
+                    call = actor.call(IslandInterface.holding, self._epoch)
+                    self._holdings[rank] = self._link.get(call, HOLDING_TIMEOUT_S)
+                except (RayError, TimeoutError) as error:
+                    log.warning("%s: host %d is sent whole fragments: %s", self._name, rank, _reason_of(error))
+        return tuple(self._holdings.get(rank, EVERYTHING) for rank in range(len(self._ranks)))
+
     def close(self) -> None:
         with self._outgoing_changed:
             self._outgoing_changed.notify()
@@ -232,10 +268,17 @@ class ParameterLink:
                 marker, self._marker = self._marker, None
             if marker is not None:
                 self._deliver_marker(*marker)
+            holdings = self.holdings() if batch else ()
             consignments = [
-                Consignment(rank, fragment, delivery, delivery.published.since(self._held.get((rank, fragment))))
+                Consignment(
+                    rank,
+                    fragment,
+                    delivery,
+                    delivery.published.since(self._held.get((rank, fragment)), holding),
+                    holding,
+                )
                 for fragment, delivery in sorted(batch.items())
-                for rank in range(len(self._ranks))
+                for rank, holding in enumerate(holdings)
             ]
             began = time.monotonic()
             self._link.delay(sum(one.shipment.byte_count for one in consignments))
@@ -318,7 +361,7 @@ class ParameterLink:
             delivery.merged_offer,
             delivery.fix,
             one.shipment.since,
-            published.digest,
+            published.digest_of(one.holding),
             *(payload.carried(subject) for payload in one.shipment.payloads),
         )
 
@@ -361,7 +404,7 @@ class ParameterLink:
         try:
             held = self._link.get(call, ARRIVAL_CHECK_S)
         except (RayError, TimeoutError) as error:
-            if isinstance(error, RayTaskError) and not isinstance(error.cause, TransferError | PayloadDamaged):
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, DAMAGED):
                 # its own code failed, and would again: the next version may do better
                 log.error("%s: a fragment is not taken: %s", self._name, error)
                 return

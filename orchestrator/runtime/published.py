@@ -7,10 +7,12 @@ they are fewer bytes than the values. Values are encoded when somebody needs the
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.channel.endpoint import Endpoint, Payload
 from orchestrator.core.vocabulary import Version
+from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.shard import Publication
 
 
@@ -31,27 +33,48 @@ class Shipment:
         return not all(payload.inline for payload in self.payloads)
 
 
+class _Served:
+    """Content that is cut for each holding when somebody with that needs it first. Thread-safe."""
+
+    def __init__(self, endpoint: Endpoint, name: str, make: Callable[[Holding], memoryview]) -> None:
+        self._endpoint, self._name, self._make = endpoint, name, make
+        self._lock = threading.Lock()
+        self._payloads: dict[Holding, Payload] = {}
+
+    def payload(self, holding: Holding) -> Payload:
+        with self._lock:
+            if holding not in self._payloads:
+                self._payloads[holding] = self._endpoint.payload(self._name, self._make(holding))
+            return self._payloads[holding]
+
+
 @dataclass(frozen=True, slots=True)
 class _Update:
     """The update *to* this version."""
 
     version: Version
-    payload: Payload
+    byte_count: int
+    served: _Served
 
 
 class Published:
-    """One version of a fragment. Thread-safe. Its bytes are served for as long as somebody holds it or what it gave."""
+    """One version of a fragment. Thread-safe. Its bytes are served for as long as somebody holds it or what it gave.
+
+    Who has a part of the model is sent that part, by its holding.
+    """
 
     def __init__(self, publication: Publication, before: Published | None, endpoint: Endpoint) -> None:
         """``before`` is what was published of the fragment until now."""
-        self.version, self.digest = publication.version, publication.digest
-        self._publication, self._endpoint = publication, endpoint
-        self._name = f"{publication.fragment}/{publication.version}"
-        self._lock = threading.Lock()
-        self._values: Payload | None = None
+        self.version, self._publication = publication.version, publication
+        name = f"{publication.fragment}/{publication.version}"
+        self._naming = threading.Lock()
+        self._values = _Served(endpoint, f"{name}/values", publication.values)
+        self._digests: dict[Holding, str] = {}
         self._updates: tuple[_Update, ...] = ()
-        if publication.update is not None:
-            latest = _Update(publication.version, endpoint.payload(f"{self._name}/update", publication.update))
+        if (update := publication.update) is not None:
+            served = _Served(endpoint, f"{name}/update", update.payload)
+            served.payload(EVERYTHING)  # by whoever merged it, and not by the first island's thread
+            latest = _Update(publication.version, update.byte_count, served)
             earlier = before._updates if before is not None and before.version == publication.version - 1 else ()
             self._updates = _worth_sending((*earlier, latest), publication.values_bytes)
 
@@ -63,16 +86,20 @@ class Published:
     @property
     def usual_bytes(self) -> int:
         """The bytes that an island which holds the version before is sent: the newest update, or else the values."""
-        return self._updates[-1].payload.byte_count if self._updates else self._publication.values_bytes
+        return self._updates[-1].byte_count if self._updates else self._publication.values_bytes
 
-    def values(self) -> Payload:
+    def digest_of(self, holding: Holding) -> str:
+        """The digest of what somebody with this holding has of the fragment."""
+        with self._naming:
+            if holding not in self._digests:
+                self._digests[holding] = self._publication.digest_of(holding)
+            return self._digests[holding]
+
+    def values(self, holding: Holding = EVERYTHING) -> Payload:
         """The payload of the values themselves."""
-        with self._lock:
-            if self._values is None:
-                self._values = self._endpoint.payload(f"{self._name}/values", self._publication.values())
-            return self._values
+        return self._values.payload(holding)
 
-    def since(self, held: Version | None) -> Shipment:
+    def since(self, held: Version | None, holding: Holding = EVERYTHING) -> Shipment:
         """What leads here from the version that somebody holds; None: that is not known.
 
         Who is not known is believed to hold the version before, which is so but for newcomers, and costs little. Who holds
@@ -82,18 +109,18 @@ class Published:
         if updates and (held is None or held >= self.version):
             updates = updates[-1:]
         elif held is None or not updates or held + 1 < updates[0].version:
-            return Shipment(None, (self.values(),))
+            return Shipment(None, (self.values(holding),))
         else:
             updates = tuple(update for update in updates if update.version > held)
         since = Version(updates[0].version - 1)
-        return Shipment(since, tuple(update.payload for update in updates))
+        return Shipment(since, tuple(update.served.payload(holding) for update in updates))
 
 
 def _worth_sending(updates: tuple[_Update, ...], values_bytes: int) -> tuple[_Update, ...]:
     """The latest ones that are together fewer bytes than the values."""
     total, count = 0, 0
     for update in reversed(updates):
-        total += update.payload.byte_count
+        total += update.byte_count
         if total >= values_bytes:
             break
         count += 1

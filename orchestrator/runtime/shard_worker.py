@@ -29,6 +29,7 @@ from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.memory_budget import NodeMemory, memory_problems
 from orchestrator.parameters import fragment_map
+from orchestrator.parameters.holding import Holding
 from orchestrator.parameters.norms import StepNorms, norms_of_update
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep, initial_state
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
@@ -110,18 +111,15 @@ class ShardWorker:
     def published(self, fragment: FragmentId) -> Published:
         return self._published[fragment]
 
-    def whole_state(self) -> tuple[tuple[Version, ...], int, list[Payload]]:
-        """For an island that takes its state from here: versions, logical step, one payload a fragment."""
+    def whole_state(self, holdings: Sequence[Holding]) -> tuple[tuple[Version, ...], int, list[list[Payload]]]:
+        """For an island that takes its state from here: versions, logical step, and of each holding a payload a fragment."""
         published = self.all_published()
-        return tuple(p.version for p in published), self._shard.step(), [p.values() for p in published]
+        payloads = [[p.values(holding) for p in published] for holding in holdings]
+        return tuple(p.version for p in published), self._shard.step(), payloads
 
     def all_published(self) -> list[Published]:
         """Θ as it stands, fragment by fragment."""
         return [self._published[fragment] for fragment in sorted(self._published)]
-
-    def state_bytes(self) -> int:
-        """How many bytes ``whole_state`` is."""
-        return sum(published.values_bytes for published in list(self._published.values()))
 
     # ── values, for evaluation, exports and the status ────────────────────────────────────────────────────────────
 

@@ -30,7 +30,7 @@ from learners.flat_arrays import flattened, restored
 from learners.host_copy import HostCopy
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.state_fetch import Donor, StateFetch
+from learners.state_fetch import Donor, DonorReply, StateFetch
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId, Version
@@ -166,11 +166,11 @@ class Life:
         done = threading.Event()
         versions = (Version(0),) * FRAGMENTS
 
-        def give(fragments: tuple[int, ...] | None) -> dict[str, Any]:
+        def give(fragments: tuple[int, ...] | None) -> DonorReply:
             assert fragments is not None
             (name,) = (self.names[p] for p in fragments)
             table, content = flattened({f"{part}/{name}": self._values for part in STATE_PARTS})
-            return {"trainer": restored(table, content), "versions": versions, "step": 0}
+            return DonorReply(restored(table, content), versions, 0)
 
         def take(state: Any) -> None:
             self.loop.load_peer(state, 0)
@@ -207,7 +207,7 @@ class Life:
         def give() -> None:
             nonlocal served
             for p in range(FRAGMENTS):
-                _, served = flattened(held.give("peer", p)()["trainer"])
+                _, served = flattened(held.give("peer", p).arrays())
 
         giving = threading.Thread(target=give)
         giving.start()

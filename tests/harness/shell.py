@@ -32,6 +32,7 @@ from orchestrator.host.job_files import SNAPSHOT, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.host.snapshot_writer import SnapshotWriter
 from orchestrator.parameters import fragment_map, tensors
+from orchestrator.parameters.holding import EVERYTHING
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard, Publication
 from orchestrator.replica.replica import Publication as Arrived
@@ -199,8 +200,11 @@ class Shell(Job):
         new = self.published[effect.fragment]
         arrived = Arrived(effect.fragment, effect.version, effect.step, to.merged_offer, effect.fix)
         since = Version(new.version - 1)
-        if new.update is None or loop.receive(arrived, since, new.digest, [new.update]) < new.version:
-            loop.receive(arrived, None, new.digest, [new.values()])
+        if (
+            new.update is None
+            or loop.receive(arrived, since, new.digest, [new.update.payload(EVERYTHING)]) < new.version
+        ):
+            loop.receive(arrived, None, new.digest, [new.values(EVERYTHING)])
 
     def release_payload(self, effect: f.ReleasePayload) -> None:
         self.shard.release(effect.payload)

@@ -13,13 +13,19 @@ from learners.contract import HeldPart
 from learners.group.follower import Follower
 from learners.group.leader import Leader
 from learners.group.link import Line, LinkEnded, admitted, joined, listener
-from learners.group.messages import Done, News, TakeOuter
+from learners.group.messages import Done, News, Prepared, TakeOuter, TakePeer
 from learners.host_copy import HostCopy
+from learners.island_arrays import State
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
+from learners.state_fetch import FetchedState
+from learners.state_parts import put_together, windows
 from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
+from orchestrator.core.vocabulary import Version
+from orchestrator.errors import InfrastructureError
 from orchestrator.logbook import island_logbook
 from orchestrator.parameters import wire_format
+from orchestrator.parameters.holding import EVERYTHING, encoded_part
 from orchestrator.parameters.tensors import digest
 from orchestrator.parameters.validation import validated_parts
 from orchestrator.parameters.wire_format import InvalidPayload
@@ -31,11 +37,15 @@ TOKENS = 4 * 32
 
 
 class Sliced(synthetic.SyntheticTrainer):
-    """Of every tensor each process has its share of the rows; what it computes of the others nobody asks for."""
+    """Of every tensor each process has its share of the rows; what it computes of the others nobody asks for.
+
+    Its state has a moment besides, which lies like the parameters.
+    """
 
     def __init__(self, spec, rank: int, size: int) -> None:
         super().__init__(spec, 0, 2)
         self._rank, self._size = rank, size
+        self.moments = {name: np.full(shape, len(name), np.float16) for name, shape in self._shapes.items()}
 
     def held(self, piece: str) -> HeldPart:
         rows, columns = self._shapes[piece]
@@ -47,6 +57,24 @@ class Sliced(synthetic.SyntheticTrainer):
 
     def snapshot(self, pieces):
         return HostCopy({name: array[self.rows(name)] for name, array in super().snapshot(pieces).arrays().items()})
+
+    def export_state(self, pieces=None):
+        names = self._shapes if pieces is None else pieces
+        moments = {f"moment/{name}": self.moments[name][self.rows(name)] for name in names}
+        return HostCopy({**self.snapshot(names).arrays(), **moments, "steps": np.array(self._steps)})
+
+    def held_state(self, pieces):
+        held = {name: self.held(name) for name in pieces}
+        moments = {f"moment/{name}": part for name, part in held.items()}
+        return {**held, **moments, "steps": HeldPart((), tuple(range(self._size)))}
+
+    def import_state(self, state) -> None:
+        self.load({name: state[name] for name in self._shapes})
+        for name, array in self._wide(
+            {name: state[f"moment/{name}"] for name in self._shapes}, self.moments.get
+        ).items():
+            self.moments[name] = array
+        self._steps = int(state["steps"])
 
     def _wide(self, arrays, fill):
         wide = {name: fill(name) for name in arrays}
@@ -66,11 +94,24 @@ class Rank:
 
     def __init__(self, line: Line, trainer, plan: LoopPlan) -> None:
         self.trainer, self.cuts, self.ended = trainer, {}, threading.Event()
-        self.follower = Follower(line, trainer, plan.arrays, 1, self._take, self.cuts.__setitem__, lambda _: None)
+        self.gives: dict[tuple[str, int], State] = {}
+        """What it gives of states, by cut and fragment."""
+        self.states: dict[str, FetchedState] = {}
+        """What ``TakePeer`` takes, by the name of its only chunk."""
+        self.follower = Follower(
+            line, trainer, plan.arrays, Prepared(1), self._take, self._give, self.cuts.__setitem__, lambda _: None
+        )
         threading.Thread(target=self._run, daemon=True).start()
 
     def _take(self, arrays, order) -> None:
-        arrays.load(self.trainer.initial_parameters(), order.versions, order.cursor)
+        if isinstance(order, TakePeer):
+            arrays.load_peer(self.states[order.chunks[0]], order.cursor)
+        else:
+            own = arrays.held.holding.values_of(self.trainer.initial_parameters())
+            arrays.load(own, order.versions, order.cursor)
+
+    def _give(self, cut, fragment, state) -> None:
+        self.gives[cut, fragment] = state
 
     def _run(self) -> None:
         try:
@@ -118,8 +159,13 @@ class Group:
     def load(self) -> Group:
         assert self.leader.device_count() == len(self.ranks)
         self.leader.call(TakeOuter(1, (0, 0), 0, 0, ()))
-        self.loop.load(self.trainers[0].initial_parameters(), (0, 0), 0, 0)
+        own = self.loop.held.holding.values_of(self.trainers[0].initial_parameters())
+        self.loop.load(own, (0, 0), 0, 0)
         return self
+
+    @property
+    def receivers(self) -> list:
+        return [self.loop, *(rank.follower for rank in self.ranks)]
 
     def until(self, kind: type, count: int = 1) -> list:
         def came() -> bool:
@@ -134,12 +180,13 @@ class Group:
         self.versions[p] += 1
         own = {name: 0.9 * array for name, array in self.outer[p].items()}
         self.outer[p] = {name: array.astype(np.float32) for name, array in own.items()}
-        for receiver in [self.loop, *(rank.follower for rank in self.ranks)] if to is None else to:
+        for receiver in self.receivers if to is None else to:
             self.send(p, merged_offer, receiver)
 
     def send(self, p: int, merged_offer: int, receiver) -> None:
         publication = Publication(p, self.versions[p], 0, merged_offer)
-        receiver.receive(publication, None, digest(self.outer[p]), [wire_format.encode(self.outer[p])])
+        holding = receiver.held.holding
+        receiver.receive(publication, None, holding.digest_of(self.outer[p]), [encoded_part(self.outer[p], holding)])
 
     def assert_equal(self) -> None:
         states = [trainer.export_state().arrays() for trainer in self.trainers]
@@ -180,10 +227,9 @@ def test_every_process_adopts_and_offers_at_the_same_boundaries(group, adoption,
 def test_each_process_offers_what_it_has_and_together_that_is_the_island(group, codec):
     island = group(size=3, sliced=True, codec=codec).load()
     island.loop.start()
-    receivers = [island.loop, *(rank.follower for rank in island.ranks)]
     for count in range(1, 5):
         offer = island.until(Offer, count)[-1]
-        payloads = [receiver.take(offer.fragment, offer.offer) for receiver in receivers]
+        payloads = [receiver.take(offer.fragment, offer.offer) for receiver in island.receivers]
         if None in payloads:
             continue
         whole = sum(array.nbytes for array in island.outer[offer.fragment].values())
@@ -197,7 +243,7 @@ def test_each_process_offers_what_it_has_and_together_that_is_the_island(group, 
     if codec == "float32":
         for offer in island.loop.standing_offers():  # no step came after the last of each
             outer = island.outer[offer.fragment]
-            payloads = [receiver.take(offer.fragment, offer.offer) for receiver in receivers]
+            payloads = [receiver.take(offer.fragment, offer.offer) for receiver in island.receivers]
             content, _ = validated_parts(payloads, outer, offer.base_version)
             for name, anchor in outer.items():
                 own = np.concatenate([one._parameters[name][one.rows(name)] for one in island.trainers])
@@ -381,3 +427,138 @@ def test_an_announced_size_beyond_the_limit_ends_the_line():
     leads._connection.sendall(b"\xff" * 40)
     with pytest.raises(LinkEnded, match="may be above"):
         follows.receive()
+
+
+def test_what_rank_0_fails_in_beside_an_order_leaves_no_answer_of_it_behind(group):
+    island = group(size=3)
+
+    def fail() -> None:
+        raise ConnectionError("the donor is gone")
+
+    with pytest.raises(ConnectionError, match="the donor is gone"):
+        island.leader.call_beside(TakeOuter(1, (0, 0), 0, 0, ()), fail)
+    assert island.leader._done.keys() == {1, 2}
+    island.ranks[1].trainer.load = lambda _: fail()
+    with pytest.raises(InfrastructureError, match="the process of host 2 says: ConnectionError: the donor is gone"):
+        island.leader.call_beside(TakeOuter(1, (0, 0), 0, 0, ()), lambda: None)
+    del island.ranks[1].trainer.load
+    assert island.leader.call_beside(TakeOuter(1, (0, 0), 0, 0, ()), lambda: "both") == "both"
+
+
+# ── publications and states by host ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "e3m0"])
+def test_each_process_is_sent_its_share_of_a_publication_and_has_the_bits_of_the_whole(group, codec):
+    island = group(size=2, sliced=True, adoption="replace").load()
+    island.loop.start()
+    for count in range(1, 4):
+        offer = island.until(Offer, count)[-1]
+        p, before = offer.fragment, Version(island.versions[offer.fragment])
+        step = {name: 0.01 * array.astype(np.float32) for name, array in island.outer[p].items()}
+        update = wire_format.encoded(step, codec, before)
+        island.outer[p] = EVERYTHING.added_to(island.outer[p], update)
+        island.versions[p] += 1
+        for receiver in island.receivers:
+            holding = receiver.held.holding
+            payload = wire_format.written(holding.part_of(update))
+            own_count = sum(array.size for array in holding.values_of(island.outer[p]).values())
+            if codec in ("float32", "bfloat16"):  # the others' blocks do not end where rows so short do
+                assert wire_format.parse(payload).value_bytes == own_count * (4 if codec == "float32" else 2)
+            news = Publication(p, island.versions[p], 0, offer.offer)
+            assert receiver.receive(news, before, holding.digest_of(island.outer[p]), [payload]) == island.versions[p]
+        island.until(Adopted, count)
+    for p, version in enumerate(island.versions):
+        for receiver in island.receivers:
+            own = receiver._arrays.published.at(p, version).arrays
+            assert digest(own) == receiver.held.holding.digest_of(island.outer[p])
+    island.loop.stop()
+
+
+def test_a_part_of_a_publication_that_is_torn_or_of_another_host_is_refused_and_taken_when_it_comes_again(group):
+    island = group(sliced=True).load()
+    first, second = island.receivers
+    news = Publication(0, 1, 0, 0)
+    own, other = (encoded_part(island.outer[0], one.held.holding) for one in island.receivers)
+    torn = bytearray(own)
+    torn[len(torn) // 2] ^= 1
+    for wrong in (torn, other):
+        with pytest.raises(InvalidPayload):
+            first.receive(news, None, "", [wrong])
+        assert first.published_version(0) == 0
+    named = first.held.holding.digest_of(island.outer[0])
+    assert first.receive(news, None, named, [own]) == 1
+    # updates whose bits are others are let go of, and asked for whole
+    update = wire_format.encoded(island.outer[0], "int4", Version(1))
+    content = wire_format.written(first.held.holding.part_of(update))
+    assert first.receive(Publication(0, 2, 0, 0), 1, named, [content]) == -1
+    assert second.published_version(0) == 0
+
+
+def held_state(island: Group, cut: str) -> list[list]:
+    """What each process gives of all fragments at one boundary, as blocks, and the versions and the step there."""
+    got = []
+    asker = threading.Thread(target=lambda: got.append(island.loop.export_fragments(PATIENCE_S, cut)))
+    asker.start()
+    asker.join()
+    (states,) = got
+    for rank in island.ranks:
+        wait_until(lambda rank=rank: len(rank.gives) == 2, "what the others give")
+    return [states, *([rank.gives[cut, p] for p in range(2)] for rank in island.ranks)]
+
+
+@pytest.mark.parametrize("receiving", [1, 2, 3])
+def test_hosts_of_a_peer_give_their_shards_of_one_boundary_to_the_hosts_that_need_them(group, receiving):
+    donor = group(size=2, sliced=True).load()
+    for rank, trainer in enumerate(donor.trainers):
+        for moment in trainer.moments.values():
+            moment += np.arange(moment.size, dtype=np.float16).reshape(moment.shape) % 64
+            assert moment.flags.writeable, rank
+    donor.loop.start()
+    donor.until(Offer)
+    given = held_state(donor, "1.1")
+    donor.loop.stop()
+    at = {(state.versions, state.step) for states in given for state in states}
+    assert len(at) == 1, "all hosts, and all fragments, of one boundary"
+    ((versions, step),) = at
+    wholes = put_together(all_blocks(given), None)
+    tensors_bytes = sum(array.nbytes for array in wholes.values() if array.ndim)
+    assert sum(array.nbytes for _, _, array in all_blocks(given) if array.ndim) == tensors_bytes, "one giver for each"
+    assert wholes["steps"] == step
+
+    taker = group(size=receiving, sliced=True)
+    assert taker.leader.device_count() == receiving - 1
+    total = 0
+    for number, receiver in enumerate(taker.receivers):
+        own, came = {}, 0
+        for p in range(2):
+            wanted = receiver.held.wanted(p)
+            blocks = [block for states in given for block in windows(states[p].blocks(), wanted)]
+            came += sum(array.nbytes for _, _, array in blocks if array.ndim)
+            own |= put_together(blocks, wanted)
+        assert came == sum(array.nbytes for array in own.values() if array.ndim), "each pulls its share"
+        total += came
+        if number:
+            taker.ranks[number - 1].states["chunk"] = FetchedState("donor", own, versions, step, ())
+        else:
+            mine = FetchedState("donor", own, versions, step, (), ("chunk",))
+    assert total == tensors_bytes
+    taker.leader.call(TakePeer(mine.chunks, versions, step, 3))
+    taker.loop.load_peer(mine, 3)
+    for trainer in taker.trainers:
+        assert (trainer.cursor(), trainer._steps) == (3, step)
+        for name, array in trainer._parameters.items():
+            assert np.array_equal(array[trainer.rows(name)], wholes[name][trainer.rows(name)])
+            assert np.array_equal(
+                trainer.moments[name][trainer.rows(name)], wholes[f"moment/{name}"][trainer.rows(name)]
+            )
+    taker.loop.start()
+    taker.until(Offer, 2)
+    taker.loop.flush()
+    taker.until(Flushed)
+    assert not taker.failures
+
+
+def all_blocks(given: list[list]) -> list:
+    """Of all processes and fragments; what belongs to no tensor is in each fragment, and one process gives it."""
+    return [block for states in given for state in states for block in state.blocks()]

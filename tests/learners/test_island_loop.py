@@ -225,7 +225,7 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
     loop.stop()
     assert not [letter for letter in letters if isinstance(letter, Broken)]
     assert [letter.version for letter in letters if isinstance(letter, Adopted) and letter.fragment == 0][:2] == [1, 2]
-    assert state["step"] > 4
+    assert state.step > 4
     progress = [letter for letter in letters if isinstance(letter, Progress)][-1]
     assert progress.loss < np.log(256)
     assert progress.tokens_total == progress.steps_total * TOKENS

@@ -87,7 +87,7 @@ def test_updates_lead_to_the_bits_that_the_synchroniser_has_one_by_one_or_severa
     for content in updates:
         states.append(plus(states[-1], content.all_decoded()))
     payloads = [wire_format.written(content) for content in updates]
-    single, several = PublishedFragments(1), PublishedFragments(1)
+    single, several = PublishedFragments([tuple(drawn(1))]), PublishedFragments([tuple(drawn(1))])
     for held in (single, several):
         held.hold(P, FIRST, first)
     for step, payload in enumerate(payloads):
@@ -101,7 +101,7 @@ def test_updates_lead_to_the_bits_that_the_synchroniser_has_one_by_one_or_severa
 
 
 def test_updates_that_do_not_lead_on_are_not_taken_and_the_sender_hears_what_is_here():
-    held, content = PublishedFragments(1), wire_format.written(update(1, 6, "int4"))
+    held, content = PublishedFragments([tuple(drawn(1))]), wire_format.written(update(1, 6, "int4"))
     assert held.version(P) == -1
     assert held.take(P, Version(7), Version(6), "", [content]) is None
     held.hold(P, FIRST, drawn(1))
@@ -113,14 +113,14 @@ def test_updates_that_do_not_lead_on_are_not_taken_and_the_sender_hears_what_is_
 
 
 def test_bits_that_are_not_those_of_the_synchroniser_are_let_go_of():
-    held = PublishedFragments(1)
+    held = PublishedFragments([tuple(drawn(1))])
     held.hold(P, FIRST, drawn(1))
     assert held.take(P, Version(5), FIRST, "another", [wire_format.written(update(1, 4, "int4"))]) is None
     assert held.version(P) == -1
 
 
 def test_a_damaged_update_is_refused_and_changes_nothing():
-    held = PublishedFragments(1)
+    held = PublishedFragments([tuple(drawn(1))])
     held.hold(P, FIRST, drawn(1))
     damaged = bytearray(wire_format.written(update(1, 4, "int4")))
     damaged[-20] ^= 1

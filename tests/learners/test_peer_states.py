@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any
@@ -13,9 +12,9 @@ import pytest
 
 from learners import jax_trainer, synthetic
 from learners.catching_up import CatchingUp
-from learners.exports import HeldStates, Throttle
+from learners.exports import CutStates, HeldStates, Throttle
 from learners.outbox import Outbox
-from learners.state_fetch import Donor, FetchedState, Fragments, StateFetch
+from learners.state_fetch import Donor, DonorReply, FetchedState, Fragments, StateFetch
 from orchestrator.core.messages import Adopted, Flushed, Offer
 from orchestrator.errors import InfrastructureError, InternalError
 from tests.learners.stepped import TOKENS, SteppedTrainer, alone, offers
@@ -100,14 +99,14 @@ def test_a_donors_state_is_of_one_boundary_and_costs_it_no_more_than_that(new_is
         donor.steps(1)
         asker.join(0.01)
     (state,) = got
-    assert state["versions"] == (2, 3)
-    taken_after = state["step"] - 10
+    assert state.versions == (2, 3)
+    taken_after = state.step - 10
     assert 2 <= taken_after <= 2 + donor.trainer.cursor()
     expected = alone(make_job(), taken_after)
-    assert all(np.array_equal(state["trainer"][name], expected[name]) for name in expected)
+    assert all(np.array_equal(state.arrays()[name], expected[name]) for name in expected)
 
     peer = new_island()
-    peer.loop.load_peer(whole(state["trainer"], state["versions"], state["step"]), cursor=40)
+    peer.loop.load_peer(whole(state.arrays(), state.versions, state.step), cursor=40)
     peer.loop.start()
     assert peer.trainer.at_gate.acquire(timeout=PATIENCE_S)
     assert peer.trainer.cursor() == 40
@@ -157,13 +156,13 @@ class Giver:
         self.answers: SimpleQueue[Exception | None] = SimpleQueue()
         self.spoilt = False
 
-    def give(self, fragments: Fragments) -> Mapping[str, Any]:
+    def give(self, fragments: Fragments) -> DonorReply:
         self.asked.put(fragments)
         if (error := self.answers.get(timeout=PATIENCE_S)) is not None:
             raise error
         value = np.nan if self.spoilt else self.step
         arrays = {f"tensor-{p}": np.full(2, value, np.float32) for p in fragments or range(COUNT)}
-        return {"trainer": {**arrays, "count": np.array(self.step)}, "versions": self.versions, "step": self.step}
+        return DonorReply({**arrays, "count": np.array(self.step)}, self.versions, self.step)
 
     def gives(self) -> Fragments:
         """What it is asked for next, which it then gives."""
@@ -308,6 +307,33 @@ def test_a_held_state_is_of_one_boundary_until_its_receiver_has_it_or_asks_no_mo
     now[0] = 17.0
     assert held.give("b", 1) == (2, 1)  # what was held for b is gone, and a's is not
     assert held.give("a", 2) == (0, 2)
+
+
+def test_what_a_process_gives_of_a_boundary_is_kept_until_it_was_fetched_or_nobody_comes() -> None:
+    now = [0.0]
+    kept: CutStates[str] = CutStates(lambda: 10.0, lambda: now[0])
+    kept.keep("1.1", 0, "first")
+    kept.keep("1.1", 1, "second")
+    assert [kept.state("1.1", p, 0.0) for p in (0, 0, 1)] == ["first", "first", "second"]
+    kept.forget("1.1", 0)
+    with pytest.raises(InfrastructureError, match=r"fragment 0 of the state 1\.1 is not kept here"):
+        kept.state("1.1", 0, 0.0)
+    waiting: list[str] = []
+    late = threading.Thread(target=lambda: waiting.append(kept.state("1.2", 0, PATIENCE_S)))
+    late.start()
+    kept.keep("1.2", 0, "of a process that came to the boundary later")
+    late.join()
+    assert len(waiting) == 1
+    now[0] = 9.0
+    kept.keep("1.3", 0, "another")
+    now[0] = 18.0
+    kept.keep("1.4", 0, "a newer one")
+    for cut, there in (("1.1", False), ("1.2", False), ("1.3", True)):
+        if there:
+            assert kept.state(cut, 0, 0.0) == "another"
+        else:
+            with pytest.raises(InfrastructureError, match="is not kept here"):
+                kept.state(cut, 1, 0.0)
 
 
 def test_pieces_that_cannot_be_taken_are_gathered_anew_from_whoever_is_asked_then():

@@ -65,3 +65,32 @@ def test_a_part_that_ends_within_a_block_is_not_joined():
 )
 def test_parts_tile_a_tensor_once_or_are_refused(bounds, right):
     assert parts.tiles(bounds, (4, 4)) is right
+
+
+@pytest.mark.parametrize("codec_name", CODEC_NAMES)
+@pytest.mark.parametrize("shape", [(1000,), (300,), (10, 96), (7, 100), (4, 3, 128), (2, 6, 64), (5, 130, 3), ()])
+def test_any_part_is_cut_from_an_encoding_with_the_same_values(codec_name, shape):
+    generator = np.random.default_rng(2)
+    values = generator.standard_normal(shape, np.float32)
+    data, wanted = encode(codec_name, values).data, decode(Encoded(codec_name, encode(codec_name, values), values.size))
+    wanted = wanted.reshape(shape)
+    for _ in range(40):
+        ends = [sorted(generator.integers(0, extent + 1, 2).tolist()) for extent in shape]
+        whole = generator.random(len(shape)) < 0.3
+        bounds = tuple((0, e) if all_of else tuple(own) for own, e, all_of in zip(ends, shape, whole, strict=True))
+        larger = parts.between_units(codec_name, bounds, shape)
+        size = int(np.prod(parts.shape_of(larger), dtype=int))
+        assert size == 0 or all(a <= c <= d <= b for (a, b), (c, d) in zip(larger, bounds, strict=True))
+        cut = parts.cut(codec_name, data, larger, shape)
+        own = decode(Encoded(codec_name, cut, size)).reshape(parts.shape_of(larger))
+        crop = own[parts.index_of(parts.within(bounds, larger))]
+        assert np.array_equal(crop, wanted[parts.index_of(bounds)])
+
+
+def test_half_of_a_tensor_is_half_of_its_bytes_where_blocks_allow_it():
+    values = np.random.default_rng(3).standard_normal((8, 256), np.float32)
+    for codec_name in CODEC_NAMES:
+        data = encode(codec_name, values).data
+        for bounds in (((0, 4), (0, 256)), ((0, 8), (128, 256))):
+            assert parts.between_units(codec_name, bounds, (8, 256)) == bounds
+            assert 2 * len(parts.cut(codec_name, data, bounds, (8, 256))) == len(data)

@@ -21,6 +21,7 @@ from orchestrator.core.vocabulary import (
 from orchestrator.errors import InternalError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName, codec
+from orchestrator.parameters.holding import EVERYTHING
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import recovered
 from orchestrator.parameters.outer_gradient import Averaging
@@ -57,7 +58,17 @@ def order(fragment: int, *payloads: str) -> MergeFragment:
 
 
 def same(one: Publication, other: Publication) -> bool:
-    facts = [(p.fragment, p.version, p.digest, p.update, p.values(), p.values_bytes) for p in (one, other)]
+    facts = [
+        (
+            p.fragment,
+            p.version,
+            p.digest,
+            p.update and p.update.payload(EVERYTHING),
+            p.values(EVERYTHING),
+            p.values_bytes,
+        )
+        for p in (one, other)
+    ]
     return facts[0] == facts[1]
 
 
@@ -68,7 +79,7 @@ def test_what_arrives_in_any_codec_is_held_merged_and_published(tmp_path: Path, 
         assert isinstance(one.receive(PayloadId(str(island)), P(1), offered(1, island, codec_name)), Held)
     new = one.merge(order(1, "1", "2"))
     assert (new.facts.fragment, new.facts.version, new.facts.step) == (1, 1, 12)
-    published = wire_format.decode(new.publication.values())
+    published = wire_format.decode(new.publication.values(EVERYTHING))
     np.testing.assert_array_equal(published["b"], one.state(P(1)).parameters["b"])
     assert same(new.publication, one.publication(P(1)))
     assert Journal(tmp_path).facts(P(1), Version(1)) == new.facts

@@ -16,6 +16,7 @@ from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, Version
 from orchestrator.errors import ConfigurationError, PayloadDamaged, TransferCancelled, TransferError, TransferStalled
 from orchestrator.host.line_traffic import LineCounter
+from orchestrator.parameters.holding import EVERYTHING, Holding
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -208,3 +209,60 @@ def test_a_link_that_is_over_hinders_nothing(link: ParameterLink, island: Island
     wait_until(lambda: counter.record()["trouble"])
     link.abandon()
     wait_until(lambda: counter.record()["trouble"] is None)
+
+
+# ── an island of two hosts ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def pair(port: object, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ParameterLink, list[Any]]]:
+    """The link to an island of two processes, and what the shard was given, part by part."""
+    from orchestrator.runtime import parameter_link
+
+    closed, given = threading.Event(), []
+    shard: Any = SimpleNamespace(
+        channel=SimpleNamespace(endpoint=channel),
+        receive=lambda payload, fragment, *parts: given.append(parts) or payload,
+    )
+    context: Any = SimpleNamespace(epoch=Epoch(1), guarded=lambda work: work())
+    ranks: Any = [(Island(), Membership("job", f"asia:1/{rank}", 1, Terms())) for rank in range(2)]
+    made = parameter_link.ParameterLink("asia.1", ranks, context, Line(closed), closed, shard, LineCounter())  # type: ignore[arg-type]
+    yield made, given
+    closed.set()
+    made.close()
+
+
+def test_the_parts_of_an_offer_are_pulled_at_once(pair: tuple[ParameterLink, list[Any]], channel: Channel) -> None:
+    link, given = pair
+    both = threading.Barrier(2, timeout=60)
+    channel.while_pulling = lambda: both.wait() and None  # one after another would break it
+    assert fetched(link, 1) == "payload-1"
+    assert given == [(BYTES, BYTES)]
+
+
+def test_an_offer_of_parts_is_given_up_whole_and_the_next_in_none_of_them(
+    pair: tuple[ParameterLink, list[Any]],
+) -> None:
+    link, given = pair
+    link.note(offer(2))
+    assert fetched(link, 1) is None
+    link.note(offer(3))
+    assert fetched(link, 2) == "payload-2"
+    link.note(offer(4))
+    assert fetched(link, 3) is None
+    assert given == [(BYTES, BYTES)]
+
+
+def test_what_a_process_has_is_asked_once_and_one_that_cannot_say_is_sent_all(
+    pair: tuple[ParameterLink, list[Any]],
+) -> None:
+    link, _ = pair
+    half = Holding((("w", ((0, 1),)),))
+    first, second = link._ranks
+    calls: list[int] = []
+    first.call = lambda method, *arguments: calls.append(0) or half  # type: ignore[method-assign, assignment]
+    second.call = lambda method, *arguments: TimeoutError()  # type: ignore[method-assign, assignment]
+    assert link.holdings() == (half, EVERYTHING)
+    second.call = lambda method, *arguments: calls.append(1) or half  # type: ignore[method-assign, assignment]
+    assert link.holdings() == link.holdings() == (half, half)
+    assert calls.count(1) == 1

@@ -22,6 +22,7 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CodecName
+from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov
@@ -91,7 +92,7 @@ def test_whatever_an_island_holds_it_is_sent_what_leads_to_the_newest_for_the_fe
         for payload in payloads_of(shipment):
             update = wire_format.parse(payload)
             arrays = {name: array + update.decoded(name) for name, array in arrays.items()}
-    assert digest(arrays) == digest(theta) == newest.digest
+    assert digest(arrays) == digest(theta) == newest.digest_of(EVERYTHING)
     assert shipment.byte_count == sum(map(len, payloads_of(shipment)))
     one_update, values = newest.since(Version(11)).byte_count, len(wire_format.encode(theta))
     missed = 12 - held
@@ -122,3 +123,28 @@ def test_what_is_restored_is_sent_as_values(tmp_path: Path) -> None:
     shard.seed(OuterState(versions[0][1], (("w",),), step), {})
     restored = shard.restore(P, Version(1), 0, shard.state(P))
     assert published(restored.publication, versions[0][0]).since(Version(0)).since is None
+
+
+@pytest.mark.parametrize("codec", ["float32", "int4"])
+@pytest.mark.parametrize("held", [-1, 1, 3])
+def test_each_host_of_an_island_is_sent_its_half_and_alike_ones_the_same_payload(
+    tmp_path: Path, codec: CodecName, held: int
+) -> None:
+    versions = published_versions(tmp_path, codec, 4)
+    newest, theta = versions[-1]
+    whole = newest.since(Version(held))
+    for bounds in ((0, 9984), (9984, SIZE)):
+        holding = Holding((("w", (bounds,)),))
+        shipment = newest.since(Version(held), holding)
+        assert shipment.since == whole.since
+        assert shipment.byte_count < 0.52 * whole.byte_count
+        again = newest.since(Version(held), Holding((("w", (bounds,)),)))
+        assert all(one is other for one, other in zip(shipment.payloads, again.payloads, strict=True))
+        contents = [wire_format.parse(payload) for payload in payloads_of(shipment)]
+        if shipment.since is None:
+            own = holding.own_values(contents[0], ["w"])
+        else:
+            own = holding.values_of(versions[shipment.since][1])
+            for content in contents:
+                own = holding.added_to(own, content)
+        assert digest(own) == holding.digest_of(theta) == newest.digest_of(holding)
