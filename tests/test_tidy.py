@@ -91,6 +91,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.models": frozenset({"orchestrator.section", "orchestrator.errors", "pydantic"}),
     "orchestrator.models.huggingface": frozenset(
         {
+            "orchestrator.bounds",
             "orchestrator.documents",
             "orchestrator.errors",
             "orchestrator.models",
@@ -98,6 +99,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.plain",
             "orchestrator.roots",
             "orchestrator.sections",
+            "orchestrator.tokenizer_file",
             "orchestrator.validation",
             "ml_dtypes",
             "numpy",
@@ -392,6 +394,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.simulation",
             "api.terminal",
+            "orchestrator.bounds",
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.errors",
