@@ -50,7 +50,8 @@ bench: $(STAMP)  ## speeds and costs, each against its goal: fails if one is mis
 PARITY := .cache/parity
 parity: $(STAMP)  ## logits here and in transformers, of the same checkpoints (installs torch and transformers aside)
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
-	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.18.0
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check \
+		torch==2.13.0 transformers==5.18.0 sentencepiece==0.2.3 protobuf
 	@$(BIN)/python -m tests.parity
 
 soak: $(STAMP)  ## the synchroniser's death at every point of a round and 200 times live, then thousands of simulated jobs

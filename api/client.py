@@ -245,6 +245,10 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         """Write the job's merged parameters, as they stand, to the file ``to``. Raises Conflict while there are none."""
         self._download(f"/v1/jobs/{quote(job, safe='')}/parameters", to)
 
+    def download_tokenizer(self, job: str, to: Path) -> None:
+        """Write the job's tokenizer to the file ``to``. Raises NotFound for bytes, Conflict where it is not there now."""
+        self._download(f"/v1/jobs/{quote(job, safe='')}/tokenizer", to)
+
     def _download(self, path: str, to: Path) -> None:
         try:
             with self._http.stream("GET", path) as answer:

@@ -6,7 +6,6 @@ business.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import os
@@ -16,6 +15,7 @@ from typing import Any
 import ray
 
 from learners.contract import Trainer
+from learners.factories import imported
 from learners.handed_over import HandedOver
 from orchestrator import logbook
 from orchestrator.actors.evaluator import EvaluatorFactory, Measured, ModelOutline
@@ -63,9 +63,8 @@ class Evaluator:
 
     def _built(self) -> Trainer:
         if self._trainer is None:
-            module, _, name = self._spec["trainer"].partition(":")
             try:
-                trainer: Trainer = getattr(importlib.import_module(module), name)(self._spec, 0, 1)
+                trainer: Trainer = imported("trainer", self._spec["trainer"])(self._spec, 0, 1)
             except Exception:
                 log.exception("the model cannot be built")
                 raise

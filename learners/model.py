@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
 
-from learners.factories import imported
+from learners.factories import called, guarded
 from learners.models import decoder, modules
 from learners.models.model import AXES, Model
 from learners.models.plain import transformer
@@ -50,16 +51,71 @@ def build(spec: Mapping[str, Any]) -> Model:
 
 
 def _from_factory(path: str, spec: Mapping[str, Any]) -> Model:
-    factory = imported("model.factory", path)
-    built = factory(spec)
-    own = (
-        built
-        if isinstance(built, Model)
-        else modules.model_of(built, lambda seed: factory({**spec, "seed": seed}), spec["training"]["z_loss"])
-    )
+    def make(seed: Any) -> Any:
+        return called("model.factory", path, {**spec, "seed": seed})
+
+    built = called("model.factory", path, spec)
+    own = built if isinstance(built, Model) else modules.model_of(built, make, spec["training"]["z_loss"])
     if own is None:
         raise ConfigurationError(
             detail=f"model.factory {path!r} returned {type(built).__name__}; it must return a learners.model.Model, or a "
             "module of Flax NNX or Equinox."
         )
-    return own
+    return _checked(path, own)
+
+
+def _checked(path: str, own: Model) -> Model:
+    """The same, whose functions raise ConfigurationError for what they raise, and for results that cannot be trained."""
+    subject = f"{{}} of the model that model.factory {path!r} returns"
+    initialise = guarded(subject.format("initialise"), own.initialise)
+
+    def sound_parameters(seed: Any) -> Mapping[str, Any]:
+        tensors = initialise(seed)
+        what = _wrong_with(tensors, own.traceable)
+        if what:
+            raise ConfigurationError(
+                detail=f"{subject.format('initialise')} makes {what}. It must return float32 arrays by name."
+            )
+        return dict(tensors)
+
+    def of_scalars(name: str, function: Any, count: int) -> Any:
+        run = guarded(subject.format(name), function)
+
+        def scalars(parameters: Any, tokens: Any) -> Any:
+            result = run(parameters, tokens)
+            every = result if isinstance(result, tuple) else (result,)
+            if len(every) != count or any(getattr(each, "shape", None) != () for each in every):
+                shown = ", ".join(str(getattr(each, "shape", type(each).__name__)) for each in every)
+                raise ConfigurationError(
+                    detail=f"{subject.format(name)} makes {shown} of tokens {tokens.shape}. It must return "
+                    f"{'a scalar' if count == 1 else 'two scalars'}: the mean over all positions."
+                )
+            return result
+
+        return scalars
+
+    return replace(
+        own,
+        initialise=sound_parameters,
+        loss=of_scalars("loss", own.loss, 1),
+        objective=None if own.objective is None else of_scalars("objective", own.objective, 2),
+    )
+
+
+def _wrong_with(tensors: Any, traceable: bool) -> str:
+    """What keeps these from being a model's parameters; empty if nothing. NumPy's other floats become float32 later."""
+    if not isinstance(tensors, Mapping):
+        return f"{type(tensors).__name__}"
+    if not tensors:
+        return "no tensors"
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not name:
+            return f"a tensor named {name!r}"
+        dtype, shape = getattr(tensor, "dtype", None), getattr(tensor, "shape", None)
+        if dtype is None or shape is None:
+            return f"{name} as {type(tensor).__name__}"
+        if not jnp.issubdtype(dtype, jnp.floating) or (traceable and dtype != jnp.float32):
+            return f"{name} of {dtype}"
+        if not prod(shape):
+            return f"{name} of shape {tuple(shape)}, which is empty"
+    return ""

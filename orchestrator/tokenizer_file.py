@@ -9,7 +9,7 @@ tokens (``learners.tokenizer``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -27,12 +27,17 @@ _PIECES, _TEXT_OF_PIECE = 1, 1
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """``vocabulary_size`` is one more than the largest token; ``end_of_text`` the token behind a document, if it has one."""
+    """``vocabulary_size`` is one more than the largest token; ``end_of_text`` the token behind a document, if it has one.
+
+    ``tokens`` are the numbers of all by their texts; ``control_tokens`` are those that stand for no text.
+    """
 
     content: bytes
     digest: str
     vocabulary_size: int
     end_of_text: int | None
+    tokens: Mapping[str, int]
+    control_tokens: Set[int]
 
 
 def read(roots: AllowedRoots, path: str) -> TokenizerFile:
@@ -46,14 +51,16 @@ def read(roots: AllowedRoots, path: str) -> TokenizerFile:
     if len(content) > FILE_BYTES_MAX:
         raise ConfigurationError(detail=f"data.tokenizer: {shown(path)} has more than {FILE_BYTES_MAX >> 20} MiB.")
     try:
-        tokens = _sentencepiece(content) if path.endswith(SENTENCEPIECE) else _tokenizer_json(content)
+        tokens, control = _sentencepiece(content) if path.endswith(SENTENCEPIECE) else _tokenizer_json(content)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         detail = (
             f"data.tokenizer: {shown(path)} is neither a tokenizer.json nor, with the ending .model, SentencePiece's"
         )
         raise ConfigurationError(detail=f"{detail} ({type(error).__name__}).") from error
     end = next((tokens[text] for text in END_OF_TEXT if text in tokens), None)
-    return TokenizerFile(content, blake2b(content, digest_size=16).hexdigest(), max(tokens.values()) + 1, end)
+    digest = blake2b(content, digest_size=16).hexdigest()
+    control = control if end is None else control | {end}
+    return TokenizerFile(content, digest, max(tokens.values()) + 1, end, tokens, control)
 
 
 def misfit(vocabulary_size: int, model_size: int, path: str) -> str:
@@ -66,14 +73,15 @@ def misfit(vocabulary_size: int, model_size: int, path: str) -> str:
 MISFIT_REMEDY = "Set model.vocabulary_size to at least as many, or use the tokenizer that the model was made for."
 
 
-def _tokenizer_json(content: bytes) -> dict[str, int]:
+def _tokenizer_json(content: bytes) -> tuple[dict[str, int], Set[int]]:
     document = json.loads(content)
     model = document["model"]
     listed = model["vocab"]
     # BPE and the like have a mapping; Unigram has a list of [text, score]
     vocabulary = listed if isinstance(listed, dict) else {entry[0]: token for token, entry in enumerate(listed)}
     added = {entry["content"]: entry["id"] for entry in document.get("added_tokens", ())}
-    return _checked({**vocabulary, **added})
+    special = {entry["id"] for entry in document.get("added_tokens", ()) if entry.get("special") is True}
+    return _checked({**vocabulary, **added}), special
 
 
 def _checked(tokens: dict[str, int]) -> dict[str, int]:
@@ -84,10 +92,10 @@ def _checked(tokens: dict[str, int]) -> dict[str, int]:
     return tokens
 
 
-def _sentencepiece(content: bytes) -> dict[str, int]:
+def _sentencepiece(content: bytes) -> tuple[dict[str, int], Set[int]]:
     pieces = [piece for field, piece in _fields(memoryview(content)) if field == _PIECES]
     texts = [next(bytes(value) for field, value in _fields(piece) if field == _TEXT_OF_PIECE) for piece in pieces]
-    return _checked({text.decode(): token for token, text in enumerate(texts)})
+    return _checked({text.decode(): token for token, text in enumerate(texts)}), frozenset()
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:

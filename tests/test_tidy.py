@@ -93,6 +93,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.models": frozenset({"orchestrator.section", "orchestrator.errors", "pydantic"}),
     "orchestrator.models.huggingface": frozenset(
         {
+            "orchestrator.bounds",
             "orchestrator.documents",
             "orchestrator.errors",
             "orchestrator.models",
@@ -100,6 +101,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.plain",
             "orchestrator.roots",
             "orchestrator.sections",
+            "orchestrator.tokenizer_file",
             "orchestrator.validation",
             "ml_dtypes",
             "numpy",
@@ -411,6 +413,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.simulation",
             "api.terminal",
+            "orchestrator.bounds",
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.errors",

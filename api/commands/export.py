@@ -12,9 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
+from api.client import Client
 from api.commands.common import HomeOption, JobArgument, UrlOption, connect, say
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import ConfigurationError, DataError
+from orchestrator.bounds import BYTES
+from orchestrator.errors import ConfigurationError, DataError, RequestError
 
 HEADER_BYTES_MAX = 100_000_000
 """As safetensors itself allows."""
@@ -46,16 +48,13 @@ def export(
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / "model.safetensors.draft"
         client.download_parameters(name, draft)
-    facts = described(draft)
-    if form is Format.HUGGINGFACE:
-        from orchestrator.models.huggingface import export as huggingface  # brings NumPy
-
-        try:
-            huggingface.write(draft, folder, facts["spec"])
-        finally:
-            draft.unlink()
-        say(f"wrote {target} and {folder / 'config.json'}; transformers loads {folder}")
-        return
+        facts = described(draft)
+        if form is Format.HUGGINGFACE:
+            try:
+                _write_for_transformers(client, name, draft, folder, facts["spec"])
+            finally:
+                draft.unlink()
+            return
     (folder / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
     if form is Format.ORBAX:
         # A process of its own: Orbax imports JAX, which the command line must not.
@@ -66,6 +65,27 @@ def export(
     else:
         draft.rename(target)
     say(f"wrote {target} and {folder / 'config.json'}")
+
+
+def _write_for_transformers(client: Client, job: str, draft: Path, folder: Path, spec: dict[str, Any]) -> None:
+    """A tokenizer that the service does not have any more keeps nobody from the parameters."""
+    from orchestrator.models.huggingface import export as huggingface  # brings NumPy
+
+    copy, lacking = None, ""
+    try:
+        if (path := spec["data"]["tokenizer"]) != BYTES:
+            copy = folder / f"tokenizer.draft{Path(path).suffix}"
+            try:
+                client.download_tokenizer(job, copy)
+            except RequestError as error:
+                copy, lacking = None, f". It has no tokenizer: {error}"
+        huggingface.write(draft, folder, spec, copy)
+    finally:
+        if copy is not None:
+            copy.unlink(missing_ok=True)
+    say(f"wrote {', '.join(sorted(each.name for each in folder.iterdir() if each != draft))} into {folder}{lacking}")
+    if not lacking:
+        say(f"transformers loads {folder}, its AutoTokenizer as well")
 
 
 def described(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.outbox import Outbox, row_of
 from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
-from api.jobs.tokenizer_check import with_tokenizer_digest
+from api.jobs.tokenizer_check import tokenizer_of, with_tokenizer_digest
 from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
@@ -44,6 +44,7 @@ from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
 from orchestrator.memory_budget import memory_problems, parameter_count_of
 from orchestrator.roots import AllowedRoots
+from orchestrator.tokenizer_file import TokenizerFile
 
 REPORT = "report.json"
 REPORT_BYTES_MAX = 64 << 20
@@ -207,6 +208,11 @@ class Service:
         if len(content) > REPORT_BYTES_MAX:
             raise DataError(detail=f"{path} has more than {REPORT_BYTES_MAX >> 20} MiB, so it is no job's report.")
         return parsed(content, path)
+
+    def tokenizer(self, job: str) -> TokenizerFile:
+        """The file of the job's tokenizer. Raises NotFound where it has none, Conflict where that is another by now."""
+        row = self._row(job)
+        return tokenizer_of(row.job, row.spec, self.roots)
 
     # ── islands and commands ──────────────────────────────────────────────────────────────────────────────────
 

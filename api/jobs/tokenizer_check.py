@@ -5,10 +5,12 @@ Every island compares the digest with that of its own node's file, and a job tha
 
 from __future__ import annotations
 
+from typing import Any
+
 from orchestrator import tokenizer_file
 from orchestrator.bounds import BYTE_COUNT, BYTES
 from orchestrator.config import JobSpec
-from orchestrator.errors import ConfigurationError, InvalidJobSpec, OutsideRoots, Problem
+from orchestrator.errors import ConfigurationError, Conflict, InvalidJobSpec, NotFound, OutsideRoots, Problem
 from orchestrator.roots import AllowedRoots
 
 FIELD, DIGEST, SEPARATOR = "data.tokenizer", "data.tokenizer_digest", "data.separator"
@@ -41,3 +43,24 @@ def with_tokenizer_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
     if model_size is not None and (message := tokenizer_file.misfit(vocabulary_size, model_size, section.tokenizer)):
         raise InvalidJobSpec(problems=(Problem(FIELD, message, tokenizer_file.MISFIT_REMEDY),))
     return spec.model_copy(update={"data": section.model_copy(update=changes)})
+
+
+def tokenizer_of(job: str, spec: Any, roots: AllowedRoots) -> tokenizer_file.TokenizerFile:
+    """The file of a job's tokenizer, if it is what it was when the job was submitted. ``spec`` is the stored specification.
+
+    Raises NotFound where the job's tokens are bytes; Conflict where the file cannot be read, or is another by now.
+    """
+    data = spec.get("data") if isinstance(spec, dict) else None
+    section = data if isinstance(data, dict) else {}
+    path, digest = section.get("tokenizer", BYTES), section.get("tokenizer_digest")
+    if path == BYTES or not isinstance(path, str):
+        raise NotFound(detail=f"Job {job} has no tokenizer's file: its tokens are bytes.")
+    remedy = "Put the file that the job was submitted with back there, or take your own copy of it."
+    try:
+        file = tokenizer_file.read(roots, path)
+    except ConfigurationError as error:
+        raise Conflict(detail=str(error), remedy=remedy) from error
+    if digest != file.digest:
+        detail = f"{FIELD}: {path} has the digest {file.digest}, and job {job} was submitted with {digest}."
+        raise Conflict(detail=detail, remedy=remedy)
+    return file

@@ -19,7 +19,14 @@ from api.openapi.examples import PARAMETERS, SHAPES, SPECIFICATION
 PROBLEM = {"schema": {"$ref": SCHEMAS + "ProblemDocument"}, "example": SHAPES["ProblemDocument"]}
 CHANGING = ("post", "put", "patch", "delete")
 _RUN = "/v1/jobs/{job}/chaos/runs/{run}"
-LEFT_AT_THE_END = ("/v1/jobs/{job}/report", "/v1/jobs/{job}/parameters", f"{_RUN}/verdict", f"{_RUN}/report")
+_JOB = "/v1/jobs/{job}"
+LEFT_AT_THE_END = (
+    f"{_JOB}/report",
+    f"{_JOB}/parameters",
+    f"{_JOB}/tokenizer",
+    f"{_RUN}/verdict",
+    f"{_RUN}/report",
+)
 SPEAKS_OF_JOBS = ("/v1/jobs", "/v1/node-groups", "/readyz")
 """Paths that need whatever runs the jobs to answer."""
 

@@ -1,15 +1,17 @@
-"""The parameters of a job, to download."""
+"""The parameters of a job and its tokenizer, to download."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
 
 from api.http.pools import DOWNLOADS, chunks_in
 from api.http.routing import runs_in
 from api.http.streams import Stream
 from api.jobs.parameters import Parameters
+from api.routes.dependencies import ServiceHere
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(DOWNLOADS))
 BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
@@ -35,3 +37,12 @@ def download_parameters(
         "Content-Length": str(export.bytes_count),
     }
     return Stream(request, chunks_in(DOWNLOADS, export.chunks()), "application/octet-stream", headers)
+
+
+@router.get("/{job}/tokenizer", response_class=Response, responses=BYTES)
+def download_tokenizer(job: str, service: ServiceHere) -> Response:
+    """The file of the job's tokenizer: a tokenizer.json, or SentencePiece's model.
+
+    404 where the job's tokens are bytes; 409 where the file is not what it was when the job was submitted.
+    """
+    return Response(service.tokenizer(job).content, media_type="application/octet-stream")

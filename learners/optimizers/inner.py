@@ -19,7 +19,7 @@ import jax
 import optax
 from optax import contrib
 
-from learners.factories import imported
+from learners.factories import called, guarded
 from learners.optimizers.groups import TensorSettings, settings_of, use_of
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.roles import BY_NAME, Roles, role_of
@@ -106,10 +106,30 @@ def _by_groups(section: Mapping[str, Any], roles: Roles) -> list[optax.GradientT
 
 
 def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransformation:
-    built = imported("training.inner_optimizer.factory", path)(section)
+    field = "training.inner_optimizer.factory"
+    built = called(field, path, section)
     if not isinstance(built, optax.GradientTransformation):
         raise ConfigurationError(
             detail=f"training.inner_optimizer.factory {path!r} returned {type(built).__name__}; it must return an "
             "optax.GradientTransformation without a learning rate, such as optax.scale_by_adam()."
         )
-    return built
+    subject = f"{{}} of the transformation that {field} {path!r} returns"
+    init, run = guarded(subject.format("init"), built.init), guarded(subject.format("update"), built.update)
+
+    def update(updates: Any, state: Any, parameters: Any = None, **more: Any) -> tuple[Any, Any]:
+        result: Any = run(updates, state, parameters, **more)
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        if not is_pair or _outline(result[0]) != _outline(updates):
+            raise ConfigurationError(
+                detail=f"{subject.format('update')} makes {'updates of other shapes' if is_pair else 'no pair'}. It must "
+                "return an update for each gradient, of its shape, and the next state."
+            )
+        next_updates, next_state = result
+        return next_updates, next_state
+
+    return type(built)(init, update)
+
+
+def _outline(tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [getattr(leaf, "shape", None) for leaf in leaves]

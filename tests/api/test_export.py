@@ -65,9 +65,54 @@ def test_the_command_writes_what_transformers_loads_or_says_why_not(service: Ins
     write_parameters(folder, tensors, {"job": plain, "spec": spec.model_dump_json()})
     out = tmp_path / "out"
     assert "transformers loads" in service.atoll("export", plain, "--format", "huggingface", "--out", str(out))
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
     assert load_file(out / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"].shape == (4, 4)
+
+
+def test_the_tokenizer_of_a_job_goes_with_its_model_while_it_is_the_one_that_it_was(
+    service: Installation, http: httpx.Client, tmp_path: Path
+) -> None:
+    decoder = {
+        "width": 4,
+        "layer_count": 1,
+        "head_count": 1,
+        "key_value_head_count": 1,
+        "head_size": 4,
+        "hidden_size": 4,
+    }
+    kept = service.folder / "data" / "tokenizer.json"
+    kept.parent.mkdir(exist_ok=True)
+    content = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "</s>"}]})
+    kept.write_text(content)
+    document = service.spec(model={"decoder": decoder}, data={"tokenizer": str(kept)})
+    with service.client() as client:
+        bare = client.submit(service.spec(steps=1)).job
+        job = client.submit(document).job
+        client.cancel(job)
+        folder, spec = Path(client.job(job).run_dir), parse_job(document)
+    assert http.get(f"/v1/jobs/{bare}/tokenizer").status_code == 404
+    assert http.get(f"/v1/jobs/{job}/tokenizer").text == content
+    tensors = {name: np.ones(shape, np.float32) for name, shape in parameter_shapes(spec.model.network).items()}
+    write_parameters(folder, tensors, {"job": job, "spec": spec.model_dump_json()})
+    out = tmp_path / "out"
+    assert "AutoTokenizer" in service.atoll("export", job, "--format", "huggingface", "--out", str(out))
+    assert (out / "tokenizer.json").read_text() == content
+    assert json.loads((out / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == 2
+    assert not [path for path in out.iterdir() if "draft" in path.name]
+    kept.write_text(content.replace('"b"', '"c"'))
+    refused = http.get(f"/v1/jobs/{job}/tokenizer")
+    assert refused.status_code == 409
+    assert "was submitted with" in refused.json()["detail"]
+    told = service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "other"))
+    assert "It has no tokenizer" in told
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_a_file_that_does_not_say_what_it_is_of_is_refused(service: Installation, client: Client) -> None:

@@ -192,6 +192,33 @@ def test_stretches_and_recomputation_change_neither_loss_nor_gradient(monkeypatc
         np.testing.assert_allclose(other[name], gradient[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("config", [UNTIED, MIXTURE], ids=["dense", "mixture"])
+def test_bfloat16_computes_over_float32_masters(config: DecoderSection) -> None:
+    """Layers are scanned and computed again; matrices multiply in bfloat16, and what is trained and its gradient do not."""
+    parameters, batch = drawn(config), tokens(9)
+
+    def measured(dtype: str) -> Any:
+        built = family.decoder(config, dtype, "full")
+        step = jax.value_and_grad(built.objective or built.loss, has_aux=built.objective is not None)
+        traced = str(jax.make_jaxpr(step)(parameters, batch))
+        value, gradient = jax.jit(step, compiler_options=QUICK)(parameters, batch)
+        return traced, float(value[1] if isinstance(value, tuple) else value), gradient
+
+    program, loss, gradient = measured("bfloat16")
+    plain_program, plain_loss, plain = measured("float32")
+    layers, width = config.layer_count, config.width
+    assert "scan[" in program
+    assert "bf16[" in program
+    assert "bf16[" not in plain_program
+    assert f"bf16[{layers},{width}," not in program  # of the stacked masters one layer is cast at a time
+    assert loss == pytest.approx(plain_loss, rel=0.02)
+    assert loss != plain_loss
+    for name, array in gradient.items():
+        assert array.dtype == np.float32, name
+        apart = np.linalg.norm(array - plain[name]) / np.linalg.norm(plain[name])
+        assert 0 < apart < 0.2, f"{name} is {apart:.3f} apart"
+
+
 def test_the_loss_in_stretches_holds_a_part_of_the_logits_and_dots_keep_matrix_products_only() -> None:
     config = DecoderSection(**{**SMALL, "vocabulary_size": 2**16}, hidden_size=24)
     parameters = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in parameter_shapes(config).items()}

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from learners import jax_trainer, model
@@ -92,3 +93,91 @@ def test_a_module_that_makes_no_logits_of_float32_is_refused(
     vars(package)["build"] = lambda spec: Table(jnp.ones((8, 5), dtype))
     with pytest.raises(ConfigurationError, match=complaint):
         model.build(job(make_job, "mymodels:build"))
+
+
+def zeros(seed: Any) -> dict[str, np.ndarray]:
+    return {"rows": np.zeros((256, 4), np.float32)}
+
+
+def squared(parameters: Any, tokens: Any) -> Any:
+    return jnp.mean(parameters["rows"][tokens] ** 2)
+
+
+def raising(*_: Any) -> Any:
+    raise KeyError("rows")
+
+
+@pytest.mark.parametrize(
+    ("factory", "complaint"),
+    [
+        (3, r"model.factory 'mymodels:build' is of type int, and must be a function"),
+        (lambda spec: None, r"returned NoneType; it must return"),
+        (lambda: None, r"'mymodels:build' raises TypeError: .* takes 0 positional"),
+        (raising, r"'mymodels:build' raises KeyError: 'rows'\. Try it outside of a job"),
+        (lambda spec: sys.exit(3), r"raises SystemExit: 3"),
+        (lambda spec: model.Model(3, squared), r"initialise of the model .* is of type int, and must be a function"),
+        (lambda spec: model.Model(raising, squared), r"initialise of the model that model.factory .* raises KeyError"),
+        (lambda spec: model.Model(lambda seed: None, squared), r"initialise .* makes NoneType"),
+        (lambda spec: model.Model(lambda seed: {}, squared), r"initialise .* makes no tensors"),
+        (lambda spec: model.Model(lambda seed: {"rows": [1.0]}, squared), r"makes rows as list"),
+        (lambda spec: model.Model(lambda seed: {"rows": np.ones(3, int)}, squared), r"makes rows of int64"),
+        (
+            lambda spec: model.Model(lambda seed: {"rows": np.ones((0, 3))}, squared),
+            r"rows of shape \(0, 3\), which is empty",
+        ),
+        (lambda spec: model.Model(zeros, raising), r"loss of the model that .* raises KeyError: 'rows'"),
+        (lambda spec: model.Model(zeros, lambda p, t: None), r"loss .* makes NoneType of tokens"),
+        (
+            lambda spec: model.Model(zeros, lambda p, t: p["rows"][t]),
+            r"loss .* makes \(4, 33, 4\) of .* a scalar: the mean",
+        ),
+        (lambda spec: model.Model(zeros, squared, objective=squared), r"objective .* makes \(\) of .* two scalars"),
+    ],
+)
+def test_a_factory_whose_model_cannot_be_trained_ends_as_the_specification_s_fault(
+    make_job: Any, package: ModuleType, factory: Any, complaint: str
+) -> None:
+    vars(package)["build"] = factory
+    with pytest.raises(ConfigurationError, match=complaint):
+        jax_trainer.create(job(make_job, "mymodels:build"), 0, 1).step(0)
+
+
+@pytest.mark.parametrize("text", ["def build(:", "1 / 0", "import sys; sys.exit(1)", "import no_such_package"])
+def test_a_package_that_cannot_be_imported_is_the_specification_s_fault(
+    make_job: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "broken_models.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"model.factory 'broken_models:build' cannot be imported"):
+        model.build(job(make_job, "broken_models:build"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "complaint"),
+    [
+        (3, r"inner_optimizer.factory 'mymodels:optimizer' is of type int, and must be a function"),
+        (lambda section: None, r"returned NoneType; it must return"),
+        (raising, r"'mymodels:optimizer' raises KeyError"),
+        (lambda section: optax.GradientTransformation(None, None), r"init of the transformation .* is None"),
+        (
+            lambda section: optax.GradientTransformation(raising, raising),
+            r"init of the transformation .* raises KeyError",
+        ),
+        (
+            lambda section: optax.GradientTransformation(lambda p: (), lambda u, s, p: None),
+            r"update of the transformation .* makes no pair",
+        ),
+        (
+            lambda section: optax.GradientTransformation(lambda p: (), lambda u, s, p: ({"rows": jnp.ones(3)}, s)),
+            r"update of the transformation .* makes updates of other shapes",
+        ),
+    ],
+)
+def test_an_optimizer_s_factory_that_cannot_be_used_ends_as_the_specification_s_fault(
+    make_job: Any, package: ModuleType, factory: Any, complaint: str
+) -> None:
+    vars(package).update(build=lambda spec: model.Model(zeros, squared), optimizer=factory)
+    spec = job(make_job, "mymodels:build")
+    spec["training"]["inner_optimizer"]["factory"] = "mymodels:optimizer"
+    with pytest.raises(ConfigurationError, match=complaint):
+        jax_trainer.create(spec, 0, 1).step(0)

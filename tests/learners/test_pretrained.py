@@ -73,7 +73,12 @@ def weights(decoder: DecoderSection, folder: Path) -> Weights:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_exported_is_read_again_bit_for_bit(name: str, tmp_path: Path) -> None:
     parameters = exported(FAMILIES[name], tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     read = weights(FAMILIES[name], tmp_path).taken()
     assert read.keys() == parameters.keys()
     assert all(np.array_equal(read[each], parameters[each]) for each in parameters)
@@ -118,6 +123,60 @@ def written(path: Path, tensors: dict[str, np.ndarray]) -> None:
         content += array.tobytes()
     described = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(described)) + described + content)
+
+
+def seeing(folder: Path, text: str = "language_model.model.", head: str = "language_model.lm_head.") -> None:
+    """The export in ``folder`` as the language model of one that also sees."""
+    tensors = load_file(folder / "model.safetensors")
+    own = {name.replace("model.", text, 1) if name.startswith("model.") else name: a for name, a in tensors.items()}
+    own = {name.replace("lm_head.", head, 1) if name.startswith("lm_head.") else name: a for name, a in own.items()}
+    save_file({**own, "vision_tower.x.bias": np.ones(3, np.float32)}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    kind = {"gemma3_text": "gemma3", "llama": "llava"}[config["model_type"]]
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "text_config": config, "vision_config": {}}))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama"])
+@pytest.mark.parametrize(
+    "prefixes", [("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head.")]
+)
+def test_the_language_model_of_one_that_also_sees_is_read(name: str, prefixes: tuple[str, str], tmp_path: Path) -> None:
+    parameters = exported(FAMILIES[name], tmp_path)
+    seeing(tmp_path, *prefixes)
+    read = weights(FAMILIES[name], tmp_path).taken()
+    assert read.keys() == parameters.keys()
+    assert all(np.array_equal(read[each], parameters[each]) for each in parameters)
+
+
+def test_a_published_configuration_that_leaves_sizes_to_its_type_is_the_preset() -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    found = configuration.decoder_of(
+        {"model_type": "gemma3", "text_config": text, "vision_config": {"image_size": 896}}
+    )
+    assert configuration.differences(found, DECODERS["gemma3-4b"].model_copy(update={"vocabulary_size": 262_208})) == []
+
+
+def of_sight(change: Callable[[Path], None]) -> Callable[[Path], None]:
+    def change_both(folder: Path) -> None:
+        seeing(folder)
+        change(folder)
+
+    return change_both
+
+
+def text_changed(**fields: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        changed(text_config={**config["text_config"], **fields})(folder)
+
+    return change
 
 
 def test_version_0_of_a_job_is_made_of_its_initial_weights(tmp_path: Path) -> None:
@@ -188,6 +247,37 @@ UNFIT = {
     "another width": (changed(hidden_size=16), "it has width 16, and not 8", "set model.decoder (width"),
     "another vocabulary": (changed(vocab_size=12), "vocabulary_size 12, and not 11", "set model.decoder"),
     "another rotation": (changed(rope_theta=5.0), "rope_theta 5.0, and not 10000.0", "set model.decoder"),
+    "a language model of a type of its own": (
+        of_sight(text_changed(model_type="mistral")),
+        "text_config of 'mistral'",
+        "Save its language model alone",
+    ),
+    "a language model that is none": (of_sight(changed(text_config=[3])), "text_config of a list", "Save its language"),
+    "a language model that is quantised": (
+        of_sight(changed(quantization_config={"bits": 4})),
+        "quantization_config",
+        "Use weights",
+    ),
+    "ties that differ": (
+        of_sight(changed(tie_word_embeddings=True)),
+        "False in text_config",
+        "false if lm_head.weight",
+    ),
+    "a language model's tensor twice": (
+        of_sight(tensors_changed(lambda all_: all_.update({"model.language_model.norm.weight": np.ones(8)}))),
+        "which are one tensor",
+        "config.json describes",
+    ),
+    "a language model's tensor less": (
+        of_sight(tensors_changed(lambda all_: all_.pop("language_model.model.norm.weight"))),
+        f"lack '{NORM}'",
+        "config.json describes",
+    ),
+    "sight only": (
+        of_sight(tensors_changed(lambda all_: [all_.pop(name) for name in list(all_) if "vision" not in name])),
+        "lack 'lm_head.weight'",
+        "config.json describes",
+    ),
     "a type of its own": (changed(model_type="mamba"), "model_type 'mamba'", "language model"),
     "biases": (changed(attention_bias=True), "attention_bias", "Use weights of a model that has"),
     "quantised": (changed(quantization_config={"bits": 4}), "quantization_config", "Use weights"),

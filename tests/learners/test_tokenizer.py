@@ -16,6 +16,8 @@ from learners.text import Text
 from orchestrator import tokenizer_file
 from orchestrator.config import parse_job
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, OutsideRoots
+from orchestrator.models.huggingface.tokenizer import end_of_text_of
+from orchestrator.models.huggingface.tokenizer import files_of as exported_files
 from orchestrator.roots import AllowedRoots
 
 TEXTS = [f"the {word} of number {n} is a {word}ing thing\n" for n, word in enumerate(["walk", "sing", "naïve"] * 40)]
@@ -49,6 +51,25 @@ def section(path, **changes):
 
 def load(path, **changes):
     return tokenizer.load(section(path, **changes), AllowedRoots.only(path.parent))
+
+
+def test_bytes_are_exported_as_a_tokenizer_that_makes_each_byte_its_token() -> None:
+    (content,) = [each for name, each in exported_files(None, "bytes", None).items() if name == "tokenizer.json"]
+    own = Tokenizer.from_str(content.decode())
+    text = "".join(map(chr, range(0x250))) + " 日本  \n<s>"
+    assert own.encode(text).ids == list(text.encode())
+    assert own.decode(list(text.encode())) == text
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "pieces.model"])
+def test_a_separator_that_is_text_is_no_end_of_it(folder, name) -> None:
+    file = tokenizer_file.read(AllowedRoots.only(folder), str(folder / name))
+    end = end_of_text_of(file, None)
+    assert end == file.end_of_text is not None
+    assert end_of_text_of(file, 7) is None
+    config = json.loads(exported_files(file, name, end)["tokenizer_config.json"])
+    assert file.tokens[config["eos_token"]] == end
+    assert "eos_token" not in json.loads(exported_files(file, name, None)["tokenizer_config.json"])
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "pieces.model"])

@@ -1,8 +1,9 @@
 """``make parity``: whether a model has the same logits here and in transformers, whichever of the two wrote it.
 
 Theirs: transformers writes random small checkpoints of each model type, whole in float32, and in bfloat16 in several files;
-they are read here. Ours: small decoders of each family are exported as a job's result is, and transformers loads them. Each
-line is the largest difference of a logit, in standard deviations of the logits. Exits with 1 if one is above ``GOAL``.
+they are read here. Ours: small decoders of each family are exported as a job's result is, and transformers loads them, with
+their tokenizers in turn: of bytes, a tokenizer.json, SentencePiece's. Each line is the largest difference of a logit, in
+standard deviations of the logits. Exits with 1 if one is above ``GOAL``, or a text has other tokens there.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from tempfile import TemporaryDirectory
 import jax
 import jax.numpy as jnp
 import numpy as np
+import sentencepiece
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from learners import tokenizer
 from learners.models.decoder import decoder, logits
-from orchestrator.config import parse_job
+from orchestrator.bounds import BYTES
+from orchestrator.config import JobSpec, parse_job
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import export
 from orchestrator.models.huggingface.weights import Weights, described
@@ -30,13 +35,21 @@ PYTHON = Path(".cache/parity/bin/python")
 REFERENCE = Path(__file__).with_name("reference.py")
 GOAL = 1e-4
 SMALLER = {
-    "vocabulary_size": 96,
+    "vocabulary_size": 400,
     "width": 64,
     "layer_count": 7,
     "head_count": 4,
     "key_value_head_count": 2,
     "head_size": 16,
 }
+TEXTS = (
+    "Fragments of the parameters travel; islands do not wait.",
+    "  two spaces, a\ttab,\r\nand a line's end\n",
+    "naïve Ångström ﬁ 日本語 \U0001f30a e\u0301",
+    "def f(x: int) -> int:\n    return x  # 10_000\n",
+)
+VOCABULARY_SIZE = 360
+"""Of the trained tokenizers, at most."""
 
 
 def main() -> int:
@@ -48,13 +61,21 @@ def main() -> int:
         differences = {f"import {path.name}": imported(path, tokens) for path in sorted(theirs.glob("*/"))}
         ours.mkdir()
         np.save(ours / "tokens.npy", tokens.astype(np.int64))
-        own = {name: exported(name, ours, tokens) for name in DECODERS if name.endswith(("20m", "-1b", "-8b"))}
+        trained = tokenizers(Path(folder))
+        (ours / "texts.json").write_text(json.dumps(TEXTS))
+        own, jobs = {}, {}
+        for number, name in enumerate(name for name in DECODERS if name.endswith(("20m", "-1b", "-8b"))):
+            own[name], jobs[name] = exported(name, ours, tokens, trained[number % len(trained)])
         reference("measure", ours)
         differences |= {f"export {name}": apart(own[name], np.load(ours / name / "logits.npy")) for name in own}
+        retold = {name: told(job) == json.loads((ours / name / "ids.json").read_text()) for name, job in jobs.items()}
     for name, difference in differences.items():
         print(f"{name:40} {difference:.1e}{'' if difference <= GOAL else f'   above {GOAL:.0e}'}")
     print(f"largest difference {max(differences.values()):.1e} of {len(differences)} checkpoints (goal {GOAL:.0e})")
-    return int(max(differences.values()) > GOAL)
+    for name, job in jobs.items():
+        alike = "the same tokens" if retold[name] else "OTHER TOKENS"
+        print(f"tokenizer {name:30} {alike} of {len(TEXTS)} texts, {Path(job.data.tokenizer).name}")
+    return int(max(differences.values()) > GOAL or not all(retold.values()))
 
 
 def reference(command: str, folder: Path) -> None:
@@ -68,8 +89,45 @@ def imported(folder: Path, tokens: np.ndarray) -> float:
     )
 
 
-def exported(name: str, folder: Path, tokens: np.ndarray) -> np.ndarray:
-    """The logits of a small decoder like the preset, of which ``folder`` has an export afterwards."""
+def tokenizers(folder: Path) -> list[str]:
+    """What ``data.tokenizer`` may be, of each kind one: bytes, BPE of bytes, and SentencePiece's two."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY_SIZE,
+            special_tokens=["<|endoftext|>"],
+            initial_alphabet=alphabet,
+            show_progress=False,
+        ),
+    )
+    bpe.save(str(folder / "tokenizer.json"))
+    for kind in ("unigram", "bpe"):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXTS * 8),
+            model_prefix=str(folder / kind),
+            model_type=kind,
+            vocab_size=VOCABULARY_SIZE,
+            byte_fallback=kind == "bpe",
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+    return [BYTES, *(str(folder / name) for name in ("tokenizer.json", "unigram.model", "bpe.model"))]
+
+
+def told(job: JobSpec) -> list[list[int]]:
+    """The tokens of each text, as islands of the job make them."""
+    section = job.data.model_dump(mode="json")
+    return [each.tolist() for each in tokenizer.load(section, EVERYTHING).encode([text.encode() for text in TEXTS])]
+
+
+def exported(name: str, folder: Path, tokens: np.ndarray, path: str) -> tuple[np.ndarray, JobSpec]:
+    """The logits of a small decoder like the preset, of which ``folder`` has an export afterwards; and its job.
+
+    ``path`` is the job's tokenizer.
+    """
     preset, sizes = DECODERS[name], dict(SMALLER)
     if preset.window is not None:
         sizes["window"] = 8
@@ -89,11 +147,13 @@ def exported(name: str, folder: Path, tokens: np.ndarray) -> np.ndarray:
             "islands": [{"node_group": "here"}],
             "budget": {"steps": 1},
             "model": {"decoder": config.model_dump(mode="json")},
+            "data": {"tokenizer": path},
         }
     )
     save_file(parameters, merged)
-    export.write(merged, target, json.loads(job.model_dump_json()))
-    return computed(config, parameters, tokens)
+    copy = None if path == BYTES else Path(path)
+    export.write(merged, target, json.loads(job.model_dump_json()), copy)
+    return computed(config, parameters, tokens), job
 
 
 def computed(config: DecoderSection, parameters: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:

@@ -1,13 +1,15 @@
 """The other side of ``make parity``, in an environment of its own: torch and transformers build and measure checkpoints.
 
     python reference.py build FOLDER      writes random small checkpoints of each model type, each with its logits
-    python reference.py measure FOLDER    writes the logits of each checkpoint in it, as transformers loads them
+    python reference.py measure FOLDER    writes the logits of each checkpoint in it, as transformers loads them, and the
+                                          tokens of ``texts.json`` as its tokenizer does, where it has one
 
 Run as a file: nothing of ours can be imported here.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -34,6 +36,16 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+SIGHT = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+IMAGE_TOKENS = {"boi_token_index": 96, "eoi_token_index": 97, "image_token_index": 98}
+"""Of none of the texts here: theirs are below ``VOCABULARY_SIZE``."""
 
 
 def configurations() -> dict[str, transformers.PreTrainedConfig]:
@@ -44,7 +56,19 @@ def configurations() -> dict[str, transformers.PreTrainedConfig]:
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     }
     experts = {"moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 3}
+    seeing = {**gemma3, "vocab_size": 99}
     return {
+        "gemma3-seeing": transformers.Gemma3Config(
+            text_config=transformers.Gemma3TextConfig(**seeing, rope_parameters=linear).to_dict(),
+            vision_config=transformers.SiglipVisionConfig(**SIGHT).to_dict(),
+            mm_tokens_per_image=1,
+            **IMAGE_TOKENS,
+        ),
+        "llava": transformers.LlavaConfig(
+            text_config=transformers.LlamaConfig(**{**SMALL, "vocab_size": 99}).to_dict(),
+            vision_config=transformers.CLIPVisionConfig(**SIGHT).to_dict(),
+            image_token_index=98,
+        ),
         "llama": transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
         "llama-tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
         "qwen3": transformers.Qwen3Config(**SMALL, tie_word_embeddings=True),
@@ -60,7 +84,7 @@ def build(folder: Path) -> None:
     tokens = np.random.default_rng(7).integers(0, VOCABULARY_SIZE, (2, LENGTH))
     np.save(folder / "tokens.npy", tokens)
     for name, config in configurations().items():
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        model = kind_of(config).from_config(config, attn_implementation="eager").eval()
         with torch.no_grad():
             for parameter in model.parameters():  # gains, too, are as if trained
                 parameter.add_(0.1 * torch.randn_like(parameter))
@@ -69,13 +93,25 @@ def build(folder: Path) -> None:
     measure(folder)
 
 
+def kind_of(config: transformers.PreTrainedConfig) -> type:
+    """What loads a model of this configuration, whole where it also sees."""
+    sees = hasattr(config, "vision_config")
+    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+
+
 def measure(folder: Path) -> None:
     tokens = torch.from_numpy(np.load(folder / "tokens.npy"))
     for config in sorted(folder.glob("*/config.json")):
-        load = transformers.AutoModelForCausalLM.from_pretrained
+        load = kind_of(transformers.AutoConfig.from_pretrained(config.parent)).from_pretrained
         model = load(config.parent, dtype=torch.float32, attn_implementation="eager").eval()
         with torch.no_grad():
             np.save(config.parent / "logits.npy", model(tokens).logits.numpy())
+        if (config.parent / "tokenizer_config.json").exists():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(config.parent)
+            assert tokenizer.eos_token_id == model.config.eos_token_id
+            texts = json.loads((folder / "texts.json").read_text())
+            ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+            (config.parent / "ids.json").write_text(json.dumps(ids))
 
 
 if __name__ == "__main__":

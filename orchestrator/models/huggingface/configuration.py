@@ -1,6 +1,7 @@
 """A decoder's configuration as Hugging Face's ``config.json`` says it, both ways.
 
-Four model types: ``llama``, ``qwen3``, ``gemma3_text`` and ``qwen3_moe``. What a document leaves out has its type's default.
+Four model types: ``llama``, ``qwen3``, ``gemma3_text`` and ``qwen3_moe``; and the language model of those that see as well
+and have one of these below ``text_config``, such as ``gemma3``. What a document leaves out has its type's default.
 What it asks for and a ``DecoderSection`` cannot say (biases, quantised weights, other rotary scalings) is refused by name;
 so is a decoder that none of the four types is. Refuses to know files and tensors.
 
@@ -28,10 +29,27 @@ TYPES: Mapping[str, str] = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 """The class that loads each type."""
+SEEING: Mapping[str, str] = {"gemma3": "gemma3_text", "llava": "llama"}
+"""Types of models that also take images, with the type of their language model: where there is no image it is the model."""
 DEFAULTS: Mapping[str, Document] = {
-    "llama": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"},
+    "llama": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    },
     "qwen3": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu", "head_dim": 128},
     "gemma3_text": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
         "hidden_activation": "gelu_pytorch_tanh",
@@ -64,11 +82,13 @@ LENGTH_MIN = 2_048
 
 def decoder_of(document: Document) -> DecoderSection:
     """The decoder that ``config.json`` describes. Raises UnfitWeights where it is none, or no decoder of ours."""
+    document = _of_text(document) if sees(document) else document
     kind = document.get("model_type")
     if not isinstance(kind, str) or kind not in TYPES:
         raise UnfitWeights(
-            detail=f"config.json has model_type {brief(kind)}, and weights are taken of {', '.join(TYPES)} only.",
-            remedy="Of a model that also sees, save its language model alone.",
+            detail=f"config.json has model_type {brief(kind)}, and weights are taken of "
+            f"{', '.join((*TYPES, *SEEING))} only.",
+            remedy="Of another model that also sees, save its language model alone, if that is of one of these types.",
         )
     for name, understood in UNKNOWN.items():
         if document.get(name) not in understood:
@@ -84,13 +104,48 @@ def decoder_of(document: Document) -> DecoderSection:
         raise UnfitWeights(detail=f"config.json describes no decoder: {wrong}", remedy="Mend config.json.") from error
 
 
-def document_of(decoder: DecoderSection, length: int) -> dict[str, Any]:
-    """``config.json`` of this decoder, for texts of ``length`` tokens. Raises ConfigurationError if no type is like it."""
+def sees(document: Document) -> bool:
+    """Whether it is of a model with more than a language model, whose tensors have other names (``layout.text_names``)."""
+    kind = document.get("model_type")
+    return isinstance(kind, str) and kind in SEEING
+
+
+def _of_text(document: Document) -> Document:
+    """The document of the language model. Raises UnfitWeights where it is of another type than such models have."""
+    wanted = SEEING[document["model_type"]]
+    text = document.get("text_config")
+    text = {} if text is None else text
+    if not isinstance(text, Mapping) or text.get("model_type", wanted) != wanted:
+        kind = text.get("model_type") if isinstance(text, Mapping) else text
+        raise UnfitWeights(
+            detail=f"config.json has model_type {brief(document['model_type'])} with text_config of {brief(kind)}, and its "
+            f"language model is read where it is {wanted}.",
+            remedy="Save its language model alone, if that is of a type that is read.",
+        )
+    tied = "tie_word_embeddings"
+    if text.get(tied, document.get(tied)) != document.get(tied, text.get(tied)):
+        raise UnfitWeights(
+            detail=f"config.json has {tied} {brief(document[tied])}, and {brief(text[tied])} in text_config.",
+            remedy="Set both to what the weights are: false if lm_head.weight is among them.",
+        )
+    inherited = {name: document[name] for name in ("quantization_config", tied) if name in document}
+    return {**inherited, **text, "model_type": wanted}
+
+
+def document_of(decoder: DecoderSection, length: int, end_of_text: int | None = None) -> dict[str, Any]:
+    """``config.json`` of this decoder, for texts of ``length`` tokens, of which ``end_of_text`` is the last.
+
+    Raises ConfigurationError if no type is like it.
+    """
     kind = _type_of(decoder)
     length = max(length, LENGTH_MIN)
     document: dict[str, Any] = {
         "architectures": [TYPES[kind]],
         "attention_bias": False,
+        **{
+            f"{name}_token_id": None for name in ("bos", "pad")
+        },  # types have numbers of their own where nothing is said
+        "eos_token_id": end_of_text,
         "head_dim": decoder.head_size,
         "hidden_size": decoder.width,
         "intermediate_size": decoder.hidden_size or 4 * decoder.width,

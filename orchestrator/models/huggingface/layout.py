@@ -1,12 +1,12 @@
 """Which tensors of a Hugging Face checkpoint make one of ours: their names, in the order in which ours are stacked.
 
 Theirs are one per layer and expert, and matrices are (outputs, inputs), so that each of ours is a stack of theirs turned
-over. Refuses to know files and numbers.
+over. Of a model that also sees they have the same names behind a prefix. Refuses to know files and numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -42,6 +42,14 @@ WITH_POST_NORMS: Mapping[str, str] = {
 }
 """Of a decoder with norms on both sides, where ``post_attention_layernorm`` is another one."""
 
+TEXT_PREFIXES: Mapping[str, str] = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "lm_head.": "lm_head.",
+}
+"""How names of a language model begin in a model that also sees, as releases wrote it; and how where it is alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -58,6 +66,20 @@ class Sources:
 def sources_of(decoder: DecoderSection) -> dict[str, Sources]:
     """By the name of each of our tensors."""
     return {name: _sources(decoder, name, shape) for name, shape in parameter_shapes(decoder).items()}
+
+
+def text_names(names: Iterable[str]) -> dict[str, list[str]]:
+    """Those tensors of a model that also sees which are its language model's, by the names that they would have alone.
+
+    More than one of a name is a file that nobody can read in one way.
+    """
+    by_name: dict[str, list[str]] = {}
+    for name in names:
+        for prefix, alone in TEXT_PREFIXES.items():
+            if name.startswith(prefix):
+                by_name.setdefault(alone + name.removeprefix(prefix), []).append(name)
+                break
+    return by_name
 
 
 def _sources(decoder: DecoderSection, name: str, shape: tuple[int, ...]) -> Sources:

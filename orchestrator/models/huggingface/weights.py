@@ -5,14 +5,16 @@
     model.safetensors.index.json     which file has which, and these files beside it
 
 The folder and each file must lie below a root of data. Looking reads ``config.json``, the index and the files' headers;
-every tensor must be there with its shape, and nothing else that a model computes with. What is wrong is UnfitWeights, with a
-remedy. Refuses to know who asks.
+every tensor must be there with its shape, and nothing else that a model computes with. Of a model that also sees, the
+language model is taken, and what sees is passed over. What is wrong is UnfitWeights, with a remedy. Refuses to know who
+asks.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
@@ -23,8 +25,8 @@ from orchestrator import documents
 from orchestrator.errors import AtollError, ConfigurationError, DataError, OutsideRoots, UnfitWeights
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, files
-from orchestrator.models.huggingface.files import TensorFile
-from orchestrator.models.huggingface.layout import Sources, sources_of
+from orchestrator.models.huggingface.files import Entry, TensorFile
+from orchestrator.models.huggingface.layout import Sources, sources_of, text_names
 from orchestrator.parameters.pieces import Piece, piece_named
 from orchestrator.roots import AllowedRoots, name_parts, open_data, shown
 
@@ -36,6 +38,21 @@ IDLE = ("rotary_emb.inv_freq", "lm_head.weight")
 """Ends of names that old checkpoints have and no model needs: tables, and the embedding once more where it is tied."""
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor in a file: ``name`` is what that file calls it."""
+
+    file: TensorFile
+    name: str
+
+    @property
+    def entry(self) -> Entry:
+        return self.file.entries[self.name]
+
+    def read(self) -> NDArray[np.float32]:
+        return self.file.read(self.name)
+
+
 class Weights:
     """The tensors of a decoder, which are read when they are taken; nobody holds them here."""
 
@@ -43,9 +60,12 @@ class Weights:
         """Raises UnfitWeights unless the folder has the weights of this decoder."""
         self._shapes, self._sources = parameter_shapes(decoder), sources_of(decoder)
         self._folder = folder
-        require_same(decoder, described(folder, roots))
-        self._files = _files_of(folder, roots)
-        _require_tensors(self._sources, self._files)
+        document = _document(folder, roots)
+        require_same(decoder, configuration.decoder_of(document))
+        self._tensors = _tensors_by_name(folder, roots)
+        if configuration.sees(document):
+            self._tensors = _of_text(self._tensors)
+        _require_tensors(self._sources, self._tensors)
 
     def taken(self, pieces: Iterable[str] | None = None) -> dict[str, NDArray[np.float32]]:
         """These pieces by name, or all tensors. Raises UnfitWeights where they cannot be read, or are no numbers.
@@ -65,7 +85,7 @@ class Weights:
                 continue
             own = tuple(number - start * (at == axis) for at, number in enumerate(index)) if between else index
             try:
-                part = self._files[theirs].read(theirs)
+                part = self._tensors[theirs].read()
             except (OSError, DataError) as error:
                 raise _unreadable(self._folder, error) from error
             tensor[own] = part.T if sources.turned else part
@@ -79,12 +99,15 @@ class Weights:
 
 def described(folder: str, roots: AllowedRoots) -> DecoderSection:
     """The decoder that the folder's ``config.json`` describes. Raises UnfitWeights."""
+    return configuration.decoder_of(_document(folder, roots))
+
+
+def _document(folder: str, roots: AllowedRoots) -> dict[str, Any]:
     content = _content(folder, CONFIG, roots, CONFIG_BYTES_MAX)
     try:
-        document = documents.mapping(documents.read_json(content, documents.REQUEST, CONFIG), CONFIG)
+        return documents.mapping(documents.read_json(content, documents.REQUEST, CONFIG), CONFIG)
     except ConfigurationError as error:
         raise UnfitWeights(detail=str(error), remedy="Mend config.json.") from error
-    return configuration.decoder_of(document)
 
 
 def require_same(decoder: DecoderSection, theirs: DecoderSection) -> None:
@@ -99,17 +122,17 @@ def require_same(decoder: DecoderSection, theirs: DecoderSection) -> None:
         )
 
 
-def _files_of(folder: str, roots: AllowedRoots) -> dict[str, TensorFile]:
-    """The file of each tensor, by the tensor's name."""
+def _tensors_by_name(folder: str, roots: AllowedRoots) -> dict[str, Source]:
+    """Every tensor of the folder."""
     try:
         named = _index(folder, roots)
         if named is None:
             return _tensors_of(folder, WHOLE, roots)
-        opened: dict[str, dict[str, TensorFile]] = {}
+        opened: dict[str, dict[str, Source]] = {}
         left = files.HEADER_BYTES_MAX
         for file in sorted(set(named.values())):
             opened[file] = _tensors_of(folder, file, roots, left)
-            left -= max((each.header_bytes for each in opened[file].values()), default=0)
+            left -= max((each.file.header_bytes for each in opened[file].values()), default=0)
     except (OSError, DataError) as error:
         raise _unreadable(folder, error) from error
     for tensor, file in named.items():
@@ -122,12 +145,12 @@ def _files_of(folder: str, roots: AllowedRoots) -> dict[str, TensorFile]:
 
 def _tensors_of(
     folder: str, file: str, roots: AllowedRoots, bytes_max: int = files.HEADER_BYTES_MAX
-) -> dict[str, TensorFile]:
+) -> dict[str, Source]:
     try:
         read = files.read_header(partial(_opened, folder, file, roots), bytes_max)
     except DataError as error:
         raise DataError(detail=f"{shown(file)} cannot be read: {error.detail}") from error
-    return dict.fromkeys(read.entries, read)
+    return {name: Source(read, name) for name in read.entries}
 
 
 def _index(folder: str, roots: AllowedRoots) -> dict[str, str] | None:
@@ -145,7 +168,19 @@ def _index(folder: str, roots: AllowedRoots) -> dict[str, str] | None:
     return dict(named)
 
 
-def _require_tensors(sources: Mapping[str, Sources], entries: Mapping[str, TensorFile]) -> None:
+def _of_text(tensors: Mapping[str, Source]) -> dict[str, Source]:
+    """The language model's, by the names that they have where it is alone. Raises UnfitWeights where one is there twice."""
+    by_name = text_names(tensors)
+    if twice := next((names for names in by_name.values() if len(names) > 1), None):
+        raise UnfitWeights(
+            detail=f"the weights have {' and '.join(map(shown, sorted(twice)))}, which are one tensor of the language "
+            "model.",
+            remedy="Use weights of the model that config.json describes, saved by transformers.",
+        )
+    return {alone: tensors[name] for alone, (name,) in by_name.items()}
+
+
+def _require_tensors(sources: Mapping[str, Sources], entries: Mapping[str, Source]) -> None:
     wanted = {theirs: source.shape for source in sources.values() for theirs in source.names.values()}
     missing = [name for name in wanted if name not in entries]
     strange = [name for name in entries if name not in wanted and not name.endswith(IDLE)]
@@ -157,7 +192,7 @@ def _require_tensors(sources: Mapping[str, Sources], entries: Mapping[str, Tenso
                 remedy="Use weights of the model that config.json describes, saved by transformers.",
             )
     for name, shape in wanted.items():
-        entry = entries[name].entries[name]
+        entry = entries[name].entry
         if entry.shape != shape or entry.dtype not in files.TYPES:
             raise UnfitWeights(
                 detail=f"the weights have {name} as {entry.shape} of {shown(entry.dtype)}; the model has {shape}, of "
