@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh
 from learners import mesh
 from orchestrator.device_mesh import AXES, axis_lengths, mesh_problems
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
+from tests.bench import host_bytes
 from tests.learners import meshes
 
 FLAGS = (
@@ -193,3 +194,12 @@ def test_a_step_needs_no_array_to_say_how_much_memory_it_takes() -> None:
     assert len(jax.live_arrays()) == before
     parameters = 4 * sum(int(np.prod(shape)) for shape in meshes.SHAPES.values())
     assert figures.argument_size_in_bytes == pytest.approx(3 * parameters, rel=0.01)
+
+
+@pytest.mark.parametrize(("preset", "hosts"), [("llama3-20m", 2), ("moe-500m", 4)])
+def test_each_host_is_sent_about_its_share_of_a_publication(preset: str, hosts: int) -> None:
+    for codec_name, most in (("float32", 1.01), ("bfloat16", 1.01), ("int4", 1.4)):
+        each = host_bytes.shares(preset, hosts, codec_name)
+        assert len(each) == hosts
+        assert sum(each) >= 1, "together it is all of it"
+        assert max(each) < most / hosts, codec_name
