@@ -34,7 +34,7 @@ export function lossChart(job, width) {
     heldOut.length <= 60 && heldOut.map((point) => dot(...at(point), 3, "loss", pointWords(point))),
   );
   const keys = [["loss", "held-out loss, nats per token"], ["training-loss", "training loss, as islands report it"]];
-  return [legend(training.length > 1 ? keys : keys.slice(0, 1)), drawn, bySource(job.statistics.evaluations)];
+  return [legend(training.length > 1 ? keys : keys.slice(0, 1)), drawn, bySource(job.statistics.evaluations), textFlaws(job.statistics.data_flaws)];
 }
 
 /** The newest loss per byte of text, and on each source where there are several. */
@@ -43,6 +43,11 @@ function bySource(evaluations) {
   const words = sources.map((one) => `${one.source} ${loss(one.loss)}`);
   if (Number.isFinite(evaluations?.bits_per_byte)) words.unshift(`${loss(evaluations.bits_per_byte)} bits per byte`);
   return words.length > 0 && h("p", { class: "soft" }, `Now ${words.join(", ")}.`);
+}
+
+/** What islands did not read of their text as it lies in its files. */
+function textFlaws(flaws) {
+  return Boolean(flaws?.remark) && h("p", { class: "soft" }, `Of the text ${flaws.remark}.`);
 }
 
 const pointWords = ([tokens, value, at]) => `${loss(value)} at ${count(tokens)} tokens, ${seconds(at)}`;

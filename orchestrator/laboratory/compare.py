@@ -26,11 +26,13 @@ from rich.table import Table
 
 from orchestrator.bounds import LearningRate, RatioBelowOne
 from orchestrator.config import JobSpec, parse_job, read_document
+from orchestrator.data_files import with_found_files
 from orchestrator.documents import mapping
 from orchestrator.errors import PROBLEMS_MAX, AtollError, ConfigurationError
 from orchestrator.laboratory import baselines
 from orchestrator.laboratory.baselines import METHODS, Method, Trained
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
+from orchestrator.roots import EVERYTHING
 from orchestrator.sections import Section
 
 
@@ -68,7 +70,7 @@ class Row:
 def read(path: Path) -> tuple[JobSpec, Settings]:
     """Raises ConfigurationError (InvalidJobSpec for the job itself)."""
     document = read_document(path)
-    spec = parse_job(mapping(document.pop("job", {}), f"{path}: job"))
+    spec = with_found_files(parse_job(mapping(document.pop("job", {}), f"{path}: job")), EVERYTHING)
     try:
         settings = Settings.model_validate(document)
         baselines.as_diloco(spec, settings.diloco)
