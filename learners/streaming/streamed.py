@@ -280,6 +280,9 @@ class Streamed:
             byte_count += int(source.files.pieces.size[piece])
         if token_count <= min(len(pieces), SAMPLED_PIECES_MAX):
             detail = f"data.sources: the first pieces of {source.name} have no text to train on."
+            if unreadable := list(self._unreadable.reasons.items()):
+                (path, _), reason = unreadable[0]
+                detail += f" {len(unreadable):,} records and pieces cannot be read; of {shown(path)}: {reason}."
             raise ConfigurationError(
                 detail=f"{detail} Look at its files, at text_field, and at how much of them is held out."
             )

@@ -65,7 +65,7 @@ def _tiles(report: Report) -> str:
         against += f"; {bits:.3f} bits per byte"
     against += "".join(f"; {one['source']} {loss(one['loss'])}" for one in evaluations.get("sources") or ())
     if flaws := (report.get("data_flaws") or {}).get("remark"):
-        against += f"; of the text {flaws}"
+        against += f"; of the text, {flaws}"
     merged, trained = report["tokens_merged"], report["tokens_trained"]
     worth = f"{count(merged)} of {count(trained)} tokens trained are in the result"
     recovery = report.get("recovery_s")
