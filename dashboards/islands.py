@@ -28,7 +28,13 @@ def dashboard() -> Dashboard:
         "atoll-islands",
         "atoll / Islands",
         "Who trains, who is away, and how fast do they come back?",
-        [("States", _states()), ("Steps", _steps()), ("Contributions", _contributions()), ("Recovery", _recovery())],
+        [
+            ("States", _states()),
+            ("Steps", _steps()),
+            ("Contributions", _contributions()),
+            ("Text", _text()),
+            ("Recovery", _recovery()),
+        ],
     )
 
 
@@ -125,6 +131,25 @@ def _steps() -> list[Panel]:
             "cps",
             Query(f"sum by (region) (rate(atoll_tokens_trained_total{{{JOB}}}[{RATE}]))", "{{region}}"),
             stacked=True,
+        ),
+    ]
+
+
+def _text() -> list[Panel]:
+    return [
+        curves(
+            "Unreadable text",
+            "Records and pieces of files that islands passed over, so far. The island's log names them.",
+            "none",
+            Query(f"atoll_island_unreadable_records_total{{{JOB}}}", "{{island}}"),
+            Query(f"atoll_island_cut_pieces_total{{{JOB}}}", "{{island}}, cut"),
+        ),
+        curves(
+            "Repeated and omitted text",
+            "Sequences a second that come twice in an epoch, or not at all, beside what their files promised.",
+            "cps",
+            Query(f"rate(atoll_island_repeated_sequences_total{{{JOB}}}[{RATE}])", "{{island}}, twice"),
+            Query(f"rate(atoll_island_omitted_sequences_total{{{JOB}}}[{RATE}])", "{{island}}, omitted"),
         ),
     ]
 

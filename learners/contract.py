@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from orchestrator.core.vocabulary import SourceLoss
+from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceLoss
 from orchestrator.parameters.roles import Roles
 
 Arrays = dict[str, np.ndarray]
@@ -25,10 +25,11 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One inner step, finished. ``loss`` is the training loss in nats per token."""
+    """One inner step, finished. ``loss`` is the training loss in nats per token, ``flaws`` those of all text read so far."""
 
     token_count: int
     loss: float
+    flaws: DataFlaws = NO_FLAWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ class JaxTrainer:
         self._parameters, self._state, loss = self.program(self._parameters, self._state, batch, lr)
         self._cursor += 1
         self._batch()  # the devices are at work: draw the next one meanwhile
-        return StepResult(token_count=batch.shape[0] * (batch.shape[1] - 1), loss=float(loss))
+        return StepResult(batch.shape[0] * (batch.shape[1] - 1), float(loss), self._text.flaws())
 
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)

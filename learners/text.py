@@ -17,6 +17,7 @@ from learners import corpus, data, tokenizer
 from learners.contract import HeldOutLoss
 from learners.held_out import HeldOutBatch, measure_by_source
 from learners.streaming.streamed import Streamed
+from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws
 from orchestrator.roots import AllowedRoots
 
 
@@ -26,6 +27,8 @@ class Behind(Protocol):
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]: ...
 
     def unigram_loss(self) -> float: ...
+
+    def flaws(self) -> DataFlaws: ...
 
 
 class Text:
@@ -68,6 +71,10 @@ class Text:
         """Nats per token, on the held-out sequences, of the training text's token frequencies."""
         return self._text.unigram_loss()
 
+    def flaws(self) -> DataFlaws:
+        """What was not read as it lies in the files, so far."""
+        return self._text.flaws()
+
 
 class InMemory:
     """The built-in corpus, or ``data.files``, whole."""
@@ -82,6 +89,9 @@ class InMemory:
         size = next(size for size in range(batch_max, 0, -1) if len(self._held_out) % size == 0)
         batches = np.split(self._held_out, len(self._held_out) // size)
         return [HeldOutBatch(batch, "", self._corpus.held_out_bytes_per_token) for batch in batches]
+
+    def flaws(self) -> DataFlaws:
+        return NO_FLAWS
 
     def unigram_loss(self) -> float:
         return corpus.unigram_loss(self._corpus, self._held_out)

@@ -194,8 +194,9 @@ def read_job_document(path: Path) -> dict[str, Any]:
     if isinstance(data, dict):
         folder, sources = path.resolve().parent, data.get("sources")
         for named in (data, *(sources if isinstance(sources, list) else ())):
-            if isinstance(named, dict) and isinstance(named.get("files"), list):
-                named["files"] = [_absolute(folder, name) for name in named["files"]]
+            for field in ("files", "held_out"):
+                if isinstance(named, dict) and isinstance(named.get(field), list):
+                    named[field] = [_absolute(folder, name) for name in named[field]]
         if data.get("tokenizer", BYTES) != BYTES:
             data["tokenizer"] = _absolute(folder, data["tokenizer"])
     if isinstance(model := document.get("model"), dict) and "initial_weights" in model:

@@ -133,10 +133,17 @@ class SourceSection(Section):
 
     What a file is its name says: .parquet, .jsonl (one object a line), .arrayrecord (a record is a text), or else text; .gz
     and .zst behind .jsonl or a text's ending are compressed. Parquet and JSON have the text in ``text_field``.
+
+    A file's name, behind the last slash, may be a pattern with ``*``, ``?`` and ``[…]``, but not of a store: the service
+    that takes the job puts the files in its place that it finds. Without ``held_out`` a part of the text is held out,
+    ``data.held_out_ratio``.
     """
 
     name: Name
     files: Annotated[tuple[Location, ...], Field(min_length=1, max_length=FILES_MAX)]
+    held_out: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = Field(
+        default=(), description="files, on which nobody trains, to measure the source's held-out loss on"
+    )
     weight: SourceWeight = 1.0
     text_field: Word = "text"
 

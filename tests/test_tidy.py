@@ -63,6 +63,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.threads": frozenset({"orchestrator.errors"}),
     "orchestrator.roots": frozenset({"orchestrator.errors", "fsspec"}),
     "orchestrator.tokenizer_file": frozenset({"orchestrator.errors", "orchestrator.roots"}),
+    "orchestrator.data_files": frozenset(
+        {"orchestrator.config", "orchestrator.sections", "orchestrator.roots", "orchestrator.errors"}
+    ),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
     "orchestrator.actors": frozenset(
@@ -392,6 +395,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.threads",
+            "orchestrator.data_files",
             "orchestrator.roots",
             "orchestrator.tokenizer_file",
             "orchestrator.tape.command_codec",

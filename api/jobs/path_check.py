@@ -54,7 +54,8 @@ def _problems(spec: JobSpec, roots: AllowedRoots, begun: bool) -> Iterator[Probl
             yield Problem(field, error.detail, error.remedy)
     files = [(f"{FILES}.{number}", path) for number, path in enumerate(spec.data.files)]
     for index, source in enumerate(spec.data.sources):
-        files += [(f"data.sources.{index}.files.{number}", path) for number, path in enumerate(source.files)]
+        for field, paths in (("files", source.files), ("held_out", source.held_out)):
+            files += [(f"data.sources.{index}.{field}.{number}", path) for number, path in enumerate(paths)]
     if spec.data.tokenizer != BYTES:
         files.append((TOKENIZER, spec.data.tokenizer))
     for field, path in files:

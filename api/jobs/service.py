@@ -41,6 +41,7 @@ from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
+from orchestrator.data_files import with_found_files
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
 from orchestrator.memory_budget import memory_problems, parameter_count_of
 from orchestrator.roots import AllowedRoots
@@ -286,6 +287,7 @@ class Service:
         outside: tuple[Problem, ...] = ()
         try:
             spec = parse_job(document)
+            spec = with_found_files(spec, self.roots)
             outside = problems_outside_roots(spec, self.roots, begun=True)
             spec = resolved(with_tokenizer_digest(spec, self.roots), self._store.job, self.roots)
         except InvalidJobSpec as error:

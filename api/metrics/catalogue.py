@@ -116,6 +116,26 @@ _FAMILIES = (
         ("job",),
         "Held-out sequences in the latest loss. Below evaluation.sequences: all of them would have taken too long.",
     ),
+    # ── text ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    Family(
+        "counter",
+        "atoll_island_unreadable_records",
+        ISLAND,
+        "Records and pieces of files passed over. A rise: look into the island's log for the file. A limit ends the job.",
+    ),
+    Family(
+        "counter",
+        "atoll_island_cut_pieces",
+        ISLAND,
+        "Pieces of files whose text was too much and is left out in part. A rise: a compressed file is not what it seems.",
+    ),
+    Family(
+        "counter",
+        "atoll_island_repeated_sequences",
+        ISLAND,
+        "Sequences read twice in an epoch. Much of the rate of all sequences: files of one source differ in density.",
+    ),
+    Family("counter", "atoll_island_omitted_sequences", ISLAND, "Sequences left out of an epoch, likewise."),
     # ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────
     Family("gauge", "atoll_island_state", (*ISLAND, "state"), "1 for the state the island is in, 0 for the others."),
     Family("counter", "atoll_island_restarts", ISLAND, "Times the island was placed again. A steady rise: it flaps."),

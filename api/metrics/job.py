@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from math import inf
 from typing import Any
 
 from orchestrator.actors.records import StatusRecord
 from orchestrator.chaos.kinds import Kind
-from orchestrator.core.vocabulary import IslandState, JobPhase, RefusalReason
+from orchestrator.core.vocabulary import DataFlaws, IslandState, JobPhase, RefusalReason
 from orchestrator.parameters.codec.registry import EXACT
 
 CONTRIBUTOR_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+DATA_FLAWS = tuple(field.name for field in fields(DataFlaws))
 FAULT_KINDS = tuple(sorted(kind.value for kind in Kind if kind is not Kind.KILL_API))
 """Of ``core.events.FaultInjected``; a continue is the end of another, and the service's own death is on no job's tape."""
 
@@ -118,6 +119,9 @@ def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
         if (merged_at := island["last_merge_at"]) is not None:
             optional["atoll_island_last_merge_age_seconds"] = record["at"] - merged_at
         yield from (Sample(family, labels, value) for family, value in optional.items() if value is not None)
+        flaws = statistics.get("data_flaws", {}).get("islands", {}).get(name, {})
+        for kind in DATA_FLAWS:
+            yield Sample(f"atoll_island_{kind}", labels, flaws.get(kind, 0))
         if worth := record["goodput"]["islands"].get(name):
             for kind, seconds in worth["seconds"].items():
                 yield Sample("atoll_island_seconds", (*labels, kind), seconds)

@@ -10,8 +10,11 @@ CAUSES_MAX = 4
 
 
 def lines_that_matter(report: Mapping[str, Any]) -> list[str]:
-    """Loss against what a model without context reaches; goodput with what it lost; recovery with its parts."""
-    return [_loss(report), _goodput(report), _recovery(report)]
+    """Loss against what a model without context reaches; goodput with what it lost; recovery with its parts.
+
+    And what was amiss with the text, where anything was.
+    """
+    return [_loss(report), *_text(report), _goodput(report), _recovery(report)]
 
 
 def _loss(report: Mapping[str, Any]) -> str:
@@ -27,6 +30,11 @@ def _loss(report: Mapping[str, Any]) -> str:
     merged, trained = report["tokens_merged"], report["tokens_trained"]
     measured = f"{final:.3f} nats per token held out{per_byte}{of_sources}{against}"
     return f"loss      {measured}; {merged:,} of {trained:,} trained tokens merged"
+
+
+def _text(report: Mapping[str, Any]) -> list[str]:
+    remark = (report.get("data_flaws") or {}).get("remark")
+    return [f"text      {remark}"] if remark else []
 
 
 def _goodput(report: Mapping[str, Any]) -> str:

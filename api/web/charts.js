@@ -5,7 +5,7 @@
  * words: as its label, or in a table beside it.
  */
 
-import { h } from "./dom.js";
+import { h, row, table } from "./dom.js";
 import { box, dot, drawing, legend, line, path, scale, text, xAxis, yAxis } from "./plot.js";
 import { CLASSES, STATES, count, loss, percent, plain, seconds } from "./words.js";
 
@@ -34,15 +34,22 @@ export function lossChart(job, width) {
     heldOut.length <= 60 && heldOut.map((point) => dot(...at(point), 3, "loss", pointWords(point))),
   );
   const keys = [["loss", "held-out loss, nats per token"], ["training-loss", "training loss, as islands report it"]];
-  return [legend(training.length > 1 ? keys : keys.slice(0, 1)), drawn, bySource(job.statistics.evaluations)];
+  return [legend(training.length > 1 ? keys : keys.slice(0, 1)), drawn, textFlaws(job.statistics.data_flaws), bySource(job.statistics.evaluations)];
 }
 
 /** The newest loss per byte of text, and on each source where there are several. */
 function bySource(evaluations) {
-  const sources = evaluations?.sources ?? [];
-  const words = sources.map((one) => `${one.source} ${loss(one.loss)}`);
-  if (Number.isFinite(evaluations?.bits_per_byte)) words.unshift(`${loss(evaluations.bits_per_byte)} bits per byte`);
-  return words.length > 0 && h("p", { class: "soft" }, `Now ${words.join(", ")}.`);
+  const perByte = evaluations?.bits_per_byte;
+  const sources = (evaluations?.sources ?? []).map((one) => row(one.source, [loss(one.loss), loss(one.bits_per_byte)]));
+  return [
+    Number.isFinite(perByte) && h("p", { class: "soft" }, `Now ${loss(perByte)} bits per byte.`),
+    sources.length > 0 && table("Newest held-out loss by source", ["Source", "Nats per token", "Bits per byte"], sources),
+  ];
+}
+
+/** What islands did not read of their text as it lies in its files. */
+function textFlaws(flaws) {
+  return Boolean(flaws?.remark) && h("p", { class: "soft" }, `Of the text, ${flaws.remark}.`);
 }
 
 const pointWords = ([tokens, value, at]) => `${loss(value)} at ${count(tokens)} tokens, ${seconds(at)}`;
@@ -77,16 +84,8 @@ export function goodputChart(job, width) {
 function causesTable(badput, total) {
   const causes = Object.entries(badput).slice(0, CAUSES_SHOWN);
   if (!causes.length) return null;
-  const head = ["Cause", "Share", "Time"].map((name) => h("th", { scope: "col" }, name));
-  const row = ([cause, value]) =>
-    h("tr", {}, h("th", { scope: "row" }, cause), h("td", {}, percent(value / total)), h("td", {}, seconds(value)));
-  return h(
-    "table",
-    { class: "shares" },
-    h("caption", {}, "What kept islands from being productive"),
-    h("thead", {}, h("tr", {}, head)),
-    h("tbody", {}, causes.map(row)),
-  );
+  const rows = causes.map(([cause, value]) => row(cause, [percent(value / total), seconds(value)]));
+  return table("What kept islands from being productive", ["Cause", "Share", "Time"], rows);
 }
 
 const ROW = 28;

@@ -87,3 +87,12 @@ export function icon(name) {
 export function badge(tone, iconName, word) {
   return h("span", { class: `badge ${tone}` }, icon(iconName), word);
 }
+
+/** A row of a table of figures: what it is about, then the figures. */
+export const row = (name, cells) => h("tr", { "data-key": name }, h("th", { scope: "row" }, name), cells.map((cell) => h("td", {}, cell)));
+
+/** A small table of figures, with what it says above it. */
+export function table(caption, heads, rows) {
+  const head = heads.map((name) => h("th", { scope: "col" }, name));
+  return h("table", { class: "shares" }, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
+}

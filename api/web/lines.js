@@ -3,7 +3,7 @@
  * it, and per fragment how much the codec of updates still owes. A view, as those of `views.js`.
  */
 
-import { h } from "./dom.js";
+import { h, row, table } from "./dom.js";
 import { bytes, percent, seconds } from "./words.js";
 
 /** The panel, or nothing where the job does not say what it carried. */
@@ -34,11 +34,4 @@ function lineRow({ island, line }) {
 
 function normRow({ fragment, update_norm: update, residue_norm: residue }) {
   return row(`${fragment}`, [update.toPrecision(3), update ? percent(residue / update) : "–"]);
-}
-
-const row = (name, cells) => h("tr", { "data-key": name }, h("th", { scope: "row" }, name), cells.map((cell) => h("td", {}, cell)));
-
-function table(caption, heads, rows) {
-  const head = heads.map((name) => h("th", { scope: "col" }, name));
-  return h("table", { class: "shares" }, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
 }

@@ -6,8 +6,11 @@
     … behind .gz, .zst    the lines that begin in what the compressed bytes of that range hold; what lies before them in the
                           file must be decompressed as well, so that many files are better than large ones
 
-Every document of a file is in exactly one of its n pieces, whatever n is. Files are anybody's: a line, a record and a piece
-have a largest size, and what is malformed is counted (``Unreadable``) up to the job's limit. Nothing here knows of tokens.
+Every document of a file is in exactly one of its n pieces, whatever n is. Text that is neither records nor JSON has lines
+and no documents: lines are put together to blocks, which end behind lines that are chosen by their content, so that a
+passage gives the same blocks wherever it is. Files are anybody's: a line, a record and a piece have a largest size, a file
+has the size that it was listed with, and what is malformed is counted (``Unreadable``) up to the job's limit. Nothing here
+knows of tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import logging
 import os
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -31,8 +35,14 @@ LINE_BYTES_MAX = 16 << 20
 PIECE_TEXT_MAX = 64 << 20
 """Of one piece, decompressed: sixteen times what is to be expected, and still to be held."""
 BLOCK_BYTES = 1 << 20
+PASSAGE_BYTES = 1 << 13
+"""Of a block of plain text, on average; at most ``DOCUMENT_BYTES_MAX``."""
+EXPANSION_MAX = 1000
+"""Bytes for each that is stored: compressed text has up to a hundred."""
 ROWS = 256
 ZSTD_WINDOW_MAX = 128 << 20
+FRAME_BYTES = 1 << 12
+"""Of a zstd frame, decompressed at once: at most 128 MiB, if somebody means harm."""
 COMPRESSED = (".gz", ".zst")
 ATTEMPTS, PAUSE_S = 3, 2.0
 """To read a piece of a store."""
@@ -42,10 +52,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Unreadable:
-    """What could not be read, counted once however often it is met, for all threads of an island."""
+    """What could not be read, and pieces that were cut, each counted once, for all threads of an island."""
 
     most: int
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)
+    cut: set[tuple[str, int]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, path: str, place: int, what: str, reason: str) -> None:
@@ -69,15 +80,16 @@ class Reader:
     text_field: str
     unreadable: Unreadable
 
-    def documents(self, path: str, number: int, count: int) -> list[bytes]:
+    def documents(self, path: str, number: int, count: int, size: int | None = None) -> list[bytes]:
         """The documents of piece ``number`` of ``count`` of a file; none, where that is counted as unreadable.
 
-        Raises UnreadableData, and OutsideRoots.
+        So it is of a file that has no longer ``size`` bytes: its pieces are others now. Raises UnreadableData, and
+        OutsideRoots.
         """
         attempts = ATTEMPTS if "://" in path else 1
         for attempt in range(attempts):
             try:
-                return list(self._bounded(path, number, count))
+                return list(self._bounded(path, number, count, size))
             except (UnreadableData, ConfigurationError):
                 raise
             except Exception as error:  # whatever a library or a store says of a file
@@ -88,20 +100,23 @@ class Reader:
                 self.unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
         return []
 
-    def _bounded(self, path: str, number: int, count: int) -> Iterator[bytes]:
+    def _bounded(self, path: str, number: int, count: int, size: int | None) -> Iterator[bytes]:
         total = 0
-        for document in self._documents(path, number, count):
+        for document in self._documents(path, number, count, size):
             total += len(document)
             if total > PIECE_TEXT_MAX:
-                log.warning(
-                    "%s: piece %d has more than %d MiB of text; the rest is left out", path, number, total >> 20
-                )
+                mebibytes = PIECE_TEXT_MAX >> 20
+                log.warning("%s: piece %d has more than %d MiB of text; the rest is left out", path, number, mebibytes)
+                self.unreadable.cut.add((path, number))
                 return
             yield document
 
-    def _documents(self, path: str, number: int, count: int) -> Iterator[bytes]:
+    def _documents(self, path: str, number: int, count: int, size: int | None) -> Iterator[bytes]:
         kind = kind_of(path)
         with open_data(self.roots, path) as file:
+            if size is not None and (size_now := file.seek(0, os.SEEK_END)) != size:
+                raise ValueError(f"it has {size_now:,} bytes, and had {size:,} when the job's text was listed")
+            file.seek(0)
             if kind == ".parquet":
                 yield from self._rows(path, file, number, count)
             elif kind == ".arrayrecord":
@@ -118,6 +133,12 @@ class Reader:
             raise ConfigurationError(
                 detail=f"data.sources: {shown(path)} has the columns {parquet.schema_arrow.names[:20]}, not "
                 f"{self.text_field!r}. Set text_field of its source."
+            )
+        column = parquet.schema_arrow.field(self.text_field).type
+        if not _is_text(column):
+            raise ConfigurationError(
+                detail=f"data.sources: in {shown(path)} the column {self.text_field!r} has {column}, and no text. "
+                "Set text_field of its source."
             )
         first, last = _range(parquet.metadata.num_rows, number, count)
         row = 0
@@ -167,6 +188,14 @@ def _range(total: int, number: int, count: int) -> tuple[int, int]:
     return total * number // count, total * (number + 1) // count
 
 
+def _is_text(column: Any) -> bool:
+    from pyarrow import types
+
+    kind = column.value_type if types.is_dictionary(column) else column
+    texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
+    return types.is_null(kind) or any(fits(kind) for fits in texts)
+
+
 def _as_bytes(text: Any) -> bytes:
     return text if isinstance(text, bytes) else str(text).encode(errors="replace")
 
@@ -191,12 +220,12 @@ def _records(path: str, file: IO[bytes], number: int, count: int) -> Iterator[by
 
 
 def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Lines of plain text, which has no documents, put together to some of a size that can be worked on side by side."""
+    """Lines of plain text, put together. A block ends behind a line whose checksum says so: see ``PASSAGE_BYTES``."""
     waiting, size = [], 0
     for _, line in lines:
         waiting.append(line)
         size += len(line)
-        if size >= DOCUMENT_BYTES_MAX:
+        if size >= DOCUMENT_BYTES_MAX or zlib.crc32(line) % PASSAGE_BYTES < len(line):
             yield b"".join(waiting)
             waiting, size = [], 0
     if waiting:
@@ -210,7 +239,8 @@ def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tupl
     compressed = path.endswith(COMPRESSED)
     # of the line that byte ``first`` − 1 is in, only the end is read: if that byte ends it, the next begins at ``first``
     at = file.seek(0 if compressed else max(0, first - 1))
-    text = io.BufferedReader(_decompressed(file, path) if compressed else file, BLOCK_BYTES)  # type: ignore[type-var]
+    stored: Any = _Expanded(_decompressed(file, path), size) if compressed else file
+    text = io.BufferedReader(stored, BLOCK_BYTES)
     if not compressed and first:
         at += sum(map(len, _pieces_of_line(text)))
     while True:
@@ -220,6 +250,8 @@ def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tupl
         pieces = _pieces_of_line(text)
         line = next(pieces, b"")
         if not line:
+            if not compressed and at < last:
+                raise EOFError(f"it ends at byte {at:,}, and should have {size:,}")
             return
         more = sum(map(len, pieces))
         if place >= first:
@@ -235,6 +267,23 @@ def _pieces_of_line(text: io.BufferedReader[Any]) -> Iterator[bytes]:
             return
 
 
+class _Expanded(io.RawIOBase):
+    """Decompressed text, as long as it is not thousands of times what is stored: then somebody means harm, or erred."""
+
+    def __init__(self, text: Any, stored_bytes: int) -> None:
+        self._text, self._left = text, PIECE_TEXT_MAX + EXPANSION_MAX * stored_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._text.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(f"decompressed it is more than {EXPANSION_MAX:,} times its size")
+        return count
+
+
 def _decompressed(file: IO[bytes], path: str) -> Any:
     if path.endswith(".gz"):
         return gzip.GzipFile(fileobj=file)
@@ -243,4 +292,37 @@ def _decompressed(file: IO[bytes], path: str) -> Any:
     except ImportError as error:
         detail = "data.sources: the package zstandard is not installed here. Install atoll[text] on every node."
         raise ConfigurationError(detail=detail) from error
-    return zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX).stream_reader(file, read_across_frames=True)
+    return _Zstandard(file, zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX))
+
+
+class _Zstandard(io.RawIOBase):
+    """The text of one zstd frame after another. Raises EOFError for a file that ends within one.
+
+    The library's own reader ends there too, as if that were the text's end.
+    """
+
+    def __init__(self, file: IO[bytes], decompressor: Any) -> None:
+        self._file, self._decompressor = file, decompressor
+        self._frame: Any = None
+        self._text = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            stored = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
+            if stored or self._frame is None or self._frame.eof:
+                stored = stored or self._file.read(FRAME_BYTES)
+                if not stored:
+                    return 0
+                self._frame = self._decompressor.decompressobj()
+            else:
+                stored = self._file.read(FRAME_BYTES)
+                if not stored:
+                    raise EOFError("it ends within a zstd frame")
+            self._text = memoryview(self._frame.decompress(stored))
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count

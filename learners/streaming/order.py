@@ -1,9 +1,9 @@
 """Where a sequence of a streamed data set comes from: arithmetic over what is known without reading the text.
 
-A source's files are cut into *pieces* by their sizes alone. Some are held out, the others belong to shards, for the whole
-job. In each epoch a shard's pieces have another order; neighbours in it make *groups* of some megabytes, which are read as
-a whole. A group has as many sequences as its bytes promise, so that the group of sequence k, and its place there, follow
-from k: no island has to count what it has read. Sources are mixed in blocks, in each of which every source has its share.
+A source's files are cut into *pieces* by their sizes alone, which belong to shards for the whole job. In each epoch a
+shard's pieces have another order; neighbours in it make *groups* of some megabytes, which are read as a whole. A group has
+as many sequences as its bytes promise, so that the group of sequence k, and its place there, follow from k: no island has
+to count what it has read. Sources are mixed in blocks, in each of which every source has its share.
 
 All orders are by a hash of a number and a key (SplitMix64), so that they are the same wherever and whenever they are
 computed. Pure. Sources: SplitMix64 is Steele, Lea, Flood, OOPSLA 2014; the rest is ours.
@@ -20,7 +20,7 @@ import numpy as np
 
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 64 << 10, 1 << 20
 PIECES_WANTED = 512
-"""Of a source: so many that every shard has some and a few can be held out, unless they would be too large or small."""
+"""Of a source: so many that every shard has some, unless they would be too large or small."""
 GROUP_BYTES = 4 << 20
 """What is read, shuffled and held in memory together."""
 BLOCK_SEQUENCES = 1024
@@ -70,16 +70,9 @@ def cut(sizes: Sequence[int]) -> Pieces:
     return Pieces(file, number, count, size)
 
 
-def split(pieces: Pieces, name: str, held_out_ratio: float) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the pieces to train on, and of those held out, each in an order of no meaning.
-
-    Held out are as few as have ``held_out_ratio`` of the source's bytes, at least one. They depend on the source's name and
-    sizes, and not on the job's seed, so that jobs may be compared.
-    """
-    order = shuffled(len(pieces), key("held out", name))
-    before = np.cumsum(pieces.size[order]) - pieces.size[order]
-    held_out = before < held_out_ratio * pieces.size.sum()
-    return order[~held_out], order[held_out]
+def listed(pieces: Pieces, name: str, what: str) -> np.ndarray:
+    """The numbers of a source's pieces in an order of no meaning, which is the same for every job: (pieces,) int64."""
+    return shuffled(len(pieces), key(what, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.accounting.bystanders import Bystanders
+from orchestrator.accounting.data_flaws import DataFlawCounts
 from orchestrator.accounting.epochs import Epochs
 from orchestrator.accounting.evaluations import Evaluations
 from orchestrator.accounting.lifecycle import ABSENT, GONE, Change, Lifecycle
@@ -32,6 +33,7 @@ class Statistics:
     bystanders: Bystanders
     traffic: Traffic
     evaluations: Evaluations
+    data_flaws: DataFlawCounts
     training_loss: Series[tuple[float, float, Instant]]
     parameter_count: int | None
     deaths: int
@@ -57,6 +59,7 @@ class Statistics:
         self.bystanders = Bystanders()
         self.traffic = Traffic(policy)
         self.evaluations = Evaluations()
+        self.data_flaws = DataFlawCounts()
         self.training_loss = Series()
         self.parameter_count = None
         self.deaths = self.damages = 0
@@ -85,6 +88,7 @@ class Statistics:
         self.merges.apply(event, effects)
         self.recoveries.apply(event, effects, changes)
         self.bystanders.apply(event)
+        self.data_flaws.apply(event)
         self.traffic.apply(event, effects)
         for change in changes:
             self._changed(change)
@@ -119,6 +123,7 @@ class Statistics:
             "loss_final": self.evaluations.curve.last[1] if self.evaluations.curve.last else None,
             "loss_curve": [list(point) for point in self.evaluations.curve.all()],
             "evaluations": self.evaluations.summary(),
+            "data_flaws": self.data_flaws.summary(),
             "training_loss_curve": [list(point) for point in self.training_loss.all()],
             "step_time_median_s": median(medians) if medians else None,
             "step_times_s": steps,

@@ -9,14 +9,17 @@ Three groups: the life of the job, the life of an island, the life of a fragment
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.core.commands import OperatorCommand
 from orchestrator.core.saving import IslandNotSaved, IslandSaved, SavingEvent
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
+    NO_FLAWS,
+    UNWRITTEN_DEFAULT,
     CommandId,
     Contribution,
+    DataFlaws,
     Duration,
     Epoch,
     FailureExtent,
@@ -172,7 +175,8 @@ class ProgressReported:
     """The island trained. Totals are of this incarnation, so a repeated report changes nothing.
 
     ``stepping_seconds`` is the time spent inside inner steps, ``gap_max_seconds`` the longest time between the ends of
-    two neighbouring steps since the previous report, ``loss`` the training loss of the last step in nats per token.
+    two neighbouring steps since the previous report, ``loss`` the training loss of the last step in nats per token,
+    ``flaws`` what of its text was not read as it lies in its files.
     """
 
     at: Instant
@@ -185,6 +189,7 @@ class ProgressReported:
     step_seconds_median: Duration
     gap_max_seconds: Duration
     loss: float
+    flaws: DataFlaws = field(default=NO_FLAWS, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
+    NO_FLAWS,
+    DataFlaws,
     FailureExtent,
     FragmentId,
     IslandId,
@@ -31,6 +33,7 @@ class Progress:
     step_seconds_median: float
     gap_max_seconds: float
     loss: float
+    flaws: DataFlaws = NO_FLAWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,25 @@ class SourceLoss:
     bits_per_byte: float
 
 
+@dataclass(frozen=True, slots=True)
+class DataFlaws:
+    """What one life of an island did not read as it lies in its files; all zero where nothing was amiss.
+
+    unreadable_records   records, and pieces of files, that were passed over
+    repeated_sequences   sequences that came twice in an epoch, because a group of pieces had fewer than its size promised
+    omitted_sequences    sequences that an epoch left out, because a group had more
+    cut_pieces           pieces of files with so much text that the rest of it was left out
+    """
+
+    unreadable_records: int = 0
+    repeated_sequences: int = 0
+    omitted_sequences: int = 0
+    cut_pieces: int = 0
+
+
+NO_FLAWS = DataFlaws()
+
+
 class RoundPhase(StrEnum):
     COLLECTING = "collecting"
     GRACE = "grace"

@@ -30,11 +30,13 @@ from rich.table import Table
 
 from orchestrator.bounds import ISLANDS_MAX, LearningRate, RatioBelowOne, Seed
 from orchestrator.config import JobSpec, parse_job, read_document
+from orchestrator.data_files import with_found_files
 from orchestrator.documents import mapping
 from orchestrator.errors import PROBLEMS_MAX, AtollError, ConfigurationError
 from orchestrator.laboratory import baselines
 from orchestrator.laboratory.baselines import METHODS, Method, Pace, Trained
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
+from orchestrator.roots import EVERYTHING
 from orchestrator.sections import Section
 
 StepDuration = Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)]
@@ -82,7 +84,7 @@ class Row:
 def read(path: Path) -> tuple[JobSpec, Settings]:
     """Raises ConfigurationError (InvalidJobSpec for the job itself)."""
     document = read_document(path)
-    spec = parse_job(mapping(document.pop("job", {}), f"{path}: job"))
+    spec = with_found_files(parse_job(mapping(document.pop("job", {}), f"{path}: job")), EVERYTHING)
     try:
         settings = Settings.model_validate(document)
         baselines.as_diloco(spec, settings.diloco)

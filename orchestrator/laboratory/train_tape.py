@@ -31,12 +31,14 @@ from rich.progress import Progress
 from learners import jax_trainer
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.config import JobSpec, parse_job, read_job_document
+from orchestrator.data_files import with_found_files
 from orchestrator.errors import AtollError, InternalError
 from orchestrator.laboratory import baselines, matching, no_fault_twin
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
 from orchestrator.laboratory.matching import Match
 from orchestrator.laboratory.tape_table import METHODS, Method, Run, digests, judge, means, table
 from orchestrator.laboratory.tape_training import TapeTraining
+from orchestrator.roots import EVERYTHING
 from orchestrator.tape.schema import Digest, Header, Tape, encode_header, encode_record, job_steps
 from orchestrator.tape.storage import read_tape
 
@@ -164,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     folder = options.runs / "train-tape"
     try:
-        spec = parse_job(read_job_document(options.config))
+        spec = with_found_files(parse_job(read_job_document(options.config)), EVERYTHING)
         tape = read_tape(options.tape / "tape.jsonl" if options.tape.is_dir() else options.tape)
         match = matching.match(tape, spec)
         for note in match.notes:

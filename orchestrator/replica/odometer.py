@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections import deque
 
 from orchestrator.core.messages import Progress
-from orchestrator.core.vocabulary import Duration
+from orchestrator.core.vocabulary import NO_FLAWS, Duration
 
 STEP_TIMES_KEPT = 64
 
 
 class Odometer:
-    """``window`` is over how many of the latest steps the median step time is taken; ``loss`` is the latest step's."""
+    """``window`` is over how many of the latest steps the median step time is taken; ``loss`` and ``flaws`` are
+    the latest step's.
+    """
 
     def __init__(self, window: int = STEP_TIMES_KEPT) -> None:
         self._stepping_seconds: Duration = 0.0
         self._gap_max_seconds: Duration = 0.0
         self._step_seconds: deque[Duration] = deque(maxlen=window)
         self.loss = float("nan")
+        self.flaws = NO_FLAWS
         self._reported_steps = 0
 
     def count(self, step_seconds: Duration, gap_seconds: Duration) -> None:
@@ -44,6 +47,7 @@ class Odometer:
             step_seconds_median=_median(self._step_seconds),
             gap_max_seconds=self._gap_max_seconds,
             loss=self.loss,
+            flaws=self.flaws,
         )
         self._reported_steps, self._gap_max_seconds = steps_total, 0.0
         return progress

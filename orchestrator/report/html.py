@@ -64,6 +64,8 @@ def _tiles(report: Report) -> str:
     if (bits := evaluations.get("bits_per_byte")) is not None:
         against += f"; {bits:.3f} bits per byte"
     against += "".join(f"; {one['source']} {loss(one['loss'])}" for one in evaluations.get("sources") or ())
+    if flaws := (report.get("data_flaws") or {}).get("remark"):
+        against += f"; of the text, {flaws}"
     merged, trained = report["tokens_merged"], report["tokens_trained"]
     worth = f"{count(merged)} of {count(trained)} tokens trained are in the result"
     recovery = report.get("recovery_s")

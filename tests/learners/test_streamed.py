@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from learners import jax_trainer
@@ -46,7 +49,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def make_text(make_job, folder):
-    def make(seed=0, batch_size=4, legs=(), unreadable_max=0, sources=None, **changes):
+    def make(seed=0, batch_size=4, legs=(), unreadable_max=0, sources=None, root=None, **changes):
         section = {
             "source": "streamed",
             "sources": sources
@@ -59,7 +62,10 @@ def make_text(make_job, folder):
             "unreadable_max": unreadable_max,
         }
         spec = make_job(data=section, seed=seed, training={"batch_size": batch_size}, **changes)
-        return Text({**spec, "roots": AllowedRoots.only(folder), "legs": legs})
+        document = {**spec, "roots": AllowedRoots.only(root or folder), "legs": legs}
+        text = Text(document)
+        text.spec = document
+        return text
 
     return make
 
@@ -89,6 +95,61 @@ def test_islands_have_documents_of_their_own_and_nobody_has_those_held_out(make_
     assert not first & second
     assert not held_out & (first | second)
     assert len(first | second) > 900, "of 1,201 documents, a tenth of them held out"
+
+
+@pytest.fixture(params=["small", "by ratio"])
+def size_of_sources(request, monkeypatch) -> None:
+    """Sources that are looked through for documents to hold out, and those that are not."""
+    if request.param == "by ratio":
+        monkeypatch.setattr(streamed, "SMALL_BYTES", 0)
+
+
+@pytest.mark.usefixtures("size_of_sources")
+def test_equal_documents_are_on_one_side_in_whatever_files_and_sources_they_are(make_text, tmp_path, folder) -> None:
+    lines = (folder / "code-0.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "backwards.jsonl").write_bytes(b"".join(reversed(lines)))
+    (tmp_path / "some.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[::2])))
+    texts = [json.loads(line)["text"] for line in lines]
+    pyarrow.parquet.write_table(pa.table({"text": texts[100:]}), tmp_path / "rest.parquet", row_group_size=50)
+    sources = [
+        {"name": "one", "files": [str(folder / "code-0.jsonl"), str(tmp_path / "some.jsonl.gz")]},
+        {"name": "other", "files": [str(tmp_path / "rest.parquet"), str(tmp_path / "backwards.jsonl")]},
+    ]
+    text = make_text(sources=sources, root=tmp_path.parent.parent, evaluation={"sequences": 60})
+    held_out = set(documents_of(text.held_out_batches(4)))
+    trained = set(documents_of(list(map(text.draw(0, 1), range(900)))))
+    assert len(held_out) > 10
+    assert not held_out & trained
+    assert len(trained) > 350
+
+
+@pytest.mark.usefixtures("size_of_sources")
+def test_files_that_a_source_reserves_are_measured_and_nowhere_trained_on(make_text, tmp_path, folder) -> None:
+    lines = (folder / "code-0.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "reserved.jsonl").write_bytes(b"".join(lines[100:200:5]))
+    sources = [
+        {"name": "web", "files": sorted(map(str, folder.glob("web*")))},
+        {"name": "code", "files": [str(folder / "code-0.jsonl")], "held_out": [str(tmp_path / "reserved.jsonl")]},
+    ]
+    text = make_text(sources=sources, root=tmp_path.parent.parent, evaluation={"sequences": 60})
+    held_out = set(documents_of(text.held_out_batches(4)))
+    trained = set(documents_of(list(map(text.draw(0, 1), range(900)))))
+    of_code = {name for name in held_out if name[0] == "c"}
+    assert of_code <= {f"c{number:04d}" for number in range(100, 200, 5)}
+    assert len(of_code) > 10
+    assert not held_out & trained
+
+
+def test_what_an_island_did_not_read_as_it_lies_there_is_counted(make_text, tmp_path, folder) -> None:
+    lines = (folder / "code-0.jsonl").read_bytes().splitlines(keepends=True)
+    lines[250] = b"{damaged\n"
+    (tmp_path / "damaged.jsonl").write_bytes(b"".join(lines))
+    sources = [{"name": "damaged", "files": [str(tmp_path / "damaged.jsonl")]}]
+    spec = make_text(sources=sources, root=tmp_path, unreadable_max=1).spec
+    trainer = jax_trainer.create(spec, 0, 1)
+    flaws = [trainer.step(0).flaws for _ in range(420)][-1]
+    assert flaws.unreadable_records == 1
+    assert flaws.repeated_sequences + flaws.omitted_sequences > 0
 
 
 def test_sources_are_mixed_by_their_weights(make_text) -> None:
@@ -147,6 +208,7 @@ def test_the_unigram_loss_is_that_of_letters(make_text) -> None:
 
 
 def test_two_groups_of_each_source_are_held_and_no_more(make_text, monkeypatch) -> None:
+    monkeypatch.setattr(streamed, "SMALL_BYTES", 0)  # else all of it is looked through
     read = []
     documents = streamed.Reader.documents
     monkeypatch.setattr(
@@ -166,7 +228,7 @@ def test_a_shard_without_text_is_refused(make_text, folder) -> None:
     with pytest.raises(ConfigurationError, match="do not give each of 100 islands a sequence"):
         make_text().draw(0, 100)
     one = [{"name": "one", "files": [str(folder / "web-1.jsonl")]}]
-    with pytest.raises(ConfigurationError, match="too few to hold some out"):
+    with pytest.raises(ConfigurationError, match="no text to train on"):
         make_text(sources=one).draw(0, 1)
 
 

@@ -115,3 +115,43 @@ def test_nothing_is_read_outside_the_roots_whatever_the_limit(tmp_path) -> None:
     for path in (tmp_path / "a.jsonl", tmp_path / "in" / "a.jsonl"):
         with pytest.raises(OutsideRoots):
             reader(tmp_path / "in", most=9).documents(str(path), 0, 1)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("missing", [1, 30])
+def test_a_compressed_file_that_ends_too_soon_is_no_shorter_text(tmp_path, name, missing) -> None:
+    whole = gzip.compress(OBJECTS) if name.endswith(".gz") else zstandard.compress(OBJECTS)
+    (tmp_path / name).write_bytes(whole[:-missing])
+    patient = reader(tmp_path, most=1)
+    assert patient.documents(str(tmp_path / name), 0, 1) == []
+    assert len(patient.unreadable.reasons) == 1
+
+
+def test_what_expands_beyond_all_measure_is_not_decompressed_to_its_end(tmp_path) -> None:
+    zeros = zstandard.ZstdCompressor().compressobj()
+    with (tmp_path / "a.txt.zst").open("wb") as file:
+        for _ in range(300):
+            file.write(zeros.compress(bytes(1 << 20)))
+        file.write(zeros.flush())
+    patient = reader(tmp_path, most=1)
+    assert patient.documents(str(tmp_path / "a.txt.zst"), 0, 1) == []
+    (reason,) = patient.unreadable.reasons.values()
+    assert "more than 1,000 times its size" in reason
+
+
+def test_a_column_without_text_is_a_matter_of_the_specification(tmp_path) -> None:
+    pyarrow.parquet.write_table(pa.table({"text": list(range(100))}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigurationError, match=r"the column 'text' has int64, and no text\. Set text_field"):
+        reader(tmp_path, most=9).documents(str(tmp_path / "a.parquet"), 0, 1)
+    texts = pa.array(TEXTS).dictionary_encode()
+    pyarrow.parquet.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    assert len(reader(tmp_path).documents(str(tmp_path / "a.parquet"), 0, 1)) == len(TEXTS)
+
+
+def test_equal_passages_of_plain_text_are_equal_blocks_wherever_they_are(tmp_path) -> None:
+    passage = "".join(f"sentence {number} of the passage, which is like no other\n" for number in range(4000)).encode()
+    (tmp_path / "one.txt").write_bytes(passage)
+    (tmp_path / "other.txt").write_bytes(b"something else before it\n" * 777 + passage + b"and behind it\n" * 99)
+    one, other = (reader(tmp_path).documents(str(tmp_path / name), 0, 1) for name in ("one.txt", "other.txt"))
+    assert len(one) > 10
+    assert set(one[1:-1]) <= set(other)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.streaming.order import BLOCK_SEQUENCES, GROUP_BYTES, Mixture, ShardOfSource, cut, shuffled, split
+from learners.streaming.order import BLOCK_SEQUENCES, GROUP_BYTES, Mixture, ShardOfSource, cut, listed, shuffled
 
 sizes = st.lists(st.integers(0, 3 << 20), min_size=1, max_size=6)
 
@@ -34,13 +34,11 @@ def test_pieces_are_all_of_the_files_once(sizes) -> None:
     assert len(pieces) == 0 or pieces.size.max() <= 1 << 20
 
 
-@given(sizes.filter(any), st.floats(1e-6, 0.49))
-def test_each_piece_is_trained_on_or_held_out(sizes, ratio) -> None:
+@given(sizes)
+def test_each_piece_is_listed_once_and_alike_for_every_job(sizes) -> None:
     pieces = cut(sizes)
-    training, held_out = split(pieces, "web", ratio)
-    assert sorted([*training, *held_out]) == list(range(len(pieces)))
-    assert len(held_out) >= 1
-    assert pieces.size[held_out[:-1]].sum() < ratio * sum(sizes)
+    assert sorted(listed(pieces, "web", "training")) == list(range(len(pieces)))
+    assert list(listed(pieces, "web", "training")) == list(listed(cut(sizes), "web", "training"))
 
 
 @st.composite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 from playwright.sync_api import Page, Route, expect
 
@@ -113,6 +114,37 @@ def test_lines_codecs_and_what_they_owe_are_shown(visit: Visit) -> None:
     expect(rows.filter(has_text="us-west")).to_contain_text("kB")
     expect(rows.filter(has_text="us-west")).to_contain_text("1, 100 kB")
     expect(panel.get_by_role("row", name="0 2.00 25.0 %")).to_be_visible()
+
+
+def test_losses_by_source_and_what_was_amiss_with_the_text_are_shown(visit: Visit, pictures: Path) -> None:
+    """The job of these tests has no text: its answer is given some on its way to the page."""
+    sources = [
+        {"source": name, "loss": 1.25 + number / 10, "bits_per_byte": 2.0 + number / 10}
+        for number, name in enumerate(("web", "code", "a-source-with-quite-a-long-name", "books"))
+    ]
+    remark = (
+        "3 records or pieces of files could not be read and were passed over, 1,204 sequences came twice in an epoch"
+    )
+
+    def with_text(route: Route) -> None:
+        answer = route.fetch()
+        job = answer.json()
+        job["statistics"]["evaluations"] |= {"bits_per_byte": 2.061, "sources": sources}
+        job["statistics"]["data_flaws"] = {"remark": remark, "islands": {}, "total": {}}
+        route.fulfill(response=answer, json=job)
+
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        page = visit.enter(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.route(f"**/v1/jobs/{visit.site.job}", with_text)
+        visit.give_token(page, "viewer")
+        panel = page.locator("section", has=page.get_by_role("heading", name="Loss", exact=True))
+        rows = panel.get_by_role("row")
+        expect(rows.filter(has_text="a-source-with-quite-a-long-name")).to_contain_text("1.450")
+        expect(panel).to_contain_text("2.061 bits per byte")
+        expect(panel).to_contain_text(f"Of the text, {remark}.")
+        assert panel.evaluate("panel => panel.scrollWidth <= panel.clientWidth")
+        panel.screenshot(path=pictures / f"losses-by-source-{width}.png")
+        page.unroute_all(behavior="wait")
 
 
 def test_a_killed_island_turns_red_and_green_again(visit: Visit) -> None:

@@ -1,0 +1,54 @@
+"""Which documents of streamed text are held out: a matter of what they say, and of neither their file nor their place.
+
+    by ratio      a document is held out if its digest, as a number below 2⁶⁴, is below ``held_out_ratio`` · 2⁶⁴
+    reserved      documents that are held out one by one, by their digests: those of files that a source reserves, all of
+                  small ones, else those that are measured on; and of a small source those with the smallest digests, for
+                  by ratio it may have none
+
+So equal documents are on one side, in whatever files, pieces and sources they are, and nobody reads all text to know. Equal
+is what has the same bytes. Plain text has no documents: its blocks end where its content says (``documents``), so that equal
+passages are equal blocks, but for the first and last of each. Arithmetic over bytes. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+DIGEST_BITS = 64
+
+
+def digest(document: bytes) -> int:
+    """A number below 2⁶⁴ that any change of the document makes another."""
+    return int.from_bytes(blake2b(document, digest_size=DIGEST_BITS // 8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What no island trains on. ``limit`` is that of digests; 0 where every source reserves its own."""
+
+    limit: int
+    reserved: frozenset[int] = frozenset()
+
+    @classmethod
+    def of_ratio(cls, ratio: float) -> HeldOut:
+        return cls(int(ratio * 2**DIGEST_BITS))
+
+    def has(self, document: bytes) -> bool:
+        number = digest(document)
+        return number < self.limit or number in self.reserved
+
+
+def smallest(sizes: Mapping[int, int], wanted_bytes: float) -> frozenset[int]:
+    """The digests of as many documents, the smallest first, as have ``wanted_bytes``: at least one, at most half of all.
+
+    ``sizes`` are the bytes of each document by its digest.
+    """
+    limit, taken, chosen = min(wanted_bytes, sum(sizes.values()) / 2), 0, set[int]()
+    for number in sorted(sizes)[: max(1, len(sizes) - 1)]:
+        if chosen and taken >= limit:
+            break
+        chosen.add(number)
+        taken += sizes[number]
+    return frozenset(chosen)

@@ -1,0 +1,54 @@
+"""What islands did not read as it lies in their files, as told by small stories."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import DataFlaws
+from orchestrator.tape.codec import decode, to_json
+
+from .dictation import Dictation
+
+
+def report(story: Dictation, at: float, flaws: DataFlaws, island: str = "east", incarnation: int = 1) -> None:
+    story.tell(e.ProgressReported(at, island, incarnation, 1, 1, 10, 1.0, 0.1, 0.1, 3.0, flaws))
+
+
+def summary(story: Dictation) -> dict:
+    return story.statistics.summary()["data_flaws"]
+
+
+def test_the_lives_of_an_island_are_added_up_and_a_report_that_is_repeated_is_not():
+    story = Dictation().train_from(0.0).train_from(0.0, "west")
+    first = DataFlaws(unreadable_records=2, repeated_sequences=5)
+    for flaws in (first, first, replace(first, repeated_sequences=7)):
+        report(story, 1.0, flaws)
+    report(story, 2.0, DataFlaws(unreadable_records=1, cut_pieces=1), incarnation=2)
+    report(story, 3.0, first)
+    report(story, 3.0, DataFlaws(omitted_sequences=1000), "west")
+    counts = summary(story)
+    assert counts["islands"]["east"] == {
+        "unreadable_records": 3,
+        "repeated_sequences": 7,
+        "omitted_sequences": 0,
+        "cut_pieces": 1,
+    }
+    assert counts["total"]["omitted_sequences"] == 1000
+    assert "3 records or pieces of files could not be read" in counts["remark"]
+    assert "1,000 sequences were left out" in counts["remark"]
+
+
+def test_where_nothing_is_amiss_nothing_is_said():
+    story = Dictation().train_from(0.0)
+    report(story, 1.0, DataFlaws())
+    assert (summary(story)["islands"], summary(story)["remark"]) == ({}, "")
+
+
+def test_a_tape_says_flaws_only_where_there_are_some():
+    told = e.ProgressReported(1.0, "east", 1, 1, 1, 10, 1.0, 0.1, 0.1, 3.0)
+    assert "flaws" not in to_json(told)
+    flawed = replace(told, flaws=DataFlaws(cut_pieces=1))
+    for event in (told, flawed):
+        assert decode(e.ProgressReported, json.loads(to_json(event))) == event

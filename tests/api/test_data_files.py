@@ -1,0 +1,90 @@
+"""Patterns in the place of files: what they stand for is settled when a job is submitted, or refused with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from api.jobs.path_check import problems_outside_roots
+from orchestrator.config import JobSpec, parse_job
+from orchestrator.data_files import with_found_files
+from orchestrator.errors import InvalidJobSpec
+from orchestrator.roots import AllowedRoots
+
+
+@pytest.fixture
+def settle(tmp_path: Path) -> Callable[..., JobSpec]:
+    for name in ("web-10.jsonl", "web-9.jsonl", "code.jsonl", "held[1].jsonl", ".hidden.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    (tmp_path / "folder.jsonl").mkdir()
+
+    def settled(*files: str, held_out: tuple[str, ...] = ()) -> JobSpec:
+        source = {
+            "name": "web",
+            "files": [str(tmp_path / name) for name in files],
+            "held_out": [str(tmp_path / name) for name in held_out],
+        }
+        document = {
+            "islands": [{"node_group": "us-east"}],
+            "budget": {"steps": 10},
+            "data": {"source": "streamed", "sources": [source]},
+        }
+        return with_found_files(parse_job(document), AllowedRoots.only(tmp_path))
+
+    return settled
+
+
+def names(paths: tuple[str, ...]) -> list[str]:
+    return [Path(path).name for path in paths]
+
+
+def test_a_pattern_is_the_files_that_fit_it_in_the_order_of_their_names(settle: Callable[..., JobSpec]) -> None:
+    (source,) = settle("web-*.jsonl", held_out=("co?e.jsonl",)).data.sources
+    assert names(source.files) == ["web-10.jsonl", "web-9.jsonl"]
+    assert names(source.held_out) == ["code.jsonl"]
+    assert names(settle("*.jsonl").data.sources[0].files) == [
+        "code.jsonl",
+        "held[1].jsonl",
+        "web-10.jsonl",
+        "web-9.jsonl",
+    ]
+
+
+def test_a_file_with_such_a_name_is_that_file_and_one_without_pattern_may_be_on_the_nodes_only(
+    settle: Callable[..., JobSpec],
+) -> None:
+    assert names(settle("held[1].jsonl", "elsewhere.jsonl").data.sources[0].files) == [
+        "held[1].jsonl",
+        "elsewhere.jsonl",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "held_out", "field", "message"),
+    [
+        (("nothing-*.jsonl",), (), "data.sources.0.files.0", "which no file here fits"),
+        (("web-9.jsonl", "no/such/*.jsonl"), (), "data.sources.0.files.1", "whose folder cannot be read"),
+        (("*/web.jsonl",), (), "data.sources.0.files.0", "a folder's name is no pattern"),
+        (("code.jsonl",), ("nothing-*",), "data.sources.0.held_out.0", "which no file here fits"),
+        (("web-*.jsonl",), ("web-9.jsonl",), "data.sources.0.held_out", "has files on which islands train"),
+    ],
+)
+def test_what_fits_nothing_or_is_on_both_sides_is_refused(
+    settle: Callable[..., JobSpec], files: tuple[str, ...], held_out: tuple[str, ...], field: str, message: str
+) -> None:
+    with pytest.raises(InvalidJobSpec) as refused:
+        settle(*files, held_out=held_out)
+    (problem,) = refused.value.problems
+    assert (problem.path, message in problem.message) == (field, True), problem
+    assert problem.remedy
+
+
+def test_of_what_is_outside_the_roots_nothing_is_said_but_that(settle: Callable[..., JobSpec], tmp_path: Path) -> None:
+    (tmp_path / "way-out").symlink_to("/etc")
+    for pattern in ("/etc/host*", "/no/such/folder/*", str(tmp_path / "way-out" / "host*")):
+        spec = settle(pattern)
+        (path,) = spec.data.sources[0].files
+        assert path.endswith(Path(pattern).name)
+        assert [p.path for p in problems_outside_roots(spec, AllowedRoots.only(tmp_path))] == ["data.sources.0.files.0"]
