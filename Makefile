@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint bench parity soak wan-lab compare dashboards reference lock clean
+.PHONY: help install demo test test-fast lint bench parity soak wan-lab compare dashboards reference site lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,7 +54,11 @@ parity: $(STAMP)  ## logits here and in transformers, of the same checkpoints (i
 		torch==2.13.0 transformers==5.18.0 sentencepiece==0.2.3 protobuf
 	@$(BIN)/python -m tests.parity
 
-soak: $(STAMP)  ## the synchroniser's death at every point of a round and 200 times live, then thousands of simulated jobs
+soak: $(STAMP)  ## other Pythons, the site, deaths at every point of a round and 200 live, thousands of simulated jobs
+	@for version in 3.12 3.13; do if command -v python$$version >/dev/null; then \
+		$(MAKE) --no-print-directory test-fast PYTHON=python$$version VENV=.cache/python-$$version || exit 1; \
+		else echo "skipped: there is no python$$version here"; fi; done
+	@$(MAKE) --no-print-directory site
 	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py
@@ -79,10 +83,18 @@ dashboards: $(STAMP)  ## Grafana's dashboards, from their source
 reference: $(STAMP)  ## the pages of docs/reference that are made from code
 	@$(BIN)/python -m docs.generate
 
+SITE := .cache/site
+site: $(STAMP)  ## the documents as a site in build/site (installs Material for MkDocs aside)
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r docs/site.lock
+	@$(BIN)/python -m docs.site $(SITE)
+
 lock: $(STAMP)  ## resolve the dependencies anew
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-header \
 		--python-version 3.11 --quiet --upgrade --output-file requirements.lock
+	@echo mkdocs-material | $(BIN)/uv pip compile - --generate-hashes --no-emit-index-url --no-header \
+		--universal --python-version 3.11 --quiet --upgrade --output-file docs/site.lock
 
 clean:  ## everything that was made here
 	rm -rf $(VENV) .atoll runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

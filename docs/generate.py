@@ -3,6 +3,8 @@
     docs/reference/config.md               every field of a job specification, from the pydantic sections
     docs/reference/cli.md                  every command and option of ``atoll``, from its command line
     docs/reference/events-and-effects.md   every event and effect of the core, from its dataclasses
+    docs/reference/rest.md                 every operation of the service, from its OpenAPI document
+    docs/reference/metrics.md              every metric, from its catalogue
 
 Responsible for these pages saying what the code says: ``rendered`` returns them, and a test compares them with what is
 committed. Refuses to add a word of its own beyond headings and introductions: what a page lacks belongs into the docstring.
@@ -13,8 +15,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import re
-import textwrap
 from collections.abc import Iterator
 from enum import Enum
 from itertools import pairwise
@@ -29,14 +29,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from api.cli import app
+from docs import generate_service
+from docs.markdown import MADE, paragraphs, prose
 from orchestrator import bounds, config
 from orchestrator.core import vocabulary
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
 
 FOLDER = Path(__file__).resolve().parent / "reference"
-COLUMNS = 110
-MADE = "<!-- Made by `make reference` from {}: change the code, not this page. -->"
 
 
 def main() -> None:
@@ -47,7 +47,13 @@ def main() -> None:
 
 def rendered() -> dict[Path, str]:
     """Every generated page with its text."""
-    pages = {"config.md": config_page(), "cli.md": cli_page(), "events-and-effects.md": events_page()}
+    pages = {
+        "config.md": config_page(),
+        "cli.md": cli_page(),
+        "events-and-effects.md": events_page(),
+        "rest.md": generate_service.rest_page(),
+        "metrics.md": generate_service.metrics_page(),
+    }
     return {FOLDER / name: "\n".join(lines).rstrip() + "\n" for name, lines in pages.items()}
 
 
@@ -294,7 +300,7 @@ def shown(value: Any) -> str:
     return repr(value)
 
 
-# ── prose ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what a class says of itself ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def headed(heading: str, kind: type[Any]) -> Iterator[str]:
@@ -308,23 +314,6 @@ def own_doc(kind: type[Any]) -> str:
     """The class's docstring, unless it is what dataclasses or enumerations write by themselves."""
     doc = inspect.cleandoc(kind.__doc__ or "") if "__doc__" in vars(kind) else ""
     return "" if doc.startswith(f"{kind.__name__}(") else doc
-
-
-def paragraphs(text: str) -> Iterator[str]:
-    """A docstring as Markdown: its paragraphs in lines of our width, what is indented as it is."""
-    blocks = re.split(r"\n\s*\n", inspect.cleandoc(text.replace("\b", "")).replace("``", "`"))
-    for index, block in enumerate(blocks):
-        if index:
-            yield ""
-        if block.startswith("    "):
-            yield from block.splitlines()
-        else:
-            yield from prose(block)
-
-
-def prose(text: str, hanging: str = "") -> list[str]:
-    flat = " ".join(text.replace("``", "`").split())
-    return textwrap.wrap(flat, COLUMNS, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

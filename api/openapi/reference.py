@@ -49,7 +49,7 @@ def _section(name: str, entries: list[str]) -> str:
 
 def _operation(path: str, method: str, operation: Mapping[str, Any]) -> str:
     rows = [
-        (p["name"], p["in"], _kind(p.get("schema", {})), "required" if p.get("required") else "", _about(p))
+        (p["name"], p["in"], _kind(p.get("schema", {})), "required" if p.get("required") else "", about_parameter(p))
         for p in operation.get("parameters", ())
     ]
     parts = [f"<p>{escape(operation.get('description', ''))}</p>", _table("Parameters", rows)]
@@ -77,7 +77,7 @@ def _content(what: str, media_type: str, content: Mapping[str, Any]) -> str:
 def _shape(name: str, schema: Mapping[str, Any]) -> str:
     required = schema.get("required", ())
     rows = [
-        (field, _kind(about), "required" if field in required else "", _about({"schema": about}))
+        (field, _kind(about), "required" if field in required else "", about_parameter({"schema": about}))
         for field, about in schema.get("properties", {}).items()
     ]
     words = f"<p>{escape(schema.get('description', ''))}</p>" + (
@@ -116,7 +116,7 @@ def _type(schema: Mapping[str, Any]) -> str:
     return escape(str(schema.get("type", schema.get("title", "anything"))))
 
 
-def _about(parameter: Mapping[str, Any]) -> str:
+def about_parameter(parameter: Mapping[str, Any]) -> str:
     """The description, with bounds and default."""
     schema = parameter.get("schema", {})
     parts = [schema, *schema.get("anyOf", ())]

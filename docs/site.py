@@ -1,0 +1,93 @@
+"""The documents as a site: ``make site`` writes ``build/site``, which needs no network to be read.
+
+The Markdown of the repository is laid out as it lies there, with the files that it leads to, so that every link of a page
+holds in the site as in the repository. Responsible for the pages that there are and their order; Material for MkDocs, in an
+environment of its own, for how they look.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+SEEN_FIRST = ("tutorial", "concepts", "simulate", "results", "architecture")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "deploy/RUNBOOK.md", "dashboards/README.md")
+FOLDERS = {"Guide": "guide", "Reference": "reference", "How to change": "how-to-change", "Decisions": "decisions"}
+
+
+def main() -> int:
+    """Lay the pages out, and have them built. Returns the exit status of MkDocs, which refuses links that lead nowhere."""
+    shutil.rmtree(STAGE, ignore_errors=True)
+    for path in sorted({*pages(), *linked()}):
+        target = STAGE / "pages" / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    (STAGE / "mkdocs.yml").write_text(yaml.safe_dump(configuration(), sort_keys=False))
+    mkdocs = [str(Path(sys.argv[1]) / "bin" / "mkdocs"), "build", "--strict", "--quiet"]
+    status = subprocess.run([*mkdocs, "--config-file", str(STAGE / "mkdocs.yml"), "--site-dir", str(SITE)]).returncode
+    if status == 0:
+        print(f"{SITE.relative_to(ROOT)}/index.html: {sum(1 for _ in SITE.rglob('*.html'))} pages")
+    return status
+
+
+def pages() -> Iterator[Path]:
+    """All Markdown that people read."""
+    yield from (ROOT / name for name in PAGES)
+    yield from (ROOT / "docs").rglob("*.md")
+
+
+def linked() -> Iterator[Path]:
+    """The files that pages lead to: code and configuration, which a browser shows as text."""
+    for page in pages():
+        for target in LINK.findall(page.read_text()):
+            path = (page.parent / target).resolve()
+            if path.is_file() and path.is_relative_to(ROOT):
+                yield path
+
+
+def configuration() -> dict[str, object]:
+    return {
+        "site_name": "atoll",
+        "docs_dir": "pages",
+        "use_directory_urls": False,  # so that it can be read from a folder, without a server
+        "theme": {
+            "name": "material",
+            "font": False,  # those of the reader's machine: others would come from elsewhere
+            "features": ["navigation.indexes", "navigation.tabs", "navigation.top", "content.code.copy"],
+            "palette": [
+                {"media": "(prefers-color-scheme: light)", "scheme": "default", "primary": "teal"},
+                {"media": "(prefers-color-scheme: dark)", "scheme": "slate", "primary": "teal"},
+            ],
+        },
+        "plugins": ["search"],
+        "markdown_extensions": ["admonition", "tables", "pymdownx.superfences", {"toc": {"permalink": True}}],
+        "validation": {"links": {"unrecognized_links": "ignore"}},
+        "nav": navigation(),
+    }
+
+
+def navigation() -> list[dict[str, object]]:
+    """Every page once, in the order in which somebody new would want them."""
+    first: list[object] = ["README.md", *(f"docs/{name}.md" for name in SEEN_FIRST)]
+    rest = [{title: sorted_pages(folder)} for title, folder in FOLDERS.items()]
+    operators: list[object] = ["deploy/RUNBOOK.md", "dashboards/README.md", "SECURITY.md"]
+    return [{"atoll": first}, *rest, {"Operators": operators}, {"Contributors": ["CONTRIBUTING.md", "CHANGELOG.md"]}]
+
+
+def sorted_pages(folder: str) -> list[object]:
+    """The pages of a folder of docs, its overview first."""
+    names = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
+    return [f"docs/{folder}/{name}" for name in sorted(names, key=lambda name: name != "README.md")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
