@@ -56,6 +56,7 @@ from orchestrator.core.messages import IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
 from orchestrator.errors import ConfigurationError, InfrastructureError
 from orchestrator.parameters import fragment_map, wire_format
+from orchestrator.ports import free_port
 from orchestrator.replica.replica import Publication
 from orchestrator.roots import AllowedRoots
 
@@ -131,8 +132,7 @@ class Island:
         """Where the other processes of this island meet this one, which is its rank 0 from here on."""
         host = ray.util.get_node_ip_address()
         self._listening = listener(host)
-        with listener(host) as free:  # JAX's coordinator binds its port itself: this one is free now
-            devices_port = free.getsockname()[1]
+        devices_port = free_port(host)  # JAX's coordinator binds its port itself
         return MeetingPlace(host, self._listening.getsockname()[1], devices_port)
 
     def prepare(
