@@ -28,8 +28,8 @@ from orchestrator.runtime import synchroniser_actor
 PLUGS = Path(tempfile.gettempdir()) / "atoll-plugs"
 
 
-WARM_UP, HAND_OVER, MEASURE = "warm-up", "hand-over", "measure"
-"""Acts of an island; whoever measures may be another process."""
+WARM_UP, HAND_OVER, MEASURE, BEGIN = "warm-up", "hand-over", "measure", "begin"
+"""Acts of an island; whoever measures, and gives the parameters that a job begins with, may be another process."""
 
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> synthetic.SyntheticTrainer:
@@ -61,6 +61,10 @@ class PluggedTrainer(synthetic.SyntheticTrainer):
         super().__init__(spec, shard_index, shard_count)
         self._job_seed = spec["seed"]
         self._counted = plug_of(steps_of(os.getpid()))
+
+    def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        _wait(act(self._job_seed, BEGIN))
+        return super().initial_parameters(pieces)
 
     def step(self, schedule_step: int) -> StepResult:
         result = super().step(schedule_step)
