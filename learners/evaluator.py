@@ -2,6 +2,10 @@
 
 It builds a trainer like an island's and never trains. Where the process runs and what is measured when is not its
 business.
+
+The whole job waits for the initial parameters, and nobody for a measurement: so it gives way to others, by ``niceness``,
+from its first measurement of Θ on and not before. At a low priority from its start, a busy machine kept jobs from
+beginning for minutes.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import ray
 from learners.contract import Trainer
 from learners.factories import imported
 from learners.handed_over import HandedOver
+from learners.thread_priority import lower_priority_of_new, thread_ids
 from orchestrator import logbook
 from orchestrator.actors.evaluator import EvaluatorFactory, Measured, ModelOutline
 from orchestrator.channel.endpoint import Carried, Membership
@@ -33,7 +38,7 @@ class Evaluator:
     ) -> None:
         os.environ.update(environment)
         logbook.keep(book)
-        os.nice(niceness)
+        self._niceness, self._before = niceness, thread_ids()
         self._spec = spec
         self._trainer: Trainer | None = None
         self._handed_over = HandedOver()
@@ -53,6 +58,7 @@ class Evaluator:
 
     def evaluate(self, epoch: Epoch, limit_s: float | None, *payloads: Carried) -> Measured:
         """The held-out loss of Θ, a payload a fragment."""
+        self._give_way()
         contents = [self._handed_over.received(epoch, payload) for payload in payloads]
         parameters = {name: array for content in contents for name, array in wire_format.decode(content).items()}
         measured = self._built().evaluate(parameters, math.inf if limit_s is None else limit_s)
@@ -60,6 +66,11 @@ class Evaluator:
 
     def unigram_loss(self) -> float:
         return float(self._built().unigram_loss())
+
+    def _give_way(self) -> None:
+        """Whatever computes here, this thread and all that it has started, does so at the low priority from now on."""
+        if self._niceness:
+            lower_priority_of_new(self._before, self._niceness)
 
     def _built(self) -> Trainer:
         if self._trainer is None:

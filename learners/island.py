@@ -69,6 +69,7 @@ from orchestrator.errors import ConfigurationError, InfrastructureError
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import Holding
 from orchestrator.parameters.parts import Bounds
+from orchestrator.ports import free_port
 from orchestrator.replica.replica import Publication
 from orchestrator.roots import AllowedRoots
 
@@ -123,8 +124,7 @@ class Island:
         """Where the other processes of this island meet this one, which is its rank 0 from here on."""
         host = ray.util.get_node_ip_address()
         self._listening = listener(host)
-        with listener(host) as free:  # JAX's coordinator binds its port itself: this one is free now
-            devices_port = free.getsockname()[1]
+        devices_port = free_port(host)  # JAX's coordinator binds its port itself
         return MeetingPlace(host, self._listening.getsockname()[1], devices_port)
 
     def prepare(

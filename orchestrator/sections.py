@@ -453,11 +453,12 @@ class TransportSection(Section):
     """How payloads travel between the islands and the shard: by a channel of the job's own, beside Ray's calls.
 
     The receiver pulls, over up to ``streams`` connections where the line is long, or on one machine through its
-    ``shared_memory``. Each process listens at its node's address, on a free port of ``ports`` (0, 0: any); connections from
-    one process to another carry at most ``bytes_per_s`` together. A transfer has no time limit but that of progress:
-    ``stall_s`` without a byte. Payloads up to ``inline_bytes_max`` travel inside the calls, past the cap and as safe as
-    those. With ``tls: auto`` both ends prove who they are and what is pulled is encrypted, unless the cluster is on
-    loopback.
+    ``shared_memory``. Each process listens at its node's address, on a free port of ``ports`` (0, 0: any). A range lies best
+    outside of the system's ephemeral one, by default 32768 to 60999, of which other connections and Ray's own servers take
+    ports as they come. Connections from one process to another carry at most ``bytes_per_s`` together. A transfer has no
+    time limit but that of progress: ``stall_s`` without a byte. Payloads up to ``inline_bytes_max`` travel inside the calls,
+    past the cap and as safe as those. With ``tls: auto`` both ends prove who they are and what is pulled is encrypted,
+    unless the cluster is on loopback.
     """
 
     streams: StreamCount = 8

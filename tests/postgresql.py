@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ import psutil
 from sqlalchemy import create_engine, text
 
 from api.storage.upgrade import url_of
+from orchestrator.ports import free_port
 from tests.programs import required_file
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -118,9 +118,3 @@ def a_server() -> Iterator[PostgreSQL]:
             yield server
         finally:
             server.shut_down()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -54,6 +54,7 @@ FOLDS = "orchestrator.accounting"
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.errors": frozenset(),
     "orchestrator.plain": frozenset(),
+    "orchestrator.ports": frozenset(),
     "orchestrator.printable": frozenset(),
     "orchestrator.environment": frozenset({"orchestrator.errors"}),
     "orchestrator.home_files": frozenset(),
@@ -268,6 +269,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             CORE,
             "orchestrator.actors",
             "orchestrator.channel",
+            "orchestrator.ports",
             "orchestrator.parameters",
             "orchestrator.replica",
             "orchestrator.checkpoints",

@@ -32,11 +32,12 @@ from orchestrator import printable
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
+from orchestrator.ports import free_port
 from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
-from orchestrator.runtime.ray_start import Place, RayProgram, Start, free_port, log_of, pass_on, start_head, start_node
+from orchestrator.runtime.ray_start import Place, RayProgram, Start, log_of, pass_on, start_head, start_node
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 
 START_TIMEOUT_S = 180.0

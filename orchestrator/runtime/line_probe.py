@@ -1,6 +1,6 @@
 """The lines between the node groups of a running cluster, measured for `atoll doctor --lines`.
 
-    python -m orchestrator.runtime.line_probe --home .atoll [--ports 42000 42999]
+    python -m orchestrator.runtime.line_probe --home .atoll [--ports 24000 24999]
 
     one JSON object a line on stdout, for each line measured
 

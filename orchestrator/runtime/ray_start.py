@@ -11,7 +11,6 @@ import json
 import os
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,13 +21,13 @@ from pathlib import Path
 from typing import IO, Protocol, Self
 
 from orchestrator.environment import built
+from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL
 from orchestrator.runtime.ray_command import EACH, MODULE, WITH_DASHBOARD, codes, request
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
 
-LOOPBACK = "127.0.0.1"
 PASSED = "passed-environment.json"
 OBJECT_STORE_BYTES_MAX = 2 << 30
 """Per node. It is reserved address space; memory is used only for what is in it."""
@@ -186,13 +185,6 @@ def pass_on(cluster: ClusterFile, names: Sequence[str]) -> None:
     """The processes that are started from now on get these too."""
     if names:
         Path(cluster.temp_dir, PASSED).write_text(json.dumps(sorted({*names, *passed_to(cluster)})))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -> Start:

@@ -145,12 +145,12 @@ def test_without_a_cluster_the_probe_itself_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "ports"), [((), "0 0"), (("--ports", "1", "2"), "1 2"), (("--config", "SPEC"), "42000 42999")]
+    ("options", "ports"), [((), "0 0"), (("--ports", "1", "2"), "1 2"), (("--config", "SPEC"), "24000 24999")]
 )
 def test_lines_are_measured_by_the_ports_of_the_specification_or_those_that_are_said(
     probe: Any, tmp_path: Path, options: tuple[str, ...], ports: str
 ) -> None:
-    spec = Installation(tmp_path).spec_file(transport={"ports": [42_000, 42_999]})
+    spec = Installation(tmp_path).spec_file(transport={"ports": [24_000, 24_999]})
     probe()
     program = (
         "import json, sys; print(json.dumps({'one': 'control', 'other': 'asia', 'problem': ' '.join(sys.argv[-2:])}))"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from types import SimpleNamespace
 
 import httpx
@@ -85,7 +86,7 @@ class Asked:
 
     def __call__(self, _row: JobRow) -> StatusRecord:
         self.count += 1
-        self.gate.wait(5)
+        self.gate.wait(PATIENCE_S)
         if self.silent:
             raise InfrastructureError(detail="no answer", remedy="")
         return {"at": float(self.count)}  # type: ignore[typeddict-item]
@@ -109,12 +110,14 @@ def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent(monkeypatch
         now += STALE_MAX_S * 1.1
 
 
-def test_nobody_but_one_waits_for_a_job_that_is_slow_to_answer() -> None:
+def test_nobody_but_one_waits_for_a_job_that_is_slow_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(status_cache, "time", SimpleNamespace(monotonic=lambda: now))
     asked, row = Asked(), JobRow(job="a-1", state="running")
     asked.gate.set()
     statuses = StatusCache(asked, lambda _: 0)
     first = statuses.recent(row)
-    threading.Event().wait(FRESH_S * 1.2)
+    now = FRESH_S * 1.2
     asked.gate.clear()
     with ThreadPoolExecutor(1) as pool:
         patient = pool.submit(statuses.recent, row)
@@ -124,7 +127,9 @@ def test_nobody_but_one_waits_for_a_job_that_is_slow_to_answer() -> None:
         assert patient.result() is statuses.recent(row)
 
 
-def test_nobody_sees_an_older_state_than_another_has_seen() -> None:
+def test_nobody_sees_an_older_state_than_another_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count()
+    monkeypatch.setattr(status_cache, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 1e6))
     asked, row = Asked(), JobRow(job="a-1", state="running")
     asked.gate.set()
     statuses = StatusCache(asked, lambda _: 0)

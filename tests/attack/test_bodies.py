@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,30 +123,25 @@ def test_a_client_that_leaves_before_its_request_is_whole_is_no_failure_of_ours(
 def test_a_body_that_is_long_to_read_holds_up_nobody(troubled: Installation) -> None:
     body = b"a: [" + b"1," * (120 << 10) + b"1]"  # as long as YAML may be: of a longer one nothing would be read
     statuses: list[int] = []
-    took_s: list[float] = []
 
     def submit() -> None:
         with troubled.http() as http:
-            began = time.monotonic()
             answer = http.post(
                 "/v1/jobs", content=body, headers={"Content-Type": "application/yaml"}, timeout=PATIENCE_S
             )
-            took_s.append(time.monotonic() - began)
             statuses.append(answer.status_code)
 
     thread = threading.Thread(target=submit)
     thread.start()
-    waited_s = []
+    answered_meanwhile = 0
     with troubled.http("") as http:
         while thread.is_alive():
-            began = time.monotonic()
             assert http.get("/healthz", timeout=PATIENCE_S).status_code == 200
-            waited_s.append(time.monotonic() - began)
+            answered_meanwhile += 1
     thread.join()
     assert statuses == [422]
-    assert max(waited_s) < 0.6 * took_s[0], (
-        f"{max(waited_s):.1f} s of {took_s[0]:.1f} s: nobody waited until it was read"
-    )
+    print(f"{answered_meanwhile} answers while the body was read")
+    assert answered_meanwhile > 4, "of those who waited until it was read one came before it, one behind it"
 
 
 def test_the_audit_trail_holds_no_control_characters(troubled: Installation, tmp_path: Path) -> None:

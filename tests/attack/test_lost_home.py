@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -24,6 +22,7 @@ from api.installation.home import Home
 from api.installation.store_history import begin_anew, had_store, note_store, refuse_lost_store
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.marks import HOME_MARKER, is_foreign, is_of, mark_of, marked_pids
+from orchestrator.ports import free_port
 from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.homes import PREFIX, is_own, leave_marks
@@ -57,14 +56,6 @@ def port_of(installation: Installation) -> int:
     assert address is not None
     assert address.port is not None
     return address.port
-
-
-def free_port() -> int:
-    """One that no connection of this machine takes by itself."""
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
-            return int(probe.getsockname()[1])
 
 
 # ── the service's address ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -147,7 +147,13 @@ def test_a_killed_service_goes_on_with_the_plan_and_does_not_make_up_for_what_it
     time.sleep(LATE_MAX_S + 2)  # of real time: the job goes on without a service, and with it the plan's clock
     warm.up()
     with warm.client() as client:
-        run = wait_until(lambda: (run := client.chaos_run(job)).struck_count > 1 and run)
+
+        def struck_after_a_miss() -> bool:
+            spared = [bool(one.spared) for one in client.chaos_run(job).decisions]
+            return True in spared and False in spared[spared.index(True) :]
+
+        wait_until(struck_after_a_miss)
+        run = client.chaos_run(job)
         assert (run.run, run.state, run.begun_after_s is not None) == (begun.run, "running", True)
         missed = [n for n, one in enumerate(run.decisions) if one.spared.startswith("missed")]
         again = next(n for n, one in enumerate(run.decisions) if n > missed[0] and not one.spared)

@@ -20,6 +20,7 @@ from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import create
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.roots import AllowedRoots
+from tests.waiting import PATIENCE_S
 
 SPEC: dict[str, Any] = {
     "seed": 3,
@@ -50,7 +51,7 @@ def cut_of_island(shard: int) -> Cut:
     while not any(isinstance(letter, Offer) for letter in outbox.take(10.0)):
         pass
     try:
-        return loop.request_cut().result(10.0)
+        return loop.request_cut().result(PATIENCE_S)
     finally:
         loop.stop()
 

@@ -76,7 +76,7 @@ class Island:
     def letters_until(self, last: type) -> list:
         letters: list = []
         while not any(isinstance(letter, last) for letter in letters):
-            got = self.outbox.take(10)
+            got = self.outbox.take(PATIENCE_S)
             assert got, f"no {last.__name__} came; so far: {letters}"
             letters += got
         return letters

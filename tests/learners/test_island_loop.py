@@ -207,7 +207,7 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
     give_up_at, letters = monotonic() + PATIENCE_S, []
     versions = [0, 0]
     while sum(versions) < 4 and monotonic() < give_up_at:
-        for letter in outbox.take(5):
+        for letter in outbox.take(PATIENCE_S):
             letters.append(letter)
             if isinstance(letter, Offer) and (payload := loop.take(letter.fragment, letter.offer)) is not None:
                 content = wire_format.parse(payload)
@@ -217,10 +217,10 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
                 arrays = {name: outer[name] - content.decoded(name) for name in content.tensors}
                 outer |= arrays
                 loop.deliver(letter.fragment, versions[letter.fragment], letter.step, arrays)
-    state = loop.export_state(10)
+    state = loop.export_state(PATIENCE_S)
     loop.flush()
     while not letters or not isinstance(letters[-1], Flushed):
-        letters += (got := outbox.take(10))
+        letters += (got := outbox.take(PATIENCE_S))
         assert got
     loop.stop()
     assert not [letter for letter in letters if isinstance(letter, Broken)]

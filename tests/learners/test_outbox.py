@@ -8,26 +8,39 @@ from typing import Any
 from learners.outbox import Outbox
 from orchestrator.core.messages import Flushed, Offer, Ready
 from orchestrator.core.vocabulary import Epoch
+from orchestrator.errors import Fenced
+from tests.waiting import PATIENCE_S
 
+ATTEMPTS = 20
 OFFER = Offer(0, 1, 1, 0, 1, 8, 8)
 
 
 def test_a_reader_that_waits_is_woken_by_the_first_report() -> None:
     outbox, got = Outbox(), list[Any]()
-    reader = threading.Thread(target=lambda: got.extend(outbox.read(Epoch(1), 0, 0, 30.0)))
+    reader = threading.Thread(target=lambda: got.extend(outbox.read(Epoch(1), 0, 0, PATIENCE_S)))
     reader.start()
     outbox.put(Flushed())
-    reader.join(10)
+    reader.join()
     assert got == [(1, Flushed())]
 
 
 def test_a_reader_that_waits_is_woken_by_what_a_new_synchroniser_is_to_hear_again() -> None:
-    outbox, got = Outbox(lambda: [OFFER]), list[Any]()
-    outbox.heed(Epoch(1))
-    reader = threading.Thread(target=lambda: got.extend(outbox.read(Epoch(1), 0, 0, 30.0)))
-    reader.start()
-    outbox.heed(Epoch(2))
-    reader.join(10)
+    for _ in range(ATTEMPTS):
+        outbox, got, came_late = Outbox(lambda: [OFFER]), list[Any](), threading.Event()
+        outbox.heed(Epoch(1))
+
+        def read(outbox: Outbox = outbox, got: list[Any] = got, came_late: threading.Event = came_late) -> None:
+            try:
+                got.extend(outbox.read(Epoch(1), 0, 0, PATIENCE_S))
+            except Fenced:
+                came_late.set()  # the new synchroniser was before it: it did not wait
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        outbox.heed(Epoch(2))
+        reader.join()
+        if not came_late.is_set():
+            break
     assert got == [(1, OFFER)]
 
 

@@ -93,7 +93,7 @@ def test_a_donors_state_is_of_one_boundary_and_costs_it_no_more_than_that(new_is
     donor = new_island().start(step=10, versions=(2, 3))
     donor.steps(2)
     got: list = []
-    asker = threading.Thread(target=lambda: got.append(donor.loop.export_state(timeout_s=10)))
+    asker = threading.Thread(target=lambda: got.append(donor.loop.export_state(timeout_s=PATIENCE_S)))
     asker.start()
     while asker.is_alive():  # the state comes with some next boundary
         donor.steps(1)

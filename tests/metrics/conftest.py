@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import httpx
 import pytest
 import yaml
 
+from orchestrator.ports import free_port
 from tests.api.installation import ROOT, Installation
 from tests.programs import required
 from tests.waiting import wait_until
@@ -97,8 +97,7 @@ def prometheus(voyaging: Voyaging, tmp_path_factory: pytest.TempPathFactory) -> 
     scraped["static_configs"] = [{"targets": [voyaging.url.removeprefix("http://")]}]
     scraped["authorization"]["credentials_file"] = str(voyaging.credentials)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(document))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:

@@ -25,7 +25,8 @@ NAME = "waiting"
 HEARD_EVERY_S = 0.1
 SILENT_S = 1.0
 """Beyond what a busy machine keeps a thread from its turn."""
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0
+"""Longer than a busy machine keeps a process from its turn, so that who waits is told from who does not."""
 
 
 class WaitingTrainer(SyntheticTrainer):

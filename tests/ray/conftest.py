@@ -16,7 +16,7 @@ from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, embedded
 from orchestrator.runtime.control_port import RayControlPort, connect
 from orchestrator.runtime.groups import DEFAULT_GROUPS
-from tests.ray.jobs import Job
+from tests.ray.jobs import STEPS_ON, Job
 from tests.waiting import wait_until
 
 
@@ -110,3 +110,24 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Path]]:
     yield plug_one
     for path in plugs:
         path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def train_on(plug: Callable[[Path], Path]) -> Callable[..., None]:
+    """Returns once the islands of these processes have taken ``STEPS_ON`` steps each, by their own count.
+
+    Whoever holds up something meanwhile has shown that they do not wait for it, however often the machine stands still:
+    of an island that waits, this returns never. For jobs with the trainer ``PLUGGED``.
+    """
+    from tests.ray import plugged  # here, because it imports Ray
+
+    def wait_for_steps(*pids: int) -> None:
+        counters = [plug(plugged.steps_of(pid)) for pid in pids]
+        wanted = [counter.stat().st_size + STEPS_ON for counter in counters]
+
+        def taken() -> bool:
+            return all(counter.stat().st_size >= size for counter, size in zip(counters, wanted, strict=True))
+
+        wait_until(taken, f"{STEPS_ON} steps of each of {pids}")
+
+    return wait_for_steps

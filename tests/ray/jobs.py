@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import effects, events
 from orchestrator.core.commands import Command
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, JobResumed
-from orchestrator.errors import AtollError, DataError, NotFound
+from orchestrator.errors import AtollError, DataError, InfrastructureError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
@@ -36,8 +37,8 @@ PAUSE_S = 0.2
 """Between two looks at a job: each is work for its synchroniser, or a tape to read."""
 BRIEF_S = 0.02
 """Where what is waited for passes soon."""
-GAP_MAX_S = 1.0
-"""Between two steps of an island that waits for nobody; a busy machine alone has taken a third of it."""
+STEPS_ON = 40
+"""Steps by which an island shows that it trains on: several times what may be under way, and two seconds at least."""
 EVERY_GROUP = tuple(group.name for group in DEFAULT_GROUPS)
 GROUPS = ("us-east", "europe", "asia")
 """Of most tests' jobs: when one dies, two are left, and each has another to ask."""
@@ -45,14 +46,6 @@ ENDLESS = 10**12
 """Steps."""
 PLUGGED = "tests.ray.plugged:create"
 """A trainer; see there."""
-
-
-def gap_limit_s(away_s: float) -> float:
-    """The longest gap, in seconds, of an island that did not wait for somebody who was away for ``away_s``.
-
-    Whoever waits stands still for all of ``away_s``. A busy machine makes both longer, so the limit is a share of it.
-    """
-    return max(GAP_MAX_S, away_s / 2)
 
 
 class GrowingTape:
@@ -106,12 +99,17 @@ class Job:
         self._tape = GrowingTape(run_dir / "tape.jsonl")
 
     def status(self) -> dict[str, Any]:
-        """Live while it runs, else from its folder."""
-        try:
-            self.last = self.port.status(self.id)
-        except NotFound:
-            self.last = json.loads((self.run_dir / "status.json").read_text())
+        """Live while it runs, else from its folder. A synchroniser that does not answer in time is asked again."""
+        self.last = _once_answered(self.seen)
         return self.last
+
+    def seen(self) -> dict[str, Any]:
+        """What it answers at once. Raises InfrastructureError where that takes too long."""
+        try:
+            return self.port.status(self.id)
+        except NotFound:
+            found: dict[str, Any] = json.loads((self.run_dir / "status.json").read_text())
+            return found
 
     def island(self, name: str) -> dict[str, Any]:
         return next(island for island in self.status()["view"]["islands"] if island["island"] == name)
@@ -171,9 +169,10 @@ class Job:
     def answers(self) -> bool:
         """Whether its synchroniser does."""
         try:
-            return bool(self.status())
+            self.last = self.seen()
         except AtollError:
             return False
+        return True
 
     def status_once_back(self) -> dict[str, Any]:
         """As soon as its synchroniser answers again."""
@@ -191,9 +190,25 @@ class Job:
         return pid
 
     def command(self, request: Command) -> str:
+        """Its id, by which the job knows it if it has to be handed over twice."""
         name = uuid.uuid4().hex
-        self.port.submit(self.id, name, "test", request)
+        _once_answered(lambda: self.port.submit(self.id, name, "test", request))
         return name
+
+
+Answer = TypeVar("Answer")
+
+
+def _once_answered(ask: Callable[[], Answer]) -> Answer:
+    """Ask again while nobody answers in time: any process of a busy machine may stand still for longer than that."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except InfrastructureError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_S)
 
 
 def pid_of(actor_class: str, home: Path) -> int | None:
@@ -213,6 +228,17 @@ def pids_of(actor_class: str, home: Path) -> set[int]:
             if named and process.environ().get(CLUSTER_MARKER) == marker:
                 pids.add(process.pid)
     return pids
+
+
+def steps_between(records: Iterable[Record], island: str, since: float, until: float) -> int:
+    """Steps of the island between its last reports before these two moments, by the tape: hardly any of one that waits."""
+    reports = [
+        record.event
+        for record in records
+        if isinstance(record.event, events.ProgressReported) and record.event.island == island
+    ]
+    before, after = ([one.steps_total for one in reports if one.at <= at] or [0] for at in (since, until))
+    return after[-1] - before[-1]
 
 
 def assert_sound(job: Job) -> None:

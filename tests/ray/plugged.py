@@ -1,5 +1,6 @@
 """Processes of a job that wait as long as a test needs to catch them in the act: before they write a file of a checkpoint,
-an island before it says that it has started, and before it hands its state over, and whoever measures before that.
+an island before it says that it has started, and before it hands its state over, and whoever measures before that. And
+islands that count their steps where a test reads them, whoever else hears of them or not.
 
 Whoever imports this module does so: islands by their trainer, the synchroniser by its class.
 """
@@ -7,9 +8,11 @@ Whoever imports this module does so: islands by their trainer, the synchroniser 
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from learners import synthetic
-from learners.contract import Arrays, HeldOutLoss
+from learners.contract import Arrays, HeldOutLoss, StepResult
 from learners.host_copy import HostCopy
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.runtime import synchroniser_actor
@@ -25,8 +28,8 @@ from orchestrator.runtime import synchroniser_actor
 PLUGS = Path(tempfile.gettempdir()) / "atoll-plugs"
 
 
-WARM_UP, HAND_OVER, MEASURE = "warm-up", "hand-over", "measure"
-"""Acts of an island; whoever measures may be another process."""
+WARM_UP, HAND_OVER, MEASURE, BEGIN = "warm-up", "hand-over", "measure", "begin"
+"""Acts of an island; whoever measures, and gives the parameters that a job begins with, may be another process."""
 
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> synthetic.SyntheticTrainer:
@@ -36,6 +39,11 @@ def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> synth
 def act(seed: int, name: str) -> Path:
     """What to plug for an act of all islands of the job with this seed: no file is there."""
     return Path(f"{name}-{seed}")
+
+
+def steps_of(pid: int) -> Path:
+    """What to plug for an island's process to count its steps: a byte each of the plug, from then on."""
+    return Path(f"steps-{pid}")
 
 
 class PluggedCopy(HostCopy):
@@ -52,6 +60,19 @@ class PluggedTrainer(synthetic.SyntheticTrainer):
     def __init__(self, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> None:
         super().__init__(spec, shard_index, shard_count)
         self._job_seed = spec["seed"]
+        self._counted = plug_of(steps_of(os.getpid()))
+
+    def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        _wait(act(self._job_seed, BEGIN))
+        return super().initial_parameters(pieces)
+
+    def step(self, schedule_step: int) -> StepResult:
+        result = super().step(schedule_step)
+        with suppress(FileNotFoundError):
+            counter = os.open(self._counted, os.O_WRONLY | os.O_APPEND)
+            os.write(counter, b".")
+            os.close(counter)
+        return result
 
     def warm_up(self) -> None:
         _wait(act(self._job_seed, WARM_UP))

@@ -22,7 +22,7 @@ from orchestrator.runtime.groups import read_groups
 from orchestrator.tape.storage import read_tape
 from tests.chaos.strikes import struck, verdict_with_strikes
 from tests.ray.collective import NAME, PATIENCE_S
-from tests.ray.jobs import ENDLESS, GAP_MAX_S, STEP_S, gone, synthetic
+from tests.ray.jobs import ENDLESS, STEP_S, gone, steps_between, synthetic
 from tests.ray.test_service import Hands
 from tests.waiting import wait_until
 
@@ -31,13 +31,14 @@ ISLANDS = ("us-east", "europe", "asia")
 STEPS = round(14 / STEP_S)
 LOOK_S = 0.5
 """Between two looks by the command line, each of which is a process."""
+OBJECTIVE = f"bystander_gap_max_s < {2 / 3 * PATIENCE_S:g}"
 ATTRITION = {
     "name": "brief-attrition",
     "seed": 9,
     "duration": "9s",
     "faults": [{"kind": "kill", "target": {"random": 1}, "poisson": {"mtbf": "4s"}, "start": "2s"}],
     "blast_radius": {"keep": 2},
-    "objectives": ["bystander_gap_max_s < 2", "recovery_s.total < 60"],
+    "objectives": [OBJECTIVE, "recovery_s.total < 600"],
 }
 
 
@@ -88,14 +89,13 @@ def test_attrition_fails_where_survivors_wait_for_the_dead_and_says_which_object
     verdict = verdict_with_strikes(lambda: run(hands, submit(NAME, STEPS), ATTRITION))
     job = verdict["job"]
     (failed,) = [one for one in verdict["objectives"] if not one["passed"]]
-    assert failed["objective"] == "bystander_gap_max_s < 2"
-    assert failed["value"] == pytest.approx(PATIENCE_S + 0.5, abs=1.5)
+    assert failed["objective"] == OBJECTIVE
+    assert failed["value"] >= PATIENCE_S
     cause = [  # the latest, if it was killed more than once
         f
         for f in struck(verdict)
         if f["at"] < failed["at"] and f"s after the kill of {f['island']}" in failed["detail"]
     ][-1]
-    assert failed["at"] - cause["at"] < 3 * PATIENCE_S
     survivor = failed["detail"].partition(" on ")[2].partition(",")[0]
     assert survivor in set(ISLANDS) - {cause["island"]}
     page = (hands.runs / job / "chaos-brief-attrition.html").read_text()
@@ -115,8 +115,10 @@ def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(
     records = read_tape(hands.runs / job / "tape.jsonl").records
     (struck,) = [r.event for r in records if isinstance(r.event, events.FaultInjected)]
     assert (struck.kind, struck.island, struck.incarnation) == ("kill_node", "asia", before["incarnation"])
-    reports = [r.event for r in records if isinstance(r.event, events.ProgressReported) and r.event.at > struck.at]
-    assert max(one.gap_max_seconds for one in reports if one.island != "asia") <= GAP_MAX_S
+    back = next(r.event for r in records if isinstance(r.event, events.IslandCaughtUp) and r.event.at > struck.at)
+    assert back.island == "asia"
+    for island in set(ISLANDS) - {"asia"}:
+        assert steps_between(records, island, struck.at, back.at) > 5, "it trains on while asia is away"
 
 
 def incarnation(hands: Hands, job: str) -> int:

@@ -35,9 +35,11 @@ def checkpoints_of(job: Job) -> list[Manifest]:
 
 
 def test_a_job_that_trains_is_saved_every_few_merges_and_keeps_the_latest(start: Start) -> None:
-    job = start(synthetic(steps=150, groups=GROUPS[:2], checkpoints={"every_merges": 6, "keep": 2}))
+    job = start(synthetic(steps=ENDLESS, groups=GROUPS[:2], checkpoints={"every_merges": 6, "keep": 2}))
     taken(job, 4)
     job.command(commands.Checkpoint())
+    taken(job, 5)
+    job.command(commands.Cancel())
     job.wait_for_end()
     kept = checkpoints_of(job)
     assert [manifest.number for manifest in kept] == [

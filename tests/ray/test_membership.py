@@ -38,7 +38,7 @@ def test_a_job_is_scaled_from_two_islands_to_four_while_it_trains_and_back(start
     for island in spares:  # also what they trained between a peer's state and their first adoptions
         assert (after[island]["discarded"], after[island]["in_flight"]) == (0, 0), after
         assert after[island]["merged"] == after[island]["trained"] > 0
-    assert {job.island(island)["state"] for island in first} == {"training"}
+    assert {job.island(island)["incarnation"] for island in first} == {1}
     version = job.status()["view"]["global_version"]
     job.wait_until(lambda: job.status()["view"]["global_version"] > version + 8, "merges of those that stay")
     assert replay(read_tape(job.run_dir / "tape.jsonl")).exact

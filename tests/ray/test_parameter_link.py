@@ -196,10 +196,10 @@ def test_an_island_that_can_take_no_part_in_the_channel_says_why(
 ) -> None:
     from ray.exceptions import RayTaskError
 
-    cause = ConfigurationError(detail="No port of 42000 to 42000 can be listened on.")
+    cause = ConfigurationError(detail="No port of 24000 to 24000 can be listened on.")
     island.refuses_to_join = RayTaskError("join_channel", "", cause)
     for _ in made_link(island, channel, counter, monkeypatch):
-        wait_until(lambda: "No port of 42000" in (counter.record()["trouble"] or ""))
+        wait_until(lambda: "No port of 24000" in (counter.record()["trouble"] or ""))
         island.refuses_to_join = None
         wait_until(lambda: counter.record()["trouble"] is None)
 

@@ -1,7 +1,8 @@
 """One live job, and the same in simulation: as configured, and as fitted to its tape.
 
 The demo's job (deploy/configs/demo.yaml) with synthetic islands of fixed step time; one of them is killed by the operator.
-Everything compared is a ratio or a count, so a slow machine makes the test longer, not wrong.
+Everything compared is a ratio or a count, so a slow machine makes the test longer, not wrong. One that stands still does:
+islands that lost time are late for merges. So what live job and simulation may differ by grows with the time that was lost.
 """
 
 from __future__ import annotations
@@ -74,10 +75,25 @@ def train(port: RayControlPort, folder: Path, job_id: str, document: dict[str, A
     return read_tape(run_dir / "tape.jsonl")
 
 
+def lost_ratio(tape: Tape) -> float:
+    """Of the time of islands that were left in peace, what they spent not stepping though nobody kept them from it."""
+    there_s = stepped_s = 0.0
+    for island in {report.island for report in reports_of(tape)}:
+        own = [report for report in reports_of(tape) if report.island == island]
+        there_s += own[-1].at - own[0].at
+        stepped_s += (own[-1].steps_total - own[0].steps_total) * STEP_S
+    return max(0.0, 1 - stepped_s / there_s)
+
+
+def reports_of(tape: Tape) -> list[events.ProgressReported]:
+    """Of islands that were left in peace."""
+    reports = [record.event for record in tape.records if isinstance(record.event, events.ProgressReported)]
+    return [report for report in reports if report.island != VICTIM]
+
+
 def longest_gap_s(tape: Tape) -> float:
     """Between two steps of an island that was left in peace, by its own clock."""
-    reports = [record.event for record in tape.records if isinstance(record.event, events.ProgressReported)]
-    return max(report.gap_max_seconds for report in reports if report.island != VICTIM)
+    return max(report.gap_max_seconds for report in reports_of(tape))
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +128,18 @@ def test_a_simulation_of_the_configuration_agrees_with_the_live_job(
     worth, told = world.goodput.summary(), world.statistics.summary()
     live_worth, live_told = happened
     assert len(kills) == 1
-    assert worth["goodput_ratio"] == pytest.approx(live_worth["goodput_ratio"], abs=0.02)
-    assert told["contributors_mean"] == pytest.approx(live_told["contributors_mean"], rel=0.10)
+    lost = lost_ratio(tape)
+    assert worth["goodput_ratio"] == pytest.approx(live_worth["goodput_ratio"], abs=0.02 + lost)
+    assert told["contributors_mean"] == pytest.approx(live_told["contributors_mean"], rel=0.10 + 2 * lost)
 
 
 def test_what_if_nothing_had_been_changed_reproduces_what_happened(tape: Tape) -> None:
     columns = what_if(tape, {}).summary()["columns"]
     live, again = columns[HAPPENED], columns[UNCHANGED]
-    assert again["goodput_ratio"] == pytest.approx(live["goodput_ratio"], abs=0.03)
+    lost = lost_ratio(tape)
+    assert again["goodput_ratio"] == pytest.approx(live["goodput_ratio"], abs=0.03 + lost)
     merges = [fsum(column["merges_per_fragment"]) / len(column["merges_per_fragment"]) for column in (again, live)]
-    assert merges[0] == pytest.approx(merges[1], rel=0.05)
+    assert merges[0] == pytest.approx(merges[1], rel=0.05 + 2 * lost)
 
 
 def test_what_if_everyone_were_needed_merges_less_and_with_more(tape: Tape) -> None:

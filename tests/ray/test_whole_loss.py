@@ -28,7 +28,8 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 GROUP = "us-east"
 ISLANDS = ("one", "two")
-STEPS = 400
+STEPS = 600
+"""Of the job that is lost twice, and ends by itself after that: far more than it takes until then."""
 ENDLESS = 100_000
 FRAGMENTS = 4
 NEWS = 2 * FRAGMENTS

@@ -81,12 +81,11 @@ class WideJob(Job):
         super().__init__(None, job_id, archipelago.runs / job_id)  # type: ignore[arg-type]
         self._client, self.seed = archipelago.client(), seed
 
-    def status(self) -> dict[str, Any]:
+    def seen(self) -> dict[str, Any]:
         seen = self._client.job(self.id)
         islands = [{**island.model_dump(), "last_merge_at": island.last_merge_after_s} for island in seen.islands]
         view = {"islands": islands, "epoch": seen.epoch}
-        self.last = {"view": view, "at": seen.after_s, "goodput": seen.goodput, "state": seen.state}
-        return self.last
+        return {"view": view, "at": seen.after_s, "goodput": seen.goodput, "state": seen.state}
 
     def trouble(self, island: str) -> str:
         """What the status says to be in the way of the island's payloads."""

@@ -8,11 +8,11 @@ All regions are on one machine, so all diaries have one clock, and can be read f
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,7 @@ class Diary:
         self.ends = [float(at) for at, _ in lines]
         self.cursors = [int(cursor) for _, cursor in lines]
 
-    def longest_gap(self, since: float, until: float) -> float:
-        """Between two steps around and within that time."""
-        inside = [since, *(at for at in self.ends if since < at < until), until]
-        return max(after - before for before, after in pairwise(inside))
-
-    def count(self, since: float, until: float) -> int:
+    def count(self, since: float, until: float = math.inf) -> int:
         return sum(since < at <= until for at in self.ends)
 
 

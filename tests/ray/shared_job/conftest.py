@@ -60,7 +60,8 @@ class SharedJob:
             ENDLESS,
             (*GROUPS, WEST),
             seed=secrets.randbelow(1 << 30),
-            recovery={"restarts_max": 100, "backoff_max_s": 1.0},
+            # a test holds an island silent for as long as it needs: nobody gives it up meanwhile
+            recovery={"restarts_max": 100, "backoff_max_s": 1.0, "suspect_timeout_s": 600.0},
             transport={"inline_bytes_max": 0, "shared_memory": False, "tls": "always"},
             synchroniser={"durability": {"snapshot_every_records": 100}, "wire": "int4"},
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,68 +13,76 @@ import pytest
 from orchestrator.core import commands, events
 from orchestrator.core.vocabulary import RefusalReason
 from orchestrator.errors import AtollError
-from tests.ray.jobs import Job, gap_limit_s, gone
+from tests.ray.jobs import STEPS_ON, Job, gone
 
 pytestmark = pytest.mark.ray
 PAYLOAD_BYTES = 12_900
-"""In four bits a value."""
-"""Of a synthetic job's fragment: 100,000 parameters in four."""
+"""Of a synthetic job's fragment, 100,000 parameters in four, in four bits a value."""
+STOPPED_S = 4.0
+HELD_S = 500.0
+"""Longer than a test needs: it is ended by ``continue``."""
 
 
-def test_a_stopped_island_goes_on_by_itself_or_when_told_to_and_the_tape_says_who_did_it(job: Job) -> None:
-    before = job.island("asia")
-    at, blamed_before = job.last["at"], job.last["statistics"]["bystander_gap_max_s"] or 0.0
+def test_a_stopped_island_goes_on_by_itself_or_when_told_to_and_the_tape_says_who_did_it(
+    job: Job, train_on: Callable[..., None]
+) -> None:
+    before, bystanders = job.island("asia"), [job.island(group)["pid"] for group in ("us-east", "europe")]
+    at = job.last["at"]
 
-    first = strike(job, "stop", duration=4.0)
-    job.wait_for_state("asia", "suspect")
+    first = strike(job, "stop", duration=STOPPED_S)
+    job.wait_until(lambda: standstill(job, at), "a report of how long it stood still")
     assert job.wait_for_state("asia", "training")["pid"] == before["pid"]
 
-    second = strike(job, "stop", duration=100.0)
+    second = strike(job, "stop", duration=HELD_S)
     job.wait_for_state("asia", "suspect")
+    train_on(*bystanders)
+    assert job.island("asia")["state"] == "suspect"
     third = strike(job, "continue")
     assert job.wait_for_state("asia", "training")["pid"] == before["pid"]
 
     faults = [(fault.command, fault.kind, fault.caller, fault.duration) for fault in faults_since(job, at)]
     assert faults == [
-        (first, "stop", "test", 4.0),
-        (second, "stop", "test", 100.0),
+        (first, "stop", "test", STOPPED_S),
+        (second, "stop", "test", HELD_S),
         (third, "continue", "test", 0.0),
     ]
     assert [job.status()["commands"][name]["accepted"] for name in (first, second, third)] == [True] * 3
-    assert job.gap_max_s("asia", at) >= 3.5  # it really stood still
-    assert job.gap_max_s("us-east", at) <= gap_limit_s(4.0)
-    blamed = job.status()["statistics"]["bystander_gap_max_s"]
-    assert blamed < 3.5 or blamed == blamed_before  # and nobody is blamed for it
+    stops = [fault.at for fault in faults_since(job, at) if fault.kind == "stop"]
+    job.wait_until(lambda: all(standstill(job, one) for one in stops), "a report of each")
+    blamed = job.status()["statistics"]["bystander_gap"]
+    assert (blamed["island"], blamed["at"]) not in [("asia", standstill(job, one)) for one in stops]
 
 
-def test_an_island_that_is_cut_off_trains_on_unheard_and_gives_its_work_when_it_is_heard_again(job: Job) -> None:
+def test_an_island_that_is_cut_off_trains_on_unheard_and_gives_its_work_when_it_is_heard_again(
+    job: Job, train_on: Callable[..., None]
+) -> None:
+    """The cut lasts until the island has trained, by its own count: by the tape alone nobody could tell what was trained
+    when, for the first answer behind a cut may be an old one."""
     before = job.island("asia")
-    at = job.last["at"]
 
-    strike(job, "cut", duration=5.0)
+    strike(job, "cut", duration=HELD_S)
     job.wait_for_state("asia", "suspect")
+    train_on(before["pid"])
+    heard = heard_of(job)
+    train_on(before["pid"])
+    assert heard_of(job) == heard, "letters passed the cut"
+    assert job.island("asia")["state"] == "suspect"
+    healed_at = job.last["at"]
+    strike(job, "continue")
+    job.wait_until(lambda: job.island("asia")["last_merge_at"] > healed_at, "a merge with asia after its cut")
+    job.wait_until(lambda: max(adoptions(job)) > healed_at, "an adoption by asia after its cut")
+    at_cut, last = heard[0][-1], job.events(events.ProgressReported, "asia")[-1]
+    assert last.steps_total - at_cut.steps_total >= 2 * STEPS_ON
+
+    struck = struck_at(job, "cut", duration=5.0)
+    job.wait_until(lambda: since(job, struck + 5.0), "work of asia after a cut that ends by itself")
     back = job.wait_for_state("asia", "training")
     assert (back["pid"], back["incarnation"]) == (before["pid"], before["incarnation"])
-    (cut,) = faults_since(job, at)
-    healed_at = cut.at + 5.0
-    job.wait_until(lambda: job.island("asia")["last_merge_at"] > healed_at, "a merge with asia after its cut")
-    reports = job.events(events.ProgressReported, "asia")
-    assert [one for one in reports if cut.at + 0.1 < one.at < healed_at] == [], "letters passed the cut"
-    at_cut = [one for one in reports if one.at <= cut.at + 0.1][-1]
-    soon_after = [one for one in reports if one.at < healed_at + 1.0][-1]
-    assert soon_after.steps_total - at_cut.steps_total > 50, "it did not train on"
-    assert [e for e in contributions(job) if cut.at + 0.1 < e.at < healed_at] == []
-    adopted = [event.at for event in job.events(events.FragmentAdopted, "asia")]
-    assert max(adopted) > healed_at
-    assert job.gap_max_s("asia", cut.at) <= gap_limit_s(5.0)
-
-    strike(job, "cut", duration=100.0)
-    job.wait_for_state("asia", "suspect")
-    strike(job, "continue")
-    job.wait_for_state("asia", "training")
 
 
-def test_payloads_that_are_spoilt_are_refused_and_lost_ones_missed_while_nobody_waits(job: Job) -> None:
+def test_payloads_that_are_spoilt_are_refused_and_lost_ones_missed_while_nobody_waits(
+    job: Job, train_on: Callable[..., None]
+) -> None:
     before = job.island("asia")
     known, counted = len(refusals(job)), job.last["statistics"]["refusals"].get("corrupt", 0)
 
@@ -86,18 +96,24 @@ def test_payloads_that_are_spoilt_are_refused_and_lost_ones_missed_while_nobody_
 
     dropped_at = struck_at(job, "drop", payloads=3)
     job.wait_until(lambda: len(since(job, dropped_at)) >= 6, "payloads after those that were lost")
-    assert missing_offers(job, dropped_at) == 3
+    assert missing_offers(job, dropped_at) >= 3  # a busy island replaces offers before anybody asks for them
 
     delayed_at = struck_at(job, "delay", payloads=1, duration=2.0)
     job.wait_until(lambda: len(since(job, delayed_at + 2.0)) >= 2, "payloads after the late one")
     assert longest_silence(job, delayed_at) >= 1.9
 
-    slow_at = struck_at(job, "slow", duration=6.0, bytes_per_second=PAYLOAD_BYTES / 2)
-    job.wait_until(lambda: since(job, slow_at + 6.5), "payloads when it is not slow any more")
-    slowly = [one for one in since(job, slow_at + 0.5) if one.at < slow_at + 6.0]
-    assert 1 <= len(slowly) <= 3, "each takes two seconds"
-    for island in ("asia", "us-east"):
-        assert job.gap_max_s(island, slow_at) <= gap_limit_s(2.0), "it waited for one of the slow payloads"
+    slow_at = struck_at(job, "slow", duration=HELD_S, bytes_per_second=PAYLOAD_BYTES / 2)
+    slowly = job.wait_until(lambda: len(came := since(job, slow_at)) >= 4 and came, "slow payloads")
+    assert all(after.at - before.at >= 1.9 for before, after in pairwise(slowly[1:])), "each takes two seconds"
+
+    strike(job, "slow", duration=HELD_S, bytes_per_second=PAYLOAD_BYTES / HELD_S)
+    both = [job.island(group)["pid"] for group in ("asia", "us-east")]
+    train_on(*both)
+    came = contributions(job)
+    train_on(*both)
+    assert contributions(job) == came, "a payload that takes minutes was there in seconds"
+    strike(job, "slow", duration=1.0, bytes_per_second=PAYLOAD_BYTES / HELD_S)
+    job.wait_until(lambda: len(contributions(job)) > len(came) + 2, "payloads when it is not slow any more")
     assert job.island("asia")["incarnation"] == before["incarnation"]
 
 
@@ -134,6 +150,21 @@ def struck_at(job: Job, kind: str, **dose: Any) -> float:
     return job.wait_until(
         lambda: [fault.at for fault in job.events(events.FaultInjected, "asia") if fault.command == name], kind
     )[0]
+
+
+def standstill(job: Job, since: float) -> float | None:
+    """When asia reported the stop that began at ``since``; None while it has not."""
+    reports = job.events(events.ProgressReported, "asia")
+    return next((one.at for one in reports if one.at > since and one.gap_max_seconds >= STOPPED_S * 0.9), None)
+
+
+def heard_of(job: Job) -> tuple[list[events.ProgressReported], list[events.ContributionArrived], list[float]]:
+    """All that the tape has of asia's reports."""
+    return job.events(events.ProgressReported, "asia"), contributions(job), adoptions(job)
+
+
+def adoptions(job: Job) -> list[float]:
+    return [event.at for event in job.events(events.FragmentAdopted, "asia")]
 
 
 def contributions(job: Job) -> list[events.ContributionArrived]:

@@ -1,13 +1,12 @@
 """Islands that are killed or stopped, in real processes: the others never stall, and the island comes back and gives again.
 
-Gaps are the islands' own measurements (``ProgressReported.gap_max_seconds``), read from the job's tape.
+An island is held where it is until the others have trained on: whoever waited for it would never do so.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,18 +14,27 @@ import pytest
 
 from orchestrator.core import commands, events
 from orchestrator.logbook import island_logbook
-from tests.ray.jobs import BRIEF_S, GROUPS, Job, gap_limit_s, gone, pids_of
+from tests.ray.jobs import BRIEF_S, GROUPS, STEP_S, STEPS_ON, Job, gone, pids_of
 
 pytestmark = pytest.mark.ray
 TRIES = 25
 """Of catching a process as it begins, which takes it about a second."""
 
 
-def test_a_killed_island_contributes_again_while_the_others_never_stall(job: Job) -> None:
+def test_a_killed_island_contributes_again_while_the_others_never_stall(
+    job: Job, plug: Callable[[Path], Path], train_on: Callable[..., None]
+) -> None:
     """What it said is found, and its successor's log begins anew."""
-    victim = job.island("asia")
+    from tests.ray import plugged  # here, because it imports Ray
+
+    victim, others = job.island("asia"), [job.island(group)["pid"] for group in GROUPS if group != "asia"]
     number = victim["incarnation"]
+    starting = plug(plugged.act(job.seed, plugged.WARM_UP))
     command = job.command(commands.Kill("asia"))
+    job.wait_for_state("asia", "starting", incarnation=number + 1)
+    train_on(*others)
+    assert job.island("asia")["state"] == "starting"
+    starting.unlink()
     back = job.wait_for_merge("asia", number + 1)
     status = job.status()
     assert status["commands"][command]["accepted"] is True
@@ -35,9 +43,6 @@ def test_a_killed_island_contributes_again_while_the_others_never_stall(job: Job
     recovery = status["statistics"]["recovery_s"]
     assert status["statistics"]["recoveries"][-1]["complete"]
     assert recovery is not None
-    killed_at = status["commands"][command]["at"]
-    gaps = {group: job.gap_max_s(group, killed_at) for group in GROUPS[:-1]}
-    assert max(gaps.values()) <= gap_limit_s(back["last_merge_at"] - killed_at), gaps
     donor = job.events(events.IslandCaughtUp, "asia")[-1].donor
     assert donor in GROUPS[:-1]
 
@@ -51,20 +56,22 @@ def test_a_killed_island_contributes_again_while_the_others_never_stall(job: Job
     assert f"caught up from {donor}" in "\n".join(second)
 
 
-def test_an_island_that_stops_for_a_while_is_suspected_not_replaced_and_goes_on(job: Job) -> None:
-    stopped = job.island("europe")
-    at = job.status()["at"]
+def test_an_island_that_stops_for_a_while_is_suspected_not_replaced_and_goes_on(
+    job: Job, train_on: Callable[..., None]
+) -> None:
+    stopped, others = job.island("europe"), [job.island(group)["pid"] for group in GROUPS if group != "europe"]
     os.kill(stopped["pid"], signal.SIGSTOP)
-    threading.Timer(8.0, os.kill, (stopped["pid"], signal.SIGCONT)).start()
-    job.wait_for_state("europe", "suspect")
+    try:
+        job.wait_for_state("europe", "suspect")
+        train_on(*others)
+        assert job.island("europe")["state"] == "suspect"
+    finally:
+        os.kill(stopped["pid"], signal.SIGCONT)
     back = job.wait_for_state("europe", "training")
     assert (back["incarnation"], back["pid"]) == (stopped["incarnation"], stopped["pid"])
     resumed_at = job.events(events.ConnectionRestored, "europe")[-1].at
     job.wait_until(lambda: job.island("europe")["last_merge_at"] > resumed_at, "a merge with europe after its stop")
-    gaps = {group: job.gap_max_s(group, at) for group in GROUPS if group != "europe"}
-    stood_still_s = job.gap_max_s("europe", resumed_at)
-    assert stood_still_s >= 7.0
-    assert max(gaps.values()) <= gap_limit_s(stood_still_s), gaps
+    assert job.gap_max_s("europe", resumed_at) >= STEPS_ON * STEP_S / 2, "it stood still while the others stepped"
 
 
 def test_an_island_killed_while_it_is_suspect_is_placed_again(job: Job) -> None:
@@ -74,7 +81,7 @@ def test_an_island_killed_while_it_is_suspect_is_placed_again(job: Job) -> None:
     job.wait_for_state("asia", "suspect")
     os.kill(stopped["pid"], signal.SIGKILL)
     job.wait_for_merge("asia", stopped["incarnation"] + 1)
-    lost = job.events(events.ConnectionLost, "asia")[before:]
+    lost = [e for e in job.events(events.ConnectionLost, "asia")[before:] if e.incarnation == stopped["incarnation"]]
     assert [event.dead for event in lost] == [False, True]
 
 
@@ -112,8 +119,8 @@ def test_an_island_killed_while_it_starts_and_while_it_catches_up_is_placed_agai
         os.kill(caught["pid"], signal.SIGKILL)
         act.unlink()
     job.wait_for_merge("asia", number + 1)
-    lost = job.events(events.ConnectionLost, "asia")[before:]
-    assert [(event.incarnation, event.dead) for event in lost[-2:]] == [(number - 1, True), (number, True)]
+    died = [event.incarnation for event in job.events(events.ConnectionLost, "asia")[before:] if event.dead]
+    assert died[-2:] == [number - 1, number]
 
 
 def test_a_killed_island_that_shall_stay_away_cannot_be_struck_and_comes_only_when_it_is_added_again(job: Job) -> None:

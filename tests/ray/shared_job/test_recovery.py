@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ from orchestrator.parameters.journal.entry import sizes_of
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import island_name
-from tests.ray.jobs import GROUPS, Job, pid_of, stop
+from tests.ray.jobs import GROUPS, Job, pid_of, pids_of, stop
 from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 KILLS = int(os.environ.get("ATOLL_KILLS", "3"))
 SEEN_BACK_EVERY = 3
-SILENT_S = float(os.environ.get("ATOLL_SILENT_S", "4"))
-SHARE_MIN = 0.97 if SILENT_S >= 60 else 0.85
-"""Whoever waited would not step for all of the silence; of a few seconds a busy machine alone takes a twentieth."""
+SILENT_S = float(os.environ.get("ATOLL_SILENT_S", "0"))
+"""Over so long a silence the islands' rates are measured, which wants a calm machine: ``make soak`` does."""
+SHARE_MIN = 0.97
+RECORDS_OF_A_SNAPSHOT = 250
+"""Of these the last hundred or so may be in no snapshot yet."""
 
 
 def kill(job: Job, home: Any) -> None:
@@ -46,31 +49,12 @@ def contributors_since(job: Job, at: float) -> set[str]:
     }
 
 
-def absences_s(job: Job, since: float) -> list[float]:
-    """How long nobody decided: from the last record of each life to the next, which may be of what only the journal knew."""
-    records = job.records()
-    at = [record.event.at for record in records]
-    begins = [
-        n
-        for n, record in enumerate(records)
-        if isinstance(record.event, events.SynchroniserRestarted) and record.event.at > since
-    ]
-    fragments = range(1 + len(job.last["view"]["fragments"]))
-    return [max(at[n - back] - at[n - back - 1] for back in fragments) for n in begins]
-
-
-def assert_none_waited(job: Job, since: float) -> None:
-    """Whoever waited for a synchroniser would have taken no step for as long as one was away."""
-    for group in GROUPS:
-        assert job.gap_max_s(group, since) < min(absences_s(job, since))
-
-
 def test_a_synchroniser_killed_at_random_moments_comes_back_each_time_and_no_island_is_disturbed(
     job: Job, home: Any
 ) -> None:
     """Also while it starts, remembers and reconnects. ``ATOLL_KILLS`` says how often; ``make soak`` wants 200."""
-    islands = {group: job.island(group) for group in GROUPS}
-    chance, undisturbed_until = random.Random(5), job.last["at"]
+    job.wait_until(lambda: len(job.records()) > RECORDS_OF_A_SNAPSHOT, "records enough for a snapshot")
+    islands, chance = {group: job.island(group) for group in GROUPS}, random.Random(5)
     epoch, deaths = job.last["view"]["epoch"], len(job.restarts())
     for number in range(1, KILLS + 1):
         time.sleep(chance.uniform(0.0, 2.0))
@@ -83,14 +67,13 @@ def test_a_synchroniser_killed_at_random_moments_comes_back_each_time_and_no_isl
     for group, before in islands.items():
         now = job.island(group)
         assert (now["pid"], now["incarnation"]) == (before["pid"], before["incarnation"])
-    assert_none_waited(job, undisturbed_until)
     said = service_logbook(job.run_dir, "synchroniser").path.read_text()
     assert [int(count) for count in re.findall(r", (\d+) of them from a snapshot", said)][-1] > 0
 
 
 def test_a_synchroniser_that_finds_its_last_records_damaged_goes_on_from_those_before(job: Job, home: Any) -> None:
     """A bit of the tape's last record is flipped, and behind the journal's last entry lies what begins like another one."""
-    began, counted = job.status()["at"], job.last["statistics"]["synchroniser"]
+    counted = job.status()["statistics"]["synchroniser"]
     deaths = len(job.restarts())
     pid = pid_of("SynchroniserActor", home)
     assert pid is not None
@@ -115,7 +98,6 @@ def test_a_synchroniser_that_finds_its_last_records_damaged_goes_on_from_those_b
     assert tape.read_bytes().startswith(kept)
     job.wait_until(lambda: contributors_since(job, back.at) == set(GROUPS), "everyone again")
     assert job.status_once_back()["statistics"]["synchroniser"] == {kind: count + 1 for kind, count in counted.items()}
-    assert_none_waited(job, began)
 
 
 def test_a_merge_that_islands_hold_and_the_journal_lost_is_replaced_by_the_one_before(job: Job, home: Any) -> None:
@@ -165,25 +147,36 @@ def stepping_share(job: Job, island: str, since: float, until: float) -> float:
     return (reports[-1].stepping_seconds - reports[0].stepping_seconds) / (reports[-1].at - reports[0].at)
 
 
-def test_islands_step_as_fast_while_their_synchroniser_is_silent_and_dead(job: Job, home: Any) -> None:
-    deaths = len(job.restarts())
-    began = job.status()["at"]
-    time.sleep(SILENT_S)
+def test_islands_train_on_while_their_synchroniser_is_silent_dead_and_not_yet_back(
+    job: Job, home: Any, train_on: Callable[..., None]
+) -> None:
+    islands, deaths = [job.island(group)["pid"] for group in GROUPS], len(job.restarts())
     before = job.status()["at"]
+    time.sleep(SILENT_S)
+    silent_from = job.status()["at"]
     pid = pid_of("SynchroniserActor", home)
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
+    train_on(*islands)
     time.sleep(SILENT_S)
     os.kill(pid, signal.SIGKILL)
+    following = job.wait_until(lambda: min(pids_of("SynchroniserActor", home) - {pid}, default=None), "the next life")
+    os.kill(following, signal.SIGSTOP)
+    try:
+        train_on(*islands)
+    finally:
+        os.kill(following, signal.SIGCONT)
     job.wait_until(lambda: len(job.restarts()) > deaths, "the next epoch")
     back = job.restarts()[deaths].at
-    assert back - before >= SILENT_S
     job.wait_until(lambda: contributors_since(job, back) == set(GROUPS), "everyone again")
-    job.wait_until(lambda: job.answers() and job.status()["at"] > back + 2.0, "two seconds of peace")
-    for group in GROUPS:
-        ratio = stepping_share(job, group, before - 1.0, back + 2.0) / stepping_share(job, group, began, before)
-        assert ratio >= SHARE_MIN, f"{group} kept {ratio:.3f} of its rate"
-    assert_none_waited(job, before)
+    job.status_once_back()
+    assert [job.island(group)["pid"] for group in GROUPS] == islands
+    if SILENT_S:
+        job.wait_until(lambda: job.answers() and job.status()["at"] > back + 2.0, "two seconds of peace")
+        for group in GROUPS:
+            usual = stepping_share(job, group, before, silent_from)
+            ratio = stepping_share(job, group, silent_from - 1.0, back + 2.0) / usual
+            assert ratio >= SHARE_MIN, f"{group} kept {ratio:.3f} of its rate"
 
 
 def test_a_synchroniser_that_was_replaced_steps_aside_and_its_successor_goes_on(job: Job, home: Any) -> None:

@@ -1,0 +1,31 @@
+"""A free port for a server that binds it later, and perhaps again after its death.
+
+Linux gives whoever asks for any port one of its ephemeral range, by default 32768 to 60999: every outgoing connection, and
+every server that listens on port 0, as each process of Ray does. A port of that range that is free now may be taken before
+the server binds it, or while it is dead. So the port is drawn below that range, and above Ray's default for its workers,
+10002 to 19999.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+LOOPBACK = "127.0.0.1"
+FIRST, LAST = 20_000, 29_999
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port of ``FIRST`` to ``LAST`` on which nobody listens at this address of this host, drawn anew each time.
+
+    Raises OSError where the address is not of this host, or none of these ports is free.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in random.SystemRandom().sample(range(FIRST, LAST + 1), LAST + 1 - FIRST):
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((host, port))
+                return port
+            except OSError as error:
+                last = error
+    raise last
