@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -48,6 +48,18 @@ _TYPES: dict[str, np.dtype[Any]] = {
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array in a file, where its bytes begin. It lies at ``bounds`` of the array of its name."""
+
+    name: str
+    file: SoundFile
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    bounds: Bounds
+
+
 def write(folder: Folder, stem: str, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bounds]) -> list[File]:
     """All of these arrays are in files of the folder afterwards, one at least. Raises OSError, and DataError for a type.
 
@@ -63,18 +75,6 @@ def write(folder: Folder, stem: str, arrays: Mapping[str, np.ndarray], bounds: M
     return files
 
 
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """An array in a file, where its bytes begin. It lies at ``bounds`` of the array of its name."""
-
-    name: str
-    file: SoundFile
-    start: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    bounds: Bounds
-
-
 def stored(file: SoundFile) -> list[StoredArray]:
     """What lies in the file. Raises DataError unless it is a file of arrays."""
     try:
@@ -84,9 +84,9 @@ def stored(file: SoundFile) -> list[StoredArray]:
         begin = _SIZE_BYTES + header_bytes
         header = json.loads(file.read(_SIZE_BYTES, begin))
         header.pop("__metadata__", None)
-        found = {name: _entry(file, begin, name, entry) for name, entry in header.items()}
-        parts = _bounds_in(found.pop(PARTS, None))
-        return [_placed(array, parts.get(name)) for name, array in found.items()]
+        entries = {name: _entry(file, begin, name, entry) for name, entry in header.items()}
+        parts = _bounds_in(entries.pop(PARTS, None))
+        return [_placed(array, parts.get(name)) for name, array in entries.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(detail=f"{file.name} is no file of arrays: {first_line(error)}.") from error
 
@@ -182,7 +182,7 @@ def _placed(array: StoredArray, bounds: Bounds | None) -> StoredArray:
         return array
     if shape_of(bounds) != array.shape:
         raise ValueError(f"{array.name} of shape {array.shape} cannot be the part {bounds}")
-    return StoredArray(array.name, array.file, array.start, array.dtype, array.shape, bounds)
+    return replace(array, bounds=bounds)
 
 
 def _in_tensor(array: StoredArray) -> tuple[str, Bounds]:

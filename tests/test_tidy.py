@@ -253,6 +253,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "optax",
             "orbax",
             "safetensors",
+            "tensorstore",
             "grain",
             "pyarrow",
             "tokenizers",

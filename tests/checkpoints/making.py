@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import create
-from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.roots import AllowedRoots
 
 SPEC: dict[str, Any] = {
@@ -100,6 +101,18 @@ def make(
         part, of_part = writing.read_part(folder, island, part_digest(written))
         parts.append(part)
         files.extend(of_part)
+    return complete(folder, number, states, parts, files, **changes)
+
+
+def complete(
+    folder: Folder,
+    number: int,
+    states: Mapping[FragmentId, FragmentState],
+    parts: Sequence[Part],
+    files: Sequence[File],
+    **changes: Any,
+) -> Folder:
+    """The manifest of these is in the folder, which is a checkpoint from here on."""
     facts: dict[str, Any] = {
         "job": "job-1",
         "number": number,
@@ -108,7 +121,7 @@ def make(
         "spec": SPEC,
         "fragments": tuple(Fragment(state.version, 0, state.digest) for state in states.values()),
         "tokens_trained": sum(part.tokens_total for part in parts),
-        "merged_tokens": (0, 0),
+        "merged_tokens": (0,) * len(states),
         "cursors": tuple(part.cursor for part in parts),
         "legs": (),
         "batch_sizes": (2,) * len(parts),
