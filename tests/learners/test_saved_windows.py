@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from orchestrator.parameters.tensors import digest
 from orchestrator.replica.replica import Position
 from orchestrator.roots import AllowedRoots
 from tests.checkpoints.making import as_earlier_builds_wrote_it, complete, without_blocks
+from tests.checkpoints.reads import counted_reads
 from tests.learners.conftest import job
 from tests.learners.sliced import Sliced
 
@@ -42,26 +41,6 @@ POSITION = Position(
 )
 PARAMETERS = 400_000
 """In five matrices of eight columns."""
-
-
-class Reads:
-    """The bytes that were read of files, but for the lists of blocks and documents."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.byte_count = 0
-        opened = Folder.opened
-
-        @contextmanager
-        def counted(folder: Folder, name: str) -> Iterator[Any]:
-            with opened(folder, name) as between:
-
-                def reading(start: int, stop: int) -> bytes:
-                    self.byte_count += stop - start
-                    return between(start, stop)
-
-                yield reading
-
-        patch.setattr(Folder, "opened", counted)
 
 
 # ── arrays, whoever wrote them ────────────────────────────────────────────────────────────────────────────────────────
@@ -306,17 +285,16 @@ def test_each_of_two_hosts_reads_and_holds_half(writers: int, tmp_path: Path, mo
     folder, _ = saved(str(tmp_path), an_island(writers))
     manifest = manifest_of(folder)
     all_bytes = sum(f.size for f in manifest.files if f.name.endswith((".safetensors", ".parameters")))
-    reads = Reads(monkeypatch)
     for rank in range(2):
         trainer = Sliced(spec(), rank, 2)
-        before = reads.byte_count
-        state = restored(folder, IT, needs_of(trainer, 2, rank))
+        with counted_reads() as stretches:
+            state = restored(folder, IT, needs_of(trainer, 2, rank))
         held = sum(
             array.nbytes for array in (*state.arrays.values(), *(a for own in state.outer for a in own.values()))
         )
-        print(f"host {rank}: {(reads.byte_count - before) / all_bytes:.4f} of {all_bytes:,} bytes read")
+        print(f"host {rank}: {sum(stretches) / all_bytes:.4f} of {all_bytes:,} bytes read")
         assert 0.49 * all_bytes < held < 0.51 * all_bytes
-        assert 0.49 * all_bytes < reads.byte_count - before < 0.51 * all_bytes
+        assert 0.49 * all_bytes < sum(stretches) < 0.51 * all_bytes
 
 
 def test_nothing_larger_than_a_window_and_a_block_is_ever_asked_for(
@@ -338,21 +316,8 @@ def test_nothing_larger_than_a_window_and_a_block_is_ever_asked_for(
         return array
 
     monkeypatch.setattr(np, "empty", made)
-    stretches: list[int] = []
-    opened = Folder.opened
-
-    @contextmanager
-    def noted(folder: Folder, name: str) -> Iterator[Any]:
-        with opened(folder, name) as between:
-
-            def reading(start: int, stop: int) -> bytes:
-                stretches.append(stop - start)
-                return between(start, stop)
-
-            yield reading
-
-    monkeypatch.setattr(Folder, "opened", noted)
-    restored(folder, IT, needs)
+    with counted_reads() as stretches:
+        restored(folder, IT, needs)
     assert max(sizes) == largest
     assert 0 < max(stretches) <= blocks.BLOCK_BYTES < largest
 
