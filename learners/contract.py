@@ -52,11 +52,13 @@ class HeldPart:
     """The part of a piece that the devices of this process have.
 
     ``bounds`` are start and stop along every axis, in the piece's own indices: a block, which is empty where the piece lies
-    on other processes' devices. ``processes`` have the same part, in ascending order; this one is among them.
+    on other processes' devices. ``processes`` have the same part, in ascending order; this one is among them. ``shape`` is
+    that of the whole piece, by which a checkpoint of another model is refused; None where the trainer does not say it.
     """
 
     bounds: tuple[tuple[int, int], ...]
     processes: tuple[int, ...]
+    shape: tuple[int, ...] | None = None
 
 
 def entry_of(spec: Mapping[str, Any]) -> str:
@@ -188,6 +190,6 @@ class SpreadTrainer(Trainer, Protocol):
     def held_state(self, pieces: Iterable[str]) -> Mapping[str, HeldPart]:
         """The parts that this process has of what ``export_state`` gives of these pieces, by the names there.
 
-        Asked only where some piece lies on several processes (``held``).
+        Asked only where some piece lies on several processes (``held``). Whole tensors are pieces, too.
         """
         ...

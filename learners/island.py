@@ -206,10 +206,10 @@ class Island:
         self._outbox.heed(epoch)
 
         def load() -> tuple[tuple[Version, ...], int]:
-            if self._leader is not None:
-                self._leader.call(TakeSaved(folder, cursor))
-            saved = checkpointing.restored(Folder.within(self._roots, folder), self._island)
-            self._built().load_saved(saved, cursor)
+            loop, leader = self._built(), self._leader
+            read = partial(self._saved, folder, loop.held)
+            saved = read() if leader is None else leader.call_beside(TakeSaved(folder, cursor), read)
+            loop.load_saved(saved, cursor)
             return saved.versions, saved.part.step
 
         self._catching_up.take(self._island, load)
@@ -463,13 +463,15 @@ class Island:
                 values = arrays.outer_values(self._pulled(order.epoch, order.payloads))
                 arrays.load(values, order.versions, order.cursor)
             case TakeSaved():
-                saved = checkpointing.restored(Folder.within(self._roots, order.folder), self._island)
-                arrays.load_saved(saved, order.cursor)
+                arrays.load_saved(self._saved(order.folder, arrays.held), order.cursor)
             case TakePeer():
                 own = {name: array for chunk in order.chunks for name, array in chunks[chunk].items()}
                 arrays.load_peer(FetchedState(self._island, own, order.versions, order.step, ()), order.cursor)
             case _:
                 assert_never(order)
+
+    def _saved(self, folder: str, held: HeldPieces) -> checkpointing.Restored:
+        return checkpointing.restored(Folder.within(self._roots, folder), self._island, held.needs())
 
     def _give_part(self, cut: str, fragment: int, state: State) -> None:
         self._cut_states.keep(cut, fragment, state.blocks)
@@ -556,10 +558,9 @@ class Island:
             lower_priority()
         try:
             cut = cut_taken.result()
-            orbax, leader = not self._synthetic and self._leader is None, self._leader
-            target = Folder.within(self._roots, folder)
+            leader, target = self._leader, Folder.within(self._roots, folder)
             others = partial(leader.written, (checkpoint, folder)) if leader is not None else tuple
-            part = checkpointing.write(cut, target, self._island, self._incarnation, orbax=orbax, others=others)
+            part = checkpointing.write(cut, target, self._island, self._incarnation, others=others)
         except Exception as error:  # a full disk is only one of the ways; training goes on
             log.exception("this island's part of checkpoint %d is not written", checkpoint)
             self._outbox.put(NotSaved(checkpoint, in_words(error)))

@@ -132,13 +132,14 @@ class IslandArrays:
                 self._adopted[FragmentId(p)] = published
 
     def load_saved(self, saved: Restored, cursor: int) -> None:
-        """Begin where the checkpoint cut this island. Work that Θ has moved past is overwritten, the rest goes on."""
+        """Begin where the checkpoint cut this island. Work that Θ has moved past is overwritten, the rest goes on.
+
+        All of it is of what is here.
+        """
         require_numbers(saved.arrays)
         self.trainer.import_state(saved.arrays)
         self.trainer.seek(cursor)
-        outer = [
-            self._copied({name: saved.outer[p][name] for name in own}) for p, own in enumerate(self._plan.fragments)
-        ]
+        outer = [{name: saved.outer[p][name] for name in own} for p, own in enumerate(self.held.fragments)]
         self._stand_on(outer, saved.versions)
         for fragment in overtaken(saved.position, saved.versions):
             self.trainer.load(outer[fragment])
@@ -162,11 +163,6 @@ class IslandArrays:
             fragment = FragmentId(p)
             self.published.hold(fragment, version, arrays)
             self._adopted[fragment] = PublishedVersion(version, arrays)
-
-    def _copied(self, arrays: Arrays) -> Arrays:
-        """What is here of whole arrays, which need not be kept for it."""
-        own = self.held.holding.values_of(arrays)
-        return {name: array.copy() if array.shape != arrays[name].shape else array for name, array in own.items()}
 
     def outer_values(self, payloads: Iterable[bytes | memoryview]) -> Arrays:
         """What is here of Θ, whose fragments these payloads are. Raises InvalidPayload."""

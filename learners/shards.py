@@ -59,7 +59,7 @@ def held_part(sharding: NamedSharding, shape: Shape, piece: Piece) -> HeldPart:
     boxes = {process: _hull(indices, shape) for process, indices in of_process.items()}
     part = tuple((side.start, side.stop) for side in held(sharding, shape, piece))
     alike = tuple(sorted(process for process, box in boxes.items() if box == boxes[own]))
-    return HeldPart(part, alike)
+    return HeldPart(part, alike, piece.shape(shape))
 
 
 @dataclass(frozen=True, slots=True)

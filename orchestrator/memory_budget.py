@@ -3,9 +3,9 @@
     shard     on the head: Θ, μ, what updates lost; with staleness the versions before; the fragments that are merging, with
               what all islands sent of them
     evaluator on the head, unless a node group has it
-    island    on the node of each of its hosts: Θ as published, a peer's state while it is taken, its own while it is saved;
-              where it computes on CPU, parameters, moments and gradients as well. Each of these (``ISLAND_TERMS``) is whole
-              on every host, or a host's share of it, as its mesh splits parameters
+    island    on the node of each of its hosts: Θ as published, a state while it is taken, its own while it is saved;
+              where it computes on CPU, parameters, moments and gradients as well. A host has its share of each of these
+              (``ISLAND_TERMS``), as the island's mesh splits parameters
 
 The figures are bytes a parameter, as ``python -m tests.bench shard`` and ``island`` measure them and judge them by these.
 What a node has is what Ray says of it, which is the node's own look at its cgroup's limit, its installed memory and what of
@@ -67,7 +67,6 @@ HEAD = ""
 class Extent(Enum):
     """How much of an island's bytes one of its hosts has."""
 
-    WHOLE = auto()
     SHARE = auto()
     """Of each tensor what the host's devices hold, once."""
     COPIES = auto()
@@ -94,12 +93,12 @@ class Term:
 
 ISLAND_TERMS = (
     Term("Θ as it is published", 4.0, Extent.SHARE),
-    Term("a state while it is taken or given", 16.0, Extent.WHOLE),
-    Term("its own while Orbax writes and copies it", 25.0, Extent.SHARE, When.SAVES),
+    Term("a state while it is taken or given", 16.0, Extent.SHARE),
+    Term("its own while it is saved", TRAINER_STATE_BYTES, Extent.SHARE, When.SAVES),
     Term("parameters, moments and gradients", TRAINER_STATE_BYTES + GRADIENT_BYTES, Extent.COPIES, When.ON_CPU),
 )
-"""Each is measured by ``tests.bench.island_memory`` with the others. Peers give a host its share of a state, but of a
-checkpoint that an island goes on from each host reads all."""
+"""Each is measured by ``tests.bench.island_memory`` with the others. Peers and checkpoints give a host its share of a
+state: parameters, moments and Θ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def island_bytes_per_parameter(
     """In the memory of each of its hosts, whose devices lie in boxes of the mesh, the parameters' axes innermost."""
     ways = math.prod(parameter_axes(mesh).values())
     held = 1 / min(hosts, ways)
-    parts = {Extent.WHOLE: 1.0, Extent.SHARE: held, Extent.COPIES: max(held, (mesh.get("data") or 1) / hosts)}
+    parts = {Extent.SHARE: held, Extent.COPIES: max(held, (mesh.get("data") or 1) / hosts)}
     there = {When.ALWAYS: True, When.SAVES: saves, When.ON_CPU: on_cpu}
     return math.fsum(term.bytes_per_parameter * parts[term.extent] for term in ISLAND_TERMS if there[term.when])
 

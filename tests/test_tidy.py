@@ -139,7 +139,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "orchestrator.channel": frozenset({"orchestrator.errors", "numpy", "cryptography", "crc32c"}),
     "orchestrator.checkpoints": frozenset(
-        {CORE, "orchestrator.parameters", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
+        {CORE, "orchestrator.parameters", "orchestrator.roots", "orchestrator.errors", "numpy", "blake3", "fsspec"}
     ),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
@@ -254,6 +254,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "optax",
             "orbax",
             "safetensors",
+            "tensorstore",
             "grain",
             "pyarrow",
             "tokenizers",

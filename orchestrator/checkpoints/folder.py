@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -24,6 +24,9 @@ from orchestrator.errors import AtollError, DataError, InfrastructureError, Outs
 from orchestrator.roots import Allowed, AllowedRoots, Root, name_parts, open_folder, open_regular, shown, store_of
 
 CHUNK_BYTES = 4 << 20
+
+Between = Callable[[int, int], bytes]
+"""What a file has between two offsets. Raises DataError where it ends before."""
 
 
 class Folder:
@@ -143,6 +146,21 @@ class Folder:
         with self._open(name) as file:
             while chunk := self._chunk(file, name):
                 yield chunk
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Between]:
+        """Any stretch of a file, for as long as it is open, without reading the others."""
+        with self._open(name) as file:
+
+            def between(start: int, stop: int) -> bytes:
+                with self._reached(f"reading {name}"):
+                    file.seek(start)
+                    content: bytes = file.read(stop - start)
+                if len(content) != stop - start:
+                    raise DataError(detail=f"{self.url}/{name} is damaged: it ends before byte {stop:,}.")
+                return content
+
+            yield between
 
     def names(self) -> list[str]:
         """Every file below this folder, by its path from here; none if there is no such folder."""

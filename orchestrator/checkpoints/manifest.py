@@ -3,6 +3,7 @@
     CHECKPOINT/manifest.json                 all of this, and every file with its size and digest
     CHECKPOINT/fragment-PPPP.parameters      Θ of a fragment, a payload of ``parameters.wire_format``; .momentum
                                              likewise, and .residue where updates lose something in their codec
+    CHECKPOINT/….blocks                      digests of the blocks of a file of which parts are read (``blocks``)
     CHECKPOINT/ISLAND/part.json              what the island's arrays belong to, and their files
     CHECKPOINT/ISLAND/arrays…                parameters and inner optimizer state
 

@@ -6,23 +6,30 @@ checkpoint is used for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.checkpoints import blocks
+from orchestrator.checkpoints.blocks import SoundFile, Window
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import MANIFEST, MANIFEST_BYTES_MAX, File, Manifest, decode
+from orchestrator.checkpoints.manifest import MANIFEST, MANIFEST_BYTES_MAX, Manifest, decode
 from orchestrator.checkpoints.writing import momentum_name, number_of, parameters_name, residue_name
 from orchestrator.core.vocabulary import Version
 from orchestrator.errors import DataError, OutsideRoots
 from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters.codec.registry import EXACT
 from orchestrator.parameters.outer_state import FragmentState
+from orchestrator.parameters.parts import shape_of, whole
 from orchestrator.parameters.roles import from_rows
 from orchestrator.roots import AllowedRoots
 
 Array = NDArray[Any]
+HEAD_BYTES_MAX = 32 << 20
+"""Of what a file of parameters says of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +54,8 @@ def verified(folder: Folder) -> Manifest:
     """The manifest, every file of which was read and is what it says. Raises DataError with what is wrong."""
     manifest = manifest_of(folder)
     for file in manifest.files:
-        verify(folder, file)
+        blocks.verify(folder, file)
     return manifest
-
-
-def verify(folder: Folder, file: File) -> None:
-    """The file was read and is what is said of it. Raises DataError with what is wrong."""
-    try:
-        size = folder.size(file.name)
-        digest = folder.fingerprint(file.name)[1] if size == file.size else ""
-    except FileNotFoundError as error:
-        raise DataError(detail=f"The checkpoint {folder.url} lacks {file.name}.") from error
-    if size != file.size:
-        detail = f"{folder.url}/{file.name} has {size} bytes, and had {file.size} when the checkpoint was taken."
-        raise DataError(detail=f"{detail} It was cut or overwritten: it is damaged.")
-    if digest != file.digest:
-        raise DataError(detail=f"{folder.url}/{file.name} is damaged: its digest is {digest}, not {file.digest}.")
 
 
 def listed(root: Folder) -> list[Manifest]:
@@ -119,6 +112,43 @@ def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[dict[str, A
         if (digest := tensors.digest(parameters)) != fragment.digest:
             raise DataError(detail=f"Fragment {number} of {folder.url} is {digest}, and should be {fragment.digest}.")
         yield parameters
+
+
+def outer_windows(
+    folder: Folder, manifest: Manifest, wanted: Sequence[Mapping[str, Window]] | None = None
+) -> Iterator[dict[str, Array]]:
+    """Of Θ what is wanted of each fragment, one fragment after the other; None: all. Nothing else is kept.
+
+    Raises DataError where a file is not what it was, or has not what is wanted.
+    """
+    if wanted is not None and len(wanted) != len(manifest.fragments):
+        detail = f"{folder.url} has {len(manifest.fragments)} fragments, and this island's model {len(wanted)}."
+        raise DataError(detail=detail)
+    for number in range(len(manifest.fragments)):
+        with blocks.opened(folder, manifest.files, parameters_name(number)) as file:
+            yield _windows(file, None if wanted is None else wanted[number])
+
+
+def _windows(file: SoundFile, wanted: Mapping[str, Window] | None) -> dict[str, Array]:
+    if file.size < wire_format.PREFIX_BYTES:
+        raise DataError(detail=f"{file.name} is no file of parameters: it has {file.size} bytes.")
+    head_bytes = wire_format.head_bytes(file.read(0, wire_format.PREFIX_BYTES))
+    if head_bytes > HEAD_BYTES_MAX:
+        raise DataError(detail=f"{file.name} begins with {head_bytes:,} bytes that are no parameters.")
+    layout = wire_format.layout(file.read(0, head_bytes), file.size)
+    if layout.codec != EXACT or layout.base is not None or any(place.part is not None for place in layout.places):
+        raise DataError(detail=f"{file.name} holds no whole parameters, exactly.")
+    places = {place.name: place for place in layout.places}
+    if wanted is None:
+        wanted = {name: Window(whole(place.shape), place.shape) for name, place in places.items()}
+    if missing := sorted(wanted.keys() - places.keys()):
+        raise DataError(detail=f"{file.name} has no {', '.join(missing[:3])}, which this island's model has.")
+    arrays = {}
+    for name, window in wanted.items():
+        window.require_of(name, places[name].shape, file.name)
+        arrays[name] = np.empty(shape_of(window.bounds), np.float32)
+        file.window(places[name].start, arrays[name].dtype, places[name].shape, window.bounds, arrays[name])
+    return arrays
 
 
 def _arrays(folder: Folder, manifest: Manifest, name: str) -> dict[str, Array]:

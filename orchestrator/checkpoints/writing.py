@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.checkpoints import blocks
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import (
     MANIFEST,
@@ -80,15 +81,17 @@ def residue_name(fragment: int) -> str:
 
 def write_outer(folder: Folder, states: Mapping[FragmentId, FragmentState]) -> tuple[File, ...]:
     """Θ, momentum and residue of every fragment are in the folder afterwards. Raises OSError."""
-    names = []
+    files: list[File] = []
     for fragment, state in states.items():
-        files = {parameters_name(fragment): state.parameters, momentum_name(fragment): state.momentum}
+        # encoded one by one: they need no more memory than the largest
+        files += blocks.write(folder, parameters_name(fragment), [wire_format.encode(state.parameters)])
+        names = {momentum_name(fragment): state.momentum}
         if state.residue:
-            files[residue_name(fragment)] = state.residue
-        for name, arrays in files.items():  # encoded one by one: they need no more memory than the largest
+            names[residue_name(fragment)] = state.residue
+        for name, arrays in names.items():
             folder.write(name, wire_format.encode(arrays))
-            names.append(name)
-    return tuple(File(name, *folder.fingerprint(name)) for name in sorted(names))
+            files.append(File(name, *folder.fingerprint(name)))
+    return tuple(sorted(files, key=lambda file: file.name))
 
 
 def read_part(folder: Folder, island: str, digest: str) -> tuple[Part, tuple[File, ...]]:

@@ -42,6 +42,7 @@ from orchestrator.parameters.tensors import Array, Tensors, raw_bytes
 _MAGIC = b"atollw2\n"
 _PREFIX = struct.Struct("<8sIQ")
 _CHECKSUM = struct.Struct("<I")
+PREFIX_BYTES = _PREFIX.size
 _ALIGNMENT_BYTES = 64
 
 
@@ -114,6 +115,26 @@ class EncodedTensors:
         return {name: self.decoded(name) for name in self.tensors}
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor, or the part of one, in a payload: its ``size`` bytes begin at ``start``."""
+
+    name: str
+    shape: tuple[int, ...]
+    part: Bounds | None
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a payload has, and where."""
+
+    codec: CodecName
+    base: Version | None
+    places: tuple[Place, ...]
+
+
 def encoded(tensors: Tensors, codec_name: CodecName, base: Version | None = None) -> EncodedTensors:
     """The tensors in a codec. Values are not judged; the receiver does that (``validation``)."""
     return EncodedTensors(
@@ -179,20 +200,39 @@ def unverified(payload: bytes | bytearray | memoryview) -> tuple[EncodedTensors,
     Raises InvalidPayload where length or header cannot be; bytes that changed on the way may be the reason, or be missed.
     """
     view = _whole(payload)
-    _, header_bytes, _ = _PREFIX.unpack_from(view)
-    start = _PREFIX.size + header_bytes
-    codec_name, base, layout = _parsed(view[_PREFIX.size : start])
-    sizes = [codec(codec_name).data_bytes(math.prod(shape)) for _, shape, _ in layout]
-    if (data_bytes := len(view) - _CHECKSUM.size - start) != sum(sizes):
-        raise InvalidPayload(
-            detail=f"The header announces tensors of {sum(sizes)} bytes, but {data_bytes} bytes of data follow."
-        )
-    checksum = crc32c(view[:start])
-    tensors: dict[str, EncodedTensor] = {}
-    for (name, shape, part), size in zip(layout, sizes, strict=True):
-        tensors[name] = EncodedTensor(shape, view[start : start + size], part)
+    start = head_bytes(view[: _PREFIX.size])
+    head = layout(view[:start], len(view))
+    tensors = {
+        place.name: EncodedTensor(place.shape, view[place.start : place.start + place.size], place.part)
+        for place in head.places
+    }
+    return EncodedTensors(head.codec, head.base, tensors, view), crc32c(view[:start])
+
+
+def head_bytes(prefix: bytes | memoryview) -> int:
+    """How many bytes come before the tensors' data, by the first ``PREFIX_BYTES``. Raises InvalidPayload."""
+    magic, header_bytes, _ = _PREFIX.unpack_from(prefix)
+    if magic != _MAGIC:
+        raise InvalidPayload(detail=f"A payload begins with {_MAGIC!r}, this one with {magic!r}.")
+    return int(_PREFIX.size + header_bytes)
+
+
+def layout(head: bytes | memoryview, payload_bytes: int) -> Layout:
+    """Where the tensors lie, by what comes before their data: for who reads some of them out of a file.
+
+    Raises InvalidPayload where that cannot be, in a payload of so many bytes.
+    """
+    codec_name, base, rows = _parsed(memoryview(head)[_PREFIX.size :])
+    places, start = [], len(head)
+    for name, shape, part in rows:
+        size = codec(codec_name).data_bytes(math.prod(shape))
+        places.append(Place(name, shape, part, start, size))
         start += size
-    return EncodedTensors(codec_name, base, tensors, view), checksum
+    if (data_bytes := payload_bytes - _CHECKSUM.size - len(head)) != start - len(head):
+        raise InvalidPayload(
+            detail=f"The header announces tensors of {start - len(head)} bytes, but {data_bytes} bytes of data follow."
+        )
+    return Layout(codec_name, base, tuple(places))
 
 
 def _coded(array: Array, codec_name: CodecName) -> memoryview:
@@ -211,40 +251,38 @@ def _whole(payload: bytes | bytearray | memoryview) -> memoryview:
     view = memoryview(payload).cast("B")
     if len(view) < _PREFIX.size + _CHECKSUM.size:
         raise InvalidPayload(detail=f"{len(view)} bytes are too few to be a payload; it was cut short or never one.")
-    magic, header_bytes, data_bytes = _PREFIX.unpack_from(view)
-    if magic != _MAGIC:
-        raise InvalidPayload(detail=f"A payload begins with {_MAGIC!r}, this one with {magic!r}.")
-    announced = _PREFIX.size + header_bytes + data_bytes + _CHECKSUM.size
+    _, _, data_bytes = _PREFIX.unpack_from(view)
+    announced = head_bytes(view[: _PREFIX.size]) + data_bytes + _CHECKSUM.size
     if announced != len(view):
         raise InvalidPayload(detail=f"The payload announces {announced} bytes and has {len(view)}.")
     return view
 
 
-Layout = list[tuple[str, tuple[int, ...], Bounds | None]]
+Rows = list[tuple[str, tuple[int, ...], Bounds | None]]
 """Names, shapes, and parts."""
 
 
-def _parsed(header: memoryview) -> tuple[CodecName, Version | None, Layout]:
+def _parsed(header: memoryview) -> tuple[CodecName, Version | None, Rows]:
     """Codec, base and layout. Where the checksum holds, a fault here is a sender that speaks another dialect."""
     try:
         document = json.loads(bytes(header))
         codec_name, base = document["codec"], document["base"]
-        layout: Layout = [
+        rows: Rows = [
             (name, tuple(shape), tuple((start, stop) for start, stop in part[0]) if part else None)
             for name, shape, *part in document["tensors"]
         ]
-        names = {name for name, _, _ in layout}
-        sound = codec_name in CODEC_NAMES and len(names) == len(layout) and all(isinstance(name, str) for name in names)
+        names = {name for name, _, _ in rows}
+        sound = codec_name in CODEC_NAMES and len(names) == len(rows) and all(isinstance(name, str) for name in names)
         sound = sound and (base is None or (type(base) is int and base >= 0))
-        sound = sound and all(type(extent) is int and extent >= 0 for _, shape, _ in layout for extent in shape)
-        sound = sound and all(part is None or _is_of(shape, part) for _, shape, part in layout)
+        sound = sound and all(type(extent) is int and extent >= 0 for _, shape, _ in rows for extent in shape)
+        sound = sound and all(part is None or _is_of(shape, part) for _, shape, part in rows)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidPayload(detail=f"The header is not the one of a payload: {error!r}.") from error
     if not sound:
         raise InvalidPayload(
             detail=f"The header names an unknown codec, a tensor twice, or an impossible base or shape: {document}."
         )
-    return codec_name, base, layout
+    return codec_name, base, rows
 
 
 def _is_of(shape: tuple[int, ...], part: Bounds) -> bool:

@@ -629,7 +629,7 @@ def test_a_root_whose_package_is_missing_is_refused(tmp_path: Path, monkeypatch:
         roots_of(tmp_path / "home", tmp_path / "runs", ("s3://bucket/x",), ())
 
 
-def test_a_part_that_orbax_would_read_more_of_than_is_listed_is_refused(tmp_path: Path) -> None:
+def test_a_part_of_which_more_would_be_read_than_is_listed_is_refused(tmp_path: Path) -> None:
     folder = make(tmp_path, 1, ("a",), orbax=True)
     part = manifest_of(folder).parts[0]
     assert any(isinstance(array, np.ndarray) for array in checkpointing.read(folder, part).values())

@@ -1,8 +1,8 @@
 """What a checkpoint costs the steps of an island: the same island with one and without, in turn, in one process.
 
 A JAX island of preset `nano` steps back to back; in every other stretch of ``STRETCH`` steps its state is cut and written
-to this disk by Orbax, in a thread, as ``learners.island`` does. The stretches take turns as A B B A, so that a machine which
-slows down does so for both; the first checkpoint, with which Orbax is loaded, is not counted and told apart.
+to this disk, in a thread, as ``learners.island`` does. The stretches take turns as A B B A, so that a machine which
+slows down does so for both; the first checkpoint is not counted and told apart.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _saved(loop: IslandLoop, folder: Folder) -> tuple[float, float]:
 
     def work() -> None:
         lower_priority()
-        write(cut, folder, IslandId("it"), Incarnation(1), orbax=True)
+        write(cut, folder, IslandId("it"), Incarnation(1))
 
     writing = threading.Thread(target=work)
     writing.start()

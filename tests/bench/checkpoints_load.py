@@ -2,8 +2,8 @@
 
 The job of ``make demo`` on a real service: four JAX islands, merges, the synchroniser saving Θ, all on this machine's cores.
 In every other stretch the job is told to save itself, which does what ``checkpoints.every_merges`` does. So both are of one
-job: two jobs of the same kind differ by more than the bound (``overhead`` told of 8 %). The first checkpoint, with which
-every island loads Orbax, is not counted and told apart. ``checkpoints`` has the same of one island with nothing beside it.
+job: two jobs of the same kind differ by more than the bound (``overhead`` told of 8 %). The first checkpoint
+is not counted and told apart. ``checkpoints`` has the same of one island with nothing beside it.
 """
 
 from __future__ import annotations

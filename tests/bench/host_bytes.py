@@ -2,17 +2,27 @@
 
 Counted by shapes alone, as the shard would cut them for an island with ``fsdp`` over all hosts' devices, of which each has
 as many: along the dimension that ``fsdp`` splits a host has its share, and what is not split goes whole to each.
+
+And what each host reads of a checkpoint that the island goes on from: real files, written by as many hosts or by others,
+and the bytes that are asked for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 from jax.sharding import AbstractMesh
 
-from learners import mesh
+from learners import checkpointing, mesh, plain_arrays
+from learners.checkpointing import STEM
 from learners.models import decoder
+from orchestrator.checkpoints.blocks import Window
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import Part
 from orchestrator.device_mesh import AXES
 from orchestrator.models.decoder import parameter_shapes
 from orchestrator.models.presets import DECODERS
@@ -21,22 +31,64 @@ from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName, codec
 from orchestrator.parameters.parts import Bounds, between_units, intersection, shape_of, whole, within
 from orchestrator.parameters.pieces import piece_named
 from orchestrator.parameters.roles import Shape
+from tests.checkpoints.reads import counted_reads
 
 FRAGMENTS = 24
 ROWS = (("llama3-20m", 2), ("gemma3-1b", 2), ("llama3.1-8b", 2), ("llama3.1-8b", 8), ("gemma3-12b", 8), ("moe-500m", 4))
 
 
+READ = (
+    *(("llama3-20m", writers, hosts) for writers, hosts in ((2, 2), (4, 2), (1, 2))),
+    *(("gemma3-1b", writers, hosts) for writers, hosts in ((2, 2), (1, 2))),
+)
+ISLAND = "here"
+
+
 def shares(preset: str, hosts: int, codec_name: CodecName) -> list[float]:
     """By host, how much of the bytes of all fragments it is sent."""
     config = DECODERS[preset]
-    shapes = parameter_shapes(config)
-    abstract = AbstractMesh((1, hosts, 1, 1), AXES)
-    lies = mesh.shardings(abstract, shapes, decoder.axes(config), decoder.roles(config))
-    along = {name: tuple(sharding.spec) for name, sharding in lies.items()}
+    shapes, along = _lying(preset, hosts)
     fragments = fragment_map.build(shapes, FRAGMENTS, decoder.roles(config))
     names = [name for own in fragments for name in own]
     total = sum(_bytes(codec_name, piece_named(n).shape(shapes[piece_named(n).tensor]), None) for n in names)
     return [sum(_of_host(host, hosts, n, shapes, along, codec_name) for n in names) / total for host in range(hosts)]
+
+
+def read(preset: str, writers: int, hosts: int) -> list[float]:
+    """By host, how much of the bytes of the parameters that the writers wrote it reads; moments lie like them."""
+    shapes, along = _lying(preset, hosts)
+    _, lay = _lying(preset, writers)
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as path:
+        folder, files = Folder.own(Path(path)), []
+        for writer in range(writers):
+            bounds = {name: _held(writer, writers, shape, lay[name]) for name, shape in shapes.items()}
+            own = {name for name in shapes if bounds[name] != whole(shapes[name]) or writer == 0}
+            arrays = {name: np.zeros(shape_of(bounds[name]), np.float32) for name in own}
+            files += plain_arrays.write(folder.sub(ISLAND), f"{STEM}-{writer}", arrays, bounds)
+        part = Part(ISLAND, 1, 0, 0, 0, 0, 0, (), (), (), tuple(files))
+        amounts = []
+        for host in range(hosts):
+            windows = {name: Window(_held(host, hosts, shape, along[name]), shape) for name, shape in shapes.items()}
+            with counted_reads() as stretches:
+                checkpointing.read(folder, part, windows)
+            amounts.append(sum(stretches) / (4 * sum(map(math.prod, shapes.values()))))
+    return amounts
+
+
+def _lying(preset: str, hosts: int) -> tuple[dict[str, Shape], dict[str, tuple[str | None, ...]]]:
+    """Shapes of the tensors, and the axes of the mesh by which each is split."""
+    config = DECODERS[preset]
+    shapes = parameter_shapes(config)
+    abstract = AbstractMesh((1, hosts, 1, 1), AXES)
+    lies = mesh.shardings(abstract, shapes, decoder.axes(config), decoder.roles(config))
+    return dict(shapes), {name: tuple(sharding.spec) for name, sharding in lies.items()}
+
+
+def _held(host: int, hosts: int, tensor: Shape, split: Sequence[str | None]) -> Bounds:
+    return tuple(
+        (size * host // hosts, size * (host + 1) // hosts) if axis < len(split) and split[axis] == "fsdp" else (0, size)
+        for axis, size in enumerate(tensor)
+    )
 
 
 def _of_host(
@@ -49,11 +101,7 @@ def _of_host(
 ) -> int:
     piece = piece_named(name)
     tensor = shapes[piece.tensor]
-    split = along[piece.tensor]
-    has = tuple(
-        (size * host // hosts, size * (host + 1) // hosts) if axis < len(split) and split[axis] == "fsdp" else (0, size)
-        for axis, size in enumerate(tensor)
-    )
+    has = _held(host, hosts, tensor, along[piece.tensor])
     lies = list(whole(tensor))
     if piece.bounds is not None:
         lies[piece.bounds[0]] = piece.bounds[1:]
@@ -71,3 +119,7 @@ if __name__ == "__main__":
         for codec_name in CODEC_NAMES:
             each = shares(preset, hosts, codec_name)
             print(f"{preset:12} {hosts} hosts {codec_name:9} {min(each):.4f} to {max(each):.4f} of the bytes each")
+    for preset, writers, hosts in READ:
+        each = read(preset, writers, hosts)
+        what = f"{preset:12} saved by {writers}, read by {hosts} hosts"
+        print(f"{what} {min(each):.4f} to {max(each):.4f} of the bytes each")

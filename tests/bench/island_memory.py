@@ -217,12 +217,12 @@ class Life:
             giving.join(0.05)
 
     def save(self) -> None:
-        """The part of a checkpoint, written by Orbax."""
+        """The part of a checkpoint."""
         future = self.loop.request_cut()
         self.loop.advance()
         with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as folder:
             target = Folder.own(Path(folder))
-            checkpointing.write(future.result(), target, IslandId("here"), Incarnation(1), orbax=True)
+            checkpointing.write(future.result(), target, IslandId("here"), Incarnation(1))
 
     def _fetch_offers(self) -> None:
         for report in self.outbox.take(0.0):
@@ -234,8 +234,6 @@ class Life:
 
 def run(count: int) -> dict[str, float]:
     """In this process, whose resident set is measured: the highest so far after each stage, bytes a parameter."""
-    import orbax.checkpoint  # noqa: F401  its own memory is no parameter's
-
     before = psutil.Process().memory_info().rss
     life = Life(count)
     highest: dict[str, float] = {}

@@ -103,7 +103,7 @@ class ScriptedIsland:
 
         def write(asked: Future[checkpointing.Cut]) -> None:
             cut = asked.result()
-            part = checkpointing.write(cut, Folder.own(Path(folder)), self.name, Incarnation(1), orbax=False)
+            part = checkpointing.write(cut, Folder.own(Path(folder)), self.name, Incarnation(1))
             self.outbox.put(Saved(checkpoint, part_digest(part), cut.position.tokens_total, 0.0))
 
         self.loop.request_cut().add_done_callback(write)

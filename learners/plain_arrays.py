@@ -1,0 +1,204 @@
+"""An island's arrays in plain safetensors files, of which each of its processes reads the windows that it needs.
+
+    arrays.safetensors, arrays.1.safetensors, …      of rank 0, or of an island of one process
+    arrays-RANK.safetensors, …                       of another process
+    parts.json                                       in a file, as bytes: the bounds of arrays that are parts of others
+
+Files are kept small, for a store is given a file in one piece. They are read through ``checkpoints.blocks``, and so a
+header is not believed before it was checked; what it says is, then, only what somebody once wrote. Names of types are
+safetensors' own, and NumPy's where it has none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from learners.contract import Arrays
+from orchestrator.checkpoints import blocks
+from orchestrator.checkpoints.blocks import SoundFile, Window
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import File
+from orchestrator.errors import DataError, first_line
+from orchestrator.parameters.parts import Bounds, index_of, intersection, shape_of, tiles, whole, within
+from orchestrator.parameters.pieces import piece_named
+
+PARTS = "parts.json"
+SUFFIX = ".safetensors"
+FILE_BYTES_MAX = 1 << 30
+"""A file has more only where one array has."""
+HEADER_BYTES_MAX = 64 << 20
+_SIZE_BYTES, _ALIGNMENT_BYTES = 8, 64
+_SAFETENSORS_NAMES = {
+    **{f"{kind.upper()[0]}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64", "BOOL": "bool"},
+}
+_OTHERS = ("complex128", "int4", "uint4", "int2", "uint2", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz")
+_TYPES: dict[str, np.dtype[Any]] = {
+    code: np.dtype(getattr(ml_dtypes, name, name))
+    for code, name in (*_SAFETENSORS_NAMES.items(), *((name, name) for name in _OTHERS))
+}
+_CODES = {dtype: code for code, dtype in _TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array in a file, where its bytes begin. It lies at ``bounds`` of the array of its name."""
+
+    name: str
+    file: SoundFile
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    bounds: Bounds
+
+
+def write(folder: Folder, stem: str, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bounds]) -> list[File]:
+    """All of these arrays are in files of the folder afterwards, one at least. Raises OSError, and DataError for a type.
+
+    Beside the arrays no more memory is needed than one that is not row-major takes.
+    """
+    files: list[File] = []
+    for number, names in enumerate(_by_file(arrays)):
+        name = f"{stem}.{number}{SUFFIX}" if number else f"{stem}{SUFFIX}"
+        own = {name: np.asarray(arrays[name]) for name in names}
+        if parts := {name: bounds[name] for name in names if name in bounds}:
+            own[PARTS] = np.frombuffer(json.dumps(parts).encode(), np.uint8)
+        files += blocks.write(folder, name, _chunks(own))
+    return files
+
+
+def stored(file: SoundFile) -> list[StoredArray]:
+    """What lies in the file. Raises DataError unless it is a file of arrays."""
+    try:
+        header_bytes = int.from_bytes(file.read(0, _SIZE_BYTES), "little")
+        if header_bytes > HEADER_BYTES_MAX:
+            raise ValueError(f"its header is said to have {header_bytes:,} bytes")
+        begin = _SIZE_BYTES + header_bytes
+        header = json.loads(file.read(_SIZE_BYTES, begin))
+        header.pop("__metadata__", None)
+        entries = {name: _entry(file, begin, name, entry) for name, entry in header.items()}
+        parts = _bounds_in(entries.pop(PARTS, None))
+        return [_placed(array, parts.get(name)) for name, array in entries.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(detail=f"{file.name} is no file of arrays: {first_line(error)}.") from error
+
+
+def read(arrays: Iterable[StoredArray], wanted: Mapping[str, Window] | None, where: str) -> Arrays:
+    """What is wanted, by names of whole tensors, whatever pieces and parts it was written in; None: all, by its own names.
+
+    Nothing else is read, but for blocks in which something of it lies, and nothing else is held. Raises DataError where
+    parts are not whole, or of a model that is another.
+    """
+    by_name: dict[str, dict[Bounds, StoredArray]] = {}
+    for array in arrays:
+        name, bounds = (array.name, array.bounds) if wanted is None else _in_tensor(array)
+        by_name.setdefault(name, {}).setdefault(bounds, array)
+    shapes = {name: _whole_shape(name, own) for name, own in by_name.items()}
+    if wanted is None:
+        wanted = {name: Window(whole(shape), shape) for name, shape in shapes.items()}
+    require_same_names(wanted, shapes, where)
+    targets, files = Arrays(), dict[SoundFile, list[tuple[str, Bounds, StoredArray]]]()
+    for name, own in by_name.items():
+        wanted[name].require_of(name, shapes[name], where)
+        targets[name] = np.empty(shape_of(wanted[name].bounds), next(iter(own.values())).dtype)
+        for bounds, array in own.items():
+            files.setdefault(array.file, []).append((name, bounds, array))
+    for file, there in files.items():
+        for name, bounds, array in sorted(there, key=lambda each: each[2].start):
+            if (common := intersection(bounds, wanted[name].bounds)) is not None:
+                at: tuple[Any, ...] = (*index_of(within(common, wanted[name].bounds)), ...)  # a view, also without axes
+                file.window(array.start, array.dtype, array.shape, within(common, bounds), targets[name][at])
+        file.forget()
+    return targets
+
+
+def require_same_names(wanted: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
+    """Raises DataError where a state has other arrays than those that are wanted."""
+    if differing := sorted(wanted.keys() ^ there.keys()):
+        detail = f"the state in {where} does not fit this island's model: {differing[:4]} on one side only"
+        raise DataError(detail=detail)
+
+
+def _by_file(arrays: Mapping[str, np.ndarray]) -> Iterator[list[str]]:
+    names: list[str] = []
+    byte_count = 0
+    for name, array in arrays.items():
+        if names and byte_count + array.nbytes > FILE_BYTES_MAX:
+            yield names
+            names, byte_count = [], 0
+        names.append(name)
+        byte_count += array.nbytes
+    yield names
+
+
+def _chunks(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
+    """A safetensors file, array by array: those of larger types first, so that each is aligned."""
+    header, at = {}, 0
+    names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    for name in names:
+        array = arrays[name]
+        if array.dtype not in _CODES:
+            raise DataError(detail=f"{name} is of the type {array.dtype}, which no checkpoint can hold.")
+        offsets = [at, at + array.nbytes]
+        header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": offsets}
+        at += array.nbytes
+    document = json.dumps(header, separators=(",", ":")).encode()
+    document += b" " * (-(_SIZE_BYTES + len(document)) % _ALIGNMENT_BYTES)
+    yield len(document).to_bytes(_SIZE_BYTES, "little") + document
+    for name in names:
+        yield np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8).data
+
+
+def _entry(file: SoundFile, begin: int, name: str, entry: Mapping[str, Any]) -> StoredArray:
+    dtype, shape, (start, stop) = _TYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+    counts = [*shape, start, stop]
+    if any(type(count) is not int or count < 0 for count in counts) or begin + stop > file.size:
+        raise ValueError(f"{name} cannot lie at {start} to {stop}")
+    if stop - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} of shape {shape} cannot have {stop - start:,} bytes")
+    return StoredArray(name, file, begin + start, dtype, shape, whole(shape))
+
+
+def _bounds_in(array: StoredArray | None) -> dict[str, Bounds]:
+    if array is None:
+        return {}
+    try:
+        document = json.loads(array.file.read(array.start, array.start + math.prod(array.shape)))
+        return {name: tuple((int(start), int(stop)) for start, stop in sides) for name, sides in document.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(detail=f"The bounds of parts in a checkpoint cannot be read: {first_line(error)}.") from error
+
+
+def _placed(array: StoredArray, bounds: Bounds | None) -> StoredArray:
+    if bounds is None:
+        return array
+    if shape_of(bounds) != array.shape:
+        raise ValueError(f"{array.name} of shape {array.shape} cannot be the part {bounds}")
+    return replace(array, bounds=bounds)
+
+
+def _in_tensor(array: StoredArray) -> tuple[str, Bounds]:
+    """The tensor of which this is a piece, or a part of one, and where in it that lies."""
+    piece = piece_named(array.name)
+    if piece.bounds is None or piece.bounds[0] >= len(array.bounds):
+        return array.name, array.bounds
+    axis, origin, _ = piece.bounds
+    start, stop = array.bounds[axis]
+    return piece.tensor, (*array.bounds[:axis], (origin + start, origin + stop), *array.bounds[axis + 1 :])
+
+
+def _whole_shape(name: str, own: Mapping[Bounds, StoredArray]) -> tuple[int, ...]:
+    """The shape of what these parts are. Raises DataError where they are not all of it once, and of one type."""
+    dimensions, types = ({len(bounds) for bounds in own}, {array.dtype for array in own.values()})
+    shape = tuple(max(bounds[axis][1] for bounds in own) for axis in range(min(dimensions)))
+    if len(dimensions) > 1 or len(types) > 1 or not tiles(list(own), shape):
+        raise DataError(detail=f"The parts of {name} in the checkpoint, {sorted(own)}, are not all of it once.")
+    return shape

@@ -1,0 +1,212 @@
+"""Files with a digest of each of their blocks, so that who needs a part of one reads that part, and knows that it is sound.
+
+    NAME           the file
+    NAME.blocks    sealed: how long a block is, and the digests of all of them, in their order
+
+Of a file without such a list, as earlier builds wrote them, every byte is read and checked before any is believed. Refuses
+to know what files hold, but that it may be arrays, row-major (``SoundFile.window``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from orchestrator.checkpoints.folder import Between, Folder
+from orchestrator.checkpoints.manifest import File
+from orchestrator.checkpoints.sealed import seal, unseal
+from orchestrator.errors import DataError
+from orchestrator.parameters.parts import Bounds, index_of, whole
+from orchestrator.parameters.roles import Shape
+
+BLOCK_BYTES = 1 << 20
+BLOCK_BYTES_MAX = 64 << 20
+SUFFIX = ".blocks"
+
+
+def write(folder: Folder, name: str, chunks: Iterable[bytes | memoryview]) -> tuple[File, File]:
+    """The file is there afterwards, and the list of its blocks. Raises OSError.
+
+    Digests are those of what was to be written, whatever came to lie there.
+    """
+    digests = _Digests(BLOCK_BYTES)
+    folder.write_all(name, digests.passing(chunks))
+    document = seal({"block_bytes": BLOCK_BYTES, "digests": digests.finish()})
+    folder.write(name + SUFFIX, document)
+    listed = File(name + SUFFIX, len(document), blake2b(document, digest_size=16).hexdigest())
+    return File(name, digests.size, digests.whole.hexdigest()), listed
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of an array of ``shape`` that somebody needs; where the shape is None, of one of any."""
+
+    bounds: Bounds
+    shape: Shape | None = None
+
+    def require_of(self, name: str, shape: Shape, where: str) -> None:
+        """Raises DataError unless it is a window of an array of this shape."""
+        own = self.shape or tuple(stop for _, stop in self.bounds)
+        fits = shape == self.shape or (self.shape is None and len(shape) == len(own))
+        if not fits or any(extent < stop for extent, stop in zip(shape, own, strict=True)):
+            detail = f"{name} has the shape {list(shape)} in {where}, and {list(own)} in this island's model."
+            raise DataError(detail=detail)
+
+
+@contextmanager
+def opened(folder: Folder, files: Sequence[File], name: str) -> Iterator[SoundFile]:
+    """The file of this name, of those that are listed. Raises DataError where it is missing or is not what it was."""
+    by_name = {file.name: file for file in files}
+    if name not in by_name:
+        raise DataError(detail=f"The manifest of {folder.url} lists no {name}.")
+    file, blocks = by_name[name], by_name.get(name + SUFFIX)
+    block_bytes, digests = BLOCK_BYTES, None
+    if blocks is None:
+        verify(folder, file)
+    else:
+        require_size(folder, file)
+        block_bytes, digests = _listed_blocks(folder, file, blocks)
+    with folder.opened(name) as between:
+        yield SoundFile(f"{folder.url}/{name}", file.size, between, block_bytes, digests)
+
+
+class SoundFile:
+    """A file of ``size`` bytes, of which every stretch that is read is what was written; ``name`` is for people.
+
+    Nothing larger than a block is held beside what is read. For one thread.
+    """
+
+    def __init__(self, name: str, size: int, between: Between, block_bytes: int, digests: Sequence[str] | None) -> None:
+        self.name, self.size = name, size
+        self._between, self._block_bytes, self._digests = between, block_bytes, digests
+        self._last: tuple[int, bytes] = (-1, b"")
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Raises DataError where it is damaged, or not that long."""
+        if not 0 <= start <= stop <= self.size:
+            raise DataError(detail=f"{self.name} has {self.size:,} bytes, and cannot be read up to byte {stop:,}.")
+        content = bytearray(stop - start)
+        self._into(memoryview(content), start)
+        return bytes(content)
+
+    def window(self, start: int, dtype: np.dtype[Any], shape: Shape, bounds: Bounds, into: NDArray[Any]) -> None:
+        """What lies within ``bounds`` in the array that begins at ``start`` is in ``into`` afterwards, of their shape.
+
+        Raises DataError where it is damaged, or ends beyond the file.
+        """
+        if start + math.prod(shape) * dtype.itemsize > self.size:
+            raise DataError(detail=f"{self.name} has {self.size:,} bytes, which is too short for what it lists.")
+        if into.size:
+            self._window(start, shape, bounds, into)
+
+    def forget(self) -> None:
+        """No block is held until the next is read."""
+        self._last = (-1, b"")
+
+    def _window(self, start: int, shape: Shape, bounds: Bounds, into: NDArray[Any]) -> None:
+        """Runs of at least a block are read where they are to lie; of shorter ones a block's worth of rows at a time."""
+        row_bytes = math.prod(shape[1:]) * into.itemsize
+        first, last = bounds[0] if bounds else (0, 1)
+        if bounds[1:] == whole(shape[1:]) and into.flags.c_contiguous:
+            self._into(_bytes_of(into), start + first * row_bytes)
+        elif row_bytes >= self._block_bytes:
+            for row in range(first, last):
+                self._window(start + row * row_bytes, shape[1:], bounds[1:], into[row - first])
+        else:
+            step = max(1, self._block_bytes // row_bytes)
+            inner = (slice(None), *index_of(bounds[1:]))
+            for row in range(first, last, step):
+                rows = np.empty((min(step, last - row), *shape[1:]), into.dtype)
+                self._into(_bytes_of(rows), start + row * row_bytes)
+                into[row - first : row - first + len(rows)] = rows[inner]
+
+    def _into(self, target: memoryview, at: int) -> None:
+        while target:
+            number, offset = divmod(at, self._block_bytes)
+            part = memoryview(self._block(number))[offset : offset + len(target)]
+            target[: len(part)] = part
+            target, at = target[len(part) :], at + len(part)
+
+    def _block(self, number: int) -> bytes:
+        if self._last[0] != number:
+            start = number * self._block_bytes
+            content = self._between(start, min(start + self._block_bytes, self.size))
+            if self._digests is not None and (digest := _digest(content)) != self._digests[number]:
+                detail = f"{self.name} is damaged: its digest from byte {start:,} on is {digest}"
+                raise DataError(detail=f"{detail}, not {self._digests[number]}.")
+            self._last = (number, content)
+        return self._last[1]
+
+
+def verify(folder: Folder, file: File) -> None:
+    """The file was read and is what is said of it. Raises DataError with what is wrong."""
+    require_size(folder, file)
+    if (digest := folder.fingerprint(file.name)[1]) != file.digest:
+        raise DataError(detail=f"{folder.url}/{file.name} is damaged: its digest is {digest}, not {file.digest}.")
+
+
+def require_size(folder: Folder, file: File) -> None:
+    """Raises DataError where the file is not there, or is longer or shorter than it was."""
+    try:
+        size = folder.size(file.name)
+    except FileNotFoundError as error:
+        raise DataError(detail=f"The checkpoint {folder.url} lacks {file.name}.") from error
+    if size != file.size:
+        detail = f"{folder.url}/{file.name} has {size} bytes, and had {file.size} when the checkpoint was taken."
+        raise DataError(detail=f"{detail} It was cut or overwritten: it is damaged.")
+
+
+class _Digests:
+    """Of all that passes: the whole, as ``Folder.fingerprint``, and each block."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self.size, self.whole = 0, blake2b(digest_size=16)
+        self._block_bytes, self._block, self._digests = block_bytes, blake3(), list[str]()
+
+    def passing(self, chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+        for chunk in filter(len, chunks):
+            view = memoryview(chunk).cast("B")
+            yield view
+            self.whole.update(view)
+            while view:
+                part = view[: self._block_bytes - self.size % self._block_bytes]
+                self._block.update(part)
+                self.size, view = self.size + len(part), view[len(part) :]
+                if self.size % self._block_bytes == 0:
+                    self._digests.append(self._block.hexdigest(length=16))
+                    self._block = blake3()
+
+    def finish(self) -> list[str]:
+        last = [self._block.hexdigest(length=16)] if self.size % self._block_bytes else []
+        return self._digests + last
+
+
+def _listed_blocks(folder: Folder, file: File, blocks: File) -> tuple[int, list[str]]:
+    """Raises DataError unless the list is what it was, and of this file."""
+    require_size(folder, blocks)
+    content = folder.read(blocks.name, blocks.size)
+    if (digest := blake2b(content, digest_size=16).hexdigest()) != blocks.digest:
+        raise DataError(detail=f"{folder.url}/{blocks.name} is damaged: its digest is {digest}, not {blocks.digest}.")
+    document = unseal(content, f"{folder.url}/{blocks.name}")
+    block_bytes, digests = document.get("block_bytes"), document.get("digests")
+    if type(block_bytes) is not int or not 0 < block_bytes <= BLOCK_BYTES_MAX or not isinstance(digests, list):
+        raise DataError(detail=f"{folder.url}/{blocks.name} is no list of blocks of this build.")
+    if len(digests) != -(-file.size // block_bytes):
+        raise DataError(detail=f"{folder.url}/{blocks.name} lists {len(digests)} blocks, which are not all of it.")
+    return block_bytes, digests
+
+
+def _digest(content: bytes) -> str:
+    return blake3(content).hexdigest(length=16)
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
