@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint bench parity soak wan-lab compare dashboards reference site lock clean
+.PHONY: help install demo test test-fast lint bench parity soak wan-lab image-check compare dashboards reference site lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,7 @@ soak: $(STAMP)  ## other Pythons, the site, deaths at every point of a round and
 		$(MAKE) --no-print-directory test-fast PYTHON=python$$version VENV=.cache/python-$$version || exit 1; \
 		else echo "skipped: there is no python$$version here"; fi; done
 	@$(MAKE) --no-print-directory site
+	@$(MAKE) --no-print-directory image-check
 	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py
@@ -73,6 +74,10 @@ soak: $(STAMP)  ## other Pythons, the site, deaths at every point of a round and
 
 wan-lab: $(STAMP)  ## as root: four regions, lines of 1 Mbit/s to 10 Gbit/s, data-parallel to int4 on them (a quarter of an hour)
 	@$(BIN)/python -m tests.wan.lab $(or $(SETTING),quick)
+
+image-check: $(STAMP)  ## as root: the image of deploy/Dockerfile is built and run as deploy/compose.yaml wires it
+	@deploy/system-packages.sh image
+	@$(BIN)/python -m tests.image
 
 compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiLoCo (hours on two cores)
 	@$(BIN)/atoll compare deploy/configs/compare.yaml --baseline data-parallel --baseline diloco

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # Install the system packages that some tests start for real: Prometheus (with promtool), Chromium, PostgreSQL, curl, gcc,
 # and what makes networks (iproute2). Debian and its kin, as root; what is there already is left alone. Without them those tests
-# skip, and say which package they miss.
+# skip, and say which package they miss. `system-packages.sh image` installs what builds and runs the image, too.
 set -euo pipefail
 
 declare -A package_of=([prometheus]=prometheus [promtool]=prometheus [chromium]=chromium [pg_ctlcluster]=postgresql [curl]=curl [gcc]=build-essential [ip]=iproute2 [nsenter]=util-linux)
+
+if [ "${1:-}" = image ]; then
+    package_of+=([buildah]=buildah [debootstrap]=debootstrap [bwrap]=bubblewrap [wget]=wget)
+fi
 
 missing=()
 for program in "${!package_of[@]}"; do
