@@ -16,12 +16,14 @@ from tests.wan.conftest import ASIA, EAST
 
 pytestmark = pytest.mark.ray
 Submit = Callable[..., WideJob]
+STEPS = 1000
+"""Far more than it takes until everyone is heard again, so that the job does not end by what was trained unheard."""
 
 
-def test_islands_train_on_without_a_head_and_the_job_goes_on_once_it_is_back(
+def test_islands_train_on_without_a_head_and_the_job_completes_once_it_is_back(
     archipelago: Archipelago, submit: Submit
 ) -> None:
-    job = submit()
+    job = submit(STEPS)
     for island in (EAST, ASIA):
         job.wait_for_merge(island, 1)
     pids = {island: job.island(island)["pid"] for island in (EAST, ASIA)}
@@ -37,8 +39,7 @@ def test_islands_train_on_without_a_head_and_the_job_goes_on_once_it_is_back(
     job.wait_until(job.restarts, "the next synchroniser")
     job.wait_until(lambda: job.contributors_since(job.restarts()[0].at) == {EAST, ASIA}, "everyone again")
     print(f"everyone again {time.monotonic() - killed_at:.1f} s after the head's death")
-    assert {island: job.island(island)["pid"] for island in (EAST, ASIA)} == pids
-    job.cancel()
     status = job.wait_for_end()
+    assert status["view"]["outcome"] == "completed"
     assert [island["incarnation"] for island in status["view"]["islands"]] == [1, 1]
     assert_sound(job)
