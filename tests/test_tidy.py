@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.home_files": frozenset(),
     "orchestrator.logbook": frozenset({"orchestrator.printable"}),
     "orchestrator.marks": frozenset({"psutil"}),
+    "orchestrator.notices": frozenset({"orchestrator.errors"}),
     "orchestrator.disk": frozenset(),
     "orchestrator.threads": frozenset({"orchestrator.errors"}),
     "orchestrator.roots": frozenset({"orchestrator.errors", "fsspec"}),
