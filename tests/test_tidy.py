@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.home_files": frozenset(),
     "orchestrator.logbook": frozenset({"orchestrator.printable"}),
     "orchestrator.marks": frozenset({"psutil"}),
+    "orchestrator.notices": frozenset({"orchestrator.errors"}),
     "orchestrator.disk": frozenset(),
     "orchestrator.threads": frozenset({"orchestrator.errors"}),
     "orchestrator.roots": frozenset({"orchestrator.errors", "fsspec"}),
@@ -143,6 +144,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
+    "orchestrator.kubernetes": frozenset(
+        {
+            "orchestrator.bounds",
+            "orchestrator.config",
+            "orchestrator.errors",
+            "orchestrator.runtime.settings",
+            "orchestrator.section",
+            "orchestrator.validation",
+            "pydantic",
+        }
+    ),
     "orchestrator.tape": frozenset(
         {
             CORE,
@@ -424,6 +436,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.errors",
+            "orchestrator.kubernetes",
             "orchestrator.memory_budget",
             "orchestrator.models",
             "orchestrator.parameters.codec.registry",

@@ -32,6 +32,7 @@ EVENTS = {
     "ConnectionRestored": "{island} answers again",
     "IslandFlushed": "{island} has offered all it had",
     "IslandDrained": "{island} is drained: versions hold all its work",
+    "NoticeReceived": "the node of {island} is to go: {cause}",
     "ContributionArrived": "contribution of {contribution[island]} to fragment {contribution[fragment]}: "
     "{contribution[step_count]} steps, {contribution[token_count]:,} tokens on version {contribution[base_version]}",
     "ContributionUnusable": "contribution of {contribution[island]} to fragment {contribution[fragment]} is unusable, "

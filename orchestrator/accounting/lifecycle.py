@@ -115,7 +115,7 @@ class Lifecycle:
             case e.ConnectionRestored() if life.state == IslandState.SUSPECT.value:
                 after = life.before_suspect
             case e.IslandDrained() if any(isinstance(effect, f.StopIsland) for effect in effects):
-                after = IslandState.DRAINED.value
+                after = (IslandState.LOST if _waits(event.island, effects) else IslandState.DRAINED).value
             case e.IslandFlushed() | e.IslandDrained() if life.state == IslandState.SUSPECT.value:
                 life.before_suspect = FLUSHED
             case e.IslandFlushed() | e.IslandDrained():
@@ -161,9 +161,13 @@ def _gone(island: IslandId, life: IslandStatus, effects: tuple[f.Effect, ...]) -
     """The state of an island that is gone: waiting to be placed again (a timer was set for it), kept away, or given up."""
     if not life.wanted:
         return IslandState.STOPPED.value
+    return IslandState.LOST.value if _waits(island, effects) else IslandState.FAILED.value
+
+
+def _waits(island: IslandId, effects: tuple[f.Effect, ...]) -> bool:
+    """Whether it is to be placed again, for which a timer was set."""
     timer = f"backoff:{island}"
-    waits = any(isinstance(effect, f.SetTimer) and effect.timer == timer for effect in effects)
-    return IslandState.LOST.value if waits else IslandState.FAILED.value
+    return any(isinstance(effect, f.SetTimer) and effect.timer == timer for effect in effects)
 
 
 def _accepted(command: CommandId, effects: tuple[f.Effect, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""The calls that a job's synchroniser answers to the control port.
+"""The calls that a job's synchroniser answers to the control port, and to the job's controller.
 
 ``runtime.synchroniser_actor.SynchroniserActor`` implements them and says what each of them does. A service asks without
 importing that: it may be of another build than the synchroniser, and needs nothing of a job's machinery.
@@ -20,3 +20,5 @@ class SynchroniserInterface(Protocol):
     def submit(self, command: str, caller: str, document: Mapping[str, Any], /) -> None: ...
 
     def save_parameters(self) -> str: ...
+
+    def notice(self, island: str, incarnation: int, cause: str, seconds: float | None, /) -> None: ...

@@ -234,6 +234,20 @@ class IslandDrained:
     incarnation: Incarnation
 
 
+@dataclass(frozen=True, slots=True)
+class NoticeReceived:
+    """A node of the island is about to go: its cloud, its queue or an operator said so. The process still answers.
+
+    ``cause`` says who announced it. The node goes ``seconds`` after this; ``None`` where nobody said when.
+    """
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    cause: str
+    seconds: Duration | None
+
+
 # ── the life of a fragment ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -356,6 +370,7 @@ IslandEvent = (
     | ConnectionRestored
     | IslandFlushed
     | IslandDrained
+    | NoticeReceived
     | FragmentAdopted
 )
 IncarnationEvent = IslandEvent | IslandSaved | IslandNotSaved

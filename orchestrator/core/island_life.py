@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import island_record
+from orchestrator.core import departure, island_record
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -134,6 +134,8 @@ def drained(state: JobState, island: Island, event: IslandDrained) -> list[Effec
     """It has nothing left to give. A drain that was called off when the island had ended already is no loss, either."""
     if state.phase is not JobPhase.RUNNING:
         return flushed(state, island, event)
+    if island.wanted and _is_or_was(island, IslandState.DRAINING):
+        return departure.depart(state, island, "all its work is merged", event.at)
     after = island_record.drained(island)
     state.islands[island.id] = after
     stop = StopIsland(island.id, island.incarnation, after.reason)
@@ -187,6 +189,8 @@ def timer_fired(state: JobState, kind: str, island_id: IslandId, serial: int, no
         return []
     if kind == "backoff" and island.state is IslandState.LOST:
         return place(state, island, island.reason)
+    if kind == "departure":
+        return departure.time_is_up(state, island, now)
     if kind == "suspect" and island.state is IslandState.SUSPECT:
         reason = f"no answer for {now - island.suspect_since:.0f} s ({island.reason})"
         return _lose(state, island, reason, now, dead=False)

@@ -14,6 +14,7 @@
                           └──▶ FAILED    given up, with the reason
 
     TRAINING ◀──re-added── DRAINING ──all its work is merged──▶ DRAINED      (an operator wants it away, and its work kept)
+                              └──the same, but its node is about to go──▶ LOST, and placed elsewhere (``departure``)
 
 A lost island is placed again after a back-off that doubles with each life that ended without a contribution, with a jitter
 that is a function of island and incarnation (so that islands lost together do not come back together, and a replay
@@ -182,6 +183,11 @@ def draining(before: Island, reason: str) -> Island:
     return replace(before, state=IslandState.DRAINING, wanted=False, reason=reason)
 
 
+def handing_over(before: Island, reason: str, timer_serial: int) -> Island:
+    """It steps no more, and nobody waits for it; it is wanted, and goes on elsewhere."""
+    return replace(before, state=IslandState.DRAINING, reason=reason, timer_serial=timer_serial)
+
+
 def cordoned(before: Island, reason: str) -> Island:
     """It is wanted, and not placed for now."""
     return replace(before, state=IslandState.CORDONED, reason=reason, timer_serial=0)
@@ -321,6 +327,22 @@ def lose(
     return after, (*stop, SetTimer(backoff_timer(before), timer_serial, now + wait))
 
 
+def depart(before: Island, reason: str, now: Instant, timer_serial: int) -> Step:
+    """The incarnation is over because its node goes, which is no failure of its own: place the next one, without a wait."""
+    stop = StopIsland(before.id, before.incarnation, reason)
+    if not before.wanted:
+        return dismissed(before, reason), (stop,)
+    after = replace(
+        before,
+        state=IslandState.LOST,
+        state_before_suspect=None,
+        reason=f"{reason}; placing it elsewhere",
+        pid=None,
+        timer_serial=timer_serial,
+    )
+    return after, (stop, SetTimer(backoff_timer(before), timer_serial, now))
+
+
 def quarantine(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_serial: int) -> Step:
     """The incarnation's work cannot be used: end it, and place the next one, or give up."""
     count = before.quarantines + 1
@@ -344,6 +366,10 @@ def backoff(island: Island, failures: int, policy: JobPolicy) -> Duration:
 
 def backoff_timer(island: Island) -> str:
     return f"backoff:{island.id}"
+
+
+def departure_timer(island: Island) -> str:
+    return f"departure:{island.id}"
 
 
 def suspect_timer(island: Island) -> str:

@@ -9,6 +9,7 @@ as events. The same events in the same order always give the same effects: there
     scaling         more islands, or fewer           recovery       go on after the synchroniser's own death
     fragment_life   contribute, merge, adopt       checkpoints     take one, keep the latest
     rollback        back to an earlier one         evaluation      measure Θ on the held-out split
+    departure       an island's node is about to go
     state           what is remembered
 """
 
@@ -20,6 +21,7 @@ from typing import Any, assert_never
 from orchestrator.core import (
     checkpoints,
     commands,
+    departure,
     evaluation,
     events,
     fragment_life,
@@ -47,6 +49,7 @@ _ISLAND_HANDLERS: dict[type, Callable[[JobState, Island, Any], list[Effect]]] = 
     events.ConnectionRestored: island_life.connection_restored,
     events.IslandFlushed: island_life.flushed,
     events.IslandDrained: island_life.drained,
+    events.NoticeReceived: departure.noticed,
     saving.IslandSaved: checkpoints.island_answered,
     saving.IslandNotSaved: checkpoints.island_answered,
 }

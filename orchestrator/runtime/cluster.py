@@ -17,12 +17,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from orchestrator import printable
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.errors import InfrastructureError
 from orchestrator.memory_budget import HEAD, NodeMemory
 from orchestrator.runtime import names
 from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.placement import Node
+from orchestrator.runtime.placement import Leaving, Node
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL
 
 REACH_S = 1.0
@@ -30,6 +31,12 @@ NEXT_TO_NOTHING: Mapping[str, Any] = {"num_cpus": 0, "memory": 1}
 """Ray's options for an actor that books nothing: a byte of memory. Whoever is to find a node for one that books nothing at
 all, Ray draws among the nodes that it believes alive. If that one died minutes ago nobody answers, and Ray asks on. For one
 that books something it asks the node of whoever makes it. Source: Ray 2.60, GcsActorScheduler::SelectForwardingNode."""
+
+PREEMPTION = 2
+"""Ray's ``DRAIN_NODE_REASON_PREEMPTION``: the one reason that no node may refuse."""
+RAY_DRAINS = "Ray drains the node"
+CAUSE_MAX = 200
+HEAD_ANSWER_S = 5.0
 
 ActorT = TypeVar("ActorT")
 Arguments = ParamSpec("Arguments")
@@ -142,6 +149,56 @@ def node_reaches() -> dict[str, Reach]:
     with ThreadPoolExecutor(max(1, len(alive)), "reach") as pool:
         reaches = pool.map(lambda entry: reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]), alive)
         return dict(zip((entry["NodeID"] for entry in alive), reaches, strict=True))
+
+
+def drain(gcs: Any, node_id: str, cause: str, deadline: float | None) -> None:
+    """Have Ray place nothing on this node any more, and know when it goes (seconds since 1970). It may be said again.
+
+    ``gcs`` is a client of the head. Why, Ray does not tell others: that lies under the node's name beside what Ray keeps.
+    Raises RayError, RuntimeError or OSError when the head does not answer.
+    """
+    gcs.internal_kv_put(_cause_key(node_id), cause[:CAUSE_MAX].encode(), False, None, timeout=HEAD_ANSWER_S)
+    at_ms = round(deadline * 1000) if deadline is not None else 0
+    accepted, why = gcs.drain_node(node_id, PREEMPTION, cause[:CAUSE_MAX], at_ms, timeout=HEAD_ANSWER_S)
+    if not accepted:
+        raise RuntimeError(f"the head refuses to drain the node: {why}")
+
+
+def drain_own_node(cause: str, deadline: float | None) -> None:
+    """``drain`` of the node that this process of the cluster is on."""
+    import ray
+
+    drain(_head(), ray.get_runtime_context().get_node_id(), cause, deadline)
+
+
+def leaving_nodes() -> dict[str, Leaving]:
+    """The nodes that are being drained, by id, whoever asked for that: ours, ``ray start`` at SIGTERM, an autoscaler."""
+    from ray._private.state import state  # no public equivalent in Ray 2.60
+
+    leaving = {}
+    for node_id, deadline_ms in state.get_draining_nodes().items():
+        noted = _head().internal_kv_get(_cause_key(node_id), None, timeout=HEAD_ANSWER_S)
+        cause = printable.line(noted.decode(errors="replace")[:CAUSE_MAX]) if noted else RAY_DRAINS
+        leaving[node_id] = Leaving(cause, deadline_ms / 1000 if deadline_ms else None)
+    return leaving
+
+
+def client_of(address: str) -> Any:
+    """A client of the head at this address, for a process that is none of its cluster. Its environment must be right."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    return raylet.GcsClient(address=address)
+
+
+def _head() -> Any:
+    """A client of the head, as this process of the cluster has one."""
+    from ray._private import worker
+
+    driver: Any = worker.global_worker
+    return driver.gcs_client
+
+
+def _cause_key(node_id: str) -> bytes:
+    return f"atoll-leaving:{node_id}".encode()
 
 
 def address_of(actor: ActorHandle[ActorT]) -> tuple[str, int] | None:

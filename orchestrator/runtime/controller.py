@@ -24,6 +24,7 @@ from ray.exceptions import RayError
 from orchestrator import logbook
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface, Rank
+from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.checkpoints.resumption import stored
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
@@ -35,7 +36,7 @@ from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.node_agents import NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.orphans import Orphans
-from orchestrator.runtime.placement import Gang, Placement, Refusal, Unplaced, gang, refusal, resources_of
+from orchestrator.runtime.placement import Gang, Leaving, Placement, Refusal, Unplaced, gang, refusal, resources_of
 from orchestrator.runtime.spawn import CONCURRENCY, spawn_gang, spawn_island
 from orchestrator.sections import IslandsSection
 
@@ -75,7 +76,7 @@ class Controller:
         self._node_agents = NodeAgents()
         self._spawning = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
         self._closing = False
-        self._nodes, self._orphans = NodeWatch(self._declare_dead), Orphans()
+        self._nodes, self._orphans = NodeWatch(self._declare_dead, self._announce), Orphans()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def place(self, island: IslandId, incarnation: Incarnation, standby: Life | None = None) -> Placement | Unplaced:
@@ -353,6 +354,27 @@ class Controller:
             actors = [actor for life in lost for actor in self._actors.get(life, ())]
         for actor in actors:
             cluster.end_actor(actor)
+
+    def _announce(self, leaving: Mapping[str, Leaving]) -> None:
+        """Have the synchroniser hear which islands are on nodes that are about to go. It is told at every look, until they
+        have gone: one that died meanwhile may not have heard. The next look tells it again, so no answer is waited for.
+        """
+        now = time.time()
+        with self._lock:
+            placed = {life: where for life, where in self._placements.items() if life not in self._ended}
+        affected = {
+            life: next(leaving[rank.node_id] for rank in where.ranks if rank.node_id in leaving)
+            for life, where in placed.items()
+            if any(rank.node_id in leaving for rank in where.ranks)
+        }
+        synchroniser: ActorHandle[SynchroniserInterface] | None = (
+            cluster.actor_named(synchroniser_name(self._job)) if affected else None
+        )
+        for (island, incarnation), why in sorted(affected.items(), key=lambda item: item[0]):
+            if synchroniser is not None:
+                seconds = why.seconds_left(now)
+                synchroniser.call(SynchroniserInterface.notice, island, incarnation, why.cause, seconds)
+        self._node_agents.leave(leaving)
 
     def _signal(
         self,

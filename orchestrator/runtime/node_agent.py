@@ -3,6 +3,9 @@
 For chaos it can stop one as well (SIGSTOP), and sees to it that it goes on when its time is over, whoever is gone by then;
 and it can end its own node, by the raylet that all processes of it hang on.
 
+Where its environment says so (``notices``) it listens for the end of its machine, and has Ray drain the node for that. From
+a node that is being drained it goes as the last one: it books a byte, and Ray ends such a node once nothing is booked there.
+
 Kept for as long as the cluster is up and shared by all jobs, so that a kill or a recovery never waits for a process to
 start. Refuses to touch a process other than the one meant: ids are reused, so it must be older than its last sighting
 (``seen_at``, in seconds since the machine was started: a clock that nobody can set). How it is called is ``node_agents``'
@@ -11,19 +14,38 @@ business; nothing of that is imported here, for a process of its own on every no
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
+import time
 
 import psutil
 
+from orchestrator import notices
+from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.processes import signal_seen
+
+log = logging.getLogger(__name__)
 
 RAYLET = "raylet"
 ANSWERED_S = 0.5
+LOOK_S = 0.5
+AGAIN_S = 1.0
+OURSELVES = ("ray::IDLE", "ray::NodeAgent")
+"""Processes of Ray's workers that are no reason for a node to stay."""
 
 
 class NodeAgent:
+    def __init__(self) -> None:
+        self._leaving = threading.Event()
+        try:
+            wanted = notices.settings(os.environ)
+        except ConfigurationError as error:
+            log.error("nobody is asked for notices: %s", error)
+            return
+        threading.Thread(target=notices.watch, args=(wanted, drain_own_node), name="notices", daemon=True).start()
+
     def ready(self) -> bool:
         return True
 
@@ -51,3 +73,45 @@ class NodeAgent:
             return f"this node agent's parent is {raylet.name()}, not {RAYLET}"
         threading.Timer(ANSWERED_S, raylet.kill).start()
         return ""
+
+    def leave(self) -> None:
+        """The node is being drained: this process ends once it is the last one. Returns at once."""
+        if not self._leaving.is_set():
+            self._leaving.set()
+            threading.Thread(target=end_as_the_last_one, args=(os.getppid(),), name="leave", daemon=True).start()
+
+
+def drain_own_node(notice: notices.Notice) -> None:
+    """Asked again until the head answers, or the machine is gone."""
+    from orchestrator.runtime import cluster  # not before it is needed: it is most of this process
+
+    while True:
+        try:
+            cluster.drain_own_node(notice.cause, notice.deadline)
+            return
+        except Exception as error:  # whatever Ray raises while its head is away
+            log.warning("the node cannot be drained (%s), and goes all the same: %s", notice.cause, error)
+            time.sleep(AGAIN_S)
+
+
+def end_as_the_last_one(raylet: int) -> None:
+    while workers_of(raylet):
+        time.sleep(LOOK_S)
+    os._exit(0)
+
+
+def workers_of(raylet: int) -> list[int]:
+    """The processes of this raylet in which anything but a node agent runs. Empty if there is no such raylet."""
+    try:
+        children = psutil.Process(raylet).children()
+    except psutil.NoSuchProcess:
+        return []
+    return [child.pid for child in children if _works(child)]
+
+
+def _works(process: psutil.Process) -> bool:
+    try:
+        name = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return name.startswith("ray::") and not name.startswith(OURSELVES)

@@ -6,7 +6,7 @@ Every call answers within seconds. Refuses to know islands: its callers say wher
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec
 
 import ray
@@ -67,6 +67,13 @@ class NodeAgents:
             return ray.get(agent.call(NodeAgent.kill_node), timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             return f"the node agent of {placed.node} did not answer: {first_line(error)}"
+
+    def leave(self, node_ids: Iterable[str]) -> None:
+        """These nodes are being drained: their agents go as the last ones. Of those that were started or looked up here."""
+        with self._lock:
+            agents = [self._node_agents[node_id] for node_id in node_ids if node_id in self._node_agents]
+        for agent in agents:
+            agent.call(NodeAgent.leave)
 
     def _on(self, node_id: str) -> ActorHandle[NodeAgent]:
         with self._lock:

@@ -4,6 +4,9 @@ Ray is configured to tolerate a partition of 600 s, and takes 600 s to declare a
 refuses connections to the raylet's port: what is left of its processes ends by itself within seconds, without a raylet. A
 node is unreachable when nothing answers at all, as in a partition: what runs there runs on, and nothing new is placed there
 until it answers again.
+
+A node that is being drained is about to go: nothing new is placed there, and ``on_leaving`` is called at every look for as
+long as it is there, for whoever hears of it may die and come back.
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
-from orchestrator.runtime.placement import Node
+from orchestrator.runtime.placement import Leaving, Node
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +32,13 @@ NODE_ID_LABEL = "ray.io/node-id"
 class NodeWatch:
     """Looks every second, as long as its process lives. ``on_down`` is called once for each node."""
 
-    def __init__(self, on_down: Callable[[frozenset[str]], None] = lambda _: None) -> None:
-        self._on_down = on_down
+    def __init__(
+        self,
+        on_down: Callable[[frozenset[str]], None] = lambda _: None,
+        on_leaving: Callable[[Mapping[str, Leaving]], None] = lambda _: None,
+    ) -> None:
+        self._on_down, self._on_leaving = on_down, on_leaving
+        self._leaving: Mapping[str, Leaving] = {}
         self._down: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
         self._looked = threading.Event()
@@ -42,15 +50,18 @@ class NodeWatch:
         Nobody knows before the first look, which is waited for: Ray would place a job's first islands on what died before.
         """
         self._looked.wait(FIRST_LOOK_S)
-        return [node for node in cluster.nodes() if node.id not in self._down | self._unreachable]
+        return [node for node in cluster.nodes() if node.id not in self._excluded()]
 
     def is_unreachable(self, node_id: str) -> bool:
         return node_id in self._unreachable
 
     def selector(self) -> dict[str, str]:
         """Labels by which Ray places nothing where nobody answers; it would, and wait."""
-        excluded = self._down | self._unreachable
+        excluded = self._excluded()
         return {NODE_ID_LABEL: f"!in({','.join(sorted(excluded))})"} if excluded else {}
+
+    def _excluded(self) -> frozenset[str]:
+        return self._down | self._unreachable | self._leaving.keys()
 
     def _watch(self) -> None:
         trouble = ""
@@ -77,3 +88,11 @@ class NodeWatch:
             log.warning("down: the nodes %s", ", ".join(sorted(fresh)))
             self._on_down(fresh)
             self._down |= fresh
+        leaving = cluster.leaving_nodes()
+        if news := leaving.keys() - self._leaving.keys():
+            log.warning(
+                "about to go: %s", "; ".join(f"the node {node} ({leaving[node].cause})" for node in sorted(news))
+            )
+        self._leaving = leaving
+        if leaving:
+            self._on_leaving(leaving)

@@ -32,6 +32,17 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """A node takes nothing new, and goes at ``deadline`` (seconds since 1970), if anybody said when. ``cause`` says why."""
+
+    cause: str
+    deadline: float | None
+
+    def seconds_left(self, now: float) -> float | None:
+        return None if self.deadline is None else self.deadline - now
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """``final`` when waiting cannot help."""
 

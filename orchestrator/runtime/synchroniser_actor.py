@@ -35,7 +35,16 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events
 from orchestrator.core.commands import Command, Cordon, Inject, IslandCommand, Scale, island_of, kind_of
-from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState, JobPhase, NodeGroupId
+from orchestrator.core.vocabulary import (
+    CommandId,
+    Incarnation,
+    Instant,
+    IslandId,
+    IslandState,
+    JobPhase,
+    Life,
+    NodeGroupId,
+)
 from orchestrator.errors import Conflict, DataError, Fenced, NotFound, first_line
 from orchestrator.host import records, tape_sync
 from orchestrator.host.checkpoint_writer import CheckpointWriter
@@ -84,6 +93,7 @@ class SynchroniserActor:
         self._entry = threading.Lock()
         self._queue: queue.SimpleQueue[events.Event | BaseException] = queue.SimpleQueue()
         self._commands: dict[str, CommandRecord] = {}
+        self._noticed: set[Life] = set()
         folds = Goodput(self._policy), Statistics(self._policy)
         resumption = restart.resumption_of(spec, self._run_dir, roots)
         self._files = restart.files_of(job, spec, self._policy, self._run_dir, folds)
@@ -208,6 +218,16 @@ class SynchroniserActor:
         name = f"parameters-{uuid.uuid4().hex}.safetensors"
         records.write_parameters(self._run_dir, parameters, facts, name)
         return name
+
+    def notice(self, island: str, incarnation: int, cause: str, seconds: float | None) -> None:
+        """A node of this life is about to go, in so many seconds. Called by the controller, again and again; heard once."""
+        life = (IslandId(island), Incarnation(incarnation))
+        with self._state.unchanged():
+            if life in self._noticed or self._state.phase is JobPhase.FINISHED:
+                return
+            self._noticed.add(life)
+        log.warning("%s.%s is on a node that is about to go: %s", island, incarnation, cause)
+        self._post(lambda at: events.NoticeReceived(at, *life, cause, seconds))
 
     def _submit(self, command: CommandId, caller: str, request: Command) -> None:
         names, island = self._state.island_ids, island_of(request)

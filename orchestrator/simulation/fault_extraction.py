@@ -1,4 +1,4 @@
-"""Extraction of a tape's faults, to be injected again: commands, crashes, silences, and publications that got lost.
+"""Extraction of a tape's faults, to be injected again: commands, notices, crashes, silences, lost publications.
 
 An operator's command is repeated as it was given. A crash is set where its end was heard of, less the usual time until that
 is heard. A silence begins where the island's own gap says (it was frozen), or where it was last heard (it was cut off).
@@ -19,6 +19,8 @@ from orchestrator.simulation.speeds import Stop
 
 DETECT_S: Duration = 0.01
 """For a crash when no death of known time was seen: a broken connection is noticed within this."""
+LONG_NOTICE_S: Duration = 600.0
+"""For a notice that did not say when."""
 STEPS_TO_ADOPT = 3
 """An island that took so many steps after a version should have come, and did not adopt it, never got it."""
 
@@ -49,9 +51,12 @@ class FaultExtraction:
         return silence.heard_at
 
     def faults(self) -> tuple[Fault, ...]:
-        """Commands, crashes and silences, in time order."""
+        """Commands, notices, crashes and silences, in time order."""
         silence_s = self.silence_s
         faults = [fault for command in self._seen.commands if (fault := self._commanded(command)) is not None]
+        for notice in self._seen.notices:
+            lasts = LONG_NOTICE_S if notice.seconds is None else max(0.0, notice.seconds)
+            faults.append(Fault(notice.at, FaultKind.NOTICE, notice.island, lasts))
         for island, at, is_request_time in self._seen.crashes:
             faults.append(Fault(at if is_request_time else max(0.0, at - self.detect_s), FaultKind.CRASH, island))
         for silence in self._seen.silences:

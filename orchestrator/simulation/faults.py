@@ -59,6 +59,9 @@ def inject(world: FaultInjectionWorld, fault: Fault) -> None:
             if host is not None and host.alive:
                 host.process.diverged |= fault.kind is FaultKind.DIVERGE
                 host.process.exploded |= fault.kind is FaultKind.EXPLODE
+        case FaultKind.NOTICE:
+            if host is not None and host.alive and host.placed:
+                _give_notice(world, host, fault)
         case FaultKind.FREEZE | FaultKind.CUT:
             if host is not None and host.alive and host.placed:
                 _silence(world, host, fault)
@@ -70,6 +73,14 @@ def inject(world: FaultInjectionWorld, fault: Fault) -> None:
 
 def _node_group(world: FaultInjectionWorld, fault: Fault) -> NodeGroupId:
     return next(plan.node_group for plan in world.policy.islands if plan.island == fault.island)
+
+
+def _give_notice(world: FaultInjectionWorld, host: Host, fault: Fault) -> None:
+    """The process hears nothing of it, the synchroniser does; what is left of it then dies with its node."""
+    process = host.process
+    cause = "its machine is taken back"
+    world.tell(e.NoticeReceived(world.now, process.island, process.incarnation, cause, fault.duration))
+    world.later(fault.duration, lambda: world.die(host, "its node is gone", announced=True))
 
 
 def _silence(world: FaultInjectionWorld, host: Host, fault: Fault) -> None:

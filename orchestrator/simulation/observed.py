@@ -68,6 +68,7 @@ class Observed:
         self.lives: dict[LifeId, ObservedIncarnation] = {}
         self.silences: list[Silence] = []
         self.commands: list[e.CommandRequested] = []
+        self.notices: list[e.NoticeReceived] = []
         self.crashes: list[tuple[IslandId, Instant, bool]] = []
         """Island, when, and whether that is when it was asked for (and not when its end was heard of)."""
         self.report_delays: list[Duration] = []
@@ -115,6 +116,8 @@ class Observed:
                     alone = self._ending_at is not None
                     durations = self.evaluations_alone if alone else self.evaluations
                     durations.append(event.at - max(requested_at, self._ending_at or 0.0))
+            case e.NoticeReceived():
+                self.notices.append(event)
             case e.ConnectionLost():
                 self._lost(event)
             case e.ConnectionRestored():

@@ -48,6 +48,8 @@ class FaultKind(StrEnum):
     CANCEL = "cancel"
     DRAIN = "drain"
     """An operator has it give all its work and end; it is placed again when it is re-added."""
+    NOTICE = "notice"
+    """Its node goes in ``duration``, which it is told; there is always another node."""
     CORDON = "cordon"
     """Nothing new is placed on its node group."""
     UNCORDON = "uncordon"

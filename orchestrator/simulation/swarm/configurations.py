@@ -52,8 +52,9 @@ STANDBYS = "standbys"
 SEVERAL_DONORS = "several donors"
 SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
+NOTICES = FaultKind.NOTICE.value
 """Features that came later still, likewise."""
-LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH} - {FaultKind.READD}
+LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES} - {FaultKind.READD}
 FEATURES = (
     *(kind.value for kind in FaultKind if kind not in LATER),
     "corrupt payloads",
@@ -115,6 +116,7 @@ class _Draw:
         self.donors = Random(f"atoll swarm {seed} donors")
         self.saving = Random(f"atoll swarm {seed} saving")
         self.measuring = Random(f"atoll swarm {seed} measuring")
+        self.notices = Random(f"atoll swarm {seed} notices")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
@@ -122,6 +124,7 @@ class _Draw:
         features |= {SEVERAL_DONORS} if self.donors.random() < 0.5 else set()
         features |= {SAVING} if self.saving.random() < 0.5 else set()
         features |= {MEASURING_ISLANDS} if self.measuring.random() < 0.5 else set()
+        features |= {NOTICES} if self.notices.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -261,6 +264,11 @@ class _Draw:
             faults.append(Fault(uniform(0.0, 2 * self.calm_at), FaultKind.CANCEL, self.islands[0]))
         faults += self._membership(until)
         faults += self._spoilt_links(until)
+        for _ in range(self.notices.randint(1, 3) if self.on(NOTICES) else 0):
+            uniform = self.notices.uniform
+            faults.append(
+                Fault(uniform(0.0, until), FaultKind.NOTICE, self.notices.choice(self.islands), uniform(0, 4))
+            )
         for kind in (FaultKind.DIVERGE, FaultKind.EXPLODE):
             for _ in range(self.health.randint(1, 3) if self.on(kind) else 0):
                 faults.append(Fault(self.health.uniform(0.0, until), kind, self.health.choice(self.islands)))

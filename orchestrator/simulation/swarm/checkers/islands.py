@@ -15,7 +15,7 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy, NodeGroupId
-from orchestrator.simulation.swarm.checkers.timers import FLUSH, ROUNDING, Timers, backoff, suspect
+from orchestrator.simulation.swarm.checkers.timers import FLUSH, ROUNDING, Timers, backoff, departure, suspect
 from orchestrator.simulation.swarm.checkers.violation import require
 
 _SPOKEN = get_args(e.IslandEvent)
@@ -34,7 +34,8 @@ class Stage(Enum):
 class IslandStatus:
     """``failures`` are lives in a row that ended without a contribution, ``quarantines`` those since an operator wanted it.
 
-    ``given_up`` once there were too many of either. ``taken``: its process was a standby's.
+    ``given_up`` once there were too many of either. ``taken``: its process was a standby's. ``departing``: it drains because
+    its node goes, and not because somebody wants it away.
     """
 
     stage: Stage = Stage.OVER
@@ -42,6 +43,7 @@ class IslandStatus:
     silent: bool = False
     flushed: bool = False
     draining: bool = False
+    departing: bool = False
     wanted: bool = True
     failures: int = 0
     quarantines: int = 0
@@ -134,6 +136,8 @@ class Islands:
                 status.silent = False
             case e.IslandFlushed():
                 status.flushed = True
+            case e.NoticeReceived() if status.stage is Stage.TRAINING and not (self.ending or status.draining):
+                status.draining = status.departing = True
             case e.IslandDrained():
                 status.flushed = status.flushed or self.ending
             case e.ConnectionLost() | e.PlacementFailed():
@@ -158,6 +162,7 @@ class Islands:
             quorum_stays = status.live and not status.draining and len(others) >= self._policy.quorum
             require(quorum_stays, "an island is drained only where its work will merge", (request, self.live))
         status.draining = isinstance(request, commands.Drain) or (status.draining and kill)
+        status.departing = status.departing and kill
         if status.stage is Stage.OVER:
             status.failures = status.quarantines = 0
             status.given_up = False
@@ -203,7 +208,11 @@ class Islands:
             case f.DrainIsland():
                 status = self.all[effect.island]
                 wanted = status.draining and status.speaks(effect.incarnation)
-                require(wanted and not self.ending, "an island drains when an operator wants it to", (effect, status))
+                require(
+                    wanted and not self.ending,
+                    "an island drains when an operator wants it to, or its node goes",
+                    effect,
+                )
             case f.SetTimer(timer=name) if name == FLUSH:
                 self.ending = True
             case f.FinishJob():
@@ -214,6 +223,7 @@ class Islands:
         require(status.wanted != effect.wanted, "scaling changes only who has to change", (effect, status))
         status.wanted = effect.wanted
         status.draining = not effect.wanted and status.stage is Stage.TRAINING
+        status.departing = False
         if status.stage is Stage.OVER:
             status.failures = status.quarantines = 0
             status.given_up = False
@@ -271,13 +281,22 @@ class Islands:
         cancelled = isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Cancel)
         dismissed = finishes and (self.ending or cancelled or island in self.standbys)
         dismissed = dismissed or isinstance(event, e.IslandDrained)
+        departs = isinstance(event, e.NoticeReceived) or self._timers.rang == departure(island)
+        departs |= isinstance(event, e.IslandDrained) and status.departing
+        waits = [x.due_at - event.at for x in effects if isinstance(x, f.SetTimer) and x.timer == backoff(island)]
+        if departs and status.wanted and not finishes:
+            require(
+                waits == [0.0],
+                "whose node goes is placed elsewhere at once, and no failure is counted",
+                (island, waits),
+            )
+            return
         if not status.wanted or dismissed:
             return
         status.failures += 1
         status.quarantines += any(isinstance(x, f.QuarantineIsland) for x in effects)
         status.given_up = status.failures > self._policy.restarts_max
         status.given_up |= status.quarantines > self._policy.health.quarantines_max
-        waits = [x.due_at - event.at for x in effects if isinstance(x, f.SetTimer) and x.timer == backoff(island)]
         least = min(self._policy.backoff_first_s * 2.0 ** (status.failures - 1), self._policy.backoff_max_s)
         fits = all(least - ROUNDING <= wait <= 1.25 * least + ROUNDING for wait in waits)
         right = fits and len(waits) == (0 if status.given_up else 1)

@@ -25,6 +25,10 @@ def backoff(island: IslandId) -> str:
     return f"backoff:{island}"
 
 
+def departure(island: IslandId) -> str:
+    return f"departure:{island}"
+
+
 def suspect(island: IslandId) -> str:
     return f"suspect:{island}"
 
@@ -36,7 +40,8 @@ class Timers:
         islands = [plan.island for plan in (*policy.islands, *policy.standbys)]
         graces = [grace(FragmentId(p)) for p in range(policy.fragment_count)]
         self.rang: str | None = None
-        self._names = {FLUSH, *SAVING, *graces, *map(backoff, islands), *map(suspect, islands)}
+        self._names = {FLUSH, *SAVING, *graces}
+        self._names |= {name(island) for name in (backoff, suspect, departure) for island in islands}
         self._longest = {
             "flush": policy.flush_timeout_s,
             "suspect": policy.suspect_timeout_s,
@@ -46,6 +51,7 @@ class Timers:
         self._saves_by_size = len(islands) if policy.checkpoints.timeout_s is None else 0
         self._grace_cap_steps = policy.grace_cap_steps or 0.0
         self._slowest_step: Duration = 0.0
+        self._notice_s: Duration = 0.0
         self._awaited: dict[str, int] = {}
         self._serial = 0
 
@@ -58,6 +64,7 @@ class Timers:
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         self.rang = None
+        self._notice_s = (event.seconds or 0.0) if isinstance(event, e.NoticeReceived) else 0.0
         if isinstance(event, e.ProgressReported):
             self._slowest_step = max(self._slowest_step, event.step_seconds_median)
         elif isinstance(event, e.OuterStateSeeded) and self._saves_by_size:
@@ -81,6 +88,7 @@ class Timers:
         require(effect.serial > self._serial, "every timer has a later serial than the one before", effect)
         kind = effect.timer.partition(":")[0]
         longest = self._longest.get(kind, self._grace_cap_steps * self._slowest_step)
+        longest = self._notice_s if kind == "departure" else longest
         wait = effect.due_at - at
         require(-ROUNDING <= wait <= longest + ROUNDING, f"a {kind} timer waits as policy says", effect)
         self._serial = effect.serial

@@ -1,0 +1,1 @@
+"""Manifests of a whole installation on Kubernetes, made from one file of values."""

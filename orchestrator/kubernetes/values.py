@@ -1,0 +1,227 @@
+"""The values of an installation on Kubernetes: what an operator says of it, checked as a whole before anything is rendered.
+
+    name: atoll
+    image: atoll:0.1.0
+    clusters:
+      - {name: home, head: {}}
+      - {name: far, head_address: "head.example:6379"}
+    groups:
+      - {name: us-east, region: us-east1, nodes: 2, cpus: 4, memory_gib: 16}
+      - {name: slices, region: us-east5, nodes: 8, cpus: 24, memory_gib: 200, accelerators: 4,
+         tpu: {accelerator: tpu-v6e-slice, topology: 4x4, hosts: 4}, spot: gke}
+
+Responsible for every problem being named at once, with field, value and remedy. Refuses to know manifests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from orchestrator.bounds import AcceleratorCount, CpuCount, MemoryGib, Name, NodeCount
+from orchestrator.config import read_document
+from orchestrator.errors import InvalidJobSpec, Problem
+from orchestrator.section import Section
+from orchestrator.validation import omitted_count, problems_of
+
+CONTROL = "control"
+LabelName = Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
+Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,253}:[0-9]{1,5}$")]
+Image = Annotated[str, Field(pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]{0,511}$")]
+Cidr = Annotated[str, Field(pattern=r"^([0-9]{1,3}\.){3}[0-9]{1,3}/[0-9]{1,2}$|^[0-9a-f:]+/[0-9]{1,3}$")]
+Gib = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Seconds = Annotated[int, Field(strict=True, ge=10, le=86_400)]
+Topology = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}$")]
+
+
+class Disk(Section):
+    """A volume that outlives pods; ``storage_class`` absent: the cluster's default."""
+
+    gib: Gib
+    storage_class: Name | None = None
+
+
+class Head(Section):
+    """The pod of the Ray head, of synchronisers and of controllers. ``disk`` keeps what Ray knows over its restarts."""
+
+    cpus: CpuCount = 4
+    memory_gib: MemoryGib = 16.0
+    disk: Disk = Disk(gib=10)
+
+
+class Cluster(Section):
+    """A Kubernetes cluster: the one with ``head``, or one whose machines join that head over ``head_address``."""
+
+    name: Name
+    head: Head | None = None
+    head_address: Address | None = None
+
+
+class Tpu(Section):
+    """As GKE names them: ``cloud.google.com/gke-tpu-accelerator`` and ``-topology``. ``hosts`` are of one slice."""
+
+    accelerator: LabelValue
+    topology: Topology
+    hosts: NodeCount = 1
+
+
+class Group(Section):
+    """A node group: pods that are Ray nodes. ``nodes`` counts pods, of all slices; the amounts are of one pod.
+
+    ``spot`` names the cloud whose labels and taints of spot machines apply. ``grace_s`` is what a pod is given to end in.
+    """
+
+    name: Name
+    region: Name
+    cluster: Name | None = None
+    nodes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
+    cpus: CpuCount
+    memory_gib: MemoryGib
+    accelerators: AcceleratorCount = 0
+    gpu: LabelValue | None = None
+    tpu: Tpu | None = None
+    spot: Literal["gke", "eks", "aks"] | None = None
+    grace_s: Seconds = 120
+    selector: dict[LabelName, LabelValue] = Field(default_factory=dict)
+    tolerate: tuple[LabelName, ...] = ()
+
+
+class Service(Section):
+    """The REST service. Pods of the namespaces ``allow_from`` reach it, and nobody else beyond its own namespace."""
+
+    memory_gib: MemoryGib = 4.0
+    disk: Disk = Disk(gib=10)
+    allow_from: tuple[Name, ...] = ()
+
+
+class Monitoring(Section):
+    """For prometheus-operator: where Prometheus runs, and by which labels it finds its monitors."""
+
+    namespace: Name
+    labels: dict[LabelName, LabelValue] = Field(default_factory=dict)
+
+
+class Values(Section):
+    """``secret`` holds the cluster's token, ``metrics_secret`` that of a viewer; both under the key ``token``.
+
+    ``runs`` is the folder of all jobs, which head, service and islands share: a volume that several nodes may write.
+    ``join_from`` are the addresses of machines outside that may join. ``partition_tolerance_s`` is the cluster's.
+    """
+
+    name: Name = "atoll"
+    namespace: Name = "atoll"
+    image: Image
+    pull_secret: Name | None = None
+    ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] = "2.60.0"
+    secret: Name = "atoll-cluster"
+    metrics_secret: Name = "atoll-metrics"
+    clusters: Annotated[tuple[Cluster, ...], Field(min_length=1, max_length=100)]
+    groups: Annotated[tuple[Group, ...], Field(min_length=1, max_length=1000)]
+    service: Service = Service()
+    runs: Disk = Disk(gib=100)
+    monitoring: Monitoring | None = None
+    join_from: tuple[Cidr, ...] = ()
+    partition_tolerance_s: Annotated[float, Field(ge=3.0, le=1e6)] = 600.0
+
+    @property
+    def home(self) -> Cluster:
+        """The one with the head."""
+        return next(cluster for cluster in self.clusters if cluster.head is not None)
+
+    def groups_of(self, cluster: str) -> list[Group]:
+        return [group for group in self.groups if (group.cluster or self.home.name) == cluster]
+
+
+def read_values(path: Path) -> Values:
+    """The values of this file. Raises InvalidJobSpec with every problem at once, ConfigurationError for no document."""
+    document = read_document(path)
+    detail = f"the values of {path} cannot be used"
+    try:
+        values = Values.model_validate(document)
+    except ValidationError as error:
+        problems = problems_of(error, unknown="Remove it, or look at docs/guide/kubernetes.md for its name.")
+        raise InvalidJobSpec(detail=detail, problems=tuple(problems), omitted_count=omitted_count(error)) from error
+    if contradictions := tuple(_problems(values)):
+        raise InvalidJobSpec(detail=detail, problems=contradictions)
+    return values
+
+
+def _problems(values: Values) -> Iterator[Problem]:
+    """What no field alone is wrong by."""
+    heads = [cluster.name for cluster in values.clusters if cluster.head is not None]
+    if len(heads) != 1:
+        named = ", ".join(heads) or "none"
+        yield Problem("clusters", f"with a head: {named}.", "Give `head` to exactly one: it is one Ray cluster.")
+    yield from _twice("clusters", [cluster.name for cluster in values.clusters])
+    yield from _twice("groups", [group.name for group in values.groups])
+    for index, cluster in enumerate(values.clusters):
+        if cluster.head is None and cluster.head_address is None:
+            path, remedy = f"clusters.{index}.head_address", "Give the name and port by which its pods reach the head."
+            yield Problem(path, f"{cluster.name!r} has neither a head nor the address of one.", remedy)
+        if cluster.head is not None and cluster.head_address is not None:
+            yield Problem(
+                f"clusters.{index}.head_address",
+                f"{cluster.name!r} has the head itself, and {cluster.head_address!r} besides.",
+                "Leave the address out: pods of this cluster know it.",
+            )
+    names = {cluster.name for cluster in values.clusters}
+    for index, group in enumerate(values.groups):
+        yield from _group_problems(f"groups.{index}", group, names, heads)
+
+
+def _group_problems(path: str, group: Group, clusters: set[str], heads: list[str]) -> Iterator[Problem]:
+    if group.name == CONTROL:
+        yield Problem(f"{path}.name", f"{CONTROL!r} is the head's own group.", "Choose another name.")
+    if group.cluster is not None and group.cluster not in clusters:
+        there = ", ".join(sorted(clusters))
+        yield Problem(f"{path}.cluster", f"there is no cluster {group.cluster!r}.", f"Give one of {there}.")
+    if group.gpu and group.tpu:
+        yield Problem(path, f"{group.name!r} has gpu {group.gpu!r} and tpu at once.", "Make two groups of it.")
+    if bool(group.accelerators) != bool(group.gpu or group.tpu):
+        yield Problem(
+            f"{path}.accelerators",
+            f"{group.accelerators} are asked for, and {'a kind is' if group.gpu or group.tpu else 'no kind is'} named.",
+            "Give `gpu` or `tpu` with how many one pod has; or neither, and 0.",
+        )
+    if group.tpu is not None:
+        yield from _tpu_problems(path, group, group.tpu, is_far=group.cluster is not None and [group.cluster] != heads)
+    if group.spot == "gke" and group.grace_s > 25 and group.tpu is None:
+        yield Problem(
+            f"{path}.grace_s",
+            f"a spot machine of GKE ends 30 s after its notice, and its pods are given {group.grace_s} s.",
+            "Set it to 25 or less.",
+        )
+
+
+def _tpu_problems(path: str, group: Group, tpu: Tpu, *, is_far: bool) -> Iterator[Problem]:
+    chips = prod(map(int, tpu.topology.split("x")))
+    if chips != tpu.hosts * group.accelerators:
+        yield Problem(
+            f"{path}.tpu",
+            f"the topology {tpu.topology} has {chips} chips, and {tpu.hosts} hosts with {group.accelerators} each have "
+            f"{tpu.hosts * group.accelerators}.",
+            "Correct `topology`, `hosts` or `accelerators`.",
+        )
+    if group.nodes % tpu.hosts:
+        yield Problem(
+            f"{path}.nodes",
+            f"{group.nodes} pods are no whole slices of {tpu.hosts} hosts.",
+            f"Give a multiple of {tpu.hosts}.",
+        )
+    if is_far and tpu.hosts > 1:
+        yield Problem(
+            f"{path}.cluster",
+            f"a slice of {tpu.hosts} hosts needs KubeRay, which is only where the head is, and not in {group.cluster!r}.",
+            "Put the slices into the cluster with the head, or let their machines join (`atoll join`).",
+        )
+
+
+def _twice(path: str, names: list[str]) -> Iterator[Problem]:
+    for name in sorted(name for name, uses in Counter(names).items() if uses > 1):
+        yield Problem(path, f"{name!r} is given {Counter(names)[name]} times.", "Give each a name of its own.")

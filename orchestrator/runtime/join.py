@@ -1,0 +1,231 @@
+"""A machine that joins a cluster as a node for as long as it may: ``atoll join``.
+
+    python -m orchestrator.runtime.join --address HEAD:PORT --token-file FILE --group NAME --region NAME [--until SECONDS] …
+
+    joined ──time is nearly up, SIGTERM or SIGINT──▶ draining ──nothing works here, or the time is up──▶ ended, exit code 0
+       │  └──drained by somebody else, as at a cloud's notice: its raylet ends by itself──────────────▶ ended, exit code 0
+       └──its raylet dies──▶ exit code 1
+
+For machines that are there for a time only: elements of a queue's job array, spot machines, a desk at night. Responsible for
+the node's processes, which are children of this one and end with it; for draining in time. What its islands do meanwhile is
+theirs (``core.departure``). Refuses to know who set the time, or why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from orchestrator import notices
+from orchestrator.environment import built
+from orchestrator.errors import AtollError, ConfigurationError
+from orchestrator.runtime import local_node
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.ray_command import MODULE
+from orchestrator.runtime.settings import GROUP_LABEL, PARTITION_TOLERANCE_S, REGION_LABEL, ray_environment
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+ENDED_S = 15.0
+"""How long a node's processes have to end after they were asked to."""
+GONE_S = 3.0
+"""``ray start --block`` ends within a second of a raylet that died, and never after one that went by itself."""
+PATIENCE_S = 120.0
+"""For the head, which may be beginning."""
+FOLDER_PREFIX = "atoll-join-"
+DRAIN_BY_RAY_S = 1
+"""Ray drains again at SIGTERM; by then this has been done."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    options = parser().parse_args(arguments)
+    try:
+        notices.settings(os.environ)
+        sys.exit(Joined(options).run())
+    except AtollError as error:
+        log.error("atoll: %s", error)
+        sys.exit(2 if isinstance(error, ConfigurationError) else 1)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options that ``atoll join`` has checked already."""
+    arguments = argparse.ArgumentParser(prog="python -m orchestrator.runtime.join")
+    for name in ("--address", "--token-file", "--group", "--region"):
+        arguments.add_argument(name, required=True)
+    arguments.add_argument("--name", default="", help="of the node; default: what Ray calls it")
+    arguments.add_argument("--cpus", type=int, default=None)
+    arguments.add_argument("--gpus", type=int, default=None)
+    arguments.add_argument("--memory-bytes", type=int, default=None)
+    arguments.add_argument("--resources", default="{}", help="JSON: amounts by name")
+    arguments.add_argument("--labels", default="{}", help="JSON: texts by name")
+    arguments.add_argument("--own-address", default="", help="of this machine, as the others see it")
+    arguments.add_argument("--until", type=float, default=None, help="seconds since 1970")
+    arguments.add_argument("--lead", type=float, default=120.0, help="seconds of draining before that")
+    arguments.add_argument("--grace", type=float, default=30.0, help="seconds of draining after SIGTERM")
+    arguments.add_argument("--partition-tolerance", type=float, default=PARTITION_TOLERANCE_S)
+    return arguments
+
+
+class Joined:
+    """One node, from its beginning to its end."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._signal: int | None = None
+        self._deadline: float | None = None
+        self._cause = ""
+
+    def run(self) -> int:
+        """Returns the exit code, when nothing of the node is left."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._told_to_end)
+        self._wait_for_head()
+        if self._signal is not None:
+            return 0
+        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
+            process = subprocess.Popen(
+                ray_start(self._options, Path(folder)),
+                env=environment(self._options),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                umask=0o077,
+                process_group=0,  # Ctrl-C at the terminal is for this process, which drains first
+            )
+            try:
+                return self._until_it_ends(process)
+            finally:
+                end(process)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _told_to_end(self, number: int, _frame: FrameType | None) -> None:
+        self._signal = number
+
+    def _wait_for_head(self) -> None:
+        head, until = ClusterFile("", self._options.address, "", {}), time.monotonic() + PATIENCE_S
+        while not head.answers() and self._signal is None:
+            if time.monotonic() > until:
+                log.error("The head at %s did not answer within %.0f s.", self._options.address, PATIENCE_S)
+                sys.exit(1)
+            time.sleep(LOOK_S)
+
+    def _until_it_ends(self, process: subprocess.Popen[bytes]) -> int:
+        node, gone_at, is_drained = None, None, False
+        while process.poll() is None:
+            present = local_node.started_by(process.pid)
+            if node is None and present is not None:
+                log.info("This machine is a node of %s, in the group %s.", present.head, self._options.group)
+            node = present or node
+            gone_at = None if present is not None or node is None else gone_at or time.monotonic()
+            if gone_at is not None and time.monotonic() - gone_at > GONE_S:
+                log.info("The node was drained, and is gone.")
+                return 0
+            self._decide(time.time())
+            if self._deadline is not None and present is not None and not is_drained:
+                is_drained = self._drain(present, self._deadline)
+            if self._deadline is not None and self._is_over(present, is_drained, self._deadline):
+                return 0
+            time.sleep(LOOK_S)
+        log.error("The node ended by itself, with exit code %d.", process.returncode)
+        return 0 if self._deadline is not None else 1
+
+    def _decide(self, now: float) -> None:
+        """From when on it leaves, and until when; a signal may cut short what the time has begun."""
+        until: float | None = self._options.until
+        if self._signal is not None:
+            deadline = now + self._options.grace
+            self._leave(f"{signal.Signals(self._signal).name} was sent to its machine", deadline)
+            self._signal = None
+        elif until is not None and self._deadline is None and now >= until - self._options.lead:
+            self._leave("its time on this machine is nearly up", until)
+
+    def _leave(self, cause: str, deadline: float) -> None:
+        self._cause = self._cause or cause
+        self._deadline = min(deadline, self._deadline or deadline, self._options.until or deadline)
+        log.info("This node leaves: %s. Its islands have %.0f s.", cause, self._deadline - time.time())
+
+    def _drain(self, node: local_node.LocalNode, deadline: float) -> bool:
+        try:
+            node.drain(self._cause, deadline)
+        except AtollError as error:
+            log.warning("%s", error)
+            return False
+        return True
+
+    def _is_over(self, node: local_node.LocalNode | None, is_drained: bool, deadline: float) -> bool:
+        if node is None or (is_drained and not node.works()):
+            log.info("Nothing works here any more.")
+            return True
+        if time.time() >= deadline:
+            log.warning("The time is up, and something works here still.")
+            return True
+        return False
+
+
+def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
+    """The command that begins the node, and stays with it. Its own folder: several may join on one machine."""
+    labels = {GROUP_LABEL: options.group, REGION_LABEL: options.region, **json.loads(options.labels)}
+    command = [
+        *(sys.executable, "-m", MODULE, "start", "--block", "--disable-usage-stats"),
+        *("--address", options.address, "--temp-dir", str(folder), "--include-log-monitor", "false"),
+        *("--labels", ",".join(f"{name}={value}" for name, value in labels.items())),
+        *("--resources", options.resources, "--dashboard-agent-listen-port", "0"),
+        *("--min-worker-port", "0", "--max-worker-port", "0"),
+    ]
+    for option, value in (
+        ("--num-cpus", options.cpus),
+        ("--num-gpus", options.gpus),
+        ("--memory", options.memory_bytes),
+        ("--node-name", options.name),
+        ("--node-ip-address", options.own_address),
+    ):
+        command += [option, str(value)] if value not in (None, "") else []
+    return command
+
+
+def environment(options: argparse.Namespace) -> dict[str, str]:
+    """As of every process of a cluster; and clouds are asked for notices, unless this environment says otherwise."""
+    passed = {name: os.environ[name] for name in (notices.SOURCES_VARIABLE, notices.URL_VARIABLE) if name in os.environ}
+    return {
+        **built(os.environ),
+        **ray_environment(Path(options.token_file).resolve(), options.partition_tolerance),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_BY_RAY_S),
+        notices.SOURCES_VARIABLE: notices.AUTO,
+        **passed,
+    }
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Nothing that it started is left: asked first, then by SIGKILL."""
+    started = []
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDED_S)
+    for each in started:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The end of a node whose machine or container is to go: ``atoll leave``, as a preStop of Kubernetes has it.
+
+    python -m orchestrator.runtime.leave --grace SECONDS --cause TEXT
+
+Exit code 0: nothing works there any more. 1: the time was over first. 2: there is no one node here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from orchestrator.errors import AtollError, ConfigurationError
+from orchestrator.runtime import local_node
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.runtime.leave")
+    parser.add_argument("--grace", type=float, required=True)
+    parser.add_argument("--cause", required=True)
+    options = parser.parse_args()
+    try:
+        is_empty = local_node.leave(local_node.only(), options.cause, time.time() + options.grace)
+    except AtollError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigurationError) else 1)
+    print("Nothing works on this node any more." if is_empty else "The time is over, and something works here still.")
+    sys.exit(not is_empty)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What `atoll join` and `atoll leave` take, and refuse before anything begins; and the files by which machines join."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from api.commands import nodes
+from orchestrator.errors import ConfigurationError
+from orchestrator.runtime import join
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2:00:00", 7200.0),
+        ("1-00:30:15", 86_400.0 + 1815.0),
+        ("1800003600", 3600.0),
+        ("@1800003600", 3600.0),
+        ("2027-01-15T09:00:00+00:00", 3600.0),
+        ("2027-01-15T09:00:00Z", 3600.0),
+    ],
+)
+def test_the_end_of_a_machines_time_is_a_time_or_a_duration(text: str, seconds: float) -> None:
+    assert nodes.moment(text, NOW) == pytest.approx(NOW + seconds)
+
+
+@pytest.mark.parametrize("text", ["soon", "", "12", "25:99:00", "-1:00:00", "99999-99-99T00:00:00", "1800003600.5x"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no time"):
+        nodes.moment(text, NOW)
+
+
+@pytest.mark.parametrize("text", ["0:02:00", "1700000000"])
+def test_a_machine_that_would_leave_before_it_did_anything_does_not_join(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--lead"):
+        nodes.checked_until(text, 120.0, NOW)
+
+
+@pytest.mark.parametrize("text", ["head", "head:0", "head:65536", "head:x", "he ad:1", "http://head:1", ":6379"])
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="head:6379"):
+        nodes.checked_address(text)
+
+
+@pytest.mark.parametrize("text", ["rack", "rack=", "=a7", "rack=a b", "region=x", "atoll-node-group=y", "a,b=c"])
+def test_a_label_that_cannot_be_or_is_ours_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--labels"):
+        nodes.labels_of([text])
+
+
+@pytest.mark.parametrize("text", ["TPU", "TPU=", "TPU=none", "TPU=0", "TPU=-1", "TPU=nan", "TPU=inf", "cpu=4", "GPU=1"])
+def test_an_amount_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--resources"):
+        nodes.amounts([text])
+
+
+def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    with pytest.raises(ConfigurationError, match="No secret"):
+        nodes.checked_token(None)
+    with pytest.raises(ConfigurationError, match="No such file"):
+        nodes.checked_token(path)
+    path.touch(mode=0o600)
+    with pytest.raises(ConfigurationError, match="empty"):
+        nodes.checked_token(path)
+    path.write_text("secret")
+    assert nodes.checked_token(path) == path
+    for mode in (0o644, 0o604, 0o620):
+        path.chmod(mode)
+        with pytest.raises(ConfigurationError, match="0600"):
+            nodes.checked_token(path)
+
+
+def test_what_was_said_is_what_ray_is_started_with(tmp_path: Path) -> None:
+    said = ["--address", "head:6379", "--token-file", "t", "--group", "spot", "--region", "us-east1", "--gpus", "2"]
+    options = join.parser().parse_args([*said, "--labels", '{"rack": "a7"}', "--resources", '{"TPU": 4.0}'])
+    command = join.ray_start(options, tmp_path)
+    assert command[command.index("--labels") + 1] == "atoll-node-group=spot,region=us-east1,rack=a7"
+    assert command[command.index("--num-gpus") + 1] == "2"
+    assert command[command.index("--resources") + 1] == '{"TPU": 4.0}'
+    assert "--num-cpus" not in command  # as many as there are
+
+
+def test_a_machine_asks_its_cloud_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = join.parser().parse_args(["--address", "h:1", "--token-file", "t", "--group", "g", "--region", "r"])
+    monkeypatch.setenv("SECRET_KEY", "of whoever calls")
+    monkeypatch.delenv("ATOLL_NOTICES", raising=False)
+    assert join.environment(options)["ATOLL_NOTICES"] == "auto"
+    monkeypatch.setenv("ATOLL_NOTICES", "off")
+    assert join.environment(options)["ATOLL_NOTICES"] == "off"
+    assert "SECRET_KEY" not in join.environment(options)
+
+
+# ── the files ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_script(tmp_path: Path, *options: str, **said: str) -> subprocess.CompletedProcess[str]:
+    """deploy/join.sh with a program that says what it was called with."""
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "ATOLL_PROGRAM": str(program), **said}
+    command = [str(DEPLOY / "join.sh"), *options]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_script_becomes_the_command(tmp_path: Path) -> None:
+    token = tmp_path / "a token"
+    token.touch(mode=0o600)
+    said = {"ATOLL_HEAD": "h:1", "ATOLL_GROUP": "g", "ATOLL_REGION": "r", "ATOLL_TOKEN_FILE": str(token)}
+    done = run_script(tmp_path, "--grace", "25", **said, ATOLL_UNTIL="2:00:00")
+    given = ["--group", "g", "--region", "r", "--token-file", str(token), "--until", "2:00:00", "--grace", "25"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["join", "h:1", *given])
+    for name in said:
+        less = run_script(tmp_path, **{other: value for other, value in said.items() if other != name})
+        assert less.returncode == 2
+        assert "/etc/atoll/token" in less.stderr if name == "ATOLL_TOKEN_FILE" else name in less.stderr
+
+
+def test_the_unit_gives_a_node_longer_to_end_than_it_takes_to_leave() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment]
+    unit.read(DEPLOY / "systemd" / "atoll-join.service")
+    service = unit["Service"]
+    grace = int(service["ExecStart"].split("--grace")[1])
+    assert int(service["TimeoutStopSec"]) >= grace + join.ENDED_S
+    assert service["KillMode"] == "mixed"  # SIGTERM is for the program that drains, and not for Ray's beside it
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (package systemd)")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd" / "atoll-join.service").read_text()
+    unit = tmp_path / "atoll-join.service"
+    unit.write_text(text.replace("/opt/atoll/deploy/join.sh", str(DEPLOY / "join.sh")))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, "atoll-join" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.parametrize("script", ["join.sh", "slurm/join.sbatch"])
+def test_scripts_are_whole(script: str) -> None:
+    done = subprocess.run(["bash", "-n", str(DEPLOY / script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,142 @@
+"""An island's node is about to go: the island gives its work and goes on elsewhere, and no failure is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.core import commands, events
+from orchestrator.core.effects import DrainIsland, MergeFragment, PlaceIsland, ResolveCommand, SetTimer, StopIsland
+from orchestrator.core.vocabulary import IslandPlan, IslandState
+from tests.harness.story import Story, all_of, inputs, placements, the
+
+
+@pytest.fixture
+def story() -> Story:
+    """Three islands train; one contribution is a quorum."""
+    told = Story("abc", accounted=True)
+    told.starts("a", "b", "c")
+    return told
+
+
+def notice(story: Story, island: str, seconds: float | None = 30.0, incarnation: int = 1):
+    return story.happen(events.NoticeReceived, island, incarnation, "the spot machine is taken back", seconds)
+
+
+def is_drained(story: Story, island: str, incarnation: int = 1):
+    return story.happen(events.IslandDrained, island, incarnation)
+
+
+def test_an_island_whose_node_goes_gives_its_work_and_is_placed_again_without_a_wait(story: Story) -> None:
+    effects = notice(story, "a")
+    assert the(DrainIsland, effects) == DrainIsland("a", 1)
+    view = story.island("a")
+    assert (view.state, "taken back: its node goes in 30 s" in view.reason) == (IslandState.DRAINING, True)
+    effects = is_drained(story, "a")
+    assert the(StopIsland, effects).incarnation == 1
+    again = the(SetTimer, effects)
+    assert again.due_at == story.now
+    assert placements(story.timer(again)) == [("a", 2)]
+    assert story.core.state.islands["a"].failures == 0
+
+
+def test_its_process_ends_before_the_node_does_whatever_versions_hold(story: Story) -> None:
+    deadline = the(SetTimer, notice(story, "a"))
+    assert story.now < deadline.due_at < story.now + 30.0
+    story.offers_fragment("a", step=1)
+    effects = story.timer(deadline)
+    assert the(StopIsland, effects).island == "a"
+    assert placements(story.timer(the(SetTimer, effects))) == [("a", 2)]
+    story.offers_fragment("b")
+    assert "a" in inputs(the(MergeFragment, story.offers_fragment("c")))  # what it gave is not lost
+
+
+@pytest.mark.parametrize("seconds", [0.0, -5.0, 0.5])
+def test_a_notice_that_comes_too_late_still_has_an_end(story: Story, seconds: float) -> None:
+    deadline = the(SetTimer, notice(story, "a", seconds))
+    assert story.now <= deadline.due_at <= story.now + max(0.0, seconds)
+
+
+def test_one_without_an_end_waits_for_the_merges(story: Story) -> None:
+    effects = notice(story, "a", None)
+    assert the(DrainIsland, effects)
+    assert all_of(SetTimer, effects) == []
+
+
+def test_a_notice_said_again_changes_nothing(story: Story) -> None:
+    notice(story, "a")
+    assert notice(story, "a") == ()
+
+
+def test_an_island_without_work_leaves_at_once(story: Story) -> None:
+    placed = story.timer(the(SetTimer, story.dies("a")))
+    assert placements(placed) == [("a", 2)]
+    effects = notice(story, "a", incarnation=2)
+    assert the(StopIsland, effects).incarnation == 2
+    assert placements(story.timer(the(SetTimer, effects))) == [("a", 3)]
+
+
+def test_an_island_that_an_operator_drains_stays_away(story: Story) -> None:
+    story.command("d1", commands.Drain("a"))
+    assert notice(story, "a") == ()
+    is_drained(story, "a")
+    assert story.island("a").state is IslandState.DRAINED
+
+
+def test_no_quorum_is_asked_for_where_the_node_goes_anyhow() -> None:
+    story = Story("ab", quorum=2)
+    story.starts("a", "b")
+    assert the(DrainIsland, notice(story, "a")).island == "a"
+    story.offers_fragment("a", step=1)
+    assert set(inputs(the(MergeFragment, story.offers_fragment("b")))) == {"a", "b"}
+
+
+def test_a_silent_island_is_drained_once_it_answers_and_then_goes_on_elsewhere(story: Story) -> None:
+    story.falls_silent("a")
+    assert notice(story, "a") == ()
+    assert the(DrainIsland, story.happen(events.ConnectionRestored, "a", 1)).island == "a"
+    assert placements(story.timer(the(SetTimer, is_drained(story, "a")))) == [("a", 2)]
+
+
+def test_one_that_dies_before_its_time_is_lost_as_any_other(story: Story) -> None:
+    notice(story, "a")
+    backoff = the(SetTimer, story.dies("a"))
+    assert backoff.due_at > story.now
+    assert story.island("a").state is IslandState.LOST
+
+
+def test_an_operator_may_keep_away_what_goes(story: Story) -> None:
+    notice(story, "a")
+    assert the(ResolveCommand, story.command("k1", commands.Kill("a", False))).accepted
+    effects = is_drained(story, "a")
+    assert all_of(PlaceIsland, effects) == []
+    assert all_of(SetTimer, effects) == []
+
+
+def test_a_cordoned_group_takes_its_next_incarnation_when_it_may(story: Story) -> None:
+    story.command("c1", commands.Cordon(story.core.state.islands["a"].plan.node_group))
+    notice(story, "a")
+    story.timer(the(SetTimer, is_drained(story, "a")))
+    assert story.island("a").state is IslandState.CORDONED
+
+
+def test_a_standby_takes_over_at_the_moment_the_work_is_merged() -> None:
+    story = Story("ab", accounted=True, standbys=(IslandPlan("spare", "group-b", "region-b", 1),))
+    story.starts("a", "b")
+    story.is_ready("spare")
+    versions = tuple(f.version for f in story.core.view(story.now).fragments)
+    story.happen(events.IslandCaughtUp, "spare", 1, None, versions, 0, 0.1)
+    notice(story, "b")
+    effects = is_drained(story, "b")
+    assert ("spare", 1) in [place.standby for place in all_of(PlaceIsland, effects)]
+    assert placements(effects) == [("b", 2), ("spare", 2)]
+
+
+def test_a_standby_whose_node_goes_is_placed_elsewhere_and_promoted_nowhere_meanwhile() -> None:
+    story = Story("ab", accounted=True, standbys=(IslandPlan("spare", "group-b", "region-b", 1),))
+    story.starts("a", "b")
+    story.is_ready("spare")
+    versions = tuple(f.version for f in story.core.view(story.now).fragments)
+    story.happen(events.IslandCaughtUp, "spare", 1, None, versions, 0, 0.1)
+    leaving = notice(story, "spare")
+    assert placements(story.dies("b")) == []
+    assert placements(story.timer(the(SetTimer, leaving))) == [("spare", 2)]

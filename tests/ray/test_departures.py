@@ -1,0 +1,149 @@
+"""Machines that are there for a time: they join, hear that they must go, and go with nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestrator.core import commands, events
+from orchestrator.core.effects import PlaceIsland
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.settings import TOKEN_VARIABLE
+from tests.metadata import MachineMetadata, serving
+from tests.ray.jobs import ENDLESS, Job, assert_sound, synthetic
+from tests.waiting import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.ray
+
+NOTICE_S = 30.0
+GROUP = "spot"
+
+
+class Machine:
+    """One that joined, and all of its processes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process, self._log = process, log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_until_it_joined(self) -> None:
+        wait_until(lambda: "is a node of" in self.log or self._process.poll() is not None, f"its joining: {self.log}")
+        assert self._process.poll() is None, self.log
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def exit_code(self) -> int:
+        return self._process.wait(PATIENCE_S)
+
+    def runs(self, pid: int) -> bool:
+        return pid in {child.pid for child in psutil.Process(self._process.pid).children(recursive=True)}
+
+    def is_off_after(self, seconds: float) -> None:
+        """As a cloud does it: whatever is left of it then has no power."""
+        until = time.monotonic() + seconds
+        wait_until(lambda: time.monotonic() > until or self._process.poll() is not None, "the end of its notice")
+        self.switch_off()
+
+    def switch_off(self) -> None:
+        if self._process.poll() is None:
+            for each in [*psutil.Process(self._process.pid).children(recursive=True), self._process]:
+                each.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def join(home: Path, tmp_path: Path) -> Iterator[Callable[..., Machine]]:
+    """``atoll join`` to the cluster of these tests, with options and a metadata server, if any."""
+    cluster = ClusterFile.find(home)
+    assert cluster is not None
+    machines: list[Machine] = []
+
+    def join_one(*options: str, metadata: MachineMetadata | None = None) -> Machine:
+        said = {"ATOLL_NOTICES": "auto", "ATOLL_METADATA_URL": metadata.url} if metadata else {"ATOLL_NOTICES": "off"}
+        environment = {**os.environ, **said, TOKEN_VARIABLE: cluster.environment[TOKEN_VARIABLE]}
+        command = ["join", cluster.address, "--group", GROUP, "--region", "us-east1", "--cpus", "4", *options]
+        log = tmp_path / f"machine-{len(machines)}.log"
+        with log.open("wb") as file:
+            program = [sys.executable, "-m", "api.cli", *command, "--own-address", "127.0.0.1"]
+            machines.append(Machine(subprocess.Popen(program, env=environment, stdout=file, stderr=file), log))
+        machines[-1].wait_until_it_joined()
+        return machines[-1]
+
+    yield join_one
+    for machine in machines:
+        machine.switch_off()
+
+
+@contextmanager
+def training_on(start: Callable[..., Job], **sections) -> Iterator[Job]:
+    """A job with an island on the machine that joined, and two elsewhere."""
+    job = start(synthetic(ENDLESS, (GROUP, "us-east", "europe"), **sections))
+    job.wait_for_merge(GROUP, 1)
+    job.wait_for_state("us-east", "training")
+    job.wait_for_state("europe", "training")
+    yield job
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+
+
+def lost_tokens(job: Job) -> int:
+    """Of the island on machines that go, until now."""
+    return job.status()["goodput"]["islands"][GROUP]["tokens"]["discarded"]
+
+
+def step_tokens(job: Job) -> float:
+    return max(e.tokens_total / e.steps_total for e in job.events(events.ProgressReported, GROUP) if e.steps_total)
+
+
+def test_islands_leave_machines_that_are_to_go_and_lose_no_more_than_a_step(
+    join: Callable[..., Machine], start: Callable[..., Job]
+) -> None:
+    with ExitStack() as stack:
+        google = stack.enter_context(serving(MachineMetadata("gce")))
+        first = join("--name", "first", metadata=google)
+        job = stack.enter_context(training_on(start))
+        second = join("--name", "second")
+
+        # the cloud gives notice
+        wait_until(lambda: len(google.asked) > 2, "somebody asking for notices")
+        before, noticed_at = lost_tokens(job), time.monotonic()
+        google.preempt(NOTICE_S)
+        job.wait_until(lambda: job.island(GROUP)["incarnation"] == 2, "its next incarnation")
+        first.is_off_after(NOTICE_S - (time.monotonic() - noticed_at))
+        assert first.exit_code() == 0, first.log
+        assert second.runs(job.wait_for_merge(GROUP, 2)["pid"])
+        (notice,) = job.events(events.NoticeReceived, GROUP)
+        assert (notice.cause, notice.incarnation) == ("Google takes the spot machine back", 1)
+        assert 0.0 < notice.seconds <= NOTICE_S
+        assert lost_tokens(job) - before <= step_tokens(job)
+        assert not job.events(events.ConnectionLost, GROUP)
+
+        # its owner ends the second by SIGTERM; a third one, which has an hour and may use most of a minute, is there by then
+        third = join("--name", "third", "--until", f"{time.time() + 3600:.0f}", "--lead", "3555")
+        second.send(signal.SIGTERM)
+        assert second.exit_code() == 0, second.log
+        assert third.exit_code() == 0, third.log
+        assert "Nothing works here any more" in third.log
+        job.wait_until(lambda: job.island(GROUP)["incarnation"] > 3, "its next incarnation, which has no place yet")
+        causes = [notice.cause for notice in job.events(events.NoticeReceived, GROUP)]
+        assert causes[1:] == ["SIGTERM was sent to its machine", "its time on this machine is nearly up"]
+        assert lost_tokens(job) - before <= 3 * step_tokens(job)
+        assert not job.events(events.ConnectionLost, GROUP)
+        placed = [
+            f for record in job.records() for f in record.effects if isinstance(f, PlaceIsland) and f.island == GROUP
+        ]
+        assert [place.incarnation for place in placed[:4]] == [1, 2, 3, 4]  # none was placed on a node that was to go
