@@ -193,3 +193,11 @@ class SpreadTrainer(Trainer, Protocol):
         Asked only where some piece lies on several processes (``held``). Whole tensors are pieces, too.
         """
         ...
+
+
+class FragmentwiseTrainer(Trainer, Protocol):
+    """A trainer that needs not all of Θ on the host to measure it. Who overrides ``evaluate`` of one overrides both."""
+
+    def evaluate_fragments(self, fragments: Iterable[Mapping[str, np.ndarray]], limit_s: float = inf) -> HeldOutLoss:
+        """As ``evaluate``, of tensors, or pieces of them, that come fragment by fragment; none is asked for twice."""
+        ...

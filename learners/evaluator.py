@@ -14,11 +14,11 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray
 
-from learners.contract import Trainer
+from learners.contract import FragmentwiseTrainer, Trainer
 from learners.factories import imported
 from learners.handed_over import HandedOver
 from learners.thread_priority import lower_priority_of_new, thread_ids
@@ -57,11 +57,14 @@ class Evaluator:
         self._handed_over.join(membership, ray.util.get_node_ip_address())
 
     def evaluate(self, epoch: Epoch, limit_s: float | None, *payloads: Carried) -> Measured:
-        """The held-out loss of Θ, a payload a fragment."""
+        """The held-out loss of Θ, a payload a fragment: one after another on the way to the devices, if the trainer can."""
         self._give_way()
-        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
-        parameters = {name: array for content in contents for name, array in wire_format.decode(content).items()}
-        measured = self._built().evaluate(parameters, math.inf if limit_s is None else limit_s)
+        trainer, limit = self._built(), math.inf if limit_s is None else limit_s
+        fragments = (wire_format.decode(self._handed_over.received(epoch, payload)) for payload in payloads)
+        if hasattr(trainer, "evaluate_fragments"):
+            measured = cast(FragmentwiseTrainer, trainer).evaluate_fragments(fragments, limit)
+        else:
+            measured = trainer.evaluate({name: array for arrays in fragments for name, array in arrays.items()}, limit)
         return measured.loss, measured.sequence_count, measured.seconds, measured.bits_per_byte, measured.sources
 
     def unigram_loss(self) -> float:

@@ -241,7 +241,15 @@ class JaxTrainer:
 
     def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = math.inf) -> HeldOutLoss:
         """As much as parameters need on the devices, where a step has as much for its gradient."""
-        parameters = self._on_mesh(arrays)
+        return self._measured(self._on_mesh(arrays), limit_s)
+
+    def evaluate_fragments(
+        self, fragments: Iterable[Mapping[str, np.ndarray]], limit_s: float = math.inf
+    ) -> HeldOutLoss:
+        """As ``evaluate``. A tensor is on the host only until all of it has come."""
+        return self._measured(self._brought(fragments), limit_s)
+
+    def _measured(self, parameters: Mapping[str, jax.Array], limit_s: float) -> HeldOutLoss:
         loss = self._held_out_loss()
 
         def loss_of(tokens: np.ndarray) -> float:
@@ -377,6 +385,34 @@ class JaxTrainer:
             )
             for tensor, pieces in of_tensor.items()
         }
+
+    def _brought(self, fragments: Iterable[Mapping[str, np.ndarray]]) -> dict[str, jax.Array]:
+        """All tensors on the devices, each as soon as it is whole. Raises DataError where one is not at the end."""
+        brought: dict[str, jax.Array] = {}
+        incomplete: dict[str, np.ndarray] = {}
+        missing_counts = {tensor: math.prod(shape) for tensor, shape in self._shapes.items()}
+
+        def take(piece: Piece, array: np.ndarray) -> None:
+            tensor, shape = piece.tensor, self._shapes[piece.tensor]
+            if array.shape != piece.shape(shape):
+                raise DataError(detail=f"{piece.name} came in the shape {array.shape}, and has {piece.shape(shape)}.")
+            if piece.bounds is not None:
+                if tensor not in incomplete:
+                    incomplete[tensor] = np.empty(shape, np.float32)
+                incomplete[tensor][piece.index] = array
+                array = incomplete[tensor]
+            missing_counts[tensor] -= math.prod(piece.shape(shape))
+            if missing_counts[tensor] == 0:
+                brought[tensor] = shards.placed(array, self._shardings[tensor], shape, np.float32, owned=False)
+                incomplete.pop(tensor, None)
+
+        for arrays in fragments:
+            for name in arrays:
+                take(piece_named(name), arrays[name])
+            del arrays  # before the next comes
+        if missing := sorted(tensor for tensor, count in missing_counts.items() if count):
+            raise DataError(detail=f"Not all came of {', '.join(missing[:3])}, which is to be measured.")
+        return brought
 
     def _on_host(self, array: jax.Array, piece: Piece) -> np.ndarray:
         """The piece of ``array`` in host memory, where no later step changes it. Waits until it is there."""

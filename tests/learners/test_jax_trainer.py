@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import jax
@@ -175,6 +176,25 @@ def test_pieces_are_evaluated_like_their_tensors(new_trainer):
     trainer = new_trainer()
     whole = trainer.initial_parameters()
     assert trainer.evaluate(taken(whole, all_pieces(trainer))).loss == trainer.evaluate(whole).loss
+
+
+def test_what_comes_fragment_by_fragment_is_measured_like_all_of_it_and_let_go_of_on_the_way(new_trainer):
+    trainer = new_trainer()
+    whole, names = trainer.initial_parameters(), all_pieces(trainer)
+    came = []
+
+    def fragments():
+        for number in range(3):
+            alive = [weak for weaks in came[:-1] for weak in weaks if weak() is not None]
+            assert not alive, "of the fragments before the last no piece is held any more"
+            arrays = {name: array.copy() for name, array in taken(whole, names[number::3]).items()}
+            came.append([weakref.ref(array) for name, array in arrays.items() if name not in whole])
+            yield arrays
+
+    assert trainer.evaluate_fragments(fragments()).loss == trainer.evaluate(whole).loss
+    assert sum(map(len, came)) >= 4
+    with pytest.raises(DataError, match="Not all came of"):
+        trainer.evaluate_fragments([taken(whole, names[1:])])
 
 
 def test_what_does_not_fit_is_refused_with_the_shapes(new_trainer):
