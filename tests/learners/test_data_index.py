@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import random
@@ -19,15 +20,15 @@ import zstandard
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from learners import data_indexing, data_lanes
-from learners.streaming import files, order
+from learners import data_indexing, data_lanes, tokenizer
+from learners.streaming import counting, files, order
 from learners.streaming.documents import Reader, Unreadable
 from learners.streaming.files import TRAINING, located
 from learners.streaming.held_out import HeldOut, digest, smallest
 from learners.streaming.streamed import TOKEN_BYTES_MAX
 from learners.text import Text
 from orchestrator.core.vocabulary import NO_FLAWS
-from orchestrator.errors import ConfigurationError, UnreadableData
+from orchestrator.errors import ConfigurationError, InfrastructureError, UnreadableData
 from orchestrator.roots import EVERYTHING
 
 SEPARATOR, RATIO = 0, 0.1
@@ -281,3 +282,85 @@ def test_a_file_of_another_size_is_refused(folder, make_job, tmp_path) -> None:
 def test_a_shard_with_less_than_a_sequence_is_refused(make_job, indexed) -> None:
     with pytest.raises(ConfigurationError, match="do not give each of 5 islands a sequence of 5000 tokens"):
         indexed.text(make_job, 5_000).draw(0, 5)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch) -> list[int]:
+    """Pieces are counted here and not by processes; the pieces that were asked for, by call."""
+    asked_for: list[int] = []
+
+    def counts(work, section, held_out, listed, process_count):
+        asked_for.append(sum(len(task.numbers) for task in work))
+        tokens = tokenizer.load(section, EVERYTHING)
+        for task in work:
+            yield from counting.counted(task, tokens, held_out, listed)
+
+    monkeypatch.setattr(counting, "counts", counts)
+    return asked_for
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"source": 0, "piece"', b'{"source": 7, "piece": 1}\n{}\n'])
+def test_what_was_stopped_goes_on_and_gives_the_same_bytes(folder, make_job, tmp_path, in_this_process, torn) -> None:
+    data, partial = make_job(data=section(folder))["data"], tmp_path / "b.partial"
+    data_indexing.make(data, tmp_path / "a", 1, progress=False)
+    interrupted = iter([False] * 11 + [True])
+
+    class Stopping(data_indexing.Counts):
+        def add(self, count) -> None:
+            if next(interrupted, False):
+                raise KeyboardInterrupt
+            super().add(count)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_indexing, "Counts", Stopping)
+        with pytest.raises(KeyboardInterrupt):
+            data_indexing.make(data, tmp_path / "b", 1, progress=False)
+    assert not (tmp_path / "b").exists()
+    with open(partial, "ab") as file:
+        file.write(torn)
+    data_indexing.make(data, tmp_path / "b", 1, progress=False)
+    assert in_this_process == [in_this_process[0], in_this_process[0], in_this_process[0] - 11]
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+    assert not partial.exists()
+    assert data_indexing.make(data, tmp_path / "b", 1, progress=False) is None, "it is there, and fits"
+
+
+def test_what_was_counted_of_other_files_is_not_gone_on_with(
+    folder, make_job, tmp_path, in_this_process, capsys
+) -> None:
+    data = make_job(data=section(folder))["data"]
+    (tmp_path / "index.partial").write_bytes(b'{"of": "another"}\n')
+    data_indexing.make(data, tmp_path / "index", 1, progress=False)
+    assert "is of other files or rules, and begun anew" in capsys.readouterr().err
+    (tmp_path / "index.partial").write_bytes(b"")
+    with open(tmp_path / "index.partial", "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(InfrastructureError, match="is being written by another process"):
+            data_indexing.make({**data, "held_out_ratio": 0.2}, tmp_path / "index", 1, progress=False)
+
+
+def test_a_process_that_dies_is_named(folder, make_job, tmp_path, monkeypatch) -> None:
+    def killed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(counting.Connection, "recv", killed)
+    with pytest.raises(InfrastructureError, match=r"has died.*give fewer --processes"):
+        data_indexing.make(make_job(data=section(folder))["data"], tmp_path / "index", 1, progress=False)
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("name", [*ALL, "plain.txt", "plain.txt.gz"])
+@pytest.mark.parametrize("cut_off", [0, 200])
+def test_a_file_s_pieces_in_turn_are_those_that_are_read_by_themselves(folder, tmp_path, name, cut_off) -> None:
+    """Also of a file that ends too soon, where the last pieces cannot be read."""
+    plain = b"".join(f"line {number} of a text that goes on\n".encode() for number in range(4_000))
+    contents = {"plain.txt": plain, "plain.txt.gz": gzip.compress(plain)}
+    content = contents[name] if name in contents else (folder / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) - cut_off])
+    size, path = len(content) - cut_off, str(tmp_path / name)
+    in_turn, by_themselves = (Reader(EVERYTHING, "text", Unreadable(99)) for _ in range(2))
+    pieces = list(in_turn.pieces(path, 7, size))
+    assert [number for number, _ in pieces] == list(range(7))
+    assert [documents for _, documents in pieces] == [by_themselves.documents(path, n, 7, size) for n in range(7)]
+    assert in_turn.unreadable.reasons == by_themselves.unreadable.reasons
+    assert bool(in_turn.unreadable.reasons) == bool(cut_off and name != "plain.txt")
