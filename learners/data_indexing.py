@@ -123,6 +123,7 @@ def make(section: Mapping[str, Any], output: Path, process_count: int, progress:
 
     Raises ConfigurationError for what cannot be read, UnreadableData above ``unreadable_max``, InfrastructureError, OSError.
     """
+    _require_writable(output)
     tokens = tokenizer.load(section, EVERYTHING)
     unreadable = Unreadable(section["unreadable_max"])
     sources = [_source(one, unreadable) for one in section["sources"]]
@@ -215,6 +216,18 @@ def _is_of(output: Path, empty: DataIndex) -> bool:
         return False
     bare = (replace(source, listed_count=0, numbers=b"") for source in index.sources)
     return replace(index, sources=tuple(bare)) == empty
+
+
+def _require_writable(output: Path) -> None:
+    """Before hours of counting. What is there must be an index, and not text by a slip of the hand."""
+    if output.is_dir():
+        raise ConfigurationError(detail=f"--output {output} is a folder. Name a file in it.")
+    if output.exists():
+        with open(output, "rb") as file:
+            if file.read(len(data_index.MAGIC)) not in (data_index.MAGIC, b""):
+                raise ConfigurationError(
+                    detail=f"--output {output} is there and no index. Remove it, or name another file."
+                )
 
 
 def _partial_of(output: Path) -> Path:

@@ -325,6 +325,15 @@ def test_what_was_stopped_goes_on_and_gives_the_same_bytes(folder, make_job, tmp
     assert data_indexing.make(data, tmp_path / "b", 1, progress=False) is None, "it is there, and fits"
 
 
+def test_what_is_no_index_is_not_overwritten(folder, make_job, tmp_path) -> None:
+    data, text = make_job(data=section(folder))["data"], tmp_path / "text.jsonl"
+    text.write_text("{}\n")
+    for path, problem in ((text, "is there and no index"), (tmp_path, "is a folder")):
+        with pytest.raises(ConfigurationError, match=f"--output .* {problem}"):
+            data_indexing.make(data, path, 1, progress=False)
+    assert text.read_text() == "{}\n"
+
+
 def test_what_was_counted_of_other_files_is_not_gone_on_with(
     folder, make_job, tmp_path, in_this_process, capsys
 ) -> None:
