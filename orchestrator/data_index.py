@@ -19,6 +19,7 @@ docs/reference/data-index.md.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,12 +33,14 @@ from orchestrator.roots import AllowedRoots, open_data, shown
 FIELD = "data.index"
 MAGIC = b"atoll data index 1\n"
 DIGEST_BYTES = 16
-FILE_BYTES_MAX = 1 << 30
-"""Of an index: 8 bytes a piece of up to 1 MiB, so that 100 TB have less."""
-HEADER_BYTES_MAX = 256 << 20
+FILE_BYTES_MAX = 256 << 20
+"""Of an index: 8 bytes a piece of up to 1 MiB, so that 20 TB have less."""
+HEADER_BYTES_MAX = 128 << 20
 PIECE_BYTES, LISTED_BYTES = 8, 16
 MAKE = "Make one with `atoll data index`."
 SHOWN_MAX = 3
+
+_HEXADECIMAL = re.compile("[0-9a-f]{32}")
 
 Named = tuple[str, int]
 """A file: its name behind the last slash, and its size in bytes. Where it lies may differ from node to node."""
@@ -123,7 +126,7 @@ def parse(content: bytes, path: str) -> tuple[DataIndex, str]:
     try:
         header = json.loads(body[len(MAGIC) : end])
         index = DataIndex(
-            _text(header["tokenizer"]),
+            _tokenizer(header["tokenizer"]),
             _ratio(header["held_out_ratio"]),
             _sources(header["sources"], body[end + 1 :]),
         )
@@ -164,7 +167,7 @@ def misfit(
     for source in section["sources"]:
         indexed = source_of(index, source)
         if indexed is None:
-            names = ", ".join(str(one.name) for one in index.sources[:SHOWN_MAX])
+            names = ", ".join(shown(one.name) for one in index.sources[:SHOWN_MAX])
             return _not_for(f"is {path}, which has the sources {names}, and not {source['name']}.")
         if indexed.text_field != source["text_field"]:
             return _not_for(
@@ -227,6 +230,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("a text was expected")
     return value
+
+
+def _tokenizer(value: Any) -> str:
+    if value != BYTES and not _HEXADECIMAL.fullmatch(_text(value)):
+        raise ValueError("a digest was expected")
+    return _text(value)
 
 
 def _count(value: Any) -> int:

@@ -55,7 +55,7 @@ def test_its_digest_becomes_the_job_s(submit: Callable[..., JobSpec], name: str 
     ("changed", "data", "problem"),
     [
         (index(size=8), {}, r"data\.index: is .*a\.jsonl' had 8 bytes, and has 7\. Make the index anew"),
-        (index("code"), {}, r"has the sources code, and not web\. Make"),
+        (index("code"), {}, r"has the sources 'code', and not web\. Make"),
         (index(text_field="body"), {}, r"the text of web is in the field 'body'; the job's is in 'text'\. Make"),
         (index(tokenizer="0" * 32), {}, r"counts tokens of the tokenizer with the digest 0{32}; the job has bytes"),
         (

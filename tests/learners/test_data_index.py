@@ -254,7 +254,7 @@ def test_text_that_changed_in_place_ends_the_job_or_is_passed_over(folder, make_
         ({"held_out_ratio": 0.2}, r"leaves out 0\.1 of the documents .*; the job holds out 0\.2"),
         ({"tokenizer": "bytes"}, "counts tokens of the tokenizer with the digest .*; the job has bytes"),
         ({"index_digest": "0" * 32}, "has the digest .* here, and 0{32} where the job was submitted"),
-        ({"sources": [{"name": "other", "files": ["/a"]}]}, "has the sources all, and not other|cannot be read here"),
+        ({"sources": [{"name": "other", "files": ["/a"]}]}, "has the sources 'all', and not other|cannot be read here"),
     ],
 )
 def test_an_island_refuses_an_index_that_does_not_fit(folder, make_job, indexed, changes, problem) -> None:
