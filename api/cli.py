@@ -23,6 +23,7 @@ import typer
 from api.commands import (
     chaos,
     checkpoints,
+    data,
     doctor,
     export,
     fleet,
@@ -81,6 +82,7 @@ for module in (
     tapes,
     science,
     tokenizer,
+    data,
     tokens,
     chaos,
     doctor,

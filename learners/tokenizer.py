@@ -23,13 +23,18 @@ NEWLINE = 10
 
 
 class Tokenizer(Protocol):
-    """``separator`` stands between two documents. Token values are below ``vocabulary_size``."""
+    """``separator`` stands between two documents. Token values are below ``vocabulary_size``. ``digest`` names the file."""
 
     vocabulary_size: int
     separator: int
+    digest: str
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """The tokens of each text, one-dimensional, of ``dtype``."""
+        ...
+
+    def counts(self, texts: Sequence[bytes]) -> list[int]:
+        """How many tokens ``encode`` gives for each text, in less time."""
         ...
 
     @property
@@ -38,6 +43,7 @@ class Tokenizer(Protocol):
 
 class Bytes:
     vocabulary_size = BYTE_COUNT
+    digest = BYTES
     dtype = np.uint8
 
     def __init__(self, separator: int | None = None) -> None:
@@ -46,12 +52,15 @@ class Bytes:
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(text, np.uint8) for text in texts]
 
+    def counts(self, texts: Sequence[bytes]) -> list[int]:
+        return list(map(len, texts))
+
 
 class FromFile:
     """A tokenizer that is a file. The library's object is made when the first text comes."""
 
     def __init__(self, file: tokenizer_file.TokenizerFile, separator: int, sentencepiece: bool) -> None:
-        self.vocabulary_size, self.separator = file.vocabulary_size, separator
+        self.vocabulary_size, self.separator, self.digest = file.vocabulary_size, separator, file.digest
         self._content, self._sentencepiece = file.content, sentencepiece
 
     @property
@@ -59,12 +68,17 @@ class FromFile:
         return np.uint16 if self.vocabulary_size <= 1 << 16 else np.int32
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        encoded = self._encoded(texts)
+        return [np.array(tokens if self._sentencepiece else tokens.ids, self.dtype) for tokens in encoded]
+
+    def counts(self, texts: Sequence[bytes]) -> list[int]:
+        return list(map(len, self._encoded(texts)))
+
+    def _encoded(self, texts: Sequence[bytes]) -> Any:
         strings = [text.decode(errors="replace") for text in texts]
         if self._sentencepiece:
-            encoded = self._library.encode(strings)
-        else:
-            encoded = [one.ids for one in self._library.encode_batch_fast(strings, add_special_tokens=False)]
-        return [np.array(tokens, self.dtype) for tokens in encoded]
+            return self._library.encode(strings)
+        return self._library.encode_batch_fast(strings, add_special_tokens=False)
 
     @cached_property
     def _library(self) -> Any:

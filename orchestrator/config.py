@@ -199,6 +199,8 @@ def read_job_document(path: Path) -> dict[str, Any]:
                     named[field] = [_absolute(folder, name) for name in named[field]]
         if data.get("tokenizer", BYTES) != BYTES:
             data["tokenizer"] = _absolute(folder, data["tokenizer"])
+        if data.get("index") is not None:
+            data["index"] = _absolute(folder, data["index"])
     if isinstance(model := document.get("model"), dict) and "initial_weights" in model:
         model["initial_weights"] = _absolute(path.resolve().parent, model["initial_weights"])
     return document
@@ -251,6 +253,9 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
         yield Problem("data.sources", message, "Set data.source or list the sources.")
     if data and (twice := [name for name, uses in Counter(one.name for one in data.sources).items() if uses > 1]):
         yield Problem("data.sources", f"has the name {twice[0]!r} twice.", "Give each source its own name.")
+    if data and data.index is not None and data.source != "streamed":
+        message = f"is {data.index}, and data.source is {data.source}: only streamed text has an index."
+        yield Problem("data.index", message, "Leave it out, or set data.source to streamed.")
     if data and data.tokenizer == BYTES and (data.separator or 0) >= BYTE_COUNT:
         message = f"is {data.separator:,}, and bytes have no token above {BYTE_COUNT - 1}."
         yield Problem("data.separator", message, "Leave it out, for a newline, or name another tokenizer.")

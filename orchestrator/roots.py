@@ -1,7 +1,7 @@
 """The roots below which jobs may read and write, as whoever started the service has named them.
 
     --checkpoints ROOT   folders of checkpoints, read and written: `checkpoints.folder`, `resume.checkpoint`
-    --data ROOT          text and tokenizers, read: `data.files`, `data.sources`, `data.tokenizer`
+    --data ROOT          text and what belongs to it, read: `data.files`, `data.sources`, `data.tokenizer`, `data.index`
 
 A specification is an operator's, the roots are not: what it names is refused before anything of it is touched, unless it
 lies below a root. Places are compared by their components, and never by text: ``/data/ab`` is not below ``/data/a``. On this

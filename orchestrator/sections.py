@@ -156,7 +156,8 @@ class DataSection(Section):
 
     The commands of ``atoll`` take files relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). Every island's node must have or reach them, below a root (`atoll up --data`). So it is with
-    ``tokenizer``: `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of SentencePiece.
+    ``tokenizer``: `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of SentencePiece; and with
+    ``index``, which `atoll data index` makes: with it every sequence of streamed text comes once in an epoch.
     """
 
     source: Literal["builtin", "files", "streamed"] = "builtin"
@@ -170,6 +171,10 @@ class DataSection(Section):
     separator: TokenId | None = Field(
         default=None, description="the token between two documents; the tokenizer's end-of-text token if absent"
     )
+    index: Location | None = Field(
+        default=None, description="of a streamed data set: the tokens of its pieces, counted"
+    )
+    index_digest: Digest | None = Field(default=None, description="of the index; the service fills it in")
     sequence_length: SequenceLength = 128
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
     unreadable_max: UnreadableCount = Field(

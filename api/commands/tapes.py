@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,9 +142,15 @@ def train_tape(
     raise typer.Exit(run_to_end(command))
 
 
-def run_to_end(command: list[str]) -> int:
-    """The exit code of a process that does the work; Ctrl-C reaches it too, and its last words are waited for."""
-    process = subprocess.Popen(command)
+def run_to_end(command: list[str], text: bytes | None = None) -> int:
+    """The exit code of a process that does the work; Ctrl-C reaches it too, and its last words are waited for.
+
+    ``text`` is what it reads, if it reads anything.
+    """
+    process = subprocess.Popen(command, stdin=None if text is None else subprocess.PIPE)
+    if text is not None and process.stdin is not None:
+        with suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(text)
     while True:
         try:
             code = process.wait()

@@ -16,7 +16,7 @@ from orchestrator.models.decoder import DecoderSection
 from orchestrator.roots import Allowed, AllowedRoots
 
 FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
-TOKENIZER, WEIGHTS = "data.tokenizer", "model.initial_weights"
+TOKENIZER, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
 
 
 def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> tuple[Problem, ...]:
@@ -58,6 +58,8 @@ def _problems(spec: JobSpec, roots: AllowedRoots, begun: bool) -> Iterator[Probl
             files += [(f"data.sources.{index}.{field}.{number}", path) for number, path in enumerate(paths)]
     if spec.data.tokenizer != BYTES:
         files.append((TOKENIZER, spec.data.tokenizer))
+    if spec.data.index is not None:
+        files.append((INDEX, spec.data.index))
     for field, path in files:
         try:
             _followed(roots.data_file(path))

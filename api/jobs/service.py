@@ -28,6 +28,7 @@ from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.dispatcher import sections_of as sections_of_row
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
+from api.jobs.index_check import with_index_digest
 from api.jobs.outbox import Outbox, row_of
 from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
@@ -289,7 +290,8 @@ class Service:
             spec = parse_job(document)
             spec = with_found_files(spec, self.roots)
             outside = problems_outside_roots(spec, self.roots, begun=True)
-            spec = resolved(with_tokenizer_digest(spec, self.roots), self._store.job, self.roots)
+            spec = with_index_digest(with_tokenizer_digest(spec, self.roots), self.roots)
+            spec = resolved(spec, self._store.job, self.roots)
         except InvalidJobSpec as error:
             more = (*outside, *fleet_problems(sections_of(document), groups))
             problems = (*error.problems, *more, *foreign)

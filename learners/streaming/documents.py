@@ -25,6 +25,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import IO, Any
 
 from learners.corpus import DOCUMENT_BYTES_MAX
@@ -89,7 +90,7 @@ class Reader:
         attempts = ATTEMPTS if "://" in path else 1
         for attempt in range(attempts):
             try:
-                return list(self._bounded(path, number, count, size))
+                return list(self._bounded(path, number, self._documents(path, number, count, size)))
             except (UnreadableData, ConfigurationError):
                 raise
             except Exception as error:  # whatever a library or a store says of a file
@@ -100,9 +101,36 @@ class Reader:
                 self.unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
         return []
 
-    def _bounded(self, path: str, number: int, count: int, size: int | None) -> Iterator[bytes]:
+    def pieces(self, path: str, count: int, size: int) -> Iterator[tuple[int, list[bytes]]]:
+        """All pieces of a file in turn, each as ``documents`` has it; what is compressed is decompressed only once."""
+        following = 0
+        if path.endswith(COMPRESSED):
+            try:
+                for number, documents in self._in_one_pass(path, count, size):
+                    following = number + 1
+                    yield number, documents
+            except (UnreadableData, ConfigurationError):
+                raise
+            except Exception as error:  # whose pieces it is of, and whether another attempt helps, is seen below
+                log.info("%s is read piece by piece: %s", shown(path), first_line(error))
+        for number in range(following, count):
+            yield number, self.documents(path, number, count, size)
+
+    def _in_one_pass(self, path: str, count: int, size: int) -> Iterator[tuple[int, list[bytes]]]:
+        following = 0
+        with open_data(self.roots, path) as file:
+            _require_size(file, size)
+            lines = _compressed_lines(file, path, size, size)
+            for number, own in groupby(lines, lambda line: ((line[0] + 1) * count - 1) // size):
+                yield from ((empty, []) for empty in range(following, number))
+                texts = self._texts(path, ((at, line) for _, at, line in own))
+                yield number, list(self._bounded(path, number, texts))
+                following = number + 1
+        yield from ((empty, []) for empty in range(following, count))
+
+    def _bounded(self, path: str, number: int, documents: Iterable[bytes]) -> Iterator[bytes]:
         total = 0
-        for document in self._documents(path, number, count, size):
+        for document in documents:
             total += len(document)
             if total > PIECE_TEXT_MAX:
                 mebibytes = PIECE_TEXT_MAX >> 20
@@ -114,16 +142,15 @@ class Reader:
     def _documents(self, path: str, number: int, count: int, size: int | None) -> Iterator[bytes]:
         kind = kind_of(path)
         with open_data(self.roots, path) as file:
-            if size is not None and (size_now := file.seek(0, os.SEEK_END)) != size:
-                raise ValueError(f"it has {size_now:,} bytes, and had {size:,} when the job's text was listed")
+            if size is not None:
+                _require_size(file, size)
             file.seek(0)
             if kind == ".parquet":
                 yield from self._rows(path, file, number, count)
             elif kind == ".arrayrecord":
                 yield from _records(path, file, number, count)
             else:
-                lines = self._whole(path, _lines(file, path, number, count))
-                yield from self._objects(path, lines) if kind == ".jsonl" else _blocks(lines)
+                yield from self._texts(path, _lines(file, path, number, count))
 
     def _rows(self, path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:
         from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
@@ -155,6 +182,10 @@ class Reader:
                     if at >= last:
                         break
             row += rows
+
+    def _texts(self, path: str, lines: Iterable[tuple[int, bytes | None]]) -> Iterator[bytes]:
+        whole = self._whole(path, lines)
+        return self._objects(path, whole) if kind_of(path) == ".jsonl" else _blocks(whole)
 
     def _whole(self, path: str, lines: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
         for at, line in lines:
@@ -232,31 +263,51 @@ def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
+def _require_size(file: IO[bytes], size: int) -> None:
+    if (size_now := file.seek(0, os.SEEK_END)) != size:
+        raise ValueError(f"it has {size_now:,} bytes, and had {size:,} when the job's text was listed")
+
+
 def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tuple[int, bytes | None]]:
     """The lines that begin in the range, each with the byte where it begins, decompressed; None for one that is too long."""
     size = file.seek(0, os.SEEK_END)
     first, last = _range(size, number, count)
-    compressed = path.endswith(COMPRESSED)
+    if path.endswith(COMPRESSED):
+        yield from ((at, line) for place, at, line in _compressed_lines(file, path, size, last) if place >= first)
+        return
     # of the line that byte ``first`` − 1 is in, only the end is read: if that byte ends it, the next begins at ``first``
-    at = file.seek(0 if compressed else max(0, first - 1))
-    stored: Any = _Expanded(_decompressed(file, path), size) if compressed else file
+    at = file.seek(max(0, first - 1))
+    stored: Any = file
     text = io.BufferedReader(stored, BLOCK_BYTES)
-    if not compressed and first:
+    if first:
         at += sum(map(len, _pieces_of_line(text)))
-    while True:
-        place = min(file.tell(), size - 1) if compressed else at
-        if place >= last:
+    while at < last:
+        line, length = _line(text)
+        if not length:
+            raise EOFError(f"it ends at byte {at:,}, and should have {size:,}")
+        yield at, line
+        at += length
+
+
+def _compressed_lines(file: IO[bytes], path: str, size: int, last: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """The lines that are decompressed of the first ``last`` bytes: each with its place in these, and as ``_lines``."""
+    file.seek(0)
+    stored: Any = _Expanded(_decompressed(file, path), size)
+    text, at = io.BufferedReader(stored, BLOCK_BYTES), 0
+    while (place := min(file.tell(), size - 1)) < last:
+        line, length = _line(text)
+        if not length:
             return
-        pieces = _pieces_of_line(text)
-        line = next(pieces, b"")
-        if not line:
-            if not compressed and at < last:
-                raise EOFError(f"it ends at byte {at:,}, and should have {size:,}")
-            return
-        more = sum(map(len, pieces))
-        if place >= first:
-            yield at, None if more else line
-        at += len(line) + more
+        yield place, at, line
+        at += length
+
+
+def _line(text: io.BufferedReader[Any]) -> tuple[bytes | None, int]:
+    """The next line and its length; None for one that is too long."""
+    pieces = _pieces_of_line(text)
+    line = next(pieces, b"")
+    more = sum(map(len, pieces))
+    return None if more else line, len(line) + more
 
 
 def _pieces_of_line(text: io.BufferedReader[Any]) -> Iterator[bytes]:

@@ -2,8 +2,8 @@
 
 A source's files are cut into *pieces* by their sizes alone, which belong to shards for the whole job. In each epoch a
 shard's pieces have another order; neighbours in it make *groups* of some megabytes, which are read as a whole. A group has
-as many sequences as its bytes promise, so that the group of sequence k, and its place there, follow from k: no island has
-to count what it has read. Sources are mixed in blocks, in each of which every source has its share.
+as many sequences as its bytes promise, or an index has counted, so that the group of sequence k, and its place there, follow
+from k: no island has to count what it has read. Sources are mixed in blocks, in each of which every source has its share.
 
 All orders are by a hash of a number and a key (SplitMix64), so that they are the same wherever and whenever they are
 computed. Pure. Sources: SplitMix64 is Steele, Lea, Flood, OOPSLA 2014; the rest is ours.
@@ -79,7 +79,8 @@ def listed(pieces: Pieces, name: str, what: str) -> np.ndarray:
 class Group:
     """What is read together: ``pieces`` of the source, in this order. ``number`` counts a shard's groups over all epochs.
 
-    ``quota`` is how many sequences it is to give in this ``epoch``, and ``following`` the first sequence behind them.
+    ``quota`` is how many sequences it is to give in this ``epoch``, and ``following`` the first sequence behind them. The
+    first one begins with the group's token ``offset``: an exact one before it may belong to the group before.
     """
 
     number: int
@@ -87,42 +88,68 @@ class Group:
     quota: int
     epoch: int
     following: int
+    offset: int = 0
 
 
 class ShardOfSource:
-    """One shard's pieces of one source, epoch after epoch. ``tokens`` are those that each piece is thought to have."""
+    """One shard's pieces of one source, epoch after epoch. ``tokens`` are those that each piece is thought to have.
 
-    def __init__(self, pieces: np.ndarray, sizes: np.ndarray, tokens: np.ndarray, length: int, by: int) -> None:
+    Where they are ``exact``, and count the end of each document, an epoch's pieces are one text, and its sequences lie in it
+    one behind the other: N tokens give (N − 1) // ``length`` of them, which no more than ``length`` tokens are left of. A
+    sequence is of the group in which it begins, and the last of a group goes on into the next one.
+    """
+
+    def __init__(
+        self, pieces: np.ndarray, sizes: np.ndarray, tokens: np.ndarray, length: int, by: int, exact: bool = False
+    ) -> None:
         self._pieces, self._sizes, self._tokens, self._length, self._by = pieces, sizes, tokens, length, by
-        self.sequence_count = int(tokens.sum()) // length
+        self._exact = exact
+        self.sequence_count = (int(tokens.sum()) - exact) // length
         self._epoch = lru_cache(maxsize=2)(self._ordered)
         self._group = lru_cache(maxsize=2)(self._made)
 
     def place(self, number: int) -> tuple[Group, int]:
         """The group that sequence ``number`` of this shard and source is of, and its number there."""
         epoch, within = divmod(number, self.sequence_count)
-        _, _, sums = self._epoch(epoch)
+        _, _, sums, _ = self._epoch(epoch)
         index = int(np.searchsorted(sums, within, side="right"))
         group, order = self._group(epoch, index)
         return group, int(order[within - (int(sums[index - 1]) if index else 0)])
 
     def _made(self, epoch: int, index: int) -> tuple[Group, np.ndarray]:
         """A group, and the order in which its sequences are drawn."""
-        order, ends, sums = self._epoch(epoch)
+        order, ends, sums, tokens = self._epoch(epoch)
         first, before = (int(ends[index - 1]), int(sums[index - 1])) if index else (0, 0)
         pieces = tuple(int(piece) for piece in self._pieces[order[first : int(ends[index])]])
         quota = int(sums[index]) - before
         # there are never more groups than pieces, so that a number is of one group only
         number = epoch * len(self._pieces) + index
-        group = Group(number, pieces, quota, epoch, epoch * self.sequence_count + int(sums[index]))
-        return group, shuffled(quota, key("group", self._by, number))
+        offset = before * self._length - int(tokens[index - 1]) if self._exact and index else 0
+        group = Group(number, pieces, quota, epoch, epoch * self.sequence_count + int(sums[index]), offset)
+        by = key("group", self._by, number)
+        # the last sequence needs the next group as well, which is being read meanwhile
+        return group, np.append(shuffled(quota - 1, by), quota - 1) if self._exact else shuffled(quota, by)
 
-    def _ordered(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The order of the pieces; behind which piece each group ends; and the sequences up to there."""
+    def _ordered(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The order of the pieces; behind which piece each group ends; and the sequences and tokens up to there."""
         order = shuffled(len(self._pieces), key("epoch", self._by, epoch))
         groups = (np.cumsum(self._sizes[order]) - 1) // GROUP_BYTES
         ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(order))
-        return order, ends, np.cumsum(self._tokens[order])[ends - 1] // self._length
+        tokens = np.cumsum(self._tokens[order])
+        if not self._exact:
+            return order, ends, tokens[ends - 1] // self._length, tokens[ends - 1]
+        ends = self._with_sequences(ends, tokens)
+        begun = np.minimum(-(-tokens[ends - 1] // self._length), self.sequence_count)
+        return order, ends, begun, tokens[ends - 1]
+
+    def _with_sequences(self, ends: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """The ends of groups so large that a sequence begins in each, and that none goes on beyond the next one."""
+        total, large, before = int(tokens[-1]), list[int](), 0
+        for end in ends[:-1].tolist():
+            if tokens[end - 1] - before >= self._length and total - tokens[end - 1] >= 2 * self._length:
+                large.append(end)
+                before = int(tokens[end - 1])
+        return np.array([*large, int(ends[-1])])
 
 
 class Mixture:

@@ -4,20 +4,22 @@ Responsible for turning what ``order`` says into tokens: groups of pieces are re
 on, the group that follows before it is needed. How many sequences a group gives is promised before it is read, from its
 bytes and from how many tokens a sample of the source has for each; so a group with fewer repeats some, and of one with more
 some are left out, other ones in each epoch. Both are counted, and a few in a hundred. The sample is the same for all
-islands, so that they agree. Which documents are held out follows from their content (``held_out``): whoever trains leaves
-these out wherever they are, and whoever measures reads pieces until it has found enough of them.
+islands, so that they agree. With an index (``data.index``) nothing is promised: tokens were counted, the last sequence of a
+group goes on into the next one, and in an epoch every sequence of a shard comes once.
+
+Which documents are held out follows from their content (``held_out``): whoever trains leaves these out wherever they are,
+and whoever measures reads pieces until it has found enough of them.
 
 What an island holds: two groups of each source (of each shard that it goes on with, after a resumption), as tokens of one,
-two or four bytes. What it has read when it begins: the sizes of all files, the sample, one group of each source; all of a
-source that is small; and what is measured of files that a source reserves.
+two or four bytes. What it has read when it begins: the sizes of all files, the sample or index, one group of each source;
+all of a source that is small; and what is measured of files that a source reserves.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -30,53 +32,45 @@ from learners import data_lanes
 from learners.corpus import joined, sequences_at, surprise, text_bytes
 from learners.data import Draw, origins
 from learners.held_out import HeldOutBatch
-from learners.streaming.documents import ATTEMPTS, COMPRESSED, PAUSE_S, Reader, Unreadable, kind_of
+from learners.streaming import index
+from learners.streaming.documents import COMPRESSED, Reader, Unreadable, kind_of
+from learners.streaming.files import HELD_OUT, TRAINING, Files, located
 from learners.streaming.held_out import HeldOut, digest, smallest
-from learners.streaming.order import Group, Mixture, Pieces, ShardOfSource, cut, key, listed
+from learners.streaming.order import Group, Mixture, ShardOfSource, key
 from learners.tokenizer import Tokenizer
 from orchestrator.core.vocabulary import DataFlaws
-from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, first_line
-from orchestrator.roots import AllowedRoots, data_bytes, shown
+from orchestrator.data_index import ratio_held_out
+from orchestrator.errors import ConfigurationError
+from orchestrator.roots import AllowedRoots, shown
 
 SAMPLED_PIECES, SAMPLED_PIECES_MAX = 3, 16
 """Of each kind of file of a source: the first ones, and more where there is no text in these."""
-SMALL_BYTES = 8 << 20
-"""A source of no more, as stored, is looked through for documents to hold out."""
 SEARCHED_BYTES = 256 << 20
 """So far a source is searched for documents that are held out by ratio."""
 TOKEN_BYTES_MAX = 8
 """Of hardly any text a token has more, on average."""
 SOURCE_SEQUENCES_MIN = 4
 """Held out of a source with a small weight, so that its loss says something."""
-LOOKERS = 16
 READERS = 2
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Files by their paths, cut into ``pieces``, whose numbers are listed in ``order``."""
-
-    paths: tuple[str, ...]
-    sizes: tuple[int, ...]
-    pieces: Pieces
-    order: np.ndarray
-
-    @property
-    def byte_count(self) -> int:
-        return sum(self.sizes)
-
-
-@dataclass(frozen=True, slots=True)
 class Source:
-    """``reserved`` are files that are held out whole. ``tokens`` are those that each piece is thought to train with."""
+    """``reserved`` are files that are held out whole."""
 
     name: str
     weight: float
     reader: Reader
     files: Files
     reserved: Files | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a source's first pieces say of it: ``tokens`` that each piece is thought to have, and how often each token is."""
+
     tokens: np.ndarray
     token_counts: np.ndarray
 
@@ -88,6 +82,7 @@ class Streamed:
         self._spec, self._roots, self._tokenizer = spec, roots, tokenizer
         self._length = spec["data"]["sequence_length"]
         self._unreadable = Unreadable(spec["data"]["unreadable_max"])
+        self._is_exact = spec["data"]["index"] is not None
         self._promises = _Promises()
         self._chosen: dict[str, frozenset[int]] = {}
 
@@ -97,14 +92,17 @@ class Streamed:
         return DataFlaws(len(self._unreadable.reasons), repeated, omitted, len(self._unreadable.cut))
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
-        """How to draw a shard's batches. Raises ConfigurationError where there is too little for so many shards."""
+        """How to draw a shard's batches.
+
+        Raises ConfigurationError where there is too little for so many shards, or an index does not fit.
+        """
         cut_into = data_lanes.first_count(self._spec.get("legs", ()), shard_count)
         shards, seed = cache(self._shards), self._spec["seed"]
         groups = _Groups(self._tokens_of)
 
         @cache
         def mixture(shard: int) -> Mixture:
-            return Mixture([source.weight for source in self._sources], key("mixture", seed, shard))
+            return Mixture([source.weight for source in self._located], key("mixture", seed, shard))
 
         self._require_enough(cut_into)
 
@@ -112,6 +110,9 @@ class Streamed:
             source, rank = mixture(shard).source(number)
             of_source = shards(shard, cut_into)[source]
             group, within = of_source.place(rank)
+            if self._is_exact:
+                first = group.offset + within * self._length
+                return groups.window(shard, source, of_source, group, first, self._length + 1)
             tokens = groups.tokens(shard, source, of_source, group)
             available = max(1, (len(tokens) - 1) // self._length)
             first = (within + group.epoch * group.quota) % available * self._length
@@ -134,13 +135,13 @@ class Streamed:
         ):
             count = min(ceil(share / size), most // size)
             picked = np.arange(count * size) * most // (count * size)
-            for index, sequences in enumerate(np.split(sequences_at(tokens, picked, self._length), count)):
-                batches.append(((index + 0.5) / count, HeldOutBatch(sequences, source.name, bytes_per_token)))
+            for number, sequences in enumerate(np.split(sequences_at(tokens, picked, self._length), count)):
+                batches.append(((number + 0.5) / count, HeldOutBatch(sequences, source.name, bytes_per_token)))
         return [batch for _, batch in sorted(batches, key=lambda placed: placed[0])]
 
     def unigram_loss(self) -> float:
         """Nats per token on the held-out sequences, by how often each token is in the sample."""
-        counts = np.sum([source.token_counts for source in self._sources], axis=0)
+        counts = np.sum([sample.token_counts for sample in self._samples], axis=0)
         return surprise(counts, np.concatenate([batch.tokens for batch in self.held_out_batches(1)]))
 
     def _share(self, source: Source) -> int:
@@ -172,7 +173,7 @@ class Streamed:
         """What is measured of a source, the same for whoever looks: enough for its share, if there is so much."""
         if source.reserved is not None:
             return self._enough(source, self._documents_of(source, source.reserved))
-        if self._is_small(source):
+        if source.files.is_small:
             chosen = self._smallest(source)
             return [text for text in self._documents_of(source, source.files) if digest(text) in chosen]
         documents = (
@@ -192,8 +193,7 @@ class Streamed:
 
     @cached_property
     def _by_ratio(self) -> HeldOut:
-        every_source_reserves = all(source.reserved is not None for source in self._located)
-        return HeldOut.of_ratio(0.0 if every_source_reserves else self._spec["data"]["held_out_ratio"])
+        return HeldOut.of_ratio(ratio_held_out(self._spec["data"]))
 
     @cached_property
     def _held_out(self) -> HeldOut:
@@ -201,15 +201,12 @@ class Streamed:
         reserved = set[int]()
         for source in self._located:
             if source.reserved is not None:
-                small = source.reserved.byte_count <= SMALL_BYTES
+                small = source.reserved.is_small
                 whole = self._documents_of(source, source.reserved) if small else self._held_out_documents(source)
                 reserved.update(map(digest, whole))
-            elif self._is_small(source):
+            elif source.files.is_small:
                 reserved.update(self._smallest(source))
         return replace(self._by_ratio, reserved=frozenset(reserved))
-
-    def _is_small(self, source: Source) -> bool:
-        return source.files.byte_count <= SMALL_BYTES
 
     def _smallest(self, source: Source) -> frozenset[int]:
         """The digests of the documents that are held out of a small source: its ratio, and at least enough to measure."""
@@ -237,45 +234,45 @@ class Streamed:
 
     def _located_one(self, section: Mapping[str, Any]) -> Source:
         name, reserved = section["name"], section.get("held_out") or ()
-        files = self._files(section["files"], name, "training")
         return Source(
             name,
             section["weight"],
             Reader(self._roots, section["text_field"], self._unreadable),
-            files,
-            self._files(reserved, name, "held out") if reserved else None,
-            np.zeros(len(files.pieces), np.int64),
-            np.zeros(self._tokenizer.vocabulary_size, np.int64),
+            located(self._roots, section["files"], name, TRAINING),
+            located(self._roots, reserved, name, HELD_OUT) if reserved else None,
         )
 
-    def _files(self, paths: Sequence[str], name: str, what: str) -> Files:
-        with ThreadPoolExecutor(LOOKERS) as lookers:
-            sizes = tuple(lookers.map(self._size, paths))
-        if not any(sizes):
-            detail = f"data.sources: the files of {name} ({what}) are empty."
-            raise ConfigurationError(detail=f"{detail} Name others, or leave the source out.")
-        pieces = cut(sizes)
-        return Files(tuple(paths), sizes, pieces, listed(pieces, name, what))
+    @cached_property
+    def _tokens(self) -> list[np.ndarray]:
+        """Of each source the tokens that each piece trains with: counted by an index, or what a sample lets expect."""
+        if not self._is_exact:
+            return [sample.tokens for sample in self._samples]
+        files = {source.name: source.files for source in self._located}
+        counted = index.load(self._spec["data"], self._roots, self._tokenizer.digest, files)
+        return [counted[source.name].without(self._held_out.reserved) for source in self._located]
 
     @cached_property
-    def _sources(self) -> list[Source]:
-        """The sources with how much text each piece is thought to have, by a sample of each kind of file."""
-        for source in self._located:
-            pieces, order = source.files.pieces, source.files.order
-            kinds = np.array([_stored_as(path) for path in source.files.paths])[pieces.file]
-            for kind in sorted(set(kinds)):
-                token_count, byte_count = self._sample(source, order[kinds[order] == kind])
-                source.tokens[kinds == kind] = pieces.size[kinds == kind] * token_count // byte_count
-        return self._located
+    def _samples(self) -> list[Sample]:
+        return [self._sample(source) for source in self._located]
 
-    def _sample(self, source: Source, pieces: np.ndarray) -> tuple[int, int]:
+    def _sample(self, source: Source) -> Sample:
+        """By a sample of each kind of file. Its pieces are read whole, as those of an island are."""
+        pieces, order = source.files.pieces, source.files.order
+        sample = Sample(np.zeros(len(pieces), np.int64), np.zeros(self._tokenizer.vocabulary_size, np.int64))
+        kinds = np.array([_stored_as(path) for path in source.files.paths])[pieces.file]
+        for kind in sorted(set(kinds)):
+            token_count, byte_count = self._counted(source, order[kinds[order] == kind], sample.token_counts)
+            sample.tokens[kinds == kind] = pieces.size[kinds == kind] * token_count // byte_count
+        return sample
+
+    def _counted(self, source: Source, pieces: np.ndarray, token_counts: np.ndarray) -> tuple[int, int]:
         """Tokens, and bytes as stored, of the first of these pieces. Their tokens are counted."""
         token_count = byte_count = 0
         for looked_at, piece in enumerate(pieces[:SAMPLED_PIECES_MAX]):
             if looked_at >= SAMPLED_PIECES and token_count:
                 break
             tokens = joined(self._tokenizer, self._training_documents(source, int(piece)))
-            source.token_counts[:] += np.bincount(tokens, minlength=len(source.token_counts))
+            token_counts += np.bincount(tokens, minlength=len(token_counts))
             token_count += len(tokens) + 1
             byte_count += int(source.files.pieces.size[piece])
         if token_count <= min(len(pieces), SAMPLED_PIECES_MAX):
@@ -288,40 +285,20 @@ class Streamed:
             )
         return token_count, byte_count
 
-    def _size(self, path: str) -> int:
-        """Raises ConfigurationError for a file that is not there, and InfrastructureError where a store does not say."""
-        for attempt in range(ATTEMPTS):
-            try:
-                return data_bytes(self._roots, path)
-            except AtollError:
-                raise
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-                raise _not_here(path, error) from error
-            except Exception as error:  # whatever a store's library raises
-                if "://" not in path:
-                    raise _not_here(path, error) from error
-                if attempt + 1 == ATTEMPTS:
-                    detail = (
-                        f"data.sources: {shown(path)} cannot be looked at: {type(error).__name__}: {first_line(error)}."
-                    )
-                    raise InfrastructureError(detail=detail) from error
-                time.sleep(PAUSE_S * (attempt + 1))
-        raise AssertionError("the last attempt returns or raises")
-
     def _shards(self, shard: int, count: int) -> list[ShardOfSource]:
         """What a shard has of each source."""
         seed, shards = self._spec["seed"], []
-        for source in self._sources:
+        for source, tokens in zip(self._located, self._tokens, strict=True):
             mine = source.files.order[shard::count]
-            by = key(seed, shard, source.name)
-            shards.append(ShardOfSource(mine, source.files.pieces.size[mine], source.tokens[mine], self._length, by))
+            by, sizes = key(seed, shard, source.name), source.files.pieces.size[mine]
+            shards.append(ShardOfSource(mine, sizes, tokens[mine], self._length, by, self._is_exact))
         return shards
 
     def _require_enough(self, count: int) -> None:
         """Every shard has a sequence of each source: else the job is refused, and not only the island whose shard it is."""
-        for source in self._sources:
-            least = min(int(source.tokens[source.files.order[shard::count]].sum()) for shard in range(count))
-            if least < self._length:
+        for source, tokens in zip(self._located, self._tokens, strict=True):
+            least = min(int(tokens[source.files.order[shard::count]].sum()) for shard in range(count))
+            if least < self._length + self._is_exact:
                 raise ConfigurationError(
                     detail=f"data.sources: {source.name} has {len(source.files.order)} pieces of text, which do not give "
                     f"each of {count} islands a sequence of {self._length} tokens. Add text, or lower data.sequence_length."
@@ -329,7 +306,9 @@ class Streamed:
 
     def _tokens_of(self, source_index: int, group: Group) -> np.ndarray:
         """The tokens of a group. Raises as ``Reader.documents``; UnreadableData too where no text is left of all of it."""
-        source = self._sources[source_index]
+        source = self._located[source_index]
+        if self._is_exact:
+            return np.concatenate([self._exact_tokens(source_index, piece) for piece in group.pieces])
         documents = [document for piece in group.pieces for document in self._training_documents(source, piece)]
         tokens = joined(self._tokenizer, documents)
         sequence_count = (len(tokens) - 1) // self._length
@@ -337,6 +316,24 @@ class Streamed:
         if len(tokens) <= self._length:  # hardly anything of it can be read
             tokens = np.resize(tokens if len(tokens) else [self._tokenizer.separator], self._length + 1)
         return tokens
+
+    def _exact_tokens(self, source_index: int, piece: int) -> np.ndarray:
+        """The tokens of a piece, the separator behind each document: as many as the index has of it, whatever is there.
+
+        Where that is another number, the piece counts as one that cannot be read, which the job passes over or ends by.
+        """
+        source, counted = self._located[source_index], int(self._tokens[source_index][piece])
+        documents = self._training_documents(source, piece)
+        last = np.full(int(bool(documents)), self._tokenizer.separator, self._tokenizer.dtype)
+        tokens = np.concatenate([joined(self._tokenizer, documents), last])
+        if len(tokens) == counted:
+            return tokens
+        pieces = source.files.pieces
+        path, number, count = source.files.paths[pieces.file[piece]], int(pieces.number[piece]), pieces.count[piece]
+        reason = f"it has {len(tokens):,} tokens to train on, and data.index has counted {counted:,}. {index.ANEW}"
+        self._unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
+        self._promises.broken(source.name, ceil((counted - len(tokens)) / self._length))
+        return np.resize(tokens if len(tokens) else np.array([self._tokenizer.separator], tokens.dtype), counted)
 
     def _training_documents(self, source: Source, piece: int) -> list[bytes]:
         return [text for text in self._documents(source, source.files, piece) if not self._held_out.has(text)]
@@ -353,6 +350,13 @@ class _Promises:
     def __init__(self) -> None:
         self.repeated = self.omitted = 0
         self._lock = threading.Lock()
+
+    def broken(self, name: str, sequence_count: int) -> None:
+        """A piece has so many sequences fewer, if negative more, than an index says."""
+        with self._lock:
+            self.repeated += max(0, sequence_count)
+            self.omitted += max(0, -sequence_count)
+        log.warning("%s: a piece has about %d sequences fewer than its index says", name, sequence_count)
 
     def kept(self, name: str, group: Group, sequence_count: int) -> None:
         repeated, omitted = max(0, group.quota - sequence_count), max(0, sequence_count - group.quota)
@@ -393,13 +397,18 @@ class _Groups:
             self._present[whose] = group.number
         return self._held[whose][group.number].result()
 
+    def window(
+        self, shard: int, source: int, of_source: ShardOfSource, group: Group, first: int, count: int
+    ) -> np.ndarray:
+        """``count`` tokens from the ``first`` of a group, the last of them from the beginning of the next one."""
+        window = self.tokens(shard, source, of_source, group)[first : first + count]
+        if len(window) == count:
+            return window
+        following, _ = of_source.place(group.following)
+        more = self._held[shard, source][following.number].result()[: count - len(window)]
+        return np.concatenate([window, more])
+
 
 def _stored_as(path: str) -> str:
     """Files of one source with the same have about as many tokens for each byte."""
     return kind_of(path) + next((suffix for suffix in COMPRESSED if path.endswith(suffix)), "")
-
-
-def _not_here(path: str, error: Exception) -> ConfigurationError:
-    reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
-    detail = f"data.sources: {shown(path)} cannot be read here ({reason})."
-    return ConfigurationError(detail=f"{detail} It must exist on every node.")

@@ -42,6 +42,7 @@ SAME = (
     ("data", "tokenizer"),
     ("data", "tokenizer_digest"),
     ("data", "separator"),
+    ("data", "index_digest"),
     ("seed",),
     ("training", "inner_optimizer", "kind"),
     ("training", "inner_optimizer", "factory"),

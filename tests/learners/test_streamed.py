@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from learners import jax_trainer
-from learners.streaming import order, streamed
+from learners.streaming import files, order, streamed
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.roots import AllowedRoots
@@ -101,7 +101,7 @@ def test_islands_have_documents_of_their_own_and_nobody_has_those_held_out(make_
 def size_of_sources(request, monkeypatch) -> None:
     """Sources that are looked through for documents to hold out, and those that are not."""
     if request.param == "by ratio":
-        monkeypatch.setattr(streamed, "SMALL_BYTES", 0)
+        monkeypatch.setattr(files, "SMALL_BYTES", 0)
 
 
 @pytest.mark.usefixtures("size_of_sources")
@@ -208,7 +208,7 @@ def test_the_unigram_loss_is_that_of_letters(make_text) -> None:
 
 
 def test_two_groups_of_each_source_are_held_and_no_more(make_text, monkeypatch) -> None:
-    monkeypatch.setattr(streamed, "SMALL_BYTES", 0)  # else all of it is looked through
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)  # else all of it is looked through
     read = []
     documents = streamed.Reader.documents
     monkeypatch.setattr(

@@ -16,7 +16,7 @@ import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from learners.streaming import documents, order, streamed
+from learners.streaming import documents, files, order
 from learners.streaming.documents import Reader, Unreadable
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, InfrastructureError, OutsideRoots, UnreadableData
@@ -64,7 +64,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     before = fsspec.get_filesystem_class("memory")
     fsspec.register_implementation("memory", Store, clobber=True)
     monkeypatch.setattr(documents, "PAUSE_S", 0.0)
-    monkeypatch.setattr(streamed, "PAUSE_S", 0.0)
+    monkeypatch.setattr(files, "PAUSE_S", 0.0)
     store = fsspec.filesystem("memory")
     assert isinstance(store, Store)
     store.failures.clear()

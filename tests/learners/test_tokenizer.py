@@ -94,6 +94,13 @@ def test_documents_become_tokens_with_the_separator_between_them(folder) -> None
     assert len(ends) == 2
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "pieces.model", "bytes"])
+def test_tokens_are_counted_as_they_are_encoded(folder, name) -> None:
+    ours = tokenizer.Bytes() if name == "bytes" else load(folder / name)
+    texts = [text.encode() for text in TEXTS] + [b"", b"\xff no text \xfe", b"<|endoftext|></s>"]
+    assert ours.counts(texts) == [len(tokens) for tokens in ours.encode(texts)]
+
+
 def test_a_control_token_in_a_document_is_only_text(folder) -> None:
     ours = load(folder / "tokenizer.json")
     (tokens,) = ours.encode([b"before<|endoftext|>after"])

@@ -1,4 +1,4 @@
-"""A real job on streamed text: mixed sources, a tokenizer trained for it, an island killed that reads on where it was."""
+"""A real job on streamed text: mixed sources, a tokenizer and an index made for it, an island killed that reads on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from learners import data_indexing
 from learners.corpus import builtin_documents
 from learners.text import Text
 from learners.tokenizer_training import main as train_tokenizer
@@ -77,6 +78,7 @@ def document(folder: Path) -> dict[str, Any]:
             "sequence_length": 64,
             "held_out_ratio": 0.1,
             "unreadable_max": 1,
+            "index": str(folder / "index"),
         },
         "training": {"batch_size": 4},
         "budget": {"steps": STEPS},
@@ -91,6 +93,8 @@ def test_an_island_that_was_killed_reads_on_and_the_outcome_has_a_loss_by_source
     from tests.ray import noted  # here, because it imports JAX
 
     document_of_job = document(folder)
+    data = parse_job(document_of_job).model_dump(mode="json")["data"]
+    data_indexing.make(data, folder / "index", 2, progress=False)
     with starting(port, folder) as start:
         job = start(document_of_job)
         status = _killed_and_back(job, folder / f"{noted.GATE}-0")
@@ -111,6 +115,7 @@ def test_an_island_that_was_killed_reads_on_and_the_outcome_has_a_loss_by_source
     flaws = status["statistics"]["data_flaws"]
     assert flaws["total"]["unreadable_records"] == 3, "one in each life, for a source so small is looked through"
     assert "3 records or pieces of files could not be read" in flaws["remark"]
+    assert flaws["total"]["repeated_sequences"] == flaws["total"]["omitted_sequences"] == 0, "all was counted"
     evaluations = status["statistics"]["evaluations"]
     assert [one["source"] for one in evaluations["sources"]] == ["library", "other"]
     assert evaluations["bits_per_byte"] == pytest.approx(

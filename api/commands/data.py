@@ -1,0 +1,111 @@
+"""`atoll data`: prepare the text of streamed jobs. Needs no service."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from api.commands.tapes import run_to_end
+
+SPECIFICATIONS = (".yaml", ".yml")
+OF_A_SPECIFICATION = "the specification says it; leave the option out"
+PROCESSES_MAX = 256
+
+
+def index(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SPEC-OR-FILES",
+            help="A job's .yaml file, whose data.sources are counted; or the files of one source.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", help="The index to write, for data.index.")],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", help="A tokenizer.json, or a .model. Default: bytes.", show_default=False),
+    ] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option("--text-field", help="Where JSON and Parquet have the text. Default: text.", show_default=False),
+    ] = None,
+    held_out_ratio: Annotated[
+        float | None,
+        typer.Option("--held-out-ratio", help="data.held_out_ratio of the job. Default: 0.02.", show_default=False),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", min=1, max=PROCESSES_MAX, help="Default: one for each core.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON, and no progress.")] = False,
+) -> None:
+    """Count the tokens of streamed text, once for each tokenizer and set of files. Stopped, the same command goes on."""
+    options = {"tokenizer": tokenizer, "text_field": text_field, "held_out_ratio": held_out_ratio}
+    options_set = {name: value for name, value in options.items() if value is not None}
+    section = (
+        _of_specification(files, options_set) if files[0].endswith(SPECIFICATIONS) else _of_files(files, options_set)
+    )
+    command = [sys.executable, "-m", "learners.data_indexing", "--output", str(output)]
+    command += ["--processes", str(processes)] if processes is not None else []
+    # A process of its own: the tokenizers' libraries keep threads and much memory, and are an extra of atoll.
+    text = json.dumps(section).encode()
+    raise typer.Exit(run_to_end([*command, *(["--json"] if as_json else [])], text))
+
+
+def _of_specification(files: list[str], options_set: dict[str, Any]) -> dict[str, Any]:
+    from orchestrator.config import read_job_document
+
+    if len(files) > 1:
+        raise typer.BadParameter(f"{files[0]} is a specification, which names its files; give nothing else")
+    if options_set:
+        raise typer.BadParameter(f"--{next(iter(options_set)).replace('_', '-')}: {OF_A_SPECIFICATION}")
+    document = read_job_document(Path(files[0]))
+    data = document.get("data")
+    if isinstance(data, dict):  # the index is being made: what the job will have of it says nothing yet
+        document = {**document, "data": {name: value for name, value in data.items() if name != "index"}}
+    return _section(document)
+
+
+def _of_files(files: list[str], options_set: dict[str, Any]) -> dict[str, Any]:
+    text_field = {"text_field": options_set["text_field"]} if "text_field" in options_set else {}
+    source = {"name": "files", "files": [_absolute(path) for path in files], **text_field}
+    data: dict[str, Any] = {"source": "streamed", "sources": [source]}
+    if "tokenizer" in options_set:
+        # which token is put between documents does not change how many there are
+        data |= {"tokenizer": _absolute(options_set["tokenizer"]), "separator": 0}
+    if "held_out_ratio" in options_set:
+        data["held_out_ratio"] = options_set["held_out_ratio"]
+    section = _section({"islands": [{"node_group": "any"}], "budget": {"steps": 1}, "data": data})
+    section["sources"][0]["name"] = None  # it fits a source of any name
+    return section
+
+
+def _section(document: dict[str, Any]) -> dict[str, Any]:
+    """The ``data`` section of a valid specification, with files in the place of patterns."""
+    from orchestrator.config import parse_job
+    from orchestrator.data_files import with_found_files
+    from orchestrator.errors import ConfigurationError
+    from orchestrator.roots import EVERYTHING
+
+    data = with_found_files(parse_job(document), EVERYTHING).data
+    if data.source != "streamed":
+        detail = (
+            f"data.source is {data.source}, and only streamed text has an index. Set it to streamed, with data.sources."
+        )
+        raise ConfigurationError(detail=detail)
+    return data.model_dump(mode="json")
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path or path == "bytes" else os.path.abspath(path)
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True, help="Prepare the text of streamed jobs.")
+    group.command("index")(index)
+    app.add_typer(group, name="data", rich_help_panel="Science")
