@@ -155,10 +155,7 @@ def checked_token(path: Path | None) -> Path:
         ) from error
     if not stat.S_ISREG(about.st_mode) or is_empty:
         raise ConfigurationError(detail=f"--token-file {path} is empty, or no file. Copy the cluster's secret there.")
-    given_by_root = about.st_uid == 0 and about.st_gid in (
-        os.getegid(),
-        *os.getgroups(),
-    )  # as Kubernetes gives a Secret
+    given_by_root = about.st_uid == 0 != os.geteuid()  # to a group on purpose, as Kubernetes and systemd give secrets
     readable = stat.S_IRWXO | (stat.S_IWGRP if given_by_root else stat.S_IRWXG)
     if about.st_mode & readable:
         mode = stat.S_IMODE(about.st_mode)
