@@ -77,10 +77,14 @@ dashboards: $(STAMP)  ## Grafana's dashboards, from their source
 reference: $(STAMP)  ## the pages of docs/reference that are made from code
 	@$(BIN)/python -m docs.generate
 
+LOCKED := --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet
 lock: $(STAMP)  ## resolve the dependencies anew
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-header \
 		--python-version 3.11 --quiet --upgrade --output-file requirements.lock
+	@$(BIN)/uv pip compile pyproject.toml --extra text --constraint requirements.lock $(LOCKED) --output-file requirements-image.lock
+	@printf 'hatchling\ncython\nsetuptools\n' | \
+		$(BIN)/uv pip compile - --constraint requirements.lock $(LOCKED) --output-file requirements-build.lock
 
 clean:  ## everything that was made here
 	rm -rf $(VENV) .atoll runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache
