@@ -107,12 +107,14 @@ site: $(STAMP)  ## the documents as a site in build/site (installs Material for 
 	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r docs/site.lock
 	@$(BIN)/python -m docs.site $(SITE)
 
+LOCKED := --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet
 lock: $(STAMP)  ## resolve the dependencies anew
 	@$(BIN)/python -m pip install --quiet uv
-	@$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-header \
-		--python-version 3.11 --quiet --upgrade --output-file requirements.lock
-	@echo mkdocs-material | $(BIN)/uv pip compile - --generate-hashes --no-emit-index-url --no-header \
-		--universal --python-version 3.11 --quiet --upgrade --output-file docs/site.lock
+	@$(BIN)/uv pip compile pyproject.toml --extra dev $(LOCKED) --upgrade --output-file requirements.lock
+	@$(BIN)/uv pip compile pyproject.toml --extra text --constraint requirements.lock $(LOCKED) --output-file requirements-image.lock
+	@printf 'hatchling\ncython\nsetuptools\n' | \
+		$(BIN)/uv pip compile - --constraint requirements.lock $(LOCKED) --output-file requirements-build.lock
+	@echo mkdocs-material | $(BIN)/uv pip compile - $(LOCKED) --universal --upgrade --output-file docs/site.lock
 
 clean:  ## everything that was made here
 	rm -rf $(VENV) .atoll runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

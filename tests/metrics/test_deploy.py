@@ -75,9 +75,20 @@ def test_the_image_runs_as_somebody_who_may_do_nothing() -> None:
 def test_the_image_says_whether_it_is_well_and_installs_only_what_is_locked() -> None:
     assert len(arguments("HEALTHCHECK")) == 1
     assert not arguments("ADD")
-    installs = [run for run in arguments("RUN") if "pip install" in run and "--no-deps" not in run]
+    installs = [run for run in arguments("RUN") if re.search(r"bin/pip .*install", run) and "--no-deps" not in run]
     assert all("--require-hashes" in run for run in installs)
-    assert len(installs) == 2, "what is locked, and what an extra needs besides"
+    assert len(installs) == 3, "what builds, what runs, and what an extra needs besides"
+
+
+def test_the_image_is_of_the_versions_that_are_tested() -> None:
+    tested = pins("requirements.lock")
+    assert pins("requirements-image.lock") < tested
+    assert pins("requirements-build.lock") < tested
+    assert not {"pytest", "mypy", "playwright"} & {pin.partition("==")[0] for pin in pins("requirements-image.lock")}
+
+
+def pins(lock: str) -> set[str]:
+    return set(re.findall(r"^[^\s#]+==\S+", (ROOT / lock).read_text(), re.MULTILINE))
 
 
 def test_what_is_copied_into_the_image_exists_and_is_not_ignored() -> None:
@@ -91,7 +102,7 @@ def test_what_is_copied_into_the_image_exists_and_is_not_ignored() -> None:
 
 def test_what_a_wheel_is_made_of_is_copied_before_it_is_made() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    made = next(n for n, (name, rest) in enumerate(INSTRUCTIONS) if name == "RUN" and rest.endswith(" ."))
+    made = next(n for n, (name, rest) in enumerate(INSTRUCTIONS) if name == "RUN" and "hatchling build" in rest)
     copied = {source for name, rest in INSTRUCTIONS[:made] if name == "COPY" for source in rest.split()[:-1]}
     assert {*wheel["packages"], *wheel["force-include"]} <= copied
 
