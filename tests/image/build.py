@@ -36,11 +36,11 @@ class Builder:
         self._storage = ("--root", str(folder / "storage"), "--runroot", str(folder / "run"))
 
     def base(self) -> None:
-        """Make the base, once: Debian's Python with venv, under the names that the official image has."""
+        """Make the base, once: Debian's Python with venv and headers, under the names that the official image has."""
         if BASE in self._do("images", "--format", "{{.Name}}"):
             return
         tree = self._folder / "base"
-        packages = "--include=python3,python3-venv,ca-certificates"
+        packages = "--include=python3,python3-venv,libpython3-dev,ca-certificates"
         shutil.rmtree(tree, ignore_errors=True)
         subprocess.run(["debootstrap", "--variant=minbase", packages, SUITE, str(tree)], check=True)
         (tree / "usr/bin/python").symlink_to("python3")
@@ -55,7 +55,7 @@ class Builder:
     def image(self) -> None:
         """Build ``deploy/Dockerfile`` as the repository is. Says what buildah says."""
         volumes = [f"--volume={path}:{path}:ro" for path in TRUST if Path(path).is_dir()]
-        given = ["--isolation=chroot", "--layers", f"--build-arg=PYTHON_IMAGE={BASE}", *volumes]
+        given = ["--isolation=chroot", "--format=docker", "--layers", f"--build-arg=PYTHON_IMAGE={BASE}", *volumes]
         files = ["--ignorefile=deploy/Dockerfile.dockerignore", "--file=deploy/Dockerfile", f"--tag={IMAGE}"]
         subprocess.run(["buildah", *self._storage, "build", *given, *files, "."], check=True, cwd=ROOT)
 
