@@ -8,15 +8,16 @@ import subprocess
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.client import Client
 from api.commands.common import HomeOption, JobArgument, UrlOption, connect, say
 from api.installation.home import DEFAULT_HOME
-from orchestrator.bounds import BYTES
 from orchestrator.errors import ConfigurationError, DataError, RequestError
+
+if TYPE_CHECKING:
+    from api.client import Client  # takes a third of a second, which only who asks a service must wait for
 
 HEADER_BYTES_MAX = 100_000_000
 """As safetensors itself allows."""
@@ -69,6 +70,7 @@ def export(
 
 def _write_for_transformers(client: Client, job: str, draft: Path, folder: Path, spec: dict[str, Any]) -> None:
     """A tokenizer that the service does not have any more keeps nobody from the parameters."""
+    from orchestrator.bounds import BYTES  # brings pydantic
     from orchestrator.models.huggingface import export as huggingface  # brings NumPy
 
     copy, lacking = None, ""

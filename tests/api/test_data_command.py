@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from api import cli
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
+from tests.api.installation import interruptible
 from tests.waiting import wait_until
 
 LINE = json.dumps({"text": "so many words, " * 70}) + "\n"
@@ -62,7 +63,10 @@ def test_ctrl_c_loses_nothing(tmp_path: Path) -> None:
     before: list[bytes] = []
     for time in range(2):
         process = subprocess.Popen(
-            [*command, "--output", str(tmp_path / "index")], stderr=subprocess.PIPE, start_new_session=True
+            [*command, "--output", str(tmp_path / "index")],
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=interruptible,
         )
         enough = len(before) + 3
         wait_until(lambda enough=enough: len(whole_lines()) > enough, "some pieces are counted", pause_s=0.01)

@@ -89,7 +89,8 @@ class Builder:
 
 def unwanted(tree: Path) -> list[str]:
     """What must not be in the image: compilers, tests of ours, caches of pip and apt, files with secrets."""
-    compilers = [path for name in ("gcc", "cc", "g++", "c++", "make", "ld") for path in tree.glob(f"usr/bin/*{name}")]
+    names = ("gcc", "cc", "g++", "c++", "clang", "make", "ld")
+    compilers = [path for name in names for form in (name, f"*-{name}") for path in tree.glob(f"usr/bin/{form}")]
     ours = [tree / "opt/atoll/tests", *tree.glob("opt/venv/lib/python*/site-packages/tests")]
     caches = [
         *tree.glob("root/.cache/pip"),

@@ -40,7 +40,7 @@ class Container:
         self._as_user = (*UNPRIVILEGED, f"--reuid={user}", f"--regid={user}")
         self._environment = {**image.environment, **service.environment}
         reading, writing = os.pipe()
-        command = [*enter, "bwrap", *self._confinement(volumes), f"--info-fd={writing}", "--", *self._as_user]
+        command = [*enter, "bwrap", *self._confinement(volumes), "--info-fd", str(writing), "--", *self._as_user]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*command, *(service.entrypoint or image.entrypoint), *service.command],
