@@ -128,10 +128,12 @@ def test_a_stream_has_the_rate_of_its_line_and_no_more(delay_s: float) -> None:
 
 def test_of_many_datagrams_as_many_are_lost_as_told_and_none_where_none_is() -> None:
     with two(Line(delay_s=DELAY_S)) as regions:
-        assert arrived_count(regions) == pytest.approx(DATAGRAMS, abs=5)
+        # A machine on which the relay stands still for a while loses what its buffers do not hold: then they are sent anew.
+        wait_until(lambda: arrived_count(regions) == pytest.approx(DATAGRAMS, abs=5), "none lost")
         regions.set_line("there", Line(delay_s=DELAY_S, loss_ratio=LOSS_RATIO))
         spread = (DATAGRAMS * LOSS_RATIO * (1 - LOSS_RATIO)) ** 0.5
-        assert arrived_count(regions) == pytest.approx(DATAGRAMS * (1 - LOSS_RATIO), abs=5 * spread)
+        most = DATAGRAMS * (1 - LOSS_RATIO) + 5 * spread
+        wait_until(lambda: most - 10 * spread <= arrived_count(regions) <= most, "as many lost as told")
 
 
 def test_the_counters_of_both_regions_say_what_went_over_the_line() -> None:
