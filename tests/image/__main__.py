@@ -154,6 +154,7 @@ def with_programs(image: Image, programs: dict[str, str], stack: ExitStack) -> I
     """The image with these programs of the machine, and its libraries, which they need, in the place of its own."""
     libraries = {path: path for path in ("/lib", "/lib64", "/usr/lib", "/etc/ssl") if Path(path).exists()}
     tree = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-image-root-")))
+    tree.chmod(0o755)
     for name in (
         "bin",
         "sbin",
@@ -172,6 +173,7 @@ def with_programs(image: Image, programs: dict[str, str], stack: ExitStack) -> I
         (tree / name).mkdir(exist_ok=True)
     for name in ("etc/prometheus", "etc/prometheus/credentials", "prometheus"):
         (tree / name).mkdir(parents=True, exist_ok=True)
+    os.chown(tree / "prometheus", int(image.user), int(image.user))
     for name in ("setpriv", *(Path(path).name for path in programs)):
         shutil.copy2(str(shutil.which(name)), tree / "usr/bin" / name)
     for name in ("prometheus.yml", "alerts.yml"):
@@ -185,7 +187,7 @@ def story(composed: Composed, address: str) -> None:
     assert refused.returncode != 0, "the root is not read-only"
     assert api.run("id", "-u").stdout.strip() == "10001", "a container runs as another user than the image's"
     token = api.run("cat", "/var/lib/atoll/home/token").stdout.strip()
-    with Client(f"http://{address}:8470", token) as client:
+    with Client(f"http://{address}:8470", token=token) as client:
         job = client.submit(JOB).job
         with telling("both islands contribute"):
             wait_for("contributions of both", lambda: contribute(client, job, {"us-east": 1, "europe": 1}))

@@ -57,7 +57,8 @@ class Container:
     def _confinement(self, volumes: Path) -> list[str]:
         root = ["--ro-bind" if self.service.read_only else "--bind", str(self._image.tree), "/"]
         kernel = ["--proc", "/proc", "--dev", "/dev", "--ro-bind", "/sys", "/sys"]
-        memory = [word for path in self.service.tmpfs for word in ("--perms", "1777", "--tmpfs", path)]
+        shared = ("/dev/shm", *self.service.tmpfs)
+        memory = [word for path in shared for word in ("--perms", "1777", "--tmpfs", path)]
         mounts = []
         for mount in self.service.mounts:
             source = mount.source if isinstance(mount.source, Path) else volumes / mount.source
