@@ -40,7 +40,7 @@ from api.commands import (
     tokenizer,
     tokens,
 )
-from api.commands.common import say
+from api.commands.common import INTERRUPTED, say
 from api.installation.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
 
@@ -97,6 +97,9 @@ def main() -> None:
     except AtollError as error:
         say(f"atoll: {error}")
         sys.exit(exit_code(error))
+    except KeyboardInterrupt:  # before the command began, which says itself what becomes of it
+        say("atoll: interrupted")
+        sys.exit(INTERRUPTED)
     except OSError as error:
         if error.errno not in REFUSALS_OF_THE_DISK:
             raise

@@ -48,7 +48,7 @@ from orchestrator.core.vocabulary import IslandId, NodeGroupId
 from orchestrator.errors import ConfigurationError, InfrastructureError, InternalError, ServiceUnreachable
 
 Shape = TypeVar("Shape", bound=Answer)
-WAIT_EVERY_S = 0.5
+WAIT_EVERY_S, AWAY_MAX_S = 0.5, 60.0
 
 
 class Client(AccessRequests, ChaosRequests, CheckpointRequests):
@@ -141,11 +141,19 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         return self._get(f"/v1/jobs/{quote(job, safe='')}", Job)
 
     def wait(self, job: str) -> Job:
-        """The job once it has ended, and with it its report is there. The last event of its tape comes a little before."""
-        current = self.job(job)
+        """The job once it has ended, and with it its report is there. The last event of its tape comes a little before.
+
+        A service or synchroniser that is away for a while, restarting perhaps, is waited for. Raises InfrastructureError
+        if it is away for longer than ``AWAY_MAX_S``.
+        """
+        current, answered_at = self.job(job), time.monotonic()
         while not current.state.final:
             time.sleep(WAIT_EVERY_S)
-            current = self.job(current.job)  # `latest` may be another one by now
+            try:
+                current, answered_at = self.job(current.job), time.monotonic()  # `latest` may be another one by now
+            except InfrastructureError:
+                if time.monotonic() - answered_at > AWAY_MAX_S:
+                    raise
         return current
 
     def islands(self, job: str) -> list[Island]:

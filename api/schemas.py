@@ -91,6 +91,7 @@ class Island(Answer):
     flag: str = Field(default="", description="what is wrong with what it contributes; empty once good work is merged")
     quarantines: int = Field(default=0, description="times it was replaced for that, since an operator re-added it")
     standby: bool = Field(default=False, description="no island yet: a process that waits to take a lost one's place")
+    spare: bool = Field(default=False, description="a scale-up slot that was never filled: a name and a data shard")
     line: Line | None = Field(default=None, description="null before it has one")
 
 

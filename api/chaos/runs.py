@@ -222,8 +222,8 @@ class ChaosRuns:
 
 
 def _is_inactive(island: Island) -> bool:
-    """Whether the island is a standby, or was never placed: a fault drawn for it would find nobody who trains."""
-    return island.standby or (island.state == "stopped" and island.incarnation == 0)
+    """Whether no process of the island has ever trained: a fault drawn for it would find nobody."""
+    return island.standby or island.spare
 
 
 def _plan_of(island: Island) -> IslandPlan:

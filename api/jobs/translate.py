@@ -7,7 +7,7 @@ says while nothing else is known of it. It refuses to compute statistics; they a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, Line, LossPoint
@@ -15,6 +15,7 @@ from api.storage.store import CommandRow, JobRow
 from orchestrator.actors.records import LineRecord, NormsRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core import commands
+from orchestrator.core.vocabulary import IslandState
 from orchestrator.errors import DataError, NotFound, first_line
 from orchestrator.plain import finite
 from orchestrator.tape import command_codec
@@ -39,7 +40,9 @@ def job_of(
     view: Mapping[str, Any] = record["view"] if record else {}
     lines = record.get("lines", {}).get("islands", {}) if record else {}
     norms = {own["fragment"]: own for own in record.get("fragment_norms", [])} if record else {}
-    islands = [island_of(island, lines.get(island["island"])) for island in view.get("islands", ())] or island_plans
+    views = view.get("islands", ())
+    spares = spares_of(views)
+    islands = [island_of(own, lines.get(own["island"]), own["island"] in spares) for own in views] or island_plans
     curve = [
         LossPoint(tokens=int(t), loss=finite(v), after_s=at) for t, v, at in (record["loss_curve"] if record else ())
     ]
@@ -62,7 +65,7 @@ def job_of(
         submitted_at=row.submitted_at,
         started_at=started_at,
         ended_at=started_at + record["at"] if record and started_at and state.final else None,
-        island_count=sum(not island.standby for island in islands),
+        island_count=sum(not (island.standby or island.spare) for island in islands),
         islands_training=sum(island.state == "training" for island in islands),
         token_budget=view.get("token_budget", token_budget),
         tokens_trained=progress["tokens_trained"],
@@ -188,7 +191,15 @@ def state_of(view: Mapping[str, Any]) -> JobState:
     return JobState.FINISHING if view["phase"] == "finishing" else JobState.RUNNING
 
 
-def island_of(view: Mapping[str, Any], line: LineRecord | None = None) -> Island:
+def spares_of(views: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The islands that nobody has ever wanted: scale-up slots. Of a job that never placed one, none is told from others."""
+    if not any(view["incarnation"] for view in views):
+        return set()
+    idle = (view for view in views if str(view["state"]) == IslandState.STOPPED and not view["incarnation"])
+    return {view["island"] for view in idle if not view.get("standby", False)}
+
+
+def island_of(view: Mapping[str, Any], line: LineRecord | None = None, spare: bool = False) -> Island:
     step_seconds = view.get("step_seconds")
     return Island(
         island=view["island"],
@@ -210,6 +221,7 @@ def island_of(view: Mapping[str, Any], line: LineRecord | None = None) -> Island
         flag=view.get("flag", ""),
         quarantines=view.get("quarantines", 0),
         standby=view.get("standby", False),
+        spare=spare,
         line=None if line is None else Line.model_validate(line),
     )
 

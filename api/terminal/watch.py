@@ -129,7 +129,7 @@ def island_table(islands: list[Island], now_s: float | None) -> Table:
         table.add_row(
             island.island,
             island.region,
-            Text(island.state.replace("_", " "), style=STATE_STYLES.get(island.state, "default")),
+            Text(_state(island), style=STATE_STYLES.get(island.state, "default")),
             str(island.incarnation or "–"),
             _number(island.steps_per_second, ".1f"),
             f"{island.tokens_total:,}",
@@ -161,6 +161,10 @@ def _wrong(island: Island) -> str:
     return island.flag or (island.line.trouble if island.line is not None else None) or ""
 
 
+def _state(island: Island) -> str:
+    return "spare" if island.spare else island.state.replace("_", " ")
+
+
 def _why(island: Island) -> str:
     return "" if island.state == "training" else island.reason
 
@@ -171,8 +175,7 @@ def line(job: Job) -> str:
         return queue_place(job)
     percent = 100 * job.tokens_trained / job.token_budget
     islands = " · ".join(
-        f"{island.island} {island.state.replace('_', ' ')}"
-        + (f" {island.steps_per_second:.1f}/s" if island.steps_per_second else "")
+        f"{island.island} {_state(island)}" + (f" {island.steps_per_second:.1f}/s" if island.steps_per_second else "")
         for island in job.islands
     )
     paused = f"  {job.pause_reason}" if job.pause_reason else ""

@@ -99,7 +99,7 @@ const UNITS = [
 export function timelineChart(job, width) {
   const spans = job.statistics.timeline ?? [];
   if (!spans.length) return nothing("No island has been placed yet.");
-  const islands = job.islands.map((island) => island.island);
+  const islands = job.islands.filter((island) => !island.spare).map((island) => island.island);
   const names = Math.min(0.34 * width, 14 + 7.4 * Math.max(...islands.map((name) => name.length)));
   const across = scale(0, Math.max(job.after_s ?? 0, ...spans.map((span) => span[2])), names, width - 14);
   const unit = UNITS.find(({ until }) => across.high <= until);

@@ -44,7 +44,9 @@ export function liveBadge(state) {
 export function headline(job) {
   const tone = JOB_TONES[job.state] ?? "calm";
   const regions = new Set(job.islands.map((island) => island.region)).size;
-  const about = `${plural(job.island_count, "island")} in ${plural(regions, "region")}, submitted by ${job.caller} at ${clock(job.submitted_at)}.`;
+  const spares = job.islands.filter((island) => island.spare).length;
+  const spared = spares ? ` and ${plural(spares, "spare")}` : "";
+  const about = `${plural(job.island_count, "island")} in ${plural(regions, "region")}${spared}, submitted by ${job.caller} at ${clock(job.submitted_at)}.`;
   const done = job.token_budget ? Math.min(1, job.tokens_trained / job.token_budget) : 0;
   return [
     h("div", { class: "title" }, h("h1", {}, job.job), badge(tone, job.state === "completed" ? "tick" : JOB_ICONS[tone], place(job))),
@@ -82,7 +84,7 @@ export function islands(job, mayChange) {
     h(
       "div",
       { class: members.length > STACK_MAX ? "region wide" : "region", role: "group", "aria-labelledby": `region-${n}`, "data-key": `region-${name}` },
-      h("h3", { id: `region-${n}` }, name, h("span", { class: "soft" }, ` ${members.filter((one) => one.state === "training").length}/${members.length}`)),
+      h("h3", { id: `region-${n}` }, name, h("span", { class: "soft" }, ` ${members.filter((one) => one.state === "training").length}/${members.filter((one) => !one.spare).length}`)),
       h("ul", { class: "cards" }, members.map((island) => card(island, job, mayChange && alive))),
     ),
   ];

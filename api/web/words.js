@@ -68,6 +68,7 @@ const UNKNOWN = { tone: "calm", icon: "question" };
  * looks once a second would otherwise miss a short loss.
  */
 export function looks(island) {
+  if (island.spare) return { word: "spare", tone: "calm", icon: "pause" };
   const own = STATES[island.state] ?? { ...UNKNOWN, word: island.state.replaceAll("_", " ") };
   const again = island.incarnation > 1 && (island.state === "placing" || island.state === "starting");
   return again ? { word: `lost, ${own.word} again`, tone: "bad", icon: "cross" } : own;

@@ -30,6 +30,7 @@ def build(
     goodput_figures = goodput.summary(at)
     figures = statistics.summary(at)
     tokens = goodput_figures["tokens"]
+    islands = _islands(policy, goodput_figures, figures)
     return {
         "schema": SCHEMA,
         "job_id": None,
@@ -48,16 +49,19 @@ def build(
         "island_seconds": goodput_figures["island_seconds"],
         "badput_seconds": goodput_figures["badput_seconds"],
         "discarded_tokens": goodput_figures["discarded_tokens"],
-        "islands": _islands(policy, goodput_figures, figures),
-        "policy": _policy(policy),
+        "islands": islands,
+        "policy": _policy(policy, sum(not island["spare"] for island in islands.values())),
     }
 
 
 def _islands(
     policy: JobPolicy, goodput_figures: Mapping[str, Any], figures: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
+    """By island. A ``spare`` is a scale-up slot that was never filled, of a job that placed others."""
+    placed = {name for name, own in goodput_figures["islands"].items() if any(own["seconds"].values())}
     return {
         plan.island: {
+            "spare": bool(placed) and plan.island not in placed,
             "region": plan.region,
             "node_group": plan.node_group,
             "accelerator_count": plan.accelerator_count,
@@ -71,10 +75,10 @@ def _islands(
     }
 
 
-def _policy(policy: JobPolicy) -> dict[str, Any]:
-    """The settings that explain the figures."""
+def _policy(policy: JobPolicy, islands: int) -> dict[str, Any]:
+    """The settings that explain the figures; ``islands`` are those without spares."""
     return {
-        "islands": len(policy.islands),
+        "islands": islands,
         "quorum": policy.quorum,
         "fragments": policy.fragment_count,
         "interval_steps": policy.sync_interval_steps,

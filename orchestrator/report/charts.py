@@ -20,7 +20,7 @@ from orchestrator.report.svg import (
     x_axis,
     y_axis,
 )
-from orchestrator.report.words import count, loss, percent, plain, seconds
+from orchestrator.report.words import count, loss, percent, plain, plural, seconds
 
 STATES = {
     "training": "training",
@@ -76,7 +76,7 @@ def loss_chart(report: Report) -> str:
 
 def timeline_chart(report: Report) -> str:
     """One row per island, coloured by its state; a cross marks a loss, a ring its first merge afterwards."""
-    islands = list(report["islands"])
+    islands = [name for name, island in report["islands"].items() if not island.get("spare")]
     duration = report["duration_s"] or 1.0
     label_width = min(150.0, 12.0 + 7.2 * max((len(name) for name in islands), default=0))
     x = Scale(0.0, duration, label_width, WIDTH - 12)
@@ -164,7 +164,7 @@ def merges_chart(report: Report) -> str:
     parts.append(line(x.start, 196.0, x.stop, 196.0, "axis"))
     parts.append(text(x.stop, 230.0, "fragment", anchor="end", kind="tick"))
     seen = sorted({int(contributors) for one in fragments for contributors in one})
-    keys = [(f"share-{max(1, round(5 * n / islands))}", f"{n} island{'s' if n > 1 else ''}") for n in seen]
+    keys = [(f"share-{max(1, round(5 * n / islands))}", plural(n, "island")) for n in seen]
     return drawing(236.0, "Merges per fragment by number of contributors", *parts) + legend(keys)
 
 

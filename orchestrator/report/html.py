@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.report.charts import goodput_chart, loss_chart, merges_chart, timeline_chart
 from orchestrator.report.page import card, cards, document, header, table, tile, tiles
-from orchestrator.report.words import count, loss, percent, seconds
+from orchestrator.report.words import count, loss, percent, plural, seconds
 
 Report = Mapping[str, Any]
 _PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
@@ -49,8 +49,11 @@ def render(report: Report) -> str:
 
 def _header(report: Report) -> str:
     outcome = report.get("outcome") or "running"
-    regions = sorted({island["region"] for island in report["islands"].values()})
-    where = f"{len(report['islands'])} islands in {len(regions)} regions ({', '.join(regions)})"
+    islands = {name: island for name, island in report["islands"].items() if not island.get("spare")}
+    regions = sorted({island["region"] for island in islands.values()})
+    spares = len(report["islands"]) - len(islands)
+    where = f"{plural(len(islands), 'island')} in {plural(len(regions), 'region')} ({', '.join(regions)})"
+    where += f" and {plural(spares, 'spare')}" if spares else ""
     size = f", {count(report['parameter_count'])} parameters" if report.get("parameter_count") else ""
     lead = f"{where}{size}, {seconds(report['duration_s'])}. {_sentence(report.get('reason'))}"
     bad = outcome not in ("completed", "running")
@@ -163,12 +166,16 @@ def _islands(report: Report) -> str:
             str(island["merges"]),
             seconds(island["step_time_median_s"]),
             seconds(island["gap_max_s"]),
-            percent(island["seconds"]["productive"] / (sum(island["seconds"].values()) or 1.0)),
+            "spare" if island.get("spare") else percent(_productive(island["seconds"])),
         )
         for name, island in report["islands"].items()
     )
     head = ("island", "region", "tokens trained", "of them merged", "merges", "step", "longest gap", "goodput")
     return table(head, rows, "The job has no islands.")
+
+
+def _productive(spent: Mapping[str, float]) -> float:
+    return spent["productive"] / (sum(spent.values()) or 1.0)
 
 
 def _wire_cards(report: Report) -> list[str]:

@@ -34,6 +34,10 @@ def loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
+def plural(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def plain(value: float) -> str:
     """A tick's value without needless digits."""
     return f"{value:.6g}"

@@ -42,11 +42,16 @@ def test_a_job_is_scaled_up_to_its_count_max_and_down_again(http: httpx.Client, 
     job = http.post("/v1/jobs", json=service.spec(islands=islands)).json()["job"]
     wait_until(lambda: state_of(http, job, "asia") == "training")
     assert state_of(http, job, "us-east-1") == "stopped"
+    seen = http.get(f"/v1/jobs/{job}").json()
+    assert [island["island"] for island in seen["islands"] if island["spare"]] == ["us-east-1", "us-east-2"]
+    assert seen["island_count"] == 2
+    assert service.atoll("islands", job).count(" spare ") == 2
     up = decided(http, http.post(f"/v1/jobs/{job}/scale", json={"node_group": "us-east", "count": 2}))
     assert (up["kind"], up["state"], up["detail"]) == ("scale", "accepted", "us-east-1 is placed")
     wait_until(lambda: state_of(http, job, "us-east-1") == "training")
     assert "us-east-1 leaves" in service.atoll("scale", job, "us-east", "1")
     wait_until(lambda: state_of(http, job, "us-east-1") == "drained")
+    assert http.get(f"/v1/jobs/{job}").json()["island_count"] == 3, "whoever has trained is no spare again"
     assert "0 to 3 islands" in service.atoll("scale", job, "us-east", "4", code=1)
     assert http.post(f"/v1/jobs/{job}/scale", json={"node_group": "us-east", "count": -1}).status_code == 422
     decided(http, http.post(f"/v1/jobs/{job}/cancel"))

@@ -10,12 +10,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
 
+from api.client import Client
 from api.installation.home import Home
 from api.jobs.service import Service, digest_of
+from api.schemas import Job
 from api.storage.store import JobRow, Store
 from orchestrator.config import parse_job
 from orchestrator.errors import InfrastructureError
@@ -51,8 +55,28 @@ def test_a_killed_service_comes_back_with_its_jobs_and_commands(warm: Installati
         wait_until(lambda: client.job(job["job"]).islands[3].state == "stopped")
 
 
-def test_a_watch_outlives_a_restart_of_the_service(warm: Installation) -> None:
+class Waiting(Client):
+    """Says when it has had its first answer."""
+
+    answered: Event
+
+    def job(self, job: str) -> Job:
+        found = super().job(job)
+        self.answered.set()
+        return found
+
+
+def test_who_watches_and_who_waits_outlive_a_restart_of_the_service(warm: Installation) -> None:
     warm.atoll("submit", warm.spec_file(steps=300))
+    with Waiting.at(warm.home.path) as client, ThreadPoolExecutor(1) as beside:
+        client.answered = Event()
+        ended = beside.submit(client.wait, "latest")
+        client.answered.wait()
+        _watch_a_restart(warm)
+        assert ended.result().state == "completed"
+
+
+def _watch_a_restart(warm: Installation) -> None:
     watching = subprocess.Popen(warm.command("watch", "latest"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert watching.stdout is not None
     watching.stdout.readline()

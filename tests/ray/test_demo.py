@@ -58,7 +58,16 @@ def test_the_demo_survives_its_kill_and_learns(tmp_path: Path) -> None:
     assert sum(s for name, s in seconds.items() if name != "total") == pytest.approx(seconds["total"], rel=1e-6)
     assert report["tokens_trained"] == report["tokens_merged"] + report["tokens_discarded"]
 
+    assert {name: island["spare"] for name, island in report["islands"].items()} == {
+        "us-east-0": False,
+        "us-east-1": True,
+        "asia": False,
+    }
+    assert report["policy"]["islands"] == 2
+
     page = (runs / "latest" / "report.html").read_text()
+    assert "2 islands in 2 regions" in page
+    assert "and 1 spare" in page
     assert page.count("<svg") >= 4
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # self-contained
     assert (runs / "latest" / "merged.safetensors").stat().st_size > 4 * 800_000

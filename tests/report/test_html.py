@@ -126,3 +126,11 @@ def test_numbers_read_well():
     assert [count(n) for n in (None, 0, 999, 1234, 1_234_567)] == ["–", "0", "999", "1.23 k", "1.23 M"]
     told = [seconds(s) for s in (None, 0.0123, 1.5, 42.0, 300.0, 9000.0)]
     assert told == ["–", "12 ms", "1.50 s", "42.0 s", "5.0 min", "2.5 h"]
+
+
+def test_a_spare_is_said_to_be_one_and_is_no_island_of_goodput_nought(report):
+    spare = {**report["islands"]["asia"], "spare": True}
+    page = render({**report, "islands": {**report["islands"], "spare-slot": spare}})
+    assert "4 islands in" in page
+    assert "and 1 spare" in page
+    assert page.count("spare-slot") == 1, "it has a row in the table, and none over time"
