@@ -9,7 +9,7 @@ KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parame
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint bench parity kubernetes-check soak wan-lab image-check compare dashboards \
-	reference site lock clean
+	reference pictures site lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -101,6 +101,9 @@ dashboards: $(STAMP)  ## Grafana's dashboards, from their source
 
 reference: $(STAMP)  ## the pages of docs/reference that are made from code
 	@$(BIN)/python -m docs.generate
+
+pictures: $(STAMP)  ## README's: the demo is run, its page photographed and its terminal recorded
+	@$(BIN)/python -m docs.picture
 
 SITE := .cache/site
 site: $(STAMP)  ## the documents as a site in build/site (installs Material for MkDocs aside)

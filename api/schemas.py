@@ -73,6 +73,8 @@ class Island(Answer):
     node_group: str
     region: str
     accelerator_count: int
+    hosts: int = Field(default=1, description="how many processes it is, each on a node of its own")
+    mesh: dict[str, int] = Field(default={}, description="the axes of its devices that are longer than one")
     state: str = Field(
         description="placing, starting, catching_up, training, standby, suspect, draining, drained, cordoned, lost, "
         "stopped or failed"

@@ -18,6 +18,7 @@ from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandState
 from orchestrator.errors import DataError, NotFound, first_line
 from orchestrator.plain import finite
+from orchestrator.sections import IslandsSection
 from orchestrator.tape import command_codec
 
 GONE = "nothing of it runs any more; it is about to be started again, and goes on from its run folder"
@@ -31,7 +32,13 @@ WAITS = "its job has not taken it yet; it is handed over until it has"
 
 
 def job_of(
-    row: JobRow, record: StatusRecord | None, island_plans: list[Island], token_budget: int, report: bool
+    row: JobRow,
+    record: StatusRecord | None,
+    island_plans: list[Island],
+    token_budget: int,
+    extents: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    report: bool,
 ) -> Job:
     """The whole answer about one job. Without a record, its islands are those of the specification, not placed yet.
 
@@ -43,6 +50,7 @@ def job_of(
     views = view.get("islands", ())
     spares = spares_of(views)
     islands = [island_of(own, lines.get(own["island"]), own["island"] in spares) for own in views] or island_plans
+    islands = [island.model_copy(update=(extents or {}).get(island.island)) for island in islands]
     curve = [
         LossPoint(tokens=int(t), loss=finite(v), after_s=at) for t, v, at in (record["loss_curve"] if record else ())
     ]
@@ -289,8 +297,8 @@ def _count_in(request: commands.Command | None) -> int | None:
     return None
 
 
-def plans_of(row: JobRow) -> tuple[list[Island], int]:
-    """The islands the specification asks for, as yet unplaced, and the token budget.
+def plans_of(row: JobRow) -> tuple[list[Island], int, dict[str, dict[str, Any]]]:
+    """The islands the specification asks for, as yet unplaced, the token budget, and by island its hosts and mesh.
 
     None and nothing where the row has no specification that this build reads.
     """
@@ -298,7 +306,7 @@ def plans_of(row: JobRow) -> tuple[list[Island], int]:
         spec = JobSpec.model_validate(row.spec)
         plans = spec.policy().islands
     except ValueError:
-        return [], 0
+        return [], 0, {}
     before = {"queued": "the job is queued", "starting": "the job is being started"}.get(row.state)
     islands = [
         Island(
@@ -311,4 +319,10 @@ def plans_of(row: JobRow) -> tuple[list[Island], int]:
         )
         for plan in plans
     ]
-    return islands, spec.token_budget
+    sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
+    return islands, spec.token_budget, {name: _extent(section) for name, section in sections.items()}
+
+
+def _extent(section: IslandsSection) -> dict[str, Any]:
+    axes = {name: length for name, length in section.mesh.model_dump().items() if length and length > 1}
+    return {"hosts": section.hosts, "mesh": axes}

@@ -11,11 +11,12 @@ import { CLASSES, STATES, count, loss, percent, plain, seconds } from "./words.j
 
 const nothing = (why) => h("p", { class: "nothing" }, why);
 
-/** Held-out loss of the merged parameters, over the islands' own training loss. */
-export function lossChart(job, width) {
+/** Held-out loss of the merged parameters, over the islands' own training loss, and beside it that of other jobs. */
+export function lossChart(job, width, others = []) {
   const heldOut = job.loss_curve.filter((point) => point.loss !== null).map((point) => [point.tokens, point.loss, point.after_s]);
   const training = (job.statistics.training_loss_curve ?? []).filter((point) => point[1] !== null);
-  const all = [...heldOut, ...training];
+  const beside = others.filter((other) => other.points.length > 0);
+  const all = [...heldOut, ...training, ...beside.flatMap((other) => other.points)];
   if (!all.length) return nothing("Nothing has been measured yet.");
   const [low, high] = extent(all.map((point) => point[1]));
   const margin = 0.08 * (high - low || 1);
@@ -26,15 +27,18 @@ export function lossChart(job, width) {
   const drawn = drawing(
     width,
     bottom + 40,
-    heldOut.length ? lossWords(heldOut) : "No held-out loss has been measured yet.",
+    [heldOut.length ? lossWords(heldOut) : "No held-out loss has been measured yet.", ...beside.map(besideWords)].join(" "),
     yAxis(up, across.start, across.stop, plain),
     xAxis(across, bottom, count, "tokens trained, all islands"),
     training.length > 1 && path(training.map(at), "curve training-loss"),
+    beside.map((other) => path(other.points.map(at), `curve beside-${other.look}`)),
     heldOut.length > 0 && path(heldOut.map(at), "curve loss"),
     heldOut.length <= 60 && heldOut.map((point) => dot(...at(point), 3, "loss", pointWords(point))),
   );
-  const keys = [["loss", "held-out loss, nats per token"], ["training-loss", "training loss, as islands report it"]];
-  return [legend(training.length > 1 ? keys : keys.slice(0, 1)), drawn, textFlaws(job.statistics.data_flaws), bySource(job.statistics.evaluations)];
+  const keys = [["loss", "held-out loss, nats per token"]];
+  if (training.length > 1) keys.push(["training-loss", "training loss, as islands report it"]);
+  keys.push(...others.map((other) => [`beside-${other.look}`, `${other.job}: ${other.points.length ? loss(other.points.at(-1)[1]) : "not measured yet"}`]));
+  return [legend(keys), drawn, textFlaws(job.statistics.data_flaws), bySource(job.statistics.evaluations)];
 }
 
 /** The newest loss per byte of text, and on each source where there are several. */
@@ -51,6 +55,8 @@ function bySource(evaluations) {
 function textFlaws(flaws) {
   return Boolean(flaws?.remark) && h("p", { class: "soft" }, `Of the text, ${flaws.remark}.`);
 }
+
+const besideWords = ({ job, points }) => `${job}: ${pointWords(points.at(-1))}.`;
 
 const pointWords = ([tokens, value, at]) => `${loss(value)} at ${count(tokens)} tokens, ${seconds(at)}`;
 

@@ -15,7 +15,7 @@ export function lines(job) {
     h("h2", { id: "lines-title" }, "Lines and codecs"),
     h("p", { class: "soft" }, codecs(job.wire), "Counted since the synchroniser last began."),
     carried.length > 0 &&
-      table("What each line carried, and how long it was busy", ["Island", "Up", "Down", "Of it whole", "Queued"], carried.map(lineRow)),
+      table("What each line carried, and how fast while it was busy", ["Island", "Up", "Down", "Of it whole", "Queued"], carried.map(lineRow)),
     carried.filter(({ line }) => line.trouble).map(({ island, line }) => h("p", { class: "notice" }, `${island}: ${line.trouble}`)),
     merged.length > 0 &&
       table("What each fragment's last update changed", ["Fragment", "Norm", "Owed by the codec"], merged.map(normRow)),
@@ -28,9 +28,11 @@ function lineRow({ island, line }) {
   const whole = line.down_bytes.values + line.down_bytes.state;
   const down = line.down_bytes.update + whole;
   const queued = line.queued_fragments ? `${line.queued_fragments}, ${bytes(line.queued_bytes)}` : "nothing";
-  const up = `${bytes(line.up_bytes)}, ${seconds(line.up_busy_seconds)}`;
-  return row(island, [up, `${bytes(down)}, ${seconds(line.down_busy_seconds)}`, down ? percent(whole / down) : "–", queued]);
+  return row(island, [carriedIn(line.up_bytes, line.up_busy_seconds), carriedIn(down, line.down_busy_seconds), down ? percent(whole / down) : "–", queued]);
 }
+
+/** How much, and how fast while something was under way. */
+const carriedIn = (carried, busy) => `${bytes(carried)}, ${busy > 0 ? `${bytes(carried / busy)}/s for ${seconds(busy)}` : "–"}`;
 
 function normRow({ fragment, update_norm: update, residue_norm: residue }) {
   return row(`${fragment}`, [update.toPrecision(3), update ? percent(residue / update) : "–"]);

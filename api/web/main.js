@@ -8,6 +8,7 @@
 import * as charts from "./charts.js";
 import { chaos } from "./chaos.js";
 import { command } from "./commands.js";
+import { Beside } from "./compare.js";
 import { askToken } from "./dialogs.js";
 import { fill, h } from "./dom.js";
 import { groups } from "./groups.js";
@@ -27,6 +28,7 @@ const FINAL = new Set(["completed", "cancelled", "failed"]);
 
 const place = (id) => document.getElementById(id);
 const page = { me: null, jobs: [], groups: [], job: null, commands: [], run: null, looked: false, live: "connecting" };
+const beside = new Beside();
 const merges = new Merges(() => place("merges").matches(":hover, :focus-within"), () => page.job && drawMerges());
 
 let stop = () => {};
@@ -112,6 +114,7 @@ async function listJobs() {
   const [listed, fleet] = await Promise.all([get("/v1/jobs"), get("/v1/node-groups").catch(() => null)]);
   page.jobs = listed.jobs;
   page.groups = fleet?.node_groups ?? page.groups; // while the cluster does not answer, as last known
+  await beside.look(page.jobs);
   if (!page.job && page.jobs.length) await choose(asked() ?? page.jobs[0].job);
   drawBar();
 }
@@ -209,6 +212,9 @@ document.addEventListener(
   true,
 );
 
+place("loss").addEventListener("change", ({ target }) => {
+  if (target.dataset.beside) beside.toggle(target.dataset.beside, target.checked).then(drawLoss).catch(failed);
+});
 place("jobs").addEventListener("change", (event) => choose(event.target.value).catch(failed));
 window.addEventListener("hashchange", () => asked() && choose(asked()).catch(failed));
 
@@ -225,7 +231,7 @@ function draw() {
   document.body.classList.add("ready");
   fill(place("headline"), views.headline(job));
   fill(place("islands"), views.islands(job, mayChange()));
-  drawChart("loss", "Loss", "Held-out loss of the merged parameters.", charts.lossChart);
+  drawLoss();
   drawChart("goodput", "Where island time went", "Productive time is what reached a merge.", charts.goodputChart);
   drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
   fill(place("lines"), views.lines(job));
@@ -256,6 +262,12 @@ function drawChart(id, title, about, chart) {
   const style = getComputedStyle(panel);
   const width = Math.floor(panel.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
   fill(panel, h("h2", { id: `${id}-title` }, title), h("p", { class: "sub" }, about), chart(page.job, width));
+}
+
+function drawLoss() {
+  const shown = page.job.job;
+  const chart = (job, width) => [charts.lossChart(job, width, beside.curves(shown)), beside.view(page.jobs, shown)];
+  drawChart("loss", "Loss", "Held-out loss of the merged parameters.", chart);
 }
 
 function drawMerges() {

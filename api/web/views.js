@@ -97,22 +97,26 @@ function byRegion(members) {
   return regions;
 }
 
+const SPARE = "A scale-up slot: it has a data shard, and no process before the job is scaled up.";
+
 function card(island, job, mayChange) {
   const { word, tone, icon } = looks(island);
+  const axes = Object.entries(island.mesh).map(([axis, length]) => `${axis} ${length}`).join(" × ");
   const merged = island.last_merge_after_s === null ? null : Math.max(0, (job.after_s ?? 0) - island.last_merge_after_s);
   return h(
     "li",
     { class: `panel card ${tone}`, "data-key": island.island, "data-state": island.state },
     h("div", { class: "card-title" }, h("h4", {}, island.island), badge(tone, icon, word)),
-    h("p", { class: "reason" }, island.reason || "as it should be"),
+    h("p", { class: "reason" }, island.spare ? SPARE : island.reason || "as it should be"),
     island.flag && h("p", { class: "notice flag" }, `Not used: ${island.flag}`),
-    h(
+    !island.spare && h(
       "dl",
       { class: "facts" },
       fact("Steps/s", rate(island.steps_per_second)),
       fact("Tokens", count(island.tokens_total)),
       fact("Loss", loss(island.loss)),
       fact("Last merge", ago(merged)),
+      (island.hosts > 1 || axes) && fact("Hosts", `${island.hosts}${axes && `: ${axes}`}`),
       fact("Incarnation", `${island.incarnation}`, island.node && `on ${island.node}`),
     ),
     mayChange && h("div", { class: "buttons" }, actions(island).map((action) => button(action, island.island))),

@@ -13,7 +13,7 @@ import pytest
 from api.client import Client
 from api.commands.common import console
 from api.jobs.service import Service
-from api.jobs.translate import job_of
+from api.jobs.translate import job_of, plans_of
 from api.storage.store import JobRow, Store
 from api.terminal.watch import render, wire_words
 from orchestrator.actors.records import StatusRecord
@@ -168,3 +168,14 @@ def test_a_cancel_taken_by_a_job_that_is_gone_before_it_answers_is_accepted(tmp_
     assert jobs.submit_command(job, commands.Cancel(), "tester").state == "accepted"
     assert jobs.job(job).state == "cancelled"
     store.close()
+
+
+def test_an_islands_hosts_and_mesh_are_those_of_its_entry(stored: tuple[JobRow, StatusRecord]) -> None:
+    row, _ = stored
+    mesh = {"fsdp": 2, "tensor": 2}
+    wide = {"node_group": "us-east", "count_max": 2, "hosts": 2, "accelerator": "gpu", "accelerators": 2, "mesh": mesh}
+    row.spec = {**row.spec, "islands": [wide, {"node_group": "asia"}]}
+    islands, budget, extents = plans_of(row)
+    job = job_of(row, None, islands, budget, extents, report=False)
+    assert {one.island: (one.hosts, one.mesh) for one in job.islands} == {"us-east-0": (2, mesh), "asia": (1, {})}
+    assert extents["us-east-1"] == extents["us-east-0"], "a spare's as well"

@@ -53,6 +53,7 @@ TEXT, PIECES = "The islands come and go, and {} of them is missed by nobody. ", 
 SPECIFICATION = """name: of-text
 model: {preset: nano}
 data:
+  source: streamed
   sources: [{name: web, files: [data/0.jsonl]}, {name: books, files: [data/1.jsonl]}]
   tokenizer: data/tokenizer.json
   sequence_length: 64

@@ -17,7 +17,7 @@ from tests.api.installation import ROOT
 from tests.waiting import PATIENCE_S
 from tests.web.visit import Site
 
-LINES_MAX = 300
+LINES_MAX = 600
 SOURCES = sorted(FOLDER.iterdir())
 
 

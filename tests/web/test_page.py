@@ -303,3 +303,18 @@ def test_another_job_can_be_picked_and_an_ended_one_is_shown_as_it_ended(visit: 
     picker.select_option(site.job)
     expect(page.get_by_role("heading", level=1)).to_have_text(site.job)
     expect(page).to_have_url(f"{site.url}/#{site.job}")
+    compare(page, ended)
+
+
+def compare(page: Page, other: str) -> None:
+    """By keyboard: the losses of another job are drawn beside those of the one that is shown, and taken away again."""
+    panel = page.locator("#loss")
+    panel.locator("summary").focus()
+    page.keyboard.press("Enter")
+    panel.get_by_role("checkbox", name=other).focus()
+    page.keyboard.press("Space")
+    expect(panel.locator("path.beside-0")).to_have_count(1)
+    expect(panel.locator(".legend")).to_contain_text(f"{other}: ")
+    expect(panel.get_by_role("img")).to_have_attribute("aria-label", re.compile(re.escape(other)))
+    page.keyboard.press("Space")
+    expect(panel.locator("path.beside-0")).to_have_count(0)
