@@ -33,7 +33,7 @@ import psutil
 from orchestrator import notices
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError
-from orchestrator.runtime import local_node
+from orchestrator.runtime import local_node, token_check
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.ray_command import MODULE
 from orchestrator.runtime.settings import GROUP_LABEL, PARTITION_TOLERANCE_S, REGION_LABEL, ray_environment
@@ -98,6 +98,7 @@ class Joined:
         self._wait_for_head()
         if self._signal is not None:
             return 0
+        refuse_wrong_token(self._options)
         with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
             process = subprocess.Popen(
                 ray_start(self._options, Path(folder)),
@@ -175,6 +176,17 @@ class Joined:
             log.warning("The time is up, and something works here still.")
             return True
         return False
+
+
+def refuse_wrong_token(options: argparse.Namespace) -> None:
+    """Raises ConfigurationError where the head does not take the token; ``ray start`` says what else is wrong."""
+    command = [sys.executable, "-m", token_check.MODULE, options.address]
+    check = subprocess.run(command, env=environment(options), stdin=subprocess.DEVNULL, capture_output=True)
+    if check.returncode == token_check.REFUSED:
+        raise ConfigurationError(
+            detail=f"The head at {options.address} refuses this machine: --token-file {options.token_file} is not the "
+            "cluster's secret. Copy the file that the head was started with; nothing was started here."
+        )
 
 
 def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:

@@ -1,0 +1,31 @@
+"""Whether the head of a cluster takes the token of this process's environment: asked before anything is started there.
+
+    python -m orchestrator.runtime.token_check HEAD:PORT
+
+A program of its own, because whoever imports Ray keeps it. Exit code 0: the token is the cluster's. ``REFUSED``: it is not.
+Any other: the head did not answer, and nobody knows. ``ray start`` itself tries for half a minute and shows a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from orchestrator.runtime import cluster
+
+MODULE = "orchestrator.runtime.token_check"
+REFUSED = 3
+
+
+def main() -> int:
+    exceptions: Any = importlib.import_module("ray.exceptions")
+    try:
+        cluster.client_of(sys.argv[1])
+    except exceptions.AuthenticationError:
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
