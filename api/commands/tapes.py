@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -147,16 +148,18 @@ def run_to_end(command: list[str], text: bytes | None = None) -> int:
 
     ``text`` is what it reads, if it reads anything.
     """
-    process = subprocess.Popen(command, stdin=None if text is None else subprocess.PIPE)
-    if text is not None and process.stdin is not None:
-        with suppress(BrokenPipeError), process.stdin as stdin:
-            stdin.write(text)
-    while True:
-        try:
-            code = process.wait()
-            return code if code >= 0 else 1
-        except KeyboardInterrupt:
-            continue
+    # A handler that does nothing, which the process does not inherit. A KeyboardInterrupt at the very end of ``wait``
+    # would lose the exit code, and one that was lost is read as 0.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        process = subprocess.Popen(command, stdin=None if text is None else subprocess.PIPE)
+        if text is not None and process.stdin is not None:
+            with suppress(BrokenPipeError), process.stdin as stdin:
+                stdin.write(text)
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else 1
 
 
 def _path(tape: Path) -> Path:

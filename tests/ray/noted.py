@@ -1,10 +1,11 @@
-"""Islands that note each batch that they train on, and stand still between two steps while a test says so.
+"""Islands that note each batch that they train on, and stand still at a step while a test says so.
 
 Whoever imports this module does so by the job's trainer.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -50,9 +51,16 @@ class _Noting(jax_trainer.JaxTrainer):
         self._make_draw = noting
 
     def step(self, schedule_step: int) -> StepResult:
-        while self._gate.exists():
+        while schedule_step >= self._last_step():
             time.sleep(0.02)
         return super().step(schedule_step)
+
+    def _last_step(self) -> float:
+        """Where it stands still: what the gate's file says, and nowhere without one."""
+        try:
+            return int(self._gate.read_text())
+        except FileNotFoundError:
+            return math.inf
 
 
 def digest(batch: np.ndarray) -> str:

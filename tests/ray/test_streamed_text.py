@@ -27,7 +27,7 @@ from tests.ray.conftest import starting
 from tests.ray.jobs import Job, assert_sound
 
 pytestmark = pytest.mark.ray
-VOCABULARY, STEPS = 384, 200
+VOCABULARY, STEPS, STEPS_OF_FIRST_LIFE = 384, 200, 60
 SURVIVOR, VICTIM = "us-east", "asia"
 
 
@@ -95,9 +95,12 @@ def test_an_island_that_was_killed_reads_on_and_the_outcome_has_a_loss_by_source
     document_of_job = document(folder)
     data = parse_job(document_of_job).model_dump(mode="json")["data"]
     data_indexing.make(data, folder / "index", 2, progress=False)
+    gates = [folder / f"{noted.GATE}-{shard}" for shard in range(2)]
+    for gate in gates:
+        gate.write_text(str(STEPS_OF_FIRST_LIFE))
     with starting(port, folder) as start:
         job = start(document_of_job)
-        status = _killed_and_back(job, folder / f"{noted.GATE}-0")
+        status = _killed_and_back(job, *gates)
     assert status["view"]["outcome"] == "completed"
     assert_sound(job)
 
@@ -124,13 +127,13 @@ def test_an_island_that_was_killed_reads_on_and_the_outcome_has_a_loss_by_source
     assert status["statistics"]["loss_final"] < status["loss_curve"][0][1]
 
 
-def _killed_and_back(job: Job, gate: Path) -> dict[str, Any]:
-    """The status at its end. Meanwhile the survivor stands still, to leave some of the budget."""
+def _killed_and_back(job: Job, survivor: Path, victim: Path) -> dict[str, Any]:
+    """The status at its end. Both stand still until the victim is killed, the survivor until it is back: work is left."""
     first = job.wait_for_merge(VICTIM, 1)
-    gate.touch()
     os.kill(first["pid"], signal.SIGKILL)
+    victim.unlink()
     job.wait_for_merge(VICTIM, 2)
-    gate.unlink()
+    survivor.unlink()
     return job.wait_for_end()
 
 
