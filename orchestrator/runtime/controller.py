@@ -33,7 +33,7 @@ from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, disk_space
 from orchestrator.runtime.names import controller_name, island_name, rank_name, synchroniser_name
 from orchestrator.runtime.node_agent import NodeAgent
-from orchestrator.runtime.node_agents import NodeAgents
+from orchestrator.runtime.node_agents import FAULT_TIMEOUT_S, NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.orphans import Orphans
 from orchestrator.runtime.placement import Gang, Leaving, Placement, Refusal, Unplaced, gang, refusal, resources_of
@@ -237,7 +237,9 @@ class Controller:
             hosts = f"the hosts 0 to {count - 1}" if count > 1 else "one host, of number 0"
             return f"{island} has {hosts}, and host is {host}: give one of these, or none for the last"
         struck = placed.ranks[-1 if host is None else host]
-        return "" if self._node_agents.kill(struck) else f"the node agent of {struck.node} did not answer"
+        if self._node_agents.kill(struck, FAULT_TIMEOUT_S):
+            return ""
+        return f"the node agent of {struck.node} did not answer"
 
     def stop(self, island: IslandId, incarnation: Incarnation, duration_s: float) -> str:
         """SIGSTOP its processes; they go on after ``duration_s``. Empty when that is done, else why it could not be."""

@@ -8,8 +8,10 @@
     kill_node                          SIGKILL of the raylet by its node's agent
     kill_synchroniser                  SIGKILL of this very process, once the record is on the tape
 
-Responsible for a fault being injected before it is recorded, but for the last. Refuses to plan: when, whom and how many is
-``chaos``' business. A link's impairment is that of one incarnation: whoever is placed instead has a link of its own.
+Responsible for a fault being injected before it is recorded, but for the last, and for none that was injected being left
+out: whoever does it may answer late on a busy machine, and is then waited for in a thread of its own. Refuses to plan: when,
+whom and how many is ``chaos``' business. A link's impairment is that of one incarnation: whoever is placed instead has a
+link of its own.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from orchestrator.runtime.node_agent import ANSWERED_S
 NAMES = frozenset({*(kind.value for kind in Kind if kind is not Kind.KILL_API), CONTINUE})
 """What ``Inject.fault`` may say to a job."""
 ANSWER_TIMEOUT_S = 5.0
+"""Within which most are answered, so that whoever asked for the fault finds it recorded."""
 
 
 class Chaos:
@@ -56,43 +59,62 @@ class Chaos:
         self._post, self._resolve, self._incarnation_of = post, resolve, incarnation_of
 
     def inject(self, command: CommandId, caller: str, request: Inject) -> Kill | None:
-        """Inject the fault, and post the record. A kill is returned: the core is still to decide on it."""
+        """Inject the fault, and post the record. A kill is returned: the core is still to decide on it.
+
+        Returns within ``ANSWER_TIMEOUT_S``. A fault that is on its way to a process by then is recorded, and the command
+        answered, once the controller says what became of it.
+        """
         kind, island = request.fault, request.island or IslandId("")
         dose = FaultSpec(request.duration, request.bytes_per_second, request.payloads, request.host)
         incarnation = self._incarnation_of(island) if island else Incarnation(0)
         parts = (kind, island, incarnation, dose.duration, dose.bytes_per_second, dose.payloads, dose.host)
-        why = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._inject(kind, island, incarnation, dose)
-        if not why:
-            self._post(lambda at: FaultInjected(at, command, caller, *parts))
-        if kind == Kind.KILL:
-            return Kill(island)
-        done = f"{island} is told to {kind}" if kind in (Kind.STOP, CONTINUE) else f"{kind} strikes {island}".strip()
-        self._resolve(ResolveCommand(command, not why, why or done))
-        return None
 
-    def _inject(self, kind: str, island: IslandId, incarnation: Incarnation, dose: FaultSpec) -> str:
-        """Empty once the fault is injected, else why it could not be."""
+        def record(why_not: str) -> None:
+            if not why_not:
+                self._post(lambda at: FaultInjected(at, command, caller, *parts))
+            if kind != Kind.KILL:
+                told = f"{island} is told to {kind}" if kind in (Kind.STOP, CONTINUE) else f"{kind} strikes {island}"
+                self._resolve(ResolveCommand(command, not why_not, why_not or told.strip()))
+
+        injected = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._inject(kind, island, incarnation, dose)
+        if isinstance(injected, str):
+            record(injected)
+        elif (answer := _answer(injected, ANSWER_TIMEOUT_S)) is not None:
+            record(answer)
+        else:
+            late = threading.Thread(target=lambda: record(_answer(injected) or ""), name="late fault", daemon=True)
+            late.start()
+        return Kill(island) if kind == Kind.KILL else None
+
+    def _inject(
+        self, kind: str, island: IslandId, incarnation: Incarnation, dose: FaultSpec
+    ) -> str | ray.ObjectRef[str]:
+        """Empty once the fault is injected, else why it could not be; or the controller's answer to come, of both kinds."""
         life, impairment = (island, incarnation), self._interpreter.impairment(island, incarnation)
         match kind:
             case Kind.STOP:
-                return self._answer(self._controller.call(Controller.stop, *life, dose.duration))
+                return self._controller.call(Controller.stop, *life, dose.duration)
             case Kind.KILL_HOST:
-                return self._answer(self._controller.call(Controller.kill_host, *life, dose.host))
+                return self._controller.call(Controller.kill_host, *life, dose.host)
             case Kind.KILL_NODE:
-                return self._answer(self._controller.call(Controller.kill_node, *life))
+                return self._controller.call(Controller.kill_node, *life)
         if impairment is None:
             return f"{island} has no link"
         if kind == CONTINUE:
             impairment.clear()
-            return self._answer(self._controller.call(Controller.go_on, *life))
+            return self._controller.call(Controller.go_on, *life)
         impairment.inject(LinkFault(kind), dose, time.monotonic())
         return ""
 
-    def _answer(self, call: ray.ObjectRef[str]) -> str:
-        try:
-            return ray.get(call, timeout=ANSWER_TIMEOUT_S)
-        except (RayError, TimeoutError) as error:
-            return f"the controller did not answer: {first_line(error)}"
+
+def _answer(call: ray.ObjectRef[str], timeout_s: float | None = None) -> str | None:
+    """What the controller answers; None where it has not yet."""
+    try:
+        return ray.get(call, timeout=timeout_s)
+    except TimeoutError:
+        return None
+    except RayError as error:
+        return f"the controller did not answer: {first_line(error)}"
 
 
 def kill_own_process(event: Event) -> None:

@@ -1,6 +1,7 @@
 """The agents of all nodes, as one job's controller calls them: looked up or started at first need, dropped when they fail.
 
-Every call answers within seconds. Refuses to know islands: its callers say where a process is.
+Every call answers within seconds, but for those of chaos, which wait longer, so that what became of them is known. Refuses
+to know islands: its callers say where a process is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.placement import Placement
 
 ANSWER_TIMEOUT_S = 3.0
+FAULT_TIMEOUT_S = 60.0
+"""Of a node that lives but is busy; where none answers by then, nobody knows whether the fault was injected."""
 
 Arguments = ParamSpec("Arguments")
 
@@ -35,11 +38,11 @@ class NodeAgents:
         """There will be one on this node, so that a kill finds it there."""
         self._on(node_id)
 
-    def kill(self, placed: Placement) -> bool:
+    def kill(self, placed: Placement, within_s: float = ANSWER_TIMEOUT_S) -> bool:
         """SIGKILL the process. False where no node agent answers."""
         try:
             call = self._on(placed.node_id).call(NodeAgent.kill, placed.pid, placed.seen_at)
-            ray.get(call, timeout=ANSWER_TIMEOUT_S)
+            ray.get(call, timeout=within_s)
         except (RayError, TimeoutError):
             self._forget(placed.node_id)
             return False
@@ -55,7 +58,7 @@ class NodeAgents:
         """``stop`` or ``go_on`` of the process. Empty when that is done, else why it could not be."""
         call = self._on(placed.node_id).call(method, placed.pid, placed.seen_at, *arguments, **named)
         try:
-            return "" if ray.get(call, timeout=ANSWER_TIMEOUT_S) else f"its process {placed.pid} is gone"
+            return "" if ray.get(call, timeout=FAULT_TIMEOUT_S) else f"its process {placed.pid} is gone"
         except (RayError, TimeoutError) as error:
             return f"the node agent of {placed.node} did not answer: {first_line(error)}"
 
@@ -64,7 +67,7 @@ class NodeAgents:
         agent = self._on(placed.node_id)
         self._forget(placed.node_id)  # it dies, too
         try:
-            return ray.get(agent.call(NodeAgent.kill_node), timeout=ANSWER_TIMEOUT_S)
+            return ray.get(agent.call(NodeAgent.kill_node), timeout=FAULT_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             return f"the node agent of {placed.node} did not answer: {first_line(error)}"
 

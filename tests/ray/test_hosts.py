@@ -101,7 +101,7 @@ def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
     }
     outcome = job.status()["commands"][refused]
     assert (outcome["accepted"], "the hosts 0 to 1, and host is 2" in outcome["detail"]) == (False, True)
-    (struck,) = [record.event for record in job.records() if isinstance(record.event, events.FaultInjected)]
+    (struck,) = job.wait_until(lambda: job.events(events.FaultInjected, "pair"), "the record of the fault")
     assert (struck.kind, struck.host) == ("kill_host", 0)
     pids = pids_of(job, "slice", 1)
     stop(pids[1])  # one that can say nothing of the other's death is ended, too

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from orchestrator.core import commands, events
 from orchestrator.core.vocabulary import RefusalReason
 from orchestrator.errors import AtollError
-from tests.ray.jobs import STEPS_ON, Job, gone
+from tests.ray.jobs import STEPS_ON, Job, gone, pids_of, stop
 
 pytestmark = pytest.mark.ray
 PAYLOAD_BYTES = 12_900
@@ -115,6 +118,24 @@ def test_payloads_that_are_spoilt_are_refused_and_lost_ones_missed_while_nobody_
     strike(job, "slow", duration=1.0, bytes_per_second=PAYLOAD_BYTES / HELD_S)
     job.wait_until(lambda: len(contributions(job)) > len(came) + 2, "payloads when it is not slow any more")
     assert job.island("asia")["incarnation"] == before["incarnation"]
+
+
+def test_a_fault_that_is_answered_late_is_recorded_all_the_same(job: Job, home: Path) -> None:
+    agents, at = pids_of("NodeAgent", home), job.status()["at"]
+    assert agents
+    try:
+        for pid in agents:
+            stop(pid)
+        command = strike(job, "stop", duration=0.1)
+        assert job.status()["commands"][command]["accepted"] is None, "nobody can know yet"
+        assert faults_since(job, at) == []
+    finally:
+        for pid in agents:
+            os.kill(pid, signal.SIGCONT)
+    job.wait_until(lambda: job.status()["commands"][command]["accepted"], "the answer")
+    assert [(fault.command, fault.kind) for fault in job.wait_until(lambda: faults_since(job, at), "the record")] == [
+        (command, "stop")
+    ]
 
 
 def test_the_synchroniser_is_killed_once_the_tape_says_so_and_comes_back(job: Job) -> None:
