@@ -73,8 +73,8 @@ class Chaos:
             if not why_not:
                 self._post(lambda at: FaultInjected(at, command, caller, *parts))
             if kind != Kind.KILL:
-                told = f"{island} is told to {kind}" if kind in (Kind.STOP, CONTINUE) else f"{kind} strikes {island}"
-                self._resolve(ResolveCommand(command, not why_not, why_not or told.strip()))
+                outcome = f"{island} is told to {kind}" if kind in (Kind.STOP, CONTINUE) else f"{kind} strikes {island}"
+                self._resolve(ResolveCommand(command, not why_not, why_not or outcome.strip()))
 
         injected = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._inject(kind, island, incarnation, dose)
         if isinstance(injected, str):
