@@ -195,6 +195,16 @@ class Job:
         _once_answered(lambda: self.port.submit(self.id, name, "test", request))
         return name
 
+    def answer(self, command: str) -> dict[str, Any]:
+        """What became of the command, once that is known. Its fault, if it is one, is on the tape soon after."""
+
+        def known() -> dict[str, Any] | None:
+            noted: dict[str, Any] = self.status()["commands"][command]
+            return noted if noted["accepted"] is not None else None
+
+        answered: dict[str, Any] = self.wait_until(known, "the answer to a command")
+        return answered
+
 
 Answer = TypeVar("Answer")
 

@@ -99,7 +99,7 @@ def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
         "pair": 2,
         "slice": 4,
     }
-    outcome = job.status()["commands"][refused]
+    outcome = job.answer(refused)
     assert (outcome["accepted"], "the hosts 0 to 1, and host is 2" in outcome["detail"]) == (False, True)
     (struck,) = job.wait_until(lambda: job.events(events.FaultInjected, "pair"), "the record of the fault")
     assert (struck.kind, struck.host) == ("kill_host", 0)

@@ -126,13 +126,13 @@ def test_a_fault_that_is_answered_late_is_recorded_all_the_same(job: Job, home: 
     try:
         for pid in agents:
             stop(pid)
-        command = strike(job, "stop", duration=0.1)
+        command = job.command(commands.Inject("stop", "asia", duration=0.1))
         assert job.status()["commands"][command]["accepted"] is None, "nobody can know yet"
         assert faults_since(job, at) == []
     finally:
         for pid in agents:
             os.kill(pid, signal.SIGCONT)
-    job.wait_until(lambda: job.status()["commands"][command]["accepted"], "the answer")
+    assert job.answer(command)["accepted"]
     assert [(fault.command, fault.kind) for fault in job.wait_until(lambda: faults_since(job, at), "the record")] == [
         (command, "stop")
     ]
@@ -158,7 +158,10 @@ def test_the_synchroniser_is_killed_once_the_tape_says_so_and_comes_back(job: Jo
 
 
 def strike(job: Job, kind: str, **dose: Any) -> str:
-    return job.command(commands.Inject(kind, "asia", **dose))
+    """Strike asia, and wait until that is done, or refused."""
+    command = job.command(commands.Inject(kind, "asia", **dose))
+    job.answer(command)
+    return command
 
 
 def faults_since(job: Job, at: float, island: str = "asia") -> list[events.FaultInjected]:

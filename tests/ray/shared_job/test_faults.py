@@ -135,8 +135,7 @@ def test_a_killed_island_that_shall_stay_away_cannot_be_struck_and_comes_only_wh
         ("stop", {"duration": 5.0}),
         ("kill_node", {}),
     ):
-        name = job.command(commands.Inject(kind, "asia", **dose))
-        noted = job.status()["commands"][name]
+        noted = job.answer(job.command(commands.Inject(kind, "asia", **dose)))
         assert (noted["accepted"], noted["detail"][:8]) == (False, "asia has"), noted
     assert job.events(events.FaultInjected, "asia") == faults
     assert gone(stays["pid"])
