@@ -77,9 +77,7 @@ soak: $(STAMP)  ## other Pythons, the site, deaths at every point of a round and
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py
 	@ATOLL_CUT_S=600 $(BIN)/python -m pytest -q -s tests/wan
-	@ATOLL_SOAK=1 $(BIN)/python -m pytest -q tests/bench tests/ray/test_hosts.py
-	@ATOLL_SOAK=1 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_guides.py
-	@ATOLL_SOAK=1 $(BIN)/python -m pytest -q -s tests/ray/test_sharded_states.py
+	@ATOLL_SOAK=1 $(BIN)/python -m pytest -q --timeout=1800 -m soak
 	@ATOLL_OPENAPI_EXAMPLES=300 $(BIN)/python -m pytest -q --timeout=7200 tests/api/test_openapi.py
 	@ATOLL_GOLDEN=all $(BIN)/python -m pytest -q tests/golden
 	@ATOLL_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q --timeout=7200 tests/attack/test_fuzzed_service.py

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.soak import skip_unless_soaking
+
 settings.register_profile("shared", deadline=None)  # no bound on wall time: a busy machine must not fail a test
 settings.load_profile("shared")
 
@@ -76,6 +78,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Streams are begun in the order of ``ORDER``, and files of their own in that of ``STREAMS``."""
+    skip_unless_soaking(items)
     items.sort(key=lambda item: _rank(path_of(item.nodeid)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 
@@ -86,7 +85,7 @@ def test_what_no_part_is_called_is_refused_before_anything_runs(capsys: pytest.C
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("easy")
-@pytest.mark.skipif("ATOLL_SOAK" not in os.environ, reason="a minute of kills and reads: make soak asks for it")
+@pytest.mark.soak("a minute of kills and reads")
 def test_kills_and_reads_of_a_service_with_a_cluster_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["surface", "--small"]) == 0
     said = capfd.readouterr().out.splitlines()

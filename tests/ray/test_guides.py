@@ -8,7 +8,6 @@ it is run instead, or why it is not.
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -60,8 +59,6 @@ data:
 islands: [{node_group: us-east}]
 budget: {steps: 10}
 """
-
-soak = pytest.mark.skipif("ATOLL_SOAK" not in os.environ, reason="minutes: make soak asks for them")
 
 
 def commands_of(path: Path) -> list[str]:
@@ -174,7 +171,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
         somebody.leave()
 
 
-@soak
+@pytest.mark.soak("minutes")
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("path", WALKS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -18,11 +18,11 @@ from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.ray_start import Place, RayProgram, pass_on, start_node
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import ENDLESS, Job, assert_sound, gone, stop, synthetic
+from tests.soak import SOAKING
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.ray
-SOAK = "ATOLL_SOAK" in os.environ
-soak = pytest.mark.skipif(not SOAK, reason="half a minute each: make soak asks for them")
+soak = pytest.mark.soak("half a minute")
 
 DEVICES = {"pair": 2, "slice": 1, "wide": 4}
 """Of each host, in the eyes of JAX."""
@@ -43,7 +43,7 @@ def nodes(home: Path) -> Iterator[None]:
     found = ClusterFile.find(home)
     assert found is not None
     pass_on(found, ["XLA_FLAGS", "PYTHONPATH"])
-    for group in GROUPS if SOAK else GROUPS[:-1]:
+    for group in GROUPS if SOAKING else GROUPS[:-1]:
         with pytest.MonkeyPatch.context() as patch, RayProgram(found, dashboard=False) as program:
             patch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES[group.name]}")
             named = enumerate(names_of([group]))

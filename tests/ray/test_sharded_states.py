@@ -15,7 +15,7 @@ from tests.ray.test_hosts import nodes, pids_of, started, trained
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.skipif("ATOLL_SOAK" not in os.environ, reason="six more nodes on the cluster: make soak asks for them"),
+    pytest.mark.soak("six more nodes on the cluster"),
 ]
 __all__ = ["nodes", "started"]  # fixtures
 
