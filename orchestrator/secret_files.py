@@ -1,6 +1,7 @@
 """Files that hold a secret: read only where nobody else of this machine can read them.
 
-A file that root gives to a group on purpose is one, too: Kubernetes and systemd give secrets so. Refuses to know what they hold.
+A file that root gives to a group on purpose is one, too: Kubernetes and systemd give secrets so. Refuses to know what they
+hold.
 """
 
 from __future__ import annotations

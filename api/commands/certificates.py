@@ -52,9 +52,14 @@ def issue(
     folder: MachineArgument,
     names: Annotated[
         list[str],
-        typer.Option("--name", help="A name or an address by which others call the machine. Repeatable.", show_default=False),
+        typer.Option(
+            "--name", help="A name or an address by which others call the machine. Repeatable.", show_default=False
+        ),
     ],
     days: MachineDays = MACHINE_DAYS,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Whatever the folder held is lost, as for a pod that begins again.")
+    ] = False,
 ) -> None:
     """Make a machine's folder: its key, its certificate, and whom it trusts. Copy it there, for its user alone."""
     from orchestrator.certificates import folders
@@ -62,16 +67,14 @@ def issue(
     for each in names:
         if not NAME.fullmatch(each):
             raise ConfigurationError(detail=f"--name {each!r} is no host's name or address. Give one without a port.")
-    folders.issue(authority, folder, names, days)
+    folders.issue(authority, folder, names, days, replace=replace)
     say(f"{folder} is for {', '.join(names)}, for {days} days")
 
 
 @commands.command()
 def renew(
     authority: AuthorityArgument,
-    folders_: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Machines' folders.", show_default=False)
-    ],
+    folders_: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Machines' folders.", show_default=False)],
     days: MachineDays = MACHINE_DAYS,
 ) -> None:
     """Have certificates last again, with their keys and names, and trust whom the authority says now."""
@@ -102,7 +105,9 @@ def retire(authority: AuthorityArgument) -> None:
 
 @commands.command()
 def show(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder of either kind, or a file.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A folder of either kind, or a file.", show_default=False)
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Say whose certificates these are, and how long they last. Exit code 1: one of them is not valid now."""
@@ -129,7 +134,9 @@ def show(
     else:
         for each in described:
             echo(f"{each.file}: {each.subject}, of {each.issuer}")
-            echo(f"  valid from {each.not_before:%Y-%m-%d} until {each.not_after:%Y-%m-%d} ({each.days_left(now)} days left)")
+            echo(
+                f"  valid from {each.not_before:%Y-%m-%d} until {each.not_after:%Y-%m-%d} ({each.days_left(now)} days left)"
+            )
             if each.names:
                 echo(f"  for {', '.join(each.names)}")
             echo(f"  SHA-256 {each.fingerprint}")

@@ -111,9 +111,12 @@ def _authority_of(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
 # ── a machine ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def issue(authority_folder: Path, folder: Path, names: Sequence[str], days: int = MACHINE_DAYS) -> None:
+def issue(
+    authority_folder: Path, folder: Path, names: Sequence[str], days: int = MACHINE_DAYS, *, replace: bool = False
+) -> None:
     """The folder holds a new key and certificate of a machine that is reached by these names and addresses."""
-    _refuse_present(folder, CERTIFICATE, KEY, AUTHORITY_CERTIFICATE)
+    if not replace:
+        _refuse_present(folder, CERTIFICATE, KEY, AUTHORITY_CERTIFICATE)
     private_key = new_key()
     content = _issued(authority_folder, private_key, names, days)
     _make_folder(folder)
@@ -255,7 +258,9 @@ def _key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
     return key  # type: ignore[return-value]  # others' keys are compared and used by the library, and not by us
 
 
-def _refuse_other_key(path: Path, certificate: x509.Certificate, key_path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+def _refuse_other_key(
+    path: Path, certificate: x509.Certificate, key_path: Path, key: ec.EllipticCurvePrivateKey
+) -> None:
     if certificate.public_key() != key.public_key():
         raise ConfigurationError(
             detail=f"{key_path} is not the key of {path}: they come from different folders. Copy both from the same one."

@@ -1,8 +1,8 @@
-"""What comes of a TLS connection to the server of a machine that one has never talked to: asked before anything is started.
+"""What comes of a TLS connection to a server that this machine has never talked to: asked before anything is started.
 
-A program that only tries gets "unavailable" from Ray's client whatever the reason is, again and again. So this asks once, with
-the machine's own folder, and says what is the matter. Refuses to know what the server serves: that it is gRPC matters only
-in that it speaks first, which shows that it has taken our certificate.
+Ray's own client says "unavailable" whatever the reason is, again and again. So this asks once, with the machine's folder,
+and says what is the matter. Refuses to know what the server serves: that it is gRPC matters only in that it speaks first,
+which shows that it has taken our certificate.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def speaks_tls(host: str, port: int) -> bool:
 def _foreign_server(where: str, host: str, folder: Path, message: str) -> str:
     if "mismatch" in message:
         return (
-            f"{where} shows a certificate that is not for {host} ({message}). Issue the head one with --name {host}, or call "
-            f"it by a name that it has. {NOTHING_STARTED}"
+            f"{where} shows a certificate that is not for {host} ({message}). Issue the head one with --name {host}, or "
+            f"call it by a name that it has. {NOTHING_STARTED}"
         )
     if "expired" in message:
         return f"{where} shows a certificate that has expired. Renew the head's, and start it again. {NOTHING_STARTED}"
