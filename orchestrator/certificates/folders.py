@@ -164,7 +164,7 @@ def refuse_unfit(folder: Path, address: str | None = None) -> None:
     _refuse_other_key(folder / CERTIFICATE, certificates[0], folder / KEY, private_key)
     _refuse_expired(folder / CERTIFICATE, certificates[0], "Renew it with `atoll certificates renew`.")
     try:
-        _shake_hands(folder, address)
+        shake_hands(folder, folder, address)
     except ssl.SSLCertVerificationError as error:
         if address is not None and "mismatch" in error.verify_message:
             raise ConfigurationError(
@@ -187,13 +187,13 @@ def context_of(folder: Path, *, server_side: bool) -> ssl.SSLContext:
     return context
 
 
-def _shake_hands(folder: Path, address: str | None) -> None:
-    """With itself, in memory: what the library says here, it will say of the connection."""
+def shake_hands(client_folder: Path, server_folder: Path, address: str | None = None) -> None:
+    """In memory: what the library says here, it will say of the connection, and raises SSLError where one would fail."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client_context = context_of(folder, server_side=False)
+    client_context = context_of(client_folder, server_side=False)
     client_context.check_hostname = address is not None
     client = client_context.wrap_bio(to_client, to_server, server_hostname=address)
-    server = context_of(folder, server_side=True).wrap_bio(to_server, to_client, server_side=True)
+    server = context_of(server_folder, server_side=True).wrap_bio(to_server, to_client, server_side=True)
     for _ in range(3):
         for side in (client, server):
             with suppress(ssl.SSLWantReadError):

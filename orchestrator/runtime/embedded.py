@@ -19,7 +19,6 @@ import ipaddress
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,6 +45,8 @@ from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITI
 START_TIMEOUT_S = 180.0
 ATTEMPTS = 4
 RAYLET = "raylet"
+AUTHORITY, CERTIFICATES = "authority", "certificates"
+"""Folders of a cluster beyond loopback, beside its token, and as private."""
 HERE: Mapping[str, Place] = MappingProxyType({})
 
 
@@ -184,16 +185,12 @@ def _prepare(
 
 
 def _certificates(temp_dir: Path, addresses: Sequence[str]) -> Path | None:
-    """One folder for all nodes, which share a disk; none where nothing of the cluster is beyond loopback.
-
-    Their authority is forgotten at once: nobody else is to have a certificate of it.
-    """
+    """One folder for all nodes, which share a disk, beside its authority; none where nothing is beyond loopback."""
     if all(ipaddress.ip_address(address).is_loopback for address in addresses):
         return None
-    authority, folder = temp_dir / "authority", temp_dir / "certificates"
+    authority, folder = temp_dir / AUTHORITY, temp_dir / CERTIFICATES
     folders.make_authority(authority, f"atoll cluster {temp_dir.name}")
     folders.issue(authority, folder, addresses, days=AUTHORITY_DAYS - 1)
-    shutil.rmtree(authority)
     return folder
 
 
