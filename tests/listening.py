@@ -84,6 +84,8 @@ def process_name(process: psutil.Process) -> str:
     command = " ".join(process.cmdline())
     if command.startswith("ray::"):
         return command.removeprefix("ray::").partition(".")[0].split()[0]
+    if not process.name().startswith("python"):  # a raylet's command line has those of its agents in it
+        return process.name()
     return next((name for part, name in PROGRAMS.items() if part in command), process.name())
 
 

@@ -1,4 +1,4 @@
-"""A cluster beyond loopback talks by TLS: what listens, who is refused, and certificates that are renewed while it trains."""
+"""A cluster beyond loopback talks by TLS: what listens, who is refused, and certificates renewed while it trains."""
 
 from __future__ import annotations
 
