@@ -7,6 +7,7 @@ import shutil
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from api import cli
 from api.commands import nodes
+from api.http.served_certificate import ServedCertificate
 from orchestrator.certificates import folders
 from orchestrator.errors import ConfigurationError
 
@@ -123,6 +125,39 @@ def test_rays_own_library_takes_what_the_next_authority_issues_at_servers_that_b
     folders.issue(tmp_path / "other", tmp_path / "strangers", [ADDRESS])
     shutil.copy(machine / folders.AUTHORITY_CERTIFICATE, tmp_path / "strangers")  # it trusts the server
     assert not is_served(begun_after, tmp_path / "strangers")
+
+
+def test_a_service_shows_a_renewed_certificate_and_bears_files_that_do_not_belong_together(
+    authority: Path, machine: Path, tmp_path: Path
+) -> None:
+    files = (machine / folders.CERTIFICATE, machine / folders.KEY)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    served = ServedCertificate(context, *files)
+    folders.issue(authority, tmp_path / "watching", ["watching.example"])
+    watching = folders.context_of(tmp_path / "watching", server_side=False)
+
+    def shown() -> str:
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = watching.wrap_bio(to_client, to_server, server_hostname=ADDRESS)
+        server = context.wrap_bio(to_server, to_client, server_side=True)
+        for side in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        certificate = client.getpeercert()
+        assert certificate is not None
+        return str(certificate["serialNumber"])
+
+    before = shown()
+    served.refresh()
+    assert shown() == before
+    folders.issue(authority, tmp_path / "fresh", [ADDRESS])
+    shutil.copy(tmp_path / "fresh" / folders.CERTIFICATE, machine)
+    served.refresh()
+    assert shown() == before, "the certificate came before its key"
+    shutil.copy(tmp_path / "fresh" / folders.KEY, machine)
+    served.refresh()
+    assert shown() != before
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -329,9 +329,9 @@ def leave_command(group: Group) -> list[str]:
 def service(values: Values) -> Manifest:
     """One replica, ended before the next begins: its store is a file, and jobs do not notice that it is away."""
     labels = labels_of(values, "service")
-    asked = {"port": "http", "scheme": "HTTP" if values.insecure else "HTTPS"}
-    ready = {"httpGet": {"path": "/readyz", **asked}, "timeoutSeconds": 5, "periodSeconds": 10}
-    alive = {"httpGet": {"path": "/healthz", **asked}, "timeoutSeconds": 5, "periodSeconds": 10}
+    probed = {"port": "http", "scheme": "HTTP" if values.insecure else "HTTPS"}
+    ready = {"httpGet": {"path": "/readyz", **probed}, "timeoutSeconds": 5, "periodSeconds": 10}
+    alive = {"httpGet": {"path": "/healthz", **probed}, "timeoutSeconds": 5, "periodSeconds": 10}
     own = container(values, "service", ray_settings(values), amounts(1, values.service.memory_gib))
     volumes = [volume_of(values, "runs"), volume_of(values, "home")]
     own |= {

@@ -38,12 +38,8 @@ def listening(archipelago: Archipelago) -> dict[str, list[Listener]]:
     return {name: listeners([*pids, address.pid], place.enter) for name, place in archipelago.regions.places.items()}
 
 
-def test_nothing_listens_but_what_the_document_lists_and_behind_tls_where_it_says_so(
-    archipelago: Archipelago, submit: Submit
-) -> None:
-    job = submit()
-    for island in (EAST, ASIA):
-        job.wait_for_merge(island, 1)
+def refuse_undocumented(archipelago: Archipelago) -> None:
+    """Nothing listens but what the document lists, and behind TLS where it says so."""
     seen = listening(archipelago)
     assert {"gcs_server", "raylet", "SynchroniserActor", "service"} <= {one.process for one in seen[CONTROL_GROUP]}
     assert {"raylet", "Island"} <= {one.process for one in seen[EAST]}
@@ -53,9 +49,6 @@ def test_nothing_listens_but_what_the_document_lists_and_behind_tls_where_it_say
             address = archipelago.regions.address(region) if one.where == EVERYWHERE else one.host
             says_tls = {"TLS" in guard for guard in guards(one)}
             assert says_tls == {peer.speaks_tls(address, one.port)}, one
-
-
-# ── who is refused ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -79,7 +72,7 @@ def outside(archipelago: Archipelago, tmp_path: Path) -> Iterator[Callable[..., 
             process.wait(PATIENCE_S)
 
 
-def test_a_machine_without_certificates_that_the_head_trusts_starts_nothing_and_is_told_why(
+def test_a_machine_without_certificates_that_the_head_trusts_starts_nothing_and_with_them_it_is_a_node(
     archipelago: Archipelago, outside: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     own, foreign, mixed = archipelago.certificates, tmp_path / "foreign", tmp_path / "mixed"
@@ -111,11 +104,7 @@ def test_a_machine_without_certificates_that_the_head_trusts_starts_nothing_and_
     with archipelago.client() as client:
         assert "late" not in {group.name for group in client.node_groups()}
 
-
-def test_a_machine_with_a_certificate_joins_and_listens_where_it_was_told_to(
-    archipelago: Archipelago, outside: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
-    machine = outside("--certificates", str(archipelago.certificates), "--ports", f"{FIRST}-{LAST}")
+    machine = outside("--certificates", str(own), "--ports", f"{FIRST}-{LAST}")
     wait_until(lambda: "is a node of" in (tmp_path / "log").read_text() or machine.poll() is not None, "its joining")
     pids = [each.pid for each in psutil.Process(machine.pid).children(recursive=True)]
     seen = listeners(pids, archipelago.regions.places[EAST].enter)
@@ -124,9 +113,6 @@ def test_a_machine_with_a_certificate_joins_and_listens_where_it_was_told_to(
     assert all(FIRST <= one.port <= LAST for one in seen), seen
     machine.send_signal(signal.SIGTERM)
     assert machine.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
-
-
-# ── a rotation ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def shown(address: str, port: int, folder: Path) -> bytes:
@@ -146,12 +132,14 @@ def of_folder(folder: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(first + end)
 
 
-def test_what_the_next_authority_issues_is_used_by_what_begins_and_taken_by_what_runs_while_a_job_trains(
+def test_a_job_trains_where_nothing_listens_but_what_is_told_and_while_authority_and_certificates_are_exchanged(
     archipelago: Archipelago, submit: Submit
 ) -> None:
     job = submit()
     for island in (EAST, ASIA):
         job.wait_for_merge(island, 1)
+    refuse_undocumented(archipelago)
+
     folder, address = archipelago.certificates, archipelago.regions.address(EAST)
     service = archipelago.home.address()
     assert service is not None
