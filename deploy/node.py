@@ -32,6 +32,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.certificates import AUTHORITY_DAYS, folders
+from orchestrator.runtime import ray_command
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL, ray_environment
 
@@ -42,7 +43,7 @@ HEAD_STORAGE, BOOT = STATE / "head" / "storage", Path("/proc/sys/kernel/random/b
 HEAD = "head:6379"
 SERVICE_PORT = 8470
 PATIENCE_S = 120.0
-RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats")
+RAY = (sys.executable, "-m", ray_command.MODULE, "start", "--disable-usage-stats")
 SERVICE = (
     *(sys.executable, "-m", "api.serve", "--home", str(HOME), "--runs", str(RUNS)),
     *("--control", "orchestrator.runtime.control_port:connect", "--port", str(SERVICE_PORT)),
