@@ -19,6 +19,7 @@ from api.commands import nodes
 from api.http.served_certificate import ServedCertificate
 from orchestrator.certificates import folders
 from orchestrator.errors import ConfigurationError
+from tests.listening import Listener, guards, undocumented
 
 ADDRESS = "127.0.0.9"
 
@@ -230,6 +231,19 @@ def test_nobody_joins_beyond_loopback_in_the_clear_by_mistake(folder: Path | Non
         nodes.checked_certificates(folder, "head:6379", None, insecure=folder is not None)
     assert nodes.checked_certificates(None, "head:6379", None, insecure=True) is None
     assert nodes.checked_certificates(None, "127.0.0.1:6379", None, insecure=False) is None
+
+
+def test_what_listens_beyond_the_table_of_ports_is_seen() -> None:
+    calls, objects, third = (Listener("tcp", 1, "raylet", "*", port) for port in (1, 2, 3))
+    assert undocumented([calls, objects]) == []
+    others = [
+        third,  # one more than the table has
+        Listener("tcp", 2, "gcs_server", "10.0.0.1", 1),  # of another kind of address
+        Listener("tcp", 3, "dashboard's agent", "*", 1),
+        Listener("udp", 1, "gcs_server", "*", 1),
+    ]
+    assert undocumented([calls, objects, *others]) == others
+    assert guards(calls) == {"TLS; the cluster's token"}
 
 
 @pytest.mark.parametrize("text", ["", "21000", "21000-21002", "80-90", "65530-65536", "21010-21000"])
