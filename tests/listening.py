@@ -50,7 +50,9 @@ class Listener:
     def where(self) -> str:
         if self.host in ("*", "0.0.0.0", "[::]"):
             return EVERYWHERE
-        return LOOPBACK if ipaddress.ip_address(self.host.strip("[]").partition("%")[0]).is_loopback else OWN
+        address = ipaddress.ip_address(self.host.strip("[]").partition("%")[0])
+        address = getattr(address, "ipv4_mapped", None) or address
+        return LOOPBACK if address.is_loopback else OWN
 
 
 def documented() -> list[Row]:
