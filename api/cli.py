@@ -21,6 +21,7 @@ from typing import Annotated
 import typer
 
 from api.commands import (
+    certificates,
     chaos,
     checkpoints,
     data,
@@ -76,6 +77,7 @@ for module in (
     islands,
     fleet,
     nodes,
+    certificates,
     kubernetes,
     records,
     simulate,

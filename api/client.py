@@ -48,6 +48,7 @@ from orchestrator.core.vocabulary import IslandId, NodeGroupId
 from orchestrator.errors import ConfigurationError, InfrastructureError, InternalError, ServiceUnreachable
 
 Shape = TypeVar("Shape", bound=Answer)
+AUTHORITY_BESIDE = "ca.crt"
 WAIT_EVERY_S, AWAY_MAX_S = 0.5, 60.0
 
 
@@ -59,7 +60,7 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
     ) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        verify = ssl.create_default_context(cafile=certificate) if certificate else True
+        verify = trusting(certificate) if certificate else True
         # trust_env off: a proxy of the environment has no business between this machine and itself.
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, verify=verify, trust_env=False)
 
@@ -308,6 +309,18 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
             remedy = "Is it another program's, or another version's?"
             detail = f"The answer of {self.url} is not understood."
             raise InfrastructureError(detail=detail, remedy=remedy) from error
+
+
+def trusting(certificate: Path) -> ssl.SSLContext:
+    """A context that takes this certificate of a service, and what the authority issues that lies beside it, if one does.
+
+    So a machine's folder of ``atoll certificates`` does, and whoever waits for long bears its certificate being renewed.
+    """
+    context = ssl.create_default_context(cafile=certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is named here, whoever has issued it
+    if (beside := certificate.with_name(AUTHORITY_BESIDE)).exists():
+        context.load_verify_locations(beside)
+    return context
 
 
 def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:

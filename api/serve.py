@@ -23,7 +23,7 @@ from api.app import create_app
 from api.auth.code import OWN_PACKAGES, refuse_unfit
 from api.http.connections import HEAD_BYTES_MAX, Server, limits_of, raise_descriptor_limit
 from api.installation import store_history
-from api.installation.binding import LOOPBACK, Binding
+from api.installation.binding import Binding
 from api.installation.database import refuse_password_in_view
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.job_roots import KINDS, roots_of
@@ -34,6 +34,7 @@ from api.storage.store import Store
 from orchestrator import printable
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
 from orchestrator.logbook import write_printable
+from orchestrator.ports import LOOPBACK
 from orchestrator.roots import AllowedRoots
 
 

@@ -6,6 +6,8 @@
 #   ATOLL_HEAD        the cluster's head, HOST:PORT
 #   ATOLL_GROUP       the node group that this machine is of, and ATOLL_REGION where it is
 #   ATOLL_TOKEN_FILE  the cluster's secret, a file of this user alone; else /etc/atoll/token
+#   ATOLL_CERTIFICATES  this machine's folder of `atoll certificates issue`; else /etc/atoll/certificates
+#   ATOLL_INSECURE    1: join in the clear, where something else encrypts
 #   ATOLL_UNTIL       when this machine is taken away; absent: nobody knows, and its cloud is asked
 #   ATOLL_PROGRAM     the program; else `atoll` as it is found
 #
@@ -25,7 +27,15 @@ token=${ATOLL_TOKEN_FILE:-/etc/atoll/token}
 command -v "$program" >/dev/null || missing "$program is not there: install atoll, or name it in ATOLL_PROGRAM"
 [ -r "$token" ] || missing "$token cannot be read: copy the cluster's secret there, for this user alone (chmod 600)"
 
-options=(--group "$ATOLL_GROUP" --region "$ATOLL_REGION" --token-file "$token")
+certificates=${ATOLL_CERTIFICATES:-/etc/atoll/certificates}
+if [ "${ATOLL_INSECURE:-}" = 1 ]; then
+    encryption=(--insecure)
+else
+    [ -r "$certificates/tls.key" ] || missing "$certificates/tls.key cannot be read: copy the folder of \`atoll certificates issue\` there"
+    encryption=(--certificates "$certificates")
+fi
+
+options=(--group "$ATOLL_GROUP" --region "$ATOLL_REGION" --token-file "$token" "${encryption[@]}")
 if [ -n "${ATOLL_UNTIL:-}" ]; then
     options+=(--until "$ATOLL_UNTIL")
 fi

@@ -9,6 +9,10 @@ The same settings, labels and cluster file as of an embedded cluster (``orchestr
 machine of its own, so that the head has a name instead of a loopback address. The secret lies in a folder that all mount,
 ``/var/lib/atoll/cluster``. What Ray knows of nodes and actors lies in ``/var/lib/atoll/head``, which is the head's alone:
 killed and started again, it finds it there. Each becomes the program it starts, so that signals reach it.
+
+Ray's processes talk by TLS: with a certificate that was given, as to pods of Kubernetes; else with one that the container
+issues itself, at every start, for the addresses that it has then. For that the head makes an authority beside the secret.
+Whoever can read the secret can run code in every container, so the authority's key gives nobody more.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -26,21 +31,24 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.certificates import AUTHORITY_DAYS, folders
+from orchestrator.runtime import ray_command
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL, ray_environment
 
 STATE = Path("/var/lib/atoll")
 SECRET, HOME, RUNS = STATE / "cluster" / "token", STATE / "home", STATE / "runs"
+AUTHORITY, GIVEN, OWN = STATE / "cluster" / "authority", STATE / "certificates", Path("/tmp/certificates")
 HEAD_STORAGE, BOOT = STATE / "head" / "storage", Path("/proc/sys/kernel/random/boot_id")
 HEAD = "head:6379"
 SERVICE_PORT = 8470
 PATIENCE_S = 120.0
-RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats")
+RAY = (sys.executable, "-m", ray_command.MODULE, "start", "--disable-usage-stats")
 SERVICE = (
     *(sys.executable, "-m", "api.serve", "--home", str(HOME), "--runs", str(RUNS)),
     *("--control", "orchestrator.runtime.control_port:connect", "--port", str(SERVICE_PORT)),
     *("--checkpoints", str(RUNS), "--data", str(STATE / "data")),  # not all of STATE, which has the cluster's secret
-    *("--host", "0.0.0.0", "--insecure"),  # within the compose network; published on the host's loopback only
+    *("--host", "0.0.0.0"),
 )
 
 
@@ -50,24 +58,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(not any(process.name() == "raylet" for process in psutil.process_iter()))
     if options.what == "head":
         make_secret()
+        make_authority()
         forget_another_boot()
     else:
         wait_for_head()
     os.umask(0o077)
+    if not certificates_given():
+        issue_own(options.what)
     os.environ.update(environment_of(options.what))
     node = ray_arguments(options)
     if options.what != "service":
         os.execv(RAY[0], [*RAY, *node, "--block"])
     subprocess.run([*RAY, *node], check=True)
-    ClusterFile(uuid.uuid4().hex, HEAD, "/tmp/ray", ray_environment(SECRET)).write(HOME)
-    os.execv(SERVICE[0], SERVICE)
+    ClusterFile(uuid.uuid4().hex, HEAD, "/tmp/ray", environment_of(options.what)).write(HOME)
+    os.execv(SERVICE[0], [*SERVICE, *encryption(insecure=options.insecure)])
 
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="deploy/node.py", description="A container of deploy/compose.yaml.")
     what = arguments.add_subparsers(dest="what", required=True)
-    for name in ("head", "service", "alive"):
+    for name in ("head", "alive"):
         what.add_parser(name)
+    service = what.add_parser("service")
+    service.add_argument("--insecure", action="store_true", help="HTTP, where nothing but this host reaches it")
     island = what.add_parser("island")
     island.add_argument("--group", required=True)
     island.add_argument("--region", required=True)
@@ -77,7 +90,17 @@ def parser() -> argparse.ArgumentParser:
 
 def environment_of(what: str) -> dict[str, str]:
     """Ray's settings for this part: the same for all, but that the head alone keeps something."""
-    return ray_environment(SECRET, head_storage=HEAD_STORAGE if what == "head" else None)
+    return ray_environment(
+        SECRET, head_storage=HEAD_STORAGE if what == "head" else None, certificates=certificates_folder()
+    )
+
+
+def encryption(*, insecure: bool) -> list[str]:
+    """The service's options: HTTPS with the certificate by which Ray's processes here talk, unless it is to be HTTP."""
+    if insecure:
+        return ["--insecure"]
+    folder = certificates_folder()
+    return ["--certificate", str(folder / folders.CERTIFICATE), "--key", str(folder / folders.KEY)]
 
 
 def ray_arguments(options: argparse.Namespace) -> list[str]:
@@ -99,6 +122,33 @@ def make_secret() -> None:
         draft.touch(mode=0o600)
         draft.write_text(secrets.token_hex(32))
         draft.replace(SECRET)
+
+
+def make_authority() -> None:
+    """The authority of this composition exists, unless certificates come from elsewhere. A half made one is made anew."""
+    if not certificates_given() and not (AUTHORITY / folders.AUTHORITY_CERTIFICATE).exists():
+        shutil.rmtree(AUTHORITY, ignore_errors=True)
+        folders.make_authority(AUTHORITY, "atoll composition")
+
+
+def certificates_given() -> bool:
+    return (GIVEN / folders.CERTIFICATE).exists()
+
+
+def certificates_folder() -> Path:
+    return GIVEN if certificates_given() else OWN
+
+
+def issue_own(what: str) -> None:
+    """A certificate for the addresses that this container has now. It lasts as long as its authority."""
+    addresses = [
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6) and "%" not in address.address
+    ]
+    shutil.rmtree(OWN, ignore_errors=True)
+    folders.issue(AUTHORITY, OWN, [what, socket.gethostname(), *addresses], AUTHORITY_DAYS - 1)
 
 
 def forget_another_boot() -> None:

@@ -8,11 +8,23 @@ the server binds it, or while it is dead. So the port is drawn below that range,
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import socket
 
 LOOPBACK = "127.0.0.1"
+EVERYWHERE = ("0.0.0.0", "::")
 FIRST, LAST = 20_000, 29_999
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or address can only mean this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def free_port(host: str = LOOPBACK) -> int:

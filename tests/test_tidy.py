@@ -139,7 +139,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.parameters": frozenset(
         {CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes", "blake3", "crc32c"}
     ),
-    "orchestrator.channel": frozenset({"orchestrator.errors", "numpy", "cryptography", "crc32c"}),
+    "orchestrator.secret_files": frozenset({"orchestrator.errors"}),
+    "orchestrator.certificates": frozenset({"orchestrator.errors", "orchestrator.secret_files", "cryptography"}),
+    "orchestrator.channel": frozenset(
+        {"orchestrator.certificates.authority", "orchestrator.errors", "numpy", "cryptography", "crc32c"}
+    ),
     "orchestrator.checkpoints": frozenset(
         {CORE, "orchestrator.parameters", "orchestrator.roots", "orchestrator.errors", "numpy", "blake3", "fsspec"}
     ),
@@ -355,6 +359,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.logbook",
             "orchestrator.marks",
             "orchestrator.parameters.codec.registry",
+            "orchestrator.ports",
             "orchestrator.plain",
             "orchestrator.printable",
             "orchestrator.report",
@@ -437,6 +442,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.simulation",
             "api.terminal",
             "orchestrator.bounds",
+            "orchestrator.certificates",
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.data_files",
@@ -445,6 +451,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.memory_budget",
             "orchestrator.models",
             "orchestrator.parameters.codec.registry",
+            "orchestrator.ports",
             "orchestrator.printable",
             "orchestrator.report",
             "orchestrator.roots",
@@ -454,6 +461,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
             "typer",
             "rich",
+            "orchestrator.secret_files",
         }
     ),
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import sys
 import time
 from datetime import datetime
@@ -17,10 +16,12 @@ from typing import Annotated
 
 import typer
 
+from orchestrator import secret_files
 from orchestrator.errors import ConfigurationError
+from orchestrator.ports import is_loopback
 
 JOIN_MODULE, LEAVE_MODULE = "orchestrator.runtime.join", "orchestrator.runtime.leave"
-TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
+TOKEN_VARIABLE, CERTIFICATES_VARIABLE = "RAY_AUTH_TOKEN_PATH", "ATOLL_CERTIFICATES"
 ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Of groups, regions and labels' values, as Ray takes them."""
@@ -28,6 +29,9 @@ LABEL_NAME = re.compile(r"([A-Za-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,6
 DURATION = re.compile(
     r"(?:(?P<days>[0-9]{1,4})-)?(?P<hours>[0-9]{1,4}):(?P<minutes>[0-5]?[0-9]):(?P<seconds>[0-5]?[0-9])"
 )
+PORTS = re.compile(r"(?P<first>[0-9]{1,5})-(?P<last>[0-9]{1,5})")
+PORTS_MIN = 4
+"""Three of a node's own, and one of a worker."""
 EPOCH = re.compile(r"@?(?P<seconds>[0-9]{9,11})")
 RESERVED = frozenset({"atoll-node-group", "region"})
 AMOUNT_MAX = 1e9
@@ -43,6 +47,27 @@ def join(
             "--token-file",
             envvar=TOKEN_VARIABLE,
             help="The cluster's secret: a file that nobody else may read.",
+            show_default=False,
+        ),
+    ] = None,
+    certificates: Annotated[
+        Path | None,
+        typer.Option(
+            "--certificates",
+            envvar=CERTIFICATES_VARIABLE,
+            help="This machine's folder, as `atoll certificates issue` makes it: with it, all is TLS.",
+            show_default=False,
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Join beyond loopback in the clear, where something else encrypts.")
+    ] = False,
+    ports: Annotated[
+        str | None,
+        typer.Option(
+            "--ports",
+            metavar="FIRST-LAST",
+            help="Where Ray listens on this machine, for a firewall: a port for each island and three. Default: any.",
             show_default=False,
         ),
     ] = None,
@@ -101,6 +126,8 @@ def join(
         ("--cpus", cpus),
         ("--gpus", gpus),
         ("--memory-bytes", None if memory_gib is None else int(memory_gib * (1 << 30))),
+        ("--certificates", checked_certificates(certificates, address, own_address, insecure=insecure)),
+        ("--ports", None if ports is None else checked_ports(ports)),
         ("--own-address", own_address),
         ("--name", None if name is None else named("--name", name)),
     ):
@@ -145,24 +172,36 @@ def checked_token(path: Path | None) -> Path:
         raise ConfigurationError(
             detail=f"No secret of the cluster was named. Give its file with --token-file, or in {TOKEN_VARIABLE}."
         )
-    try:
-        about = path.stat()
-        with path.open("rb") as file:
-            is_empty = not file.read(1)
-    except OSError as error:
-        raise ConfigurationError(
-            detail=f"--token-file {path}: {error.strerror}. Copy the cluster's secret there, for this user alone."
-        ) from error
-    if not stat.S_ISREG(about.st_mode) or is_empty:
-        raise ConfigurationError(detail=f"--token-file {path} is empty, or no file. Copy the cluster's secret there.")
-    given_by_root = about.st_uid == 0 != os.geteuid()  # to a group on purpose, as Kubernetes and systemd give secrets
-    readable = stat.S_IRWXO | (stat.S_IWGRP if given_by_root else stat.S_IRWXG)
-    if about.st_mode & readable:
-        mode = stat.S_IMODE(about.st_mode)
-        raise ConfigurationError(
-            detail=f"--token-file {path} has the mode {mode:04o}: others may read it. Make it 0600 (chmod 600 {path})."
-        )
+    secret_files.refuse_unfit(path, "--token-file", "Copy the cluster's secret there, for this user alone.")
     return path
+
+
+def checked_certificates(folder: Path | None, head: str, own_address: str | None, *, insecure: bool) -> Path | None:
+    """A folder by which this machine can talk to others of its fleet; None where it may join in the clear."""
+    if folder is not None and insecure:
+        raise ConfigurationError(detail="--certificates and --insecure contradict each other. Leave one of them out.")
+    if folder is None:
+        if insecure or is_loopback(head.rpartition(":")[0]):
+            return None
+        raise ConfigurationError(
+            detail=f"The head {head} is beyond loopback, and without TLS whoever is on the way could read and change what "
+            "is said. Give this machine's folder of certificates with --certificates, or in "
+            f"{CERTIFICATES_VARIABLE} (`atoll certificates issue` makes one); or, where something else encrypts, --insecure."
+        )
+    from orchestrator.certificates import folders  # late: `atoll --help` needs no cryptography
+
+    folders.refuse_unfit(folder, own_address)
+    return folder
+
+
+def checked_ports(text: str) -> str:
+    match = PORTS.fullmatch(text)
+    first, last = (int(match["first"]), int(match["last"])) if match else (0, 0)
+    if not 1024 <= first <= last - PORTS_MIN + 1 or last >= 1 << 16:
+        raise ConfigurationError(
+            detail=f"--ports {text!r} is no range of at least {PORTS_MIN} ports between 1024 and 65535. Give 21000-21099."
+        )
+    return text
 
 
 def checked_until(text: str, lead_s: float, now: float) -> float:

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from api.commands.common import HomeOption, JsonOption, RunsOption, UrlOption, connect, console, print_json, say
-from api.installation.binding import LOOPBACK, Binding
+from api.installation.binding import Binding
 from api.installation.database import refuse_password_in_view
 from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
 from api.installation.up import RAY_CONTROL, Installation
 from api.installation.up import down as take_down
 from api.installation.up import up as bring_up
+from orchestrator.ports import LOOPBACK
 
 GROUPS = Installation(Home(DEFAULT_HOME), DEFAULT_RUNS).groups
 DEMO_HOME = DEFAULT_HOME / "demo"

@@ -27,12 +27,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.http.problems import CONTENT_TYPE, refused
+from api.http.served_certificate import ServedCertificate
 
 HANDSHAKE_S = 10.0
 HEAD_S = 10.0
@@ -200,6 +202,10 @@ class Acceptor:
         self._listener, self._server, self._limits = listener, server, limits
         self._clients: dict[str, set[ClientConnection]] = {}
         self._refusals = RefusalLog()
+        config = server.config
+        self._served = None
+        if config.ssl and config.ssl_certfile and config.ssl_keyfile:
+            self._served = ServedCertificate(config.ssl, Path(config.ssl_certfile), Path(config.ssl_keyfile))
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
@@ -269,6 +275,8 @@ class Acceptor:
             return connection
 
         tls = self._server.config.ssl
+        if self._served is not None:
+            self._served.refresh()
         try:
             _, connection = await asyncio.get_running_loop().connect_accepted_socket(
                 new_connection, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.http.problems import document_of, response
-from api.installation.binding import is_loopback
 from orchestrator.errors import Forbidden
+from orchestrator.ports import is_loopback
 
 
 class Guard:

@@ -7,7 +7,6 @@ whoever listens there. Light, because ``atoll up`` binds before it starts anythi
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 import ssl
 from collections.abc import Iterable
@@ -15,19 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import ConfigurationError, InfrastructureError
-
-LOOPBACK = "127.0.0.1"
-EVERYWHERE = ("0.0.0.0", "::")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this name or address can only mean this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+from orchestrator.ports import EVERYWHERE, LOOPBACK, is_loopback
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ It is one Ray cluster, wherever its nodes are: a job's islands, in all regions, 
 image's unprivileged user on a root that it cannot write, and gives its islands' work away before it ends. What Ray knows of
 nodes is kept on the head's volume, and a head is killed, never asked to end, as in deploy/compose.yaml and for its reason.
 
+All talk by TLS: a pod's first container issues the pod's certificate, for the address that it has, and is the only one that
+sees the authority's key.
+
 Responsible for: the same settings of Ray in all pods (``runtime.settings``), probes that ask what is there in this image,
 selectors and tolerations of clouds. Refuses to make secrets: they are named, and somebody else's.
 
@@ -31,6 +34,8 @@ Manifest = dict[str, Any]
 STATE = "/var/lib/atoll"
 TOKEN_FOLDER = f"{STATE}/cluster"
 HEAD_STORAGE = f"{STATE}/head/storage"
+AUTHORITY_FOLDER, CERTIFICATES_FOLDER = f"{STATE}/authority", f"{STATE}/certificates"
+CLUSTER_DOMAIN = "svc.cluster.local"
 USER = 10001
 """The image's."""
 GCS_PORT, SERVICE_PORT = 6379, 8470
@@ -99,7 +104,8 @@ def head_pod(values: Values, head: Head) -> Manifest:
         "lifecycle": {"preStop": {"exec": {"command": ["python", "-c", KILL_HEAD]}}},
     }
     container["volumeMounts"] += [{"name": "head", "mountPath": f"{STATE}/head"}]
-    return pod(values, container, "head", [volume_of(values, "runs"), volume_of(values, "head")])
+    volumes = [volume_of(values, "runs"), volume_of(values, "head")]
+    return pod(values, container, "head", volumes, names=head_names(values))
 
 
 def worker_group(values: Values, group: Group) -> Manifest:
@@ -128,6 +134,7 @@ def joining(values: Values, cluster: Cluster, group: Group) -> Manifest:
     command = [
         *("atoll", "join", cluster.head_address, "--token-file", f"{TOKEN_FOLDER}/token"),
         *("--group", group.name, "--region", group.region, "--cpus", str(group.cpus)),
+        *(["--insecure"] if values.insecure else ["--certificates", CERTIFICATES_FOLDER]),
         *("--grace", str(group.grace_s - LEAVING_S), "--partition-tolerance", f"{values.partition_tolerance_s:g}"),
     ]
     if group.gpu:
@@ -161,22 +168,57 @@ def node_container(
     extra: Mapping[str, str] | None = None,
 ) -> Manifest:
     """A Ray node's. Its probe asks for the raylet: KubeRay's own ask Ray's dashboard agents, which are not served here."""
-    settings = ray_environment(Path(TOKEN_FOLDER, "token"), values.partition_tolerance_s, head_storage)
     probe = {"exec": {"command": [*NODE_PROGRAM, "alive"]}, "timeoutSeconds": 10, "periodSeconds": 15}
     return {
-        **container(values, name, {**settings, **(extra or {})}, resources),
+        **container(values, name, {**ray_settings(values, head_storage), **(extra or {})}, resources),
         "startupProbe": {**probe, "failureThreshold": 40},
         "livenessProbe": {**probe, "failureThreshold": 4},
         "readinessProbe": {**probe, "failureThreshold": 2},
-        "volumeMounts": [*MOUNTS, {"name": "runs", "mountPath": f"{STATE}/runs"}],
+        "volumeMounts": [*mounts(values), {"name": "runs", "mountPath": f"{STATE}/runs"}],
     }
 
 
-MOUNTS: tuple[Manifest, ...] = (
-    {"name": "cluster", "mountPath": TOKEN_FOLDER, "readOnly": True},
-    {"name": "tmp", "mountPath": "/tmp"},
-    {"name": "shm", "mountPath": "/dev/shm"},
-)
+def ray_settings(values: Values, head_storage: Path | None = None) -> dict[str, str]:
+    certificates = None if values.insecure else Path(CERTIFICATES_FOLDER)
+    return ray_environment(Path(TOKEN_FOLDER, "token"), values.partition_tolerance_s, head_storage, certificates)
+
+
+def mounts(values: Values) -> list[Manifest]:
+    """What every container of a node or of the service sees."""
+    own = {"name": "certificates", "mountPath": CERTIFICATES_FOLDER, "readOnly": True}
+    return [
+        {"name": "cluster", "mountPath": TOKEN_FOLDER, "readOnly": True},
+        *([] if values.insecure else [own]),
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+
+
+def issuing(values: Values, names: Iterable[str]) -> Manifest:
+    """The container that issues its pod's certificate, before all others of it. It may be run again."""
+    own = container(values, "certificate", {}, amounts(1, 0.25))
+    own["env"].append({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+    named = [word for name in ("$(POD_IP)", *names) for word in ("--name", name)]
+    return {
+        **own,
+        "command": ["atoll", "certificates", "issue", AUTHORITY_FOLDER, CERTIFICATES_FOLDER, "--replace", *named],
+        "volumeMounts": [
+            {"name": "authority", "mountPath": AUTHORITY_FOLDER, "readOnly": True},
+            {"name": "certificates", "mountPath": CERTIFICATES_FOLDER},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+
+
+def head_names(values: Values) -> list[str]:
+    """By what nodes call the head: our name of it, KubeRay's, and those of the clusters from which machines join."""
+    outer = [each.head_address.rpartition(":")[0] for each in values.clusters if each.head_address]
+    return [*service_names(values, "head"), *service_names(values, f"{values.name}-head-svc"), *outer]
+
+
+def service_names(values: Values, name: str) -> list[str]:
+    """The names of a Service within its Kubernetes cluster."""
+    return [name, *(f"{name}.{values.namespace}{more}" for more in ("", ".svc", f".{CLUSTER_DOMAIN}"))]
 
 
 def container(values: Values, name: str, environment: Mapping[str, str], resources: Mapping[str, str]) -> Manifest:
@@ -195,9 +237,14 @@ def container(values: Values, name: str, environment: Mapping[str, str], resourc
 
 
 def pod(
-    values: Values, container: Manifest, component: str, volumes: Iterable[Manifest], group: Group | None = None
+    values: Values,
+    container: Manifest,
+    component: str,
+    volumes: Iterable[Manifest],
+    group: Group | None = None,
+    names: Iterable[str] = (),
 ) -> Manifest:
-    """``group`` is where it may run, and how long it is given to end."""
+    """``group`` is where it may run, and how long it is given to end; ``names`` are those by which others call it."""
     spec: Manifest = {
         "containers": [container],
         "automountServiceAccountToken": False,
@@ -215,6 +262,12 @@ def pod(
             *volumes,
         ],
     }
+    if not values.insecure:
+        spec["initContainers"] = [issuing(values, names)]
+        spec["volumes"] += [
+            {"name": "authority", "secret": {"secretName": values.authority_secret, "defaultMode": 0o440}},
+            {"name": "certificates", "emptyDir": {"medium": "Memory"}},
+        ]
     if values.pull_secret:
         spec["imagePullSecrets"] = [{"name": values.pull_secret}]
     if group is not None:
@@ -276,18 +329,19 @@ def leave_command(group: Group) -> list[str]:
 def service(values: Values) -> Manifest:
     """One replica, ended before the next begins: its store is a file, and jobs do not notice that it is away."""
     labels = labels_of(values, "service")
-    settings = ray_environment(Path(TOKEN_FOLDER, "token"), values.partition_tolerance_s)
-    ready = {"httpGet": {"path": "/readyz", "port": "http"}, "timeoutSeconds": 5, "periodSeconds": 10}
-    alive = {"httpGet": {"path": "/healthz", "port": "http"}, "timeoutSeconds": 5, "periodSeconds": 10}
-    own = container(values, "service", settings, amounts(1, values.service.memory_gib))
+    probed = {"port": "http", "scheme": "HTTP" if values.insecure else "HTTPS"}
+    ready = {"httpGet": {"path": "/readyz", **probed}, "timeoutSeconds": 5, "periodSeconds": 10}
+    alive = {"httpGet": {"path": "/healthz", **probed}, "timeoutSeconds": 5, "periodSeconds": 10}
+    own = container(values, "service", ray_settings(values), amounts(1, values.service.memory_gib))
+    volumes = [volume_of(values, "runs"), volume_of(values, "home")]
     own |= {
-        "args": ["service"],
+        "args": ["service", *(["--insecure"] if values.insecure else [])],
         "ports": [{"name": "http", "containerPort": SERVICE_PORT}],
         "startupProbe": {**alive, "failureThreshold": 30},
         "livenessProbe": {**alive, "failureThreshold": 6},
         "readinessProbe": {**ready, "failureThreshold": 3},
         "volumeMounts": [
-            *MOUNTS,
+            *mounts(values),
             {"name": "runs", "mountPath": f"{STATE}/runs"},
             {"name": "home", "mountPath": f"{STATE}/home"},
         ],
@@ -298,7 +352,7 @@ def service(values: Values) -> Manifest:
             "replicas": 1,
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels},
-            "template": pod(values, own, "service", [volume_of(values, "runs"), volume_of(values, "home")]),
+            "template": pod(values, own, "service", volumes, names=service_names(values, values.name)),
         },
     }
 
@@ -363,6 +417,14 @@ def pod_monitor(values: Values, monitoring: Monitoring) -> Manifest:
                     "port": "http",
                     "path": "/metrics",
                     "interval": "15s",
+                    **(
+                        {}
+                        if values.insecure
+                        else {
+                            "scheme": "https",
+                            "tlsConfig": {"ca": {"secret": {"name": values.authority_secret, "key": "ca.crt"}}},
+                        }
+                    ),
                     "authorization": {"type": "Bearer", "credentials": {"name": values.metrics_secret, "key": "token"}},
                 }
             ],

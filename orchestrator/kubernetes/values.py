@@ -110,6 +110,9 @@ class Monitoring(Section):
 class Values(Section):
     """``secret`` holds the cluster's token, ``metrics_secret`` that of a viewer; both under the key ``token``.
 
+    ``authority_secret`` holds the files of an authority's folder (``atoll certificates authority``): each pod is issued its
+    own certificate as it begins. With ``insecure`` nothing is encrypted, for a network that does so itself.
+
     ``runs`` is the folder of all jobs, which head, service and islands share: a volume that several nodes may write.
     ``join_from`` are the addresses of machines outside that may join. ``partition_tolerance_s`` is the cluster's.
     """
@@ -121,6 +124,8 @@ class Values(Section):
     ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] = "2.60.0"
     secret: Name = "atoll-cluster"
     metrics_secret: Name = "atoll-metrics"
+    authority_secret: Name = "atoll-authority"
+    insecure: bool = False
     clusters: Annotated[tuple[Cluster, ...], Field(min_length=1, max_length=100)]
     groups: Annotated[tuple[Group, ...], Field(min_length=1, max_length=1000)]
     service: Service = Service()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import ipaddress
 import json
 import os
 import secrets
@@ -29,6 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from orchestrator import printable
+from orchestrator.certificates import AUTHORITY_DAYS, folders
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
@@ -43,6 +45,8 @@ from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITI
 START_TIMEOUT_S = 180.0
 ATTEMPTS = 4
 RAYLET = "raylet"
+AUTHORITY, CERTIFICATES = "authority", "certificates"
+"""Folders of a cluster beyond loopback, beside its token, and as private."""
 HERE: Mapping[str, Place] = MappingProxyType({})
 
 
@@ -66,7 +70,7 @@ def up(
         down(home)  # what a machine's restart left of it
         cluster = None
     if cluster is None:
-        cluster = _prepare(home, groups, places.get(CONTROL_GROUP, Place()), partition_tolerance_s)
+        cluster = _prepare(home, groups, places, partition_tolerance_s)
     pass_on(cluster, passed)
     fresh = not processes.marked(cluster.id)
     try:
@@ -154,17 +158,20 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _prepare(home: Path, groups: tuple[NodeGroup, ...], head: Place, partition_tolerance_s: float) -> ClusterFile:
+def _prepare(
+    home: Path, groups: tuple[NodeGroup, ...], places: Mapping[str, Place], partition_tolerance_s: float
+) -> ClusterFile:
     """All that a cluster needs but its processes."""
     home.mkdir(parents=True, exist_ok=True)
     # Ray's socket paths must stay below 107 bytes: not under HOME, which may be deep
     temp_dir = Path(tempfile.mkdtemp(prefix=PREFIX))
+    certificates = _certificates(temp_dir, [place.address for place in places.values()])
     cluster = ClusterFile(
         id=uuid.uuid4().hex,
-        address=f"{head.address}:{free_port()}",
+        address=f"{places.get(CONTROL_GROUP, Place()).address}:{free_port()}",
         temp_dir=str(temp_dir),
         environment={
-            **ray_environment(temp_dir / "token", partition_tolerance_s, temp_dir / "head-storage"),
+            **ray_environment(temp_dir / "token", partition_tolerance_s, temp_dir / "head-storage", certificates),
             HOME_MARKER: mark_of(home),
         },
     )
@@ -175,6 +182,16 @@ def _prepare(home: Path, groups: tuple[NodeGroup, ...], head: Place, partition_t
     leave_marks(cluster, home)
     cluster.write(home)
     return cluster
+
+
+def _certificates(temp_dir: Path, addresses: Sequence[str]) -> Path | None:
+    """One folder for all nodes, which share a disk, beside its authority; none where nothing is beyond loopback."""
+    if all(ipaddress.ip_address(address).is_loopback for address in addresses):
+        return None
+    authority, folder = temp_dir / AUTHORITY, temp_dir / CERTIFICATES
+    folders.make_authority(authority, f"atoll cluster {temp_dir.name}")
+    folders.issue(authority, folder, addresses, days=AUTHORITY_DAYS - 1)
+    return folder
 
 
 def _groups_path(cluster: ClusterFile) -> Path:

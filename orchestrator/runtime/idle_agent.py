@@ -7,7 +7,8 @@ than half a second of processor time and 60 MB a node, and nothing of ours needs
 
 - The dashboard's agent serves nothing in Ray's minimal installation, and says -1 for each of its ports. So does this one.
 - The agent of runtime environments is called for tasks and actors that want one. This one listens in its place, and
-  becomes Ray's at the first call: it lets that one break off, and the raylet calls again.
+  becomes Ray's at the first call of its raylet: it lets that one break off, and the raylet calls again. Nobody else's call
+  wakes it: the raylet is on the same machine, and this is the one port of a node that Ray does not serve by TLS.
 
 Source: ray/dashboard/agent.py and ray/_private/runtime_env/agent/main.py of Ray 2.60, as ``ray start`` calls them.
 """
@@ -32,7 +33,7 @@ def main() -> None:
     options = dict(argument.partition("=")[::2] for argument in sys.argv[2:])
     raylet, folder, node_id = int(os.environ["RAY_RAYLET_PID"]), Path(options["--session-dir"]), options["--node-id"]
     if RUNTIME_ENV_PORT in options:
-        port = called_port(raylet, folder, node_id, options["--node-ip-address"])
+        port = called_port(raylet, folder, node_id, (options["--node-ip-address"], int(options[RUNTIME_ENV_PORT] or 0)))
         if port is not None:
             os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:], f"{RUNTIME_ENV_PORT}={port}"])
         return
@@ -42,15 +43,25 @@ def main() -> None:
         time.sleep(POLL_S)
 
 
-def called_port(raylet: int, folder: Path, node_id: str, address: str) -> int | None:
-    """A port that is free again, once somebody has called it; None if the raylet ended before."""
-    with socket.create_server((address, 0)) as listener:
+def called_port(raylet: int, folder: Path, node_id: str, where: tuple[str, int]) -> int | None:
+    """A port that is free again, once this machine has called it; None if the raylet ended before."""
+    with socket.create_server(where) as listener:
         port: int = listener.getsockname()[1]
         say_port(folder, "runtime_env_agent_port", node_id, port)
         while os.getppid() == raylet:
-            if select.select([listener], [], [], POLL_S)[0]:
+            if select.select([listener], [], [], POLL_S)[0] and caller(listener) == where[0]:
                 return port
     return None
+
+
+def caller(listener: socket.socket) -> str:
+    """The address of whoever calls, who is let go; empty if they have gone by themselves."""
+    try:
+        connection, (address, *_) = listener.accept()
+    except OSError:
+        return ""
+    connection.close()
+    return str(address)
 
 
 def say_port(folder: Path, name: str, node_id: str, port: int) -> None:

@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from types import FrameType
 import psutil
 
 from orchestrator import notices
+from orchestrator.certificates import folders, peer
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError
 from orchestrator.runtime import local_node, token_check
@@ -68,6 +70,8 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="python -m orchestrator.runtime.join")
     for name in ("--address", "--token-file", "--group", "--region"):
         arguments.add_argument(name, required=True)
+    arguments.add_argument("--certificates", type=Path, help="this machine's folder; absent: it joins in the clear")
+    arguments.add_argument("--ports", default="", help="FIRST-LAST: Ray's servers on this machine; any without it")
     arguments.add_argument("--name", default="", help="of the node; default: what Ray calls it")
     arguments.add_argument("--cpus", type=int, default=None)
     arguments.add_argument("--gpus", type=int, default=None)
@@ -98,6 +102,8 @@ class Joined:
         self._wait_for_head()
         if self._signal is not None:
             return 0
+        self._options.own_address = own_address(self._options)
+        refuse_unfit_certificates(self._options)
         refuse_wrong_token(self._options)
         with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
             process = subprocess.Popen(
@@ -178,6 +184,34 @@ class Joined:
         return False
 
 
+def refuse_unfit_certificates(options: argparse.Namespace) -> None:
+    """Raises ConfigurationError where head and machine would not understand, or not trust, each other."""
+    host, port = head_of(options.address)
+    if options.certificates is not None:
+        folders.refuse_unfit(options.certificates, options.own_address)
+        peer.refuse_foreign(host, port, options.certificates)
+    elif peer.speaks_tls(host, port):
+        raise ConfigurationError(
+            detail=f"The head at {options.address} speaks TLS, and this machine was given no certificates. Give its folder "
+            "with --certificates (`atoll certificates issue` makes one); nothing was started here."
+        )
+
+
+def head_of(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def own_address(options: argparse.Namespace) -> str:
+    """This machine's, as the others are told: what was said, or that by which it reaches the head."""
+    if options.own_address:
+        return str(options.own_address)
+    family, _, _, _, head = socket.getaddrinfo(*head_of(options.address), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as way:  # nothing is sent
+        way.connect(head)
+        return str(way.getsockname()[0])
+
+
 def refuse_wrong_token(options: argparse.Namespace) -> None:
     """Raises ConfigurationError where the head does not take the token; ``ray start`` says what else is wrong."""
     command = [sys.executable, "-m", token_check.MODULE, options.address]
@@ -197,7 +231,7 @@ def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
         *("--address", options.address, "--temp-dir", str(folder), "--include-log-monitor", "false"),
         *("--labels", ",".join(f"{name}={value}" for name, value in labels.items())),
         *("--resources", options.resources, "--dashboard-agent-listen-port", "0"),
-        *("--min-worker-port", "0", "--max-worker-port", "0"),
+        *ports_of(options.ports),
     ]
     for option, value in (
         ("--num-cpus", options.cpus),
@@ -210,12 +244,28 @@ def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
     return command
 
 
+def ports_of(text: str) -> list[str]:
+    """Ray's options for its servers: the first two ports are the raylet's, the next is an agent's, the others workers'."""
+    if not text:
+        return ["--min-worker-port", "0", "--max-worker-port", "0"]
+    first, last = map(int, text.split("-"))
+    return [
+        *("--node-manager-port", str(first), "--object-manager-port", str(first + 1)),
+        *("--runtime-env-agent-port", str(first + 2)),
+        *("--min-worker-port", str(first + 3), "--max-worker-port", str(last)),
+    ]
+
+
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """As of every process of a cluster; and clouds are asked for notices, unless this environment says otherwise."""
     passed = {name: os.environ[name] for name in (notices.SOURCES_VARIABLE, notices.URL_VARIABLE) if name in os.environ}
     return {
         **built(os.environ),
-        **ray_environment(Path(options.token_file).resolve(), options.partition_tolerance),
+        **ray_environment(
+            Path(options.token_file).resolve(),
+            options.partition_tolerance,
+            certificates=options.certificates and options.certificates.resolve(),
+        ),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_BY_RAY_S),
         notices.SOURCES_VARIABLE: notices.AUTO,
         **passed,

@@ -14,6 +14,7 @@ import math
 import os
 from pathlib import Path
 
+from orchestrator.certificates import folders
 from orchestrator.errors import ConfigurationError
 
 PARTITION_TOLERANCE_S = 600.0
@@ -39,12 +40,18 @@ CONTROL_GROUP = "control"
 
 
 def ray_environment(
-    token_path: Path, partition_tolerance_s: float = PARTITION_TOLERANCE_S, head_storage: Path | None = None
+    token_path: Path,
+    partition_tolerance_s: float = PARTITION_TOLERANCE_S,
+    head_storage: Path | None = None,
+    certificates: Path | None = None,
 ) -> dict[str, str]:
     """Environment variables for every Ray process of the cluster, drivers included.
 
     ``head_storage`` is a folder in which the head keeps what it knows of nodes and actors: with it a head may die and be
     started again, while islands train on. Without one, what a dead head knew is gone, and its cluster with it.
+
+    ``certificates`` is this machine's own folder of them, with which its processes talk by TLS and to nobody of another
+    authority; without one they talk in the clear, as is enough on loopback.
     """
     if partition_tolerance_s < CHECK_SECONDS_MIN:
         raise ConfigurationError(
@@ -55,6 +62,7 @@ def ray_environment(
     storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_storage)} if head_storage else {}
     return {
         **storage,
+        **(tls_environment(certificates) if certificates is not None else {}),
         TOLERANCE_VARIABLE: str(partition_tolerance_s),
         "RAY_health_check_failure_threshold": str(math.ceil(partition_tolerance_s / CHECK_SECONDS_MIN * MARGIN_RATIO)),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(day_s),
@@ -84,6 +92,20 @@ def ray_environment(
         "MALLOC_TOP_PAD_": str(64 << 20),
         # one heap for all threads: what one has used and freed, another need not ask the kernel for
         "MALLOC_ARENA_MAX": "1",
+    }
+
+
+def tls_environment(certificates: Path) -> dict[str, str]:
+    """Ray's servers want a certificate of whoever calls, and its clients compare the server's with the address they call.
+
+    A server reads the files when it begins, a client whenever it makes a connection. Source: Ray 2.60, GrpcServer::Run and
+    BuildChannel; what is not gRPC, such as the agent of runtime environments, is in the clear.
+    """
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": str(certificates / folders.CERTIFICATE),
+        "RAY_TLS_SERVER_KEY": str(certificates / folders.KEY),
+        "RAY_TLS_CA_CERT": str(certificates / folders.AUTHORITY_CERTIFICATE),
     }
 
 

@@ -116,14 +116,20 @@ def run_script(tmp_path: Path, *options: str, **said: str) -> subprocess.Complet
 def test_the_script_becomes_the_command(tmp_path: Path) -> None:
     token = tmp_path / "a token"
     token.touch(mode=0o600)
+    (tmp_path / "tls.key").touch(mode=0o600)
     said = {"ATOLL_HEAD": "h:1", "ATOLL_GROUP": "g", "ATOLL_REGION": "r", "ATOLL_TOKEN_FILE": str(token)}
+    said["ATOLL_CERTIFICATES"] = str(tmp_path)
     done = run_script(tmp_path, "--grace", "25", **said, ATOLL_UNTIL="2:00:00")
-    given = ["--group", "g", "--region", "r", "--token-file", str(token), "--until", "2:00:00", "--grace", "25"]
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["join", "h:1", *given])
+    given = ["join", "h:1", "--group", "g", "--region", "r", "--token-file", str(token)]
+    more = ["--until", "2:00:00", "--grace", "25"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, [*given, "--certificates", str(tmp_path), *more])
+    clear = run_script(tmp_path, **said, ATOLL_INSECURE="1")
+    assert clear.stdout.splitlines() == [*given, "--insecure"]
     for name in said:
         less = run_script(tmp_path, **{other: value for other, value in said.items() if other != name})
         assert less.returncode == 2
-        assert "/etc/atoll/token" in less.stderr if name == "ATOLL_TOKEN_FILE" else name in less.stderr
+        default = {"ATOLL_TOKEN_FILE": "/etc/atoll/token", "ATOLL_CERTIFICATES": "/etc/atoll/certificates/tls.key"}
+        assert default.get(name, name) in less.stderr
 
 
 def test_the_unit_gives_a_node_longer_to_end_than_it_takes_to_leave() -> None:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from api.client import Client
-from api.installation.binding import is_loopback
 from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, RequestError, ServiceUnreachable
+from orchestrator.ports import is_loopback
 from tests.api.installation import Installation
 from tests.waiting import wait_until
 

@@ -73,9 +73,15 @@ def test_every_pod_is_confined_and_has_the_settings_of_the_cluster(name: str, cl
             "capabilities": {"drop": ["ALL"]},
         }
         assert container["resources"]["requests"] == container["resources"]["limits"]
-        mounted = {each["name"] for each in container["volumeMounts"]}
-        assert mounted == {each["name"] for each in spec["volumes"]}
-        assert ray_environment(Path("/var/lib/atoll/cluster/token")).items() <= environment(template).items()
+        (issuing,) = spec["initContainers"]
+        assert issuing["securityContext"] == container["securityContext"]
+        mounted, before = ({each["name"] for each in one["volumeMounts"]} for one in (container, issuing))
+        assert mounted | before == {each["name"] for each in spec["volumes"]}
+        assert before - mounted == {"authority"}, "nobody but who issues sees the authority's key"
+        settings = ray_environment(
+            Path("/var/lib/atoll/cluster/token"), certificates=Path("/var/lib/atoll/certificates")
+        )
+        assert settings.items() <= environment(template).items()
         assert {"livenessProbe", "readinessProbe", "startupProbe"} <= container.keys()
         assert "secretKeyRef" not in str(container)  # a secret is a file, which no other process's environment shows
     assert not [kind for kind, _ in documents if kind == "Secret"]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.certificates import folders
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL
 from tests.api.installation import ROOT
 from tests.waiting import PATIENCE_S
@@ -32,7 +33,8 @@ STARTED = """
 import json, os, pathlib, runpy, sys
 node = runpy.run_path(sys.argv[1])
 its = node["main"].__globals__
-its["SECRET"], its["HEAD_STORAGE"] = (pathlib.Path(sys.argv[2], name) for name in ("token", "storage"))
+places = {"SECRET": "token", "AUTHORITY": "authority", "OWN": "own", "HEAD_STORAGE": "storage"}
+its |= {place: pathlib.Path(sys.argv[2], name) for place, name in places.items()}
 its["RAY"] = (sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
 its["main"](["head"])
 """
@@ -212,6 +214,20 @@ def head_as_started(folder: Path) -> dict[str, str]:
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
     given: dict[str, str] = json.loads(said)
     return given
+
+
+def test_a_container_issues_its_own_certificate_by_the_heads_authority_and_speaks_tls_with_it(tmp_path: Path) -> None:
+    given = head_as_started(tmp_path)
+    own = tmp_path / "own"
+    assert (given["RAY_USE_TLS"], given["RAY_TLS_SERVER_KEY"]) == ("1", str(own / folders.KEY))
+    for address in ("head", "127.0.0.1"):
+        folders.refuse_unfit(own, address)
+    first, authority = ((own / name).read_bytes() for name in (folders.CERTIFICATE, folders.AUTHORITY_CERTIFICATE))
+    head_as_started(tmp_path)
+    assert (own / folders.CERTIFICATE).read_bytes() != first, "its addresses may be others"
+    assert (own / folders.AUTHORITY_CERTIFICATE).read_bytes() == authority
+    assert NODE.encryption(insecure=True) == ["--insecure"]
+    assert NODE.encryption(insecure=False)[::2] == ["--certificate", "--key"]
 
 
 def test_what_a_head_knew_is_kept_when_it_dies_and_forgotten_when_its_machine_did(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from orchestrator.runtime.ray_start import Place, RayProgram, log_of
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, NODE_MARKER
 from tests.attack.test_environment import SECRETS
 from tests.attack.test_permissions import open_to_others
+from tests.listening import listeners, undocumented
 from tests.waiting import PATIENCE_S
 
 
@@ -58,6 +59,9 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
     for process in processes.marked(cluster.id):
         assert SECRETS.keys() & process.environ().keys() == {"AWS_ACCESS_KEY_ID"}, process.cmdline()
     assert beyond_loopback(processes.marked(cluster.id)) == []
+    seen = listeners(process.pid for process in processes.marked(cluster.id))
+    assert {"gcs_server", "raylet"} <= {one.process for one in seen}
+    assert undocumented(seen, on_loopback=True) == []
     pids = {process.pid for process in processes.marked(cluster.id)}
     for damage in (b"", b"{", b"{}", None):  # it is found again by the marks of its processes, whatever its file is
         path = ClusterFile.path(tmp_path)

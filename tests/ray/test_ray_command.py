@@ -75,11 +75,16 @@ def port_in(file: Path) -> int:
     return int(file.read_text())
 
 
-def test_the_agent_of_runtime_environments_is_rays_once_somebody_calls_it(tmp_path: Path) -> None:
+def test_the_agent_of_runtime_environments_is_rays_once_its_own_machine_calls_it_and_nobody_else(
+    tmp_path: Path,
+) -> None:
     command = agent_command(tmp_path, f"{idle_agent.RUNTIME_ENV_PORT}=0")
     of_raylet = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
     with subprocess.Popen(command, env=of_raylet, stdout=subprocess.PIPE, text=True) as agent:
         port = port_in(tmp_path / "runtime_env_agent_port_n")
+        with socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)) as stranger:
+            assert stranger.recv(1) == b"", "hung up on"
+        assert agent.poll() is None
         socket.create_connection(("127.0.0.1", port)).close()
         arguments, _ = agent.communicate(timeout=PATIENCE_S)
     assert arguments.split() == [*command[5:], f"{idle_agent.RUNTIME_ENV_PORT}={port}"]

@@ -11,9 +11,11 @@ from typing import Any
 
 from api.client import Client
 from api.installation.home import Home
+from orchestrator.certificates import folders
 from orchestrator.core.events import ContributionArrived
 from orchestrator.core.vocabulary import Contribution
 from orchestrator.runtime import embedded
+from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.settings import CONTROL_GROUP
 from orchestrator.tape.storage import read_tape
@@ -46,7 +48,9 @@ class Archipelago:
         embedded.up(self.home.path, self._groups, places=self.regions.places)
         if self._service is None or self._service.poll() is not None:
             place = self.regions.places[CONTROL_GROUP]
-            served = ["--home", str(self.home.path), "--runs", str(self.runs), "--host", place.address, "--insecure"]
+            shown = ["--certificate", str(self.certificates / folders.CERTIFICATE)]
+            shown += ["--key", str(self.certificates / folders.KEY)]
+            served = ["--home", str(self.home.path), "--runs", str(self.runs), "--host", place.address, *shown]
             command = [*place.enter, sys.executable, "-m", "api.serve", *served, "--control", "tests.wan.diary:connect"]
             with self.home.log.open("ab") as log:
                 self._service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
@@ -61,6 +65,17 @@ class Archipelago:
 
     def client(self) -> Client:
         return Client.at(self.home.path)
+
+    @property
+    def cluster(self) -> ClusterFile:
+        found = ClusterFile.find(self.home.path)
+        assert found is not None
+        return found
+
+    @property
+    def certificates(self) -> Path:
+        """Those of all its nodes; the authority's folder lies beside."""
+        return Path(self.cluster.temp_dir, embedded.CERTIFICATES)
 
     def region_of(self, pid: int) -> str:
         """Where this process is."""

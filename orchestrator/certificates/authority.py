@@ -1,0 +1,118 @@
+"""An authority that issues certificates: of one job, in memory (``channel.certificates``), or of a fleet (``folders``).
+
+Responsible for what stands in a certificate. Refuses to know files, and for whom it is. Whoever is issued a certificate may
+both serve and call with it: processes of a cluster do both.
+
+Source: X.509 as in RFC 5280, by ``cryptography``, elliptic curve P-256.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CLOCK_SKEW = datetime.timedelta(days=1)
+"""Certificates are valid from so long ago: clocks of regions differ."""
+COMMON_NAME_MAX = 64
+"""The standard's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """The certificate and the private key of who issues. ``new`` makes one."""
+
+    certificate: x509.Certificate
+    private_key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def new(cls, name: str, lifetime: datetime.timedelta, path_length: int = 0) -> Authority:
+        """One that vouches for itself; ``path_length`` is how many other authorities it may vouch for in a row."""
+        private_key = new_key()
+        subject = _name(name)
+        builder = _of_authority(_unsigned(subject, subject, private_key.public_key(), lifetime), path_length)
+        builder = builder.add_extension(_key_id(private_key.public_key()), critical=False)
+        return cls(builder.sign(private_key, hashes.SHA256()), private_key)
+
+    def issue(
+        self, subject: str, names: Iterable[str], public_key: ec.EllipticCurvePublicKey, lifetime: datetime.timedelta
+    ) -> x509.Certificate:
+        """A certificate of a process or a machine that is reached by these names and addresses."""
+        purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        builder = _unsigned(_name(subject), self.certificate.subject, public_key, lifetime)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_general, names))), critical=False)
+        return self._sign(builder.add_extension(purposes, critical=False), public_key)
+
+    def vouch_for(self, other: Authority) -> x509.Certificate:
+        """The other's name and key in a certificate of this one: who trusts this one trusts what the other issues."""
+        public_key = other.private_key.public_key()
+        lifetime = self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+        builder = _unsigned(other.certificate.subject, self.certificate.subject, public_key, lifetime)
+        return self._sign(_of_authority(builder, 0), public_key)
+
+    def _sign(self, builder: x509.CertificateBuilder, public_key: ec.EllipticCurvePublicKey) -> x509.Certificate:
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.private_key.public_key())
+        builder = builder.add_extension(_key_id(public_key), critical=False).add_extension(issuer, critical=False)
+        return builder.sign(self.private_key, hashes.SHA256())
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def pem_of_certificates(certificates: Iterable[x509.Certificate]) -> bytes:
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
+
+
+def pem_of_key(private_key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Not encrypted: whoever holds it as a file keeps others from reading it."""
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return private_key.private_bytes(encoding, form, serialization.NoEncryption())
+
+
+def _of_authority(builder: x509.CertificateBuilder, path_length: int) -> x509.CertificateBuilder:
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=path_length), critical=True)
+    return builder.add_extension(usage, critical=True)
+
+
+def _key_id(public_key: ec.EllipticCurvePublicKey) -> x509.SubjectKeyIdentifier:
+    return x509.SubjectKeyIdentifier.from_public_key(public_key)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:COMMON_NAME_MAX])])
+
+
+def _general(name: str) -> x509.GeneralName:
+    """An address is told from a name: clients compare them with what they called."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _unsigned(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lifetime: datetime.timedelta
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(now - CLOCK_SKEW).not_valid_after(now + lifetime)

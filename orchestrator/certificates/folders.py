@@ -1,0 +1,308 @@
+"""Folders of a fleet's authority and of its machines' certificates: made, renewed, and looked at before they are used.
+
+    AUTHORITY/ca.crt     whom machines trust: the authority, and the former one until it is retired
+    AUTHORITY/ca.key     its private key: this folder stays where certificates are issued
+    AUTHORITY/cross.crt  while a former one is trusted: that one vouches for this one
+
+    MACHINE/tls.crt      the machine's certificate; behind it cross.crt, by which machines that know only the former trust it
+    MACHINE/tls.key      its private key
+    MACHINE/ca.crt       whom it trusts
+
+They are the names that Kubernetes' own tools give to the same things. A renewed certificate keeps its machine's key: each
+file is replaced as a whole, and no program ever finds a certificate beside the key of another.
+
+Responsible for every problem being said with its remedy before anything is started. Refuses to know who uses them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from orchestrator import secret_files
+from orchestrator.certificates import AUTHORITY_DAYS, MACHINE_DAYS
+from orchestrator.certificates.authority import Authority, new_key, pem_of_certificates, pem_of_key
+from orchestrator.errors import ConfigurationError
+
+AUTHORITY_CERTIFICATE, AUTHORITY_KEY, CROSS = "ca.crt", "ca.key", "cross.crt"
+CERTIFICATE, KEY = "tls.crt", "tls.key"
+OWN_MACHINE = ("localhost", "127.0.0.1", "::1")
+"""In every machine's certificate: processes of one machine call each other by these."""
+ISSUE = "Issue one with `atoll certificates issue`, and copy its folder there."
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A certificate of a folder, for people and for whoever watches its end."""
+
+    file: str
+    subject: str
+    issuer: str
+    names: tuple[str, ...]
+    not_before: datetime.datetime
+    not_after: datetime.datetime
+    fingerprint: str
+
+    def days_left(self, now: datetime.datetime) -> int:
+        """Whole days; negative when it has expired."""
+        return (self.not_after - now).days
+
+
+# ── an authority ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_authority(folder: Path, name: str, days: int = AUTHORITY_DAYS) -> None:
+    """The folder holds a new authority. Raises ConfigurationError where there is one."""
+    _refuse_present(folder, AUTHORITY_CERTIFICATE, AUTHORITY_KEY)
+    authority = Authority.new(name, datetime.timedelta(days=days), path_length=1)
+    _make_folder(folder)
+    _write(folder / AUTHORITY_KEY, pem_of_key(authority.private_key), 0o600)
+    _write(folder / AUTHORITY_CERTIFICATE, pem_of_certificates([authority.certificate]), 0o644)
+
+
+def rotate(folder: Path, days: int = AUTHORITY_DAYS) -> None:
+    """A new authority issues from now on. Machines trust both; the former vouches for it to those that know only that."""
+    former, trusted = _authority_of(folder)
+    if (folder / CROSS).exists():
+        raise ConfigurationError(
+            detail=f"{folder} is being rotated: its former authority is trusted still. Renew and restart every machine, "
+            f"retire the former one (`atoll certificates retire {folder}`), and rotate then."
+        )
+    number = trusted[0].serial_number % 10**6
+    name = f"{_common_name(former.certificate.subject).partition(' after ')[0]} after {number:06d}"
+    new = Authority.new(name, datetime.timedelta(days=days), path_length=1)
+    # what is read in between, or after a crash in between, is refused: a certificate beside the key of another
+    _write(folder / CROSS, pem_of_certificates([former.vouch_for(new)]), 0o644)
+    _write(folder / f"{AUTHORITY_KEY}.new", pem_of_key(new.private_key), 0o600)
+    _write(folder / AUTHORITY_CERTIFICATE, pem_of_certificates([new.certificate, former.certificate]), 0o644)
+    os.replace(folder / f"{AUTHORITY_KEY}.new", folder / AUTHORITY_KEY)
+
+
+def retire(folder: Path) -> None:
+    """Nothing that the former authority issued is trusted by machines that are renewed from now on."""
+    authority, _ = _authority_of(folder)
+    if not (folder / CROSS).exists():
+        raise ConfigurationError(
+            detail=f"{folder} has no former authority to retire. `atoll certificates rotate {folder}` makes the next one."
+        )
+    _write(folder / AUTHORITY_CERTIFICATE, pem_of_certificates([authority.certificate]), 0o644)
+    (folder / CROSS).unlink()
+
+
+def _authority_of(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
+    """Who issues, and whom machines are to trust. Raises ConfigurationError for what cannot issue."""
+    remedy = f"Make an authority with `atoll certificates authority {folder}`, or name another folder."
+    secret_files.refuse_unfit(folder / AUTHORITY_KEY, "The authority's key", remedy)
+    trusted, private_key = _certificates(folder / AUTHORITY_CERTIFICATE, remedy), _key(folder / AUTHORITY_KEY, remedy)
+    _refuse_other_key(folder / AUTHORITY_CERTIFICATE, trusted[0], folder / AUTHORITY_KEY, private_key)
+    _refuse_expired(folder / AUTHORITY_CERTIFICATE, trusted[0], "Rotate or make an authority.")
+    return Authority(trusted[0], private_key), trusted
+
+
+# ── a machine ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def issue(
+    authority_folder: Path, folder: Path, names: Sequence[str], days: int = MACHINE_DAYS, *, replace: bool = False
+) -> None:
+    """The folder holds a new key and certificate of a machine that is reached by these names and addresses."""
+    if not replace:
+        _refuse_present(folder, CERTIFICATE, KEY, AUTHORITY_CERTIFICATE)
+    private_key = new_key()
+    content = _issued(authority_folder, private_key, names, days)
+    _make_folder(folder)
+    _write(folder / KEY, pem_of_key(private_key), 0o600)
+    for name, text in content.items():
+        _write(folder / name, text, 0o644)
+
+
+def renew(authority_folder: Path, folder: Path, days: int = MACHINE_DAYS) -> None:
+    """The machine's certificate lasts again, with the key and the names that it had; it trusts whom the authority says."""
+    remedy = "Issue a new folder with `atoll certificates issue`."
+    certificate, private_key = _certificates(folder / CERTIFICATE, remedy)[0], _key(folder / KEY, remedy)
+    names = [name for name in names_of(certificate) if name not in OWN_MACHINE]
+    content = _issued(authority_folder, private_key, names, days)
+    # whom it trusts first: there is no time at which it shows what it would not take itself
+    for name in (AUTHORITY_CERTIFICATE, CERTIFICATE):
+        _write(folder / name, content[name], 0o644)
+
+
+def _issued(
+    authority_folder: Path, private_key: ec.EllipticCurvePrivateKey, names: Sequence[str], days: int
+) -> dict[str, bytes]:
+    """The text of each file that says something new."""
+    authority, trusted = _authority_of(authority_folder)
+    ends, now = authority.certificate.not_valid_after_utc, datetime.datetime.now(datetime.UTC)
+    if now + datetime.timedelta(days=days) > ends:
+        raise ConfigurationError(
+            detail=f"--days {days} is beyond the authority itself, which ends on {ends:%Y-%m-%d}. Give at most "
+            f"{(ends - now).days}, or begin the next authority with `atoll certificates rotate {authority_folder}`."
+        )
+    listed = dict.fromkeys([*names, *OWN_MACHINE])
+    leaf = authority.issue(names[0], listed, private_key.public_key(), datetime.timedelta(days=days))
+    cross = (authority_folder / CROSS).read_bytes() if (authority_folder / CROSS).exists() else b""
+    return {CERTIFICATE: pem_of_certificates([leaf]) + cross, AUTHORITY_CERTIFICATE: pem_of_certificates(trusted)}
+
+
+def refuse_unfit(folder: Path, address: str | None = None) -> None:
+    """Raises ConfigurationError, with the remedy, where a machine with this folder could not talk to others of its fleet.
+
+    ``address`` is the one by which others call it.
+    """
+    secret_files.refuse_unfit(folder / KEY, "The machine's key", ISSUE)
+    certificates, private_key = _certificates(folder / CERTIFICATE, ISSUE), _key(folder / KEY, ISSUE)
+    _certificates(folder / AUTHORITY_CERTIFICATE, ISSUE)
+    _refuse_other_key(folder / CERTIFICATE, certificates[0], folder / KEY, private_key)
+    _refuse_expired(folder / CERTIFICATE, certificates[0], "Renew it with `atoll certificates renew`.")
+    try:
+        shake_hands(folder, folder, address)
+    except ssl.SSLCertVerificationError as error:
+        if address is not None and "mismatch" in error.verify_message:
+            raise ConfigurationError(
+                detail=f"{folder / CERTIFICATE} is not for {address}, by which others call this machine, but for "
+                f"{', '.join(names_of(certificates[0]))}. Issue one with --name {address}, or say another --own-address."
+            ) from error
+        raise ConfigurationError(
+            detail=f"{folder / CERTIFICATE} was not issued by the authority in {folder / AUTHORITY_CERTIFICATE} "
+            f"({error.verify_message}): no machine of its fleet would take it. {ISSUE}"
+        ) from error
+
+
+def context_of(folder: Path, *, server_side: bool) -> ssl.SSLContext:
+    """A context that shows the machine's certificate, and takes whom the machine trusts; as Ray's own servers do."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(folder / AUTHORITY_CERTIFICATE)
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")  # none is asked for at a terminal
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def shake_hands(client_folder: Path, server_folder: Path, address: str | None = None) -> None:
+    """In memory: what the library says here, it will say of the connection, and raises SSLError where one would fail."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client_context = context_of(client_folder, server_side=False)
+    client_context.check_hostname = address is not None
+    client = client_context.wrap_bio(to_client, to_server, server_hostname=address)
+    server = context_of(server_folder, server_side=True).wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(3):
+        for side in (client, server):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+
+
+# ── what is there ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def described(path: Path) -> list[Described]:
+    """The certificates of a folder of either kind, or of a file. Raises ConfigurationError where there is none."""
+    files = [path / name for name in (CERTIFICATE, AUTHORITY_CERTIFICATE, CROSS)] if path.is_dir() else [path]
+    there = [file for file in files if file.exists()]
+    if not there:
+        raise ConfigurationError(
+            detail=f"{path} holds no certificate. Give a folder with {CERTIFICATE} or {AUTHORITY_CERTIFICATE}, or a file."
+        )
+    return [
+        Described(
+            file.name,
+            _common_name(certificate.subject),
+            _common_name(certificate.issuer),
+            tuple(names_of(certificate)),
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+            certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
+        )
+        for file in there
+        for certificate in _certificates(file, "Give a file in PEM format.")
+    ]
+
+
+def names_of(certificate: x509.Certificate) -> list[str]:
+    """The names and addresses that it is for."""
+    try:
+        listed = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(each.value) for each in listed]
+
+
+def _common_name(name: x509.Name) -> str:
+    return str(next((each.value for each in name), ""))
+
+
+def _certificates(path: Path, remedy: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(detail=f"The certificate {path}: {error.strerror}. {remedy}") from error
+    except ValueError as error:
+        raise ConfigurationError(detail=f"{path} is no certificate in PEM format. {remedy}") from error
+
+
+def _key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigurationError(detail=f"The key {path}: {error.strerror}. {remedy}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(detail=f"{path} is no key in PEM format without a password. {remedy}") from error
+    return key  # type: ignore[return-value]  # others' keys are compared and used by the library, and not by us
+
+
+def _refuse_other_key(
+    path: Path, certificate: x509.Certificate, key_path: Path, key: ec.EllipticCurvePrivateKey
+) -> None:
+    if certificate.public_key() != key.public_key():
+        raise ConfigurationError(
+            detail=f"{key_path} is not the key of {path}: they come from different folders. Copy both from the same one."
+        )
+
+
+def _refuse_expired(path: Path, certificate: x509.Certificate, remedy: str) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > ends:
+        raise ConfigurationError(detail=f"{path} expired on {ends:%Y-%m-%d %H:%M} UTC. {remedy}")
+    if now < begins:
+        raise ConfigurationError(
+            detail=f"{path} is valid from {begins:%Y-%m-%d %H:%M} UTC on, and here it is {now:%Y-%m-%d %H:%M} UTC. Set "
+            "this machine's clock."
+        )
+
+
+def _refuse_present(folder: Path, *names: str) -> None:
+    present = [name for name in names if (folder / name).exists()]
+    if present:
+        raise ConfigurationError(
+            detail=f"{folder} has {', '.join(present)} already, which would be lost. Give another folder, or remove it "
+            "where nothing uses it any more."
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigurationError(detail=f"{folder} cannot be made: {error.strerror}. Give another folder.") from error
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """The file holds this, all at once, with this mode at every instant."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask is
+            file.write(content)
+        os.replace(fresh, path)
+    except OSError as error:
+        raise ConfigurationError(detail=f"{path} cannot be written: {error.strerror}. Give another folder.") from error

@@ -1,0 +1,114 @@
+"""What Ray's TLS costs a call, and an answer that carries a payload, on one machine. No part of ``make bench``.
+
+``python -m tests.bench.encryption``: a head and a driver with the settings of our clusters, in the clear and by TLS.
+Processor time is that of all their processes: elapsed time says little where the machine does something else as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.certificates import folders
+from orchestrator.environment import built
+from orchestrator.ports import LOOPBACK, free_port
+from orchestrator.runtime import cluster, processes, ray_command
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.settings import CLUSTER_MARKER, INLINE_BYTES_MAX, ray_environment
+
+CALLS, PAYLOADS = 2000, 200
+PAYLOAD_BYTES = INLINE_BYTES_MAX - (64 << 10)
+"""As large as travels inside an answer."""
+MODULE = "tests.bench.encryption"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a head with one actor and a driver that calls it; seconds each."""
+
+    call_s: float
+    call_cpu_s: float
+    payload_s: float
+    payload_cpu_s: float
+
+
+def main() -> None:
+    clear, encrypted = (measured(by_tls=by_tls) for by_tls in (False, True))
+    print(f"{'':24}{'in the clear':>16}{'TLS':>12}{'ratio':>8}")
+    for name, what in (
+        ("call_s", "a call, elapsed"),
+        ("call_cpu_s", "a call, CPU"),
+        ("payload_s", f"{PAYLOAD_BYTES >> 20} MiB, elapsed"),
+        ("payload_cpu_s", f"{PAYLOAD_BYTES >> 20} MiB, CPU"),
+    ):
+        before, after = getattr(clear, name), getattr(encrypted, name)
+        print(f"{what:24}{before * 1e3:13.3f} ms{after * 1e3:9.3f} ms{after / before:8.2f}")
+
+
+def measured(*, by_tls: bool) -> Cost:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-", ignore_cleanup_errors=True) as name:
+        folder, cluster_id, port = Path(name), uuid.uuid4().hex, free_port()
+        (folder / "token").write_text(secrets.token_hex(32))
+        own = folder / "machine"
+        folders.make_authority(folder / "authority", "bench")
+        folders.issue(folder / "authority", own, [LOOPBACK])
+        settings = ray_environment(folder / "token", certificates=own if by_tls else None)
+        environment = {**built(os.environ), **settings, CLUSTER_MARKER: cluster_id}
+        head = [
+            "start",
+            "--head",
+            "--port",
+            str(port),
+            "--node-ip-address",
+            LOOPBACK,
+            "--temp-dir",
+            str(folder / "ray"),
+        ]
+        quiet = ["--num-cpus", "2", "--include-dashboard", "false", "--no-monitor", "--disable-usage-stats"]
+        try:
+            command = [sys.executable, "-m", ray_command.MODULE, *head, *quiet]
+            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            ClusterFile(cluster_id, f"{LOOPBACK}:{port}", str(folder), settings).write(folder)
+            driver = [sys.executable, "-m", MODULE, str(folder), cluster_id]
+            printed = subprocess.run(driver, env=environment, check=True, capture_output=True, text=True).stdout
+            return Cost(*json.loads(printed.splitlines()[-1]))
+        finally:
+            processes.end_all(cluster_id)
+
+
+def drive(home: str, cluster_id: str) -> None:
+    """The driver: prints the fields of ``Cost`` as a list."""
+    cluster.join(Path(home))
+    import ray  # not before its environment is set
+
+    class Answering:
+        def answer(self, size: int) -> bytes:
+            return bytes(size)
+
+    actor = ray.remote(Answering).remote()
+    ray.get(actor.answer.remote(0))
+    costs: list[float] = []
+    for count, size in ((CALLS, 0), (PAYLOADS, PAYLOAD_BYTES)):
+        began, cpu_began = time.monotonic(), cpu_s(cluster_id)
+        for _ in range(count):
+            ray.get(actor.answer.remote(size))
+        costs += [(time.monotonic() - began) / count, (cpu_s(cluster_id) - cpu_began) / count]
+    print(json.dumps(costs))
+
+
+def cpu_s(cluster_id: str) -> float:
+    """Of this process and of all others of the cluster, until now."""
+    times = [process.cpu_times() for process in processes.marked(cluster_id)]
+    return time.process_time() + sum(each.user + each.system for each in times)
+
+
+if __name__ == "__main__":
+    drive(*sys.argv[1:]) if len(sys.argv) > 1 else main()

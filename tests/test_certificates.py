@@ -1,0 +1,289 @@
+"""Certificates of machines: who trusts whom through a rotation, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from api import cli
+from api.commands import nodes
+from api.http.served_certificate import ServedCertificate
+from orchestrator.certificates import folders
+from orchestrator.errors import ConfigurationError
+from tests.listening import Listener, guards, undocumented
+
+ADDRESS = "127.0.0.9"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    folders.make_authority(tmp_path / "authority", "atoll test")
+    return tmp_path / "authority"
+
+
+@pytest.fixture
+def machine(authority: Path, tmp_path: Path) -> Path:
+    folders.issue(authority, tmp_path / "machine", [ADDRESS, "head.example"])
+    return tmp_path / "machine"
+
+
+def trust(one: Path, other: Path) -> bool:
+    """Whether either may call the other."""
+    try:
+        folders.shake_hands(one, other)
+        folders.shake_hands(other, one)
+    except ssl.SSLError:
+        return False
+    return True
+
+
+# ── a rotation ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_through_a_rotation_machines_trust_each_other_in_whatever_order_they_are_renewed(
+    authority: Path, machine: Path, tmp_path: Path
+) -> None:
+    renewed, latest = tmp_path / "renewed", tmp_path / "latest"
+    folders.issue(authority, renewed, ["renewed.example"])
+    key = (renewed / folders.KEY).read_bytes()
+    folders.rotate(authority)
+    folders.renew(authority, renewed)
+    assert (renewed / folders.KEY).read_bytes() == key, "no program finds a certificate beside the key of another"
+    folders.issue(authority, latest, ["latest.example"])
+    assert trust(machine, renewed)
+    assert trust(machine, latest)
+    assert trust(renewed, latest)
+    with pytest.raises(ConfigurationError, match="former authority is trusted still"):
+        folders.rotate(authority)
+
+    folders.retire(authority)
+    folders.renew(authority, latest)
+    assert trust(renewed, latest), "which was renewed before the former authority was retired"
+    assert not trust(machine, latest), "which is of the former authority, and trusts nobody else"
+    folders.renew(authority, machine)
+    assert trust(machine, latest)
+    with pytest.raises(ConfigurationError, match="no former authority"):
+        folders.retire(authority)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], int]]:
+    """Starts servers of gRPC, the library that Ray has built in, and returns their ports."""
+    servers: list[grpc.Server] = []
+
+    def start(folder: Path) -> int:
+        key, certificate, trusted = texts(folder)
+        server = grpc.server(ThreadPoolExecutor(1))
+        mutual = grpc.ssl_server_credentials([(key, certificate)], trusted, require_client_auth=True)
+        port: int = server.add_secure_port(f"{ADDRESS}:0", mutual)
+        server.start()
+        servers.append(server)
+        return port
+
+    yield start
+    for each in servers:
+        each.stop(None)
+
+
+def texts(folder: Path) -> tuple[bytes, bytes, bytes]:
+    names = (folders.KEY, folders.CERTIFICATE, folders.AUTHORITY_CERTIFICATE)
+    key, certificate, trusted = ((folder / name).read_bytes() for name in names)
+    return key, certificate, trusted
+
+
+def is_served(port: int, folder: Path) -> bool:
+    key, certificate, trusted = texts(folder)
+    credentials = grpc.ssl_channel_credentials(trusted, key, certificate)
+    with grpc.secure_channel(f"{ADDRESS}:{port}", credentials) as channel:
+        try:
+            channel.unary_unary("/no/method")(b"", timeout=20)
+        except grpc.RpcError as error:
+            return "UNIMPLEMENTED" in str(error)  # an answer, and no failed handshake
+    return True
+
+
+def test_rays_own_library_takes_what_the_next_authority_issues_at_servers_that_began_before(
+    authority: Path, machine: Path, tmp_path: Path, serve: Callable[[Path], int]
+) -> None:
+    began_before = serve(machine)
+    folders.issue(authority, tmp_path / "kept", [ADDRESS])
+    folders.rotate(authority)
+    folders.renew(authority, machine)
+    begun_after = serve(machine)
+    for folder in (machine, tmp_path / "kept"):
+        assert is_served(began_before, folder), folder
+        assert is_served(begun_after, folder), folder
+    folders.make_authority(tmp_path / "other", "atoll other")
+    folders.issue(tmp_path / "other", tmp_path / "strangers", [ADDRESS])
+    shutil.copy(machine / folders.AUTHORITY_CERTIFICATE, tmp_path / "strangers")  # it trusts the server
+    assert not is_served(begun_after, tmp_path / "strangers")
+
+
+def test_a_service_shows_a_renewed_certificate_and_bears_files_that_do_not_belong_together(
+    authority: Path, machine: Path, tmp_path: Path
+) -> None:
+    files = (machine / folders.CERTIFICATE, machine / folders.KEY)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    served = ServedCertificate(context, *files)
+    folders.issue(authority, tmp_path / "watching", ["watching.example"])
+    watching = folders.context_of(tmp_path / "watching", server_side=False)
+
+    def shown() -> str:
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = watching.wrap_bio(to_client, to_server, server_hostname=ADDRESS)
+        server = context.wrap_bio(to_server, to_client, server_side=True)
+        for side in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        certificate = client.getpeercert()
+        assert certificate is not None
+        return str(certificate["serialNumber"])
+
+    before = shown()
+    served.refresh()
+    assert shown() == before
+    folders.issue(authority, tmp_path / "fresh", [ADDRESS])
+    shutil.copy(tmp_path / "fresh" / folders.CERTIFICATE, machine)
+    served.refresh()
+    assert shown() == before, "the certificate came before its key"
+    shutil.copy(tmp_path / "fresh" / folders.KEY, machine)
+    served.refresh()
+    assert shown() != before
+
+
+# ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def exchange_key(machine: Path, authority: Path) -> None:
+    folders.issue(authority, machine.parent / "other", ["other.example"])
+    shutil.copy(machine.parent / "other" / folders.KEY, machine)
+
+
+def exchange_authority(machine: Path, authority: Path) -> None:
+    folders.make_authority(machine.parent / "foreign", "atoll test")  # of the same name
+    shutil.copy(machine.parent / "foreign" / folders.AUTHORITY_CERTIFICATE, machine)
+
+
+def let_expire(machine: Path, authority: Path) -> None:
+    folders.renew(authority, machine, days=0)
+
+
+def open_key(machine: Path, authority: Path) -> None:
+    (machine / folders.KEY).chmod(0o640)
+
+
+def lose_certificate(machine: Path, authority: Path) -> None:
+    (machine / folders.CERTIFICATE).unlink()
+
+
+def spoil_certificate(machine: Path, authority: Path) -> None:
+    (machine / folders.CERTIFICATE).write_text("no certificate")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (exchange_key, "is not the key of"),
+        (exchange_authority, "was not issued by the authority"),
+        (let_expire, "expired on"),
+        (open_key, "chmod 600"),
+        (lose_certificate, "No such file"),
+        (spoil_certificate, "no certificate in PEM"),
+    ],
+)
+def test_a_folder_that_no_machine_would_take_is_refused_with_the_remedy(
+    machine: Path, authority: Path, damage: Callable[[Path, Path], None], says: str
+) -> None:
+    folders.refuse_unfit(machine, ADDRESS)
+    damage(machine, authority)
+    with pytest.raises(ConfigurationError, match=says):
+        folders.refuse_unfit(machine, ADDRESS)
+
+
+def test_a_certificate_for_another_address_is_refused_for_others_would_refuse_it(machine: Path) -> None:
+    folders.refuse_unfit(machine, "127.0.0.1")
+    with pytest.raises(ConfigurationError, match=r"is not for 10\.0\.0\.7.*--name 10\.0\.0\.7"):
+        folders.refuse_unfit(machine, "10.0.0.7")
+
+
+def test_nothing_is_issued_beyond_the_authoritys_own_end_or_over_what_is_there(authority: Path, machine: Path) -> None:
+    with pytest.raises(ConfigurationError, match="rotate"):
+        folders.issue(authority, machine.parent / "new", ["a"], days=4000)
+    assert not (machine.parent / "new").exists()
+    for make in (lambda: folders.issue(authority, machine, ["a"]), lambda: folders.make_authority(authority, "a")):
+        with pytest.raises(ConfigurationError, match="would be lost"):
+            make()
+
+
+@pytest.mark.parametrize("folder", [None, Path("machine")])
+def test_nobody_joins_beyond_loopback_in_the_clear_by_mistake(folder: Path | None) -> None:
+    with pytest.raises(ConfigurationError, match="--insecure"):
+        nodes.checked_certificates(folder, "head:6379", None, insecure=folder is not None)
+    assert nodes.checked_certificates(None, "head:6379", None, insecure=True) is None
+    assert nodes.checked_certificates(None, "127.0.0.1:6379", None, insecure=False) is None
+
+
+def test_what_listens_beyond_the_table_of_ports_is_seen() -> None:
+    calls, objects, third = (Listener("tcp", 1, "raylet", "*", port) for port in (1, 2, 3))
+    assert undocumented([calls, objects]) == []
+    others = [
+        third,  # one more than the table has
+        Listener("tcp", 2, "gcs_server", "10.0.0.1", 1),  # of another kind of address
+        Listener("tcp", 3, "dashboard's agent", "*", 1),
+        Listener("udp", 1, "gcs_server", "*", 1),
+    ]
+    assert undocumented([calls, objects, *others]) == others
+    assert guards(calls) == {"TLS; the cluster's token"}
+
+
+@pytest.mark.parametrize("text", ["", "21000", "21000-21002", "80-90", "65530-65536", "21010-21000"])
+def test_a_range_in_which_no_node_has_room_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="21000-21099"):
+        nodes.checked_ports(text)
+    assert nodes.checked_ports("21000-21003") == "21000-21003"
+
+
+# ── the commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def said(*words: str | Path, code: int = 0) -> str:
+    """What the command line says on standard output, of this process."""
+    result = CliRunner().invoke(cli.app, list(map(str, words)))
+    if isinstance(result.exception, ConfigurationError):
+        assert cli.exit_code(result.exception) == code
+        return str(result.exception)
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:
+    authority, machine = tmp_path / "fleet", tmp_path / "m1"
+    said("certificates", "authority", authority, "--name", "fleet")
+    assert authority.stat().st_mode & 0o077 == 0
+    assert (authority / folders.AUTHORITY_KEY).stat().st_mode & 0o077 == 0
+    issue = ("certificates", "issue", authority, machine, "--name", "10.0.0.5", "--name", "m1.example", "--days", "30")
+    said(*issue)
+    assert (machine / folders.KEY).stat().st_mode & 0o077 == 0
+    assert "would be lost" in said(*issue, code=2)
+    assert "no host's name" in said(*issue[:4], "--name", "a b", code=2)
+    own, trusted = json.loads(said("certificates", "show", machine, "--json"))
+    assert (own["file"], own["issuer"], own["days_left"]) == ("tls.crt", "fleet", 29)
+    assert own["names"] == ["10.0.0.5", "m1.example", *folders.OWN_MACHINE]
+    assert trusted["subject"] == "fleet"
+    said("certificates", "renew", authority, machine, "--days", "60")
+    shown = said("certificates", "show", machine)
+    assert "(59 days left)" in shown
+    assert trusted["sha256"] in shown
+    folders.renew(authority, machine, days=0)
+    said("certificates", "show", machine, code=1)
+    assert "holds no certificate" in said("certificates", "show", tmp_path, code=2)
