@@ -112,7 +112,7 @@ def test_lines_codecs_and_what_they_owe_are_shown(visit: Visit) -> None:
     expect(panel).to_contain_text("Contributions travel in int4, updates in int4.")
     rows = panel.get_by_role("row")
     expect(rows.filter(has_text="us-west")).to_contain_text("kB")
-    expect(rows.filter(has_text="us-west")).to_contain_text("1, 100 kB")
+    expect(rows.filter(has_text="us-west")).to_contain_text("1 fragment, 100 kB")
     expect(panel.get_by_role("row", name="0 2.00 25.0 %")).to_be_visible()
 
 
