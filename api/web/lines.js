@@ -16,8 +16,7 @@ export function lines(job) {
     h("p", { class: "soft" }, codecs(job.wire), "Counted since the synchroniser last began."),
     lineTables(carried),
     carried.filter(({ line }) => line.trouble).map(({ island, line }) => h("p", { class: "notice" }, `${island}: ${line.trouble}`)),
-    merged.length > 0 &&
-      table("What each fragment's last update changed", ["Fragment", "Norm", "Owed by the codec"], merged.map(normRow)),
+    normTables(merged),
   ];
 }
 
@@ -57,6 +56,13 @@ function lineRow({ island, line }) {
 
 /** How much, and how fast while something was under way. */
 const carriedIn = (carried, busy) => `${bytes(carried)}, ${busy > 0 ? `${bytes(carried / busy)}/s for ${seconds(busy)}` : "–"}`;
+
+function normTables(merged) {
+  if (!merged.length) return null;
+  const made = table("What each fragment's last update changed", ["Fragment", "Norm", "Owed by the codec"], merged.map(normRow));
+  if (merged.length <= ROWS_MAX) return made;
+  return h("details", { "data-key": "fragments" }, h("summary", {}, `What the last update of each of ${merged.length} fragments changed`), made);
+}
 
 function normRow({ fragment, update_norm: update, residue_norm: residue }) {
   return row(`${fragment}`, [update.toPrecision(3), update ? percent(residue / update) : "–"]);

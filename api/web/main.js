@@ -87,6 +87,7 @@ function show(job, commands, run) {
 async function choose(name) {
   stop();
   page.live = "connecting";
+  if (!page.job) fill(place("headline"), h("div", { class: "title" }, h("h1", {}, name)), h("p", { class: "nothing" }, "Looking…"));
   const job = await get(jobPath(name));
   if (job.job !== page.job?.job) {
     merges.forget();

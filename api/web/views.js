@@ -92,7 +92,7 @@ export function islands(job, mayChange) {
       "div",
       { class: alone || members.length > STACK_MAX ? "region wide" : "region", role: "group", "aria-labelledby": `region-${n}`, "data-key": `region-${name}` },
       h("h3", { id: `region-${n}` }, name, h("span", { class: "soft" }, ` ${shares(members)}`)),
-      h("ul", { class: crowded ? "cards crowded" : "cards" }, members.map((island) => card(island, job, mayChange && alive, crowded))),
+      h("ul", { class: crowded ? "cards crowded" : "cards" }, (crowded ? uneasyFirst(members) : members).map((island) => card(island, job, mayChange && alive, crowded))),
     ),
   ];
   return [h("h2", { id: "islands-title" }, "Islands"), h("div", { class: "regions" }, regions.map(region))];
@@ -108,6 +108,8 @@ function byRegion(members) {
 }
 
 const SPARE = "A scale-up slot: it has a data shard, and no process before the job is scaled up.";
+
+const uneasyFirst = (members) => [...members.filter((island) => !calm(island)), ...members.filter(calm)];
 
 /** Nothing is wrong with it, and nothing is under way. */
 const calm = (island) => island.spare || (!island.flag && ["training", "standby"].includes(island.state));
