@@ -7,6 +7,7 @@ pure packages may import only the standard-library modules listed in ``PURE_STDL
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -549,6 +550,13 @@ def test_imports_only_go_down(module: str, path: Path) -> None:
         allowed = MAY_IMPORT.get(row, frozenset())
         own = row if row not in ("learners.island", "learners.evaluator") else "learners"
         assert covers(own, name) or any(covers(a, name) for a in allowed), f"{module} may not import {name}"
+
+
+def test_every_row_of_the_table_is_in_the_document() -> None:
+    _, where = (ROOT / "docs" / "architecture.md").read_text().split("## Where things are")
+    named = {name.replace("/", ".").removeprefix("orchestrator.") for name in re.findall(r"`([\w/.]+)`", where)}
+    rows = {row.removeprefix("orchestrator.") for row in MAY_IMPORT}
+    assert sorted(row for row in rows if row not in named and row.removeprefix("learners.") not in named) == []
 
 
 def test_no_import_goes_round_in_a_circle() -> None:
