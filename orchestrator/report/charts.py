@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from orchestrator.report.svg import (
