@@ -5,6 +5,7 @@
     docs/reference/events-and-effects.md   every event and effect of the core, from its dataclasses
     docs/reference/rest.md                 every operation of the service, from its OpenAPI document
     docs/reference/metrics.md              every metric, from its catalogue
+    run-dir.md, tape.md, wire.md, data-index.md    what the code knows of formats, within prose by hand
 
 Responsible for these pages saying what the code says: ``rendered`` returns them, and a test compares them with what is
 committed. Refuses to add a word of its own beyond headings and introductions: what a page lacks belongs into the docstring.
@@ -29,7 +30,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from api.cli import app
-from docs import generate_service
+from docs import generate_formats, generate_service
 from docs.markdown import MADE, paragraphs, prose
 from orchestrator import bounds, config
 from orchestrator.core import vocabulary
@@ -54,7 +55,8 @@ def rendered() -> dict[Path, str]:
         "rest.md": generate_service.rest_page(),
         "metrics.md": generate_service.metrics_page(),
     }
-    return {FOLDER / name: "\n".join(lines).rstrip() + "\n" for name, lines in pages.items()}
+    made = {FOLDER / name: "\n".join(lines).rstrip() + "\n" for name, lines in pages.items()}
+    return made | generate_formats.pages(FOLDER)
 
 
 # ── the job specification ─────────────────────────────────────────────────────────────────────────────────────────────

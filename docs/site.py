@@ -18,6 +18,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
+STYLE = ROOT / "docs" / "site.css"
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SEEN_FIRST = ("tutorial", "concepts", "simulate", "results", "architecture")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "deploy/RUNBOOK.md", "dashboards/README.md")
@@ -31,6 +32,7 @@ def main() -> int:
         target = STAGE / "pages" / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    shutil.copyfile(STYLE, STAGE / "pages" / STYLE.name)
     (STAGE / "mkdocs.yml").write_text(yaml.safe_dump(configuration(), sort_keys=False))
     mkdocs = [str(Path(sys.argv[1]) / "bin" / "mkdocs"), "build", "--strict", "--quiet"]
     status = subprocess.run([*mkdocs, "--config-file", str(STAGE / "mkdocs.yml"), "--site-dir", str(SITE)]).returncode
@@ -62,12 +64,14 @@ def configuration() -> dict[str, object]:
         "theme": {
             "name": "material",
             "font": False,  # those of the reader's machine: others would come from elsewhere
-            "features": ["navigation.indexes", "navigation.tabs", "navigation.top", "content.code.copy"],
+            # a page's contents stand within the navigation: what is drawn in 110 columns needs the room
+            "features": ["navigation.tabs", "navigation.top", "toc.integrate", "content.code.copy"],
             "palette": [
                 {"media": "(prefers-color-scheme: light)", "scheme": "default", "primary": "teal"},
                 {"media": "(prefers-color-scheme: dark)", "scheme": "slate", "primary": "teal"},
             ],
         },
+        "extra_css": [STYLE.name],
         "plugins": ["search"],
         "markdown_extensions": ["admonition", "tables", "pymdownx.superfences", {"toc": {"permalink": True}}],
         "validation": {"links": {"unrecognized_links": "ignore"}},

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TextIO
 
 from orchestrator import printable
+from orchestrator.run_folder import ISLAND_LOGS, LOGS
 
 BYTES_MAX = 4 << 20
 """Of each of the two halves; beyond it by what is said in ``CHECK_S``."""
@@ -52,7 +53,7 @@ class Logbook:
 
 
 def island_logbook(run_dir: Path, island: str, incarnation: int) -> Logbook:
-    return Logbook(island, incarnation, True, run_dir / "logs" / "islands" / f"{island}-{incarnation}.log")
+    return Logbook(island, incarnation, True, run_dir / LOGS / ISLAND_LOGS / f"{island}-{incarnation}.log")
 
 
 def rank_logbook(book: Logbook, rank: int) -> Logbook:
@@ -65,13 +66,13 @@ def rank_logbook(book: Logbook, rank: int) -> Logbook:
 
 def service_logbook(run_dir: Path, source: str, number: int = 1) -> Logbook:
     """Of the synchroniser, the controller, or an evaluator."""
-    return Logbook(source, number, False, run_dir / "logs" / f"{source}-{number}.log")
+    return Logbook(source, number, False, run_dir / LOGS / f"{source}-{number}.log")
 
 
 def logbooks(run_dir: Path) -> list[Logbook]:
     """All that lie there: islands first, by name and number."""
     books = []
-    for of_island, folder in ((True, run_dir / "logs" / "islands"), (False, run_dir / "logs")):
+    for of_island, folder in ((True, run_dir / LOGS / ISLAND_LOGS), (False, run_dir / LOGS)):
         for path in folder.glob("*-*.log"):
             source, _, number = path.stem.rpartition("-")
             if number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX:

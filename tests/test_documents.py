@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests.documents import (
     quoted,
     unknown,
 )
+from tests.run_files import undescribed
 
 FOLDERS = ("api", "dashboards", "deploy", "docs", "learners", "orchestrator", "tests")
 COLUMNS_MAX, README_LINES_MAX = 110, 120
@@ -121,6 +123,14 @@ def test_every_field_command_and_message_is_in_its_reference() -> None:
         assert wanted in pages["events-and-effects.md"]
 
 
+def test_a_file_of_a_run_that_nobody_described_is_found(tmp_path: Path) -> None:
+    """Live jobs are asked for it, at their end."""
+    for name in ("tape.jsonl", "logs/islands/asia-2.log.older", "checkpoints/000001/fragment-0001.residue", "notes"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert undescribed(tmp_path) == ["notes"]
+
+
 def test_every_decision_is_in_the_index_once_and_has_a_status() -> None:
     index = (DECISIONS / "README.md").read_text()
     pages = sorted(path for path in DECISIONS.glob("*.md") if path.name != "README.md")
@@ -135,6 +145,25 @@ def test_the_glossary_is_sorted_and_short() -> None:
     words = [line.split("|")[1].strip().lower() for line in glossary.splitlines() if line.startswith("| ")][1:]
     assert words == sorted(words)
     assert 30 <= len(words) <= 50
+
+
+MEASURED = re.compile(r"20\d\d-\d\d-\d\d[^.]*?\b[0-9a-f]{7}\b", re.DOTALL)
+RUN = re.compile(r"`(?:ATOLL_\w+=\S+ )?(?:make|python|atoll)\s|^\$ ", re.MULTILINE)
+
+
+def figures(page: str) -> list[str]:
+    """What the page of results has of figures: each item of a list, and each section with a table."""
+    sections = re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]
+    items = [item for section in sections for item in re.split(r"^- ", section, flags=re.MULTILINE)[1:]]
+    return items + [section for section in sections if "\n|" in section]
+
+
+@pytest.mark.parametrize(
+    "figure", figures((DOCS / "results.md").read_text()), ids=lambda figure: figure[:40].strip("* ")
+)
+def test_a_figure_has_a_command_a_date_and_a_commit(figure: str) -> None:
+    assert RUN.search(figure)
+    assert MEASURED.search(figure)
 
 
 # ── what can be read ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -152,3 +181,35 @@ def test_no_line_of_prose_is_wider_than_an_editor(path: Path) -> None:
     prose = FENCE.sub("", path.read_text())
     wide = [line for line in prose.splitlines() if len(line) > COLUMNS_MAX and not line.startswith("|")]
     assert [line for line in wide if len(line.strip().removeprefix("- ").split()) > 1] == []
+
+
+MARKER = re.compile(r"\s{0,3}(?:[-+*]|1[.)]|>|#+) ")
+IN_PLACE = re.compile(r"\s*(?:[-+*]|\d+\.) |\s+\S|>|#|\||<!--")
+"""What a list's item, a quote, a heading or a table may follow without an empty line."""
+
+
+def broken(text: str) -> list[str]:
+    """Lines of prose that are something else than prose by how their text happened to be broken, or a row without a cell."""
+    lines = FENCE.sub(lambda fence: "\n" * fence[0].count("\n"), text).splitlines()
+    interrupting = [
+        line for before, line in pairwise(lines) if before.strip() and MARKER.match(line) and not IN_PLACE.match(before)
+    ]
+    quotes = [line for line in lines if re.match(r">.* > ", line)]
+    rows = [row for before, row in pairwise(lines) if {before[:1], row[:1]} == {"|"} and cells(before) != cells(row)]
+    return interrupting + quotes + rows
+
+
+def cells(row: str) -> int:
+    return re.sub(r"`[^`]*`|\\\|", "", row).count("|")
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_no_text_turns_into_a_list_a_quote_or_another_table_where_its_lines_are_broken(path: Path) -> None:
+    assert broken(path.read_text()) == []
+
+
+def test_what_breaks_would_be_found() -> None:
+    for text in ("trained = merged\n+ discarded", "> one, > two", "| a | b |\n| 1 |", "a share of\n- 1 per cent"):
+        assert broken(text)
+    for text in ("- one\n- two", "> one\n> two", "1. one\n   two\n2. three", "## one\n- two"):
+        assert broken(text) == []

@@ -7,6 +7,7 @@ pure packages may import only the standard-library modules listed in ``PURE_STDL
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,7 +59,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.printable": frozenset(),
     "orchestrator.environment": frozenset({"orchestrator.errors"}),
     "orchestrator.home_files": frozenset(),
-    "orchestrator.logbook": frozenset({"orchestrator.printable"}),
+    "orchestrator.run_folder": frozenset(),
+    "orchestrator.logbook": frozenset({"orchestrator.printable", "orchestrator.run_folder"}),
     "orchestrator.marks": frozenset({"psutil"}),
     "orchestrator.notices": frozenset({"orchestrator.errors"}),
     "orchestrator.disk": frozenset(),
@@ -145,7 +147,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"orchestrator.certificates.authority", "orchestrator.errors", "numpy", "cryptography", "crc32c"}
     ),
     "orchestrator.checkpoints": frozenset(
-        {CORE, "orchestrator.parameters", "orchestrator.roots", "orchestrator.errors", "numpy", "blake3", "fsspec"}
+        {
+            CORE,
+            "orchestrator.parameters",
+            "orchestrator.roots",
+            "orchestrator.run_folder",
+            "orchestrator.errors",
+            "numpy",
+            "blake3",
+            "fsspec",
+        }
     ),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
@@ -201,6 +212,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.checkpoints",
             "orchestrator.host",
             "orchestrator.roots",
+            "orchestrator.run_folder",
             "orchestrator.tape",
             "orchestrator.errors",
             "numpy",
@@ -234,6 +246,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.parameters",
             "orchestrator.plain",
             "orchestrator.roots",
+            "orchestrator.run_folder",
             "orchestrator.tape",
             "numpy",
             "safetensors",
@@ -364,6 +377,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.printable",
             "orchestrator.report",
             "orchestrator.roots",
+            "orchestrator.run_folder",
             "orchestrator.simulation",
             "orchestrator.validation",
             "orchestrator.tape",
@@ -393,6 +407,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.bounds",
             "orchestrator.errors",
             "orchestrator.logbook",
+            "orchestrator.run_folder",
             "pydantic",
             "yaml",
         }
@@ -421,6 +436,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.data_files",
             "orchestrator.data_index",
             "orchestrator.roots",
+            "orchestrator.run_folder",
             "orchestrator.tokenizer_file",
             "orchestrator.tape.command_codec",
             "pydantic",
@@ -455,6 +471,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.printable",
             "orchestrator.report",
             "orchestrator.roots",
+            "orchestrator.run_folder",
             "orchestrator.sections",
             "orchestrator.simulation",
             "orchestrator.tape",
@@ -541,6 +558,13 @@ def test_imports_only_go_down(module: str, path: Path) -> None:
         allowed = MAY_IMPORT.get(row, frozenset())
         own = row if row not in ("learners.island", "learners.evaluator") else "learners"
         assert covers(own, name) or any(covers(a, name) for a in allowed), f"{module} may not import {name}"
+
+
+def test_every_row_of_the_table_is_in_the_document() -> None:
+    _, where = (ROOT / "docs" / "architecture.md").read_text().split("## Where things are")
+    named = {name.replace("/", ".").removeprefix("orchestrator.") for name in re.findall(r"`([\w/.]+)`", where)}
+    rows = {row.removeprefix("orchestrator.") for row in MAY_IMPORT}
+    assert sorted(row for row in rows if row not in named and row.removeprefix("learners.") not in named) == []
 
 
 def test_no_import_goes_round_in_a_circle() -> None:

@@ -22,9 +22,11 @@ PlanText = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
 class RunState(StrEnum):
     """Where the run of a plan is.
 
-    waiting ──▶ running ──▶ passed | failed      the job has ended, and was judged
-       └───────────┴──────▶ aborted              a condition to abort held; judged at the job's end, as a fail
-       └───────────┴──────▶ stopped              somebody ended it; there is no verdict
+        waiting ──▶ running ──▶ passed | failed      the job has ended, and was judged
+           └───────────┴──────▶ aborted              a condition to abort held; judged at the job's end, as a fail
+           └───────────┴──────▶ stopped              somebody ended it; there is no verdict
+
+    Faults are injected while it waits or runs.
     """
 
     WAITING = "waiting"

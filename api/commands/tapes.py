@@ -25,6 +25,7 @@ from api.commands.common import (
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
 from orchestrator.errors import ConfigurationError
+from orchestrator.run_folder import TAPE
 
 if TYPE_CHECKING:
     from orchestrator.simulation.whatif import WhatIf
@@ -163,7 +164,7 @@ def run_to_end(command: list[str], text: bytes | None = None) -> int:
 
 
 def _path(tape: Path) -> Path:
-    return tape / "tape.jsonl" if tape.is_dir() else tape
+    return tape / TAPE if tape.is_dir() else tape
 
 
 def _read(tape: Path) -> Tape:

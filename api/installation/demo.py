@@ -25,6 +25,7 @@ from api.terminal.summary import lines_that_matter
 from api.terminal.watch import watch
 from orchestrator.config import read_job_document
 from orchestrator.errors import AtollError, Conflict, NotFound
+from orchestrator.run_folder import REPORT_PAGE
 
 KILL_AT_RATIO = 1 / 3
 REPORT_TIMEOUT_S = 60.0
@@ -56,7 +57,7 @@ def _run_demo(wanted: Installation, document: dict[str, Any], island: str, conso
             end(wanted.home, say)
     for text in lines_that_matter(report):
         console.print(text, highlight=False, soft_wrap=True)
-    page = Path(ended.run_dir) / "report.html"
+    page = Path(ended.run_dir) / REPORT_PAGE
     console.print(f"report    {page if page.is_file() else page.with_suffix('.json')}", highlight=False, soft_wrap=True)
     return 0 if ended.state == "completed" and page.is_file() else 1
 

@@ -20,8 +20,8 @@ from api.jobs.control import ControlPort
 from api.jobs.service import Service
 from api.run.files import open_below
 from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound, last_line
+from orchestrator.run_folder import PARAMETERS
 
-MERGED = "merged.safetensors"
 CHUNK_BYTES = 256 << 10
 KEEP_S = 5.0
 
@@ -64,7 +64,7 @@ class Parameters:
         """Raises NotFound for a job that ended and left none, Conflict for one that has none yet."""
         run = self._service.run(job)
         try:
-            return OpenParameters(run.job, self._service.result(run.job, MERGED))
+            return OpenParameters(run.job, self._service.result(run.job, PARAMETERS))
         except Conflict:  # it still runs
             pass
         dump = self._dump(run.job)
@@ -74,7 +74,7 @@ class Parameters:
                 try:
                     dump.parameters = OpenParameters(run.job, self._written(run.job, run.folder))
                 except NotFound:  # it ended meanwhile
-                    return OpenParameters(run.job, self._service.result(run.job, MERGED))
+                    return OpenParameters(run.job, self._service.result(run.job, PARAMETERS))
                 dump.made_at = time.monotonic()
                 timer = Timer(KEEP_S, self._let_go, [run.job, dump.parameters])
                 timer.daemon = True

@@ -46,9 +46,9 @@ from orchestrator.data_files import with_found_files
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
 from orchestrator.memory_budget import memory_problems, parameter_count_of
 from orchestrator.roots import AllowedRoots
+from orchestrator.run_folder import REPORT
 from orchestrator.tokenizer_file import TokenizerFile
 
-REPORT = "report.json"
 REPORT_BYTES_MAX = 64 << 20
 LIST_PATIENCE_S = 1.5
 """A list waits so long for jobs that are slow to answer; all are asked at once."""

@@ -35,6 +35,7 @@ from api.metrics.requests import request_seconds
 from api.schemas import ALIVE, JobState
 from api.storage.store import JobRow, Store
 from orchestrator.actors.records import StatusRecord
+from orchestrator.run_folder import STATUS
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class JobsCollector(Collector):
 
     def _ended_lately(self, row: JobRow) -> bool:
         try:
-            ended_at = (Path(row.run_dir) / "status.json").stat().st_mtime
+            ended_at = (Path(row.run_dir) / STATUS).stat().st_mtime
         except (OSError, ValueError):
             return False  # it left no final state
         return self._endings.of(row.job, ended_at) < LINGER_S

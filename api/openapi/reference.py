@@ -116,13 +116,18 @@ def _type(schema: Mapping[str, Any]) -> str:
     return escape(str(schema.get("type", schema.get("title", "anything"))))
 
 
+def figure(bound: float) -> str:
+    """A bound as people write it: OpenAPI has 16.0 for a whole number's."""
+    return f"{int(bound):,}" if float(bound).is_integer() else f"{bound:g}"
+
+
 def about_parameter(parameter: Mapping[str, Any]) -> str:
     """The description, with bounds and default."""
     schema = parameter.get("schema", {})
     parts = [schema, *schema.get("anyOf", ())]
     words = [parameter.get("description") or schema.get("description", "")]
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<", "maxLength": "length ≤"}
-    words += [f"{sign} {part[bound]}" for bound, sign in signs.items() for part in parts if bound in part]
+    words += [f"{sign} {figure(part[bound])}" for bound, sign in signs.items() for part in parts if bound in part]
     if schema.get("default") is not None:
         words.append(f"default {json.dumps(schema['default'])}")
     return "; ".join(filter(None, words))

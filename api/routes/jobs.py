@@ -12,7 +12,6 @@ from api.http.pools import JOBS, LISTS, PARSING, SUBMITS, in_pool
 from api.http.routing import BODY, runs_in
 from api.http.streams import File
 from api.jobs.job_list import JobList
-from api.jobs.service import REPORT
 from api.jobs.status_cache import tag_of
 from api.routes.dependencies import (
     ANONYMOUS,
@@ -30,6 +29,7 @@ from orchestrator import documents
 from orchestrator.config import JobSpec
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import NodeGroupId
+from orchestrator.run_folder import REPORT, REPORT_PAGE
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(JOBS))
 
@@ -157,7 +157,7 @@ def get_report(request: Request, job: str, service: ServiceHere) -> File:
 @router.get("/{job}/report.html", response_class=File, responses=REPORT_HTML)
 def get_report_page(request: Request, job: str, service: ServiceHere) -> File:
     """The page of a finished job, complete in itself; 409 while it is not finished."""
-    page = service.result(job, "report.html")
+    page = service.result(job, REPORT_PAGE)
     return File(request, page, "text/html", headers={"Content-Security-Policy": DOCUMENT})
 
 

@@ -18,6 +18,7 @@ from api.run.files import is_there
 from api.run.status import examine
 from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import InfrastructureError
+from orchestrator.run_folder import REPORT, REPORT_PAGE, SPECIFICATION, TAPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Run:
 
     @property
     def tape(self) -> Path:
-        return self.folder / "tape.jsonl"
+        return self.folder / TAPE
 
     def ended(self) -> bool:
         """Whether nothing will be written here any more, as far as store and disk know."""
@@ -41,7 +42,7 @@ def prepare_run_dir(run_dir: Path, spec: Mapping[str, Any]) -> None:
     """The run's folder with its specification exists, and ``latest`` beside it points to it."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "spec.yaml").write_text(yaml.safe_dump(dict(spec), sort_keys=False))
+        (run_dir / SPECIFICATION).write_text(yaml.safe_dump(dict(spec), sort_keys=False))
         fresh = run_dir.parent / f".latest.{run_dir.name}"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(run_dir.name)
@@ -64,4 +65,4 @@ def damage_of_status(run_dir: Path) -> str:
 
 def has_report(run_dir: Path) -> bool:
     """Whether the ended job left its figures and its page."""
-    return all(is_there(run_dir, name) for name in ("report.json", "report.html"))
+    return all(is_there(run_dir, name) for name in (REPORT, REPORT_PAGE))

@@ -19,8 +19,8 @@ from api.run.files import parsed, read_below
 from orchestrator.actors.records import StatusRecord
 from orchestrator.bounds import FRAGMENTS_MAX, ISLANDS_MAX
 from orchestrator.errors import DataError
+from orchestrator.run_folder import STATUS
 
-NAME = "status.json"
 BYTES_MAX = 64 << 20
 """A job of 10,000 islands and as many recoveries leaves half of that."""
 KEPT_MAX = 256
@@ -166,7 +166,7 @@ _KNOWN_DAMAGES = _KnownDamages()
 
 def examine(run_dir: Path) -> StatusFile:
     """The final state that the job left in ``run_dir``, or its damage. A damaged file is read once, until it changes."""
-    path = run_dir / NAME
+    path = run_dir / STATUS
     try:
         there = os.lstat(path)
     except (OSError, ValueError):
@@ -175,7 +175,7 @@ def examine(run_dir: Path) -> StatusFile:
     if (damage := _KNOWN_DAMAGES.damage(mark)) is not None:
         return StatusFile(damage=damage)
     try:
-        record = parsed(read_below(run_dir, NAME, BYTES_MAX), path)
+        record = parsed(read_below(run_dir, STATUS, BYTES_MAX), path)
         shape = _SHAPE.validate_python(record)
         if shape.job_id != run_dir.name:
             raise DataError(detail=f"{path} is that of another job, {shape.job_id!r:.80}.")

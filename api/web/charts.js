@@ -95,6 +95,9 @@ function causesTable(badput, total) {
 }
 
 const ROW = 28;
+const LOW_ROW = 17;
+/** With more islands rows are low, so that a picture of many fits a screen or two. */
+const HIGH_ROWS_MAX = 24;
 const UNITS = [
   { name: "seconds", seconds: 1, until: 300 },
   { name: "minutes", seconds: 60, until: 3 * 3600 },
@@ -105,20 +108,23 @@ const UNITS = [
 export function timelineChart(job, width) {
   const spans = job.statistics.timeline ?? [];
   if (!spans.length) return nothing("No island has been placed yet.");
-  const islands = job.islands.filter((island) => !island.spare).map((island) => island.island);
+  const placed = new Set(spans.map(([island]) => island));
+  const islands = job.islands.map((island) => island.island).filter((island) => placed.has(island));
+  const pitch = islands.length > HIGH_ROWS_MAX ? LOW_ROW : ROW;
+  const bar = pitch === ROW ? ROW - 9 : LOW_ROW - 4;
   const names = Math.min(0.34 * width, 14 + 7.4 * Math.max(...islands.map((name) => name.length)));
   const across = scale(0, Math.max(job.after_s ?? 0, ...spans.map((span) => span[2])), names, width - 14);
   const unit = UNITS.find(({ until }) => across.high <= until);
-  const height = 8 + ROW * islands.length;
-  const top = (island) => 6 + ROW * islands.indexOf(island);
+  const height = 8 + pitch * islands.length;
+  const top = (island) => 6 + pitch * islands.indexOf(island);
   const drawn = spans.filter(([island]) => islands.includes(island)).map(([island, from, to, state]) => {
     const told = `${island}: ${STATES[state]?.word ?? state} for ${seconds(to - from)}, from ${seconds(from)}`;
-    return box(across(from), top(island), Math.max(across(to) - across(from), 1), ROW - 9, `state-${state}`, told);
+    return box(across(from), top(island), Math.max(across(to) - across(from), 1), bar, `state-${state}`, told);
   });
   const back = (job.statistics.recoveries ?? []).filter(({ island }) => islands.includes(island));
   const losses = back.filter(({ parts }) => parts.detect > 0); // the others were away by order, and re-added
   const crosses = losses.map(({ island, killed_at: at }) => {
-    const [x, y] = [across(at), top(island) + (ROW - 9) / 2];
+    const [x, y] = [across(at), top(island) + bar / 2];
     return [line(x - 4, y - 4, x + 4, y + 4, "cross"), line(x - 4, y + 4, x + 4, y - 4, "cross")];
   });
   const shown = Object.keys(STATES).filter((state) => spans.some((span) => span[3] === state));
@@ -126,7 +132,7 @@ export function timelineChart(job, width) {
     width,
     height + 42,
     `Islands over time. ${islands.map((island) => story(island, spans)).join(" ")}`,
-    islands.map((name) => text(names - 10, top(name) + 14, shortened(name, names), "end", "label")),
+    islands.map((name) => text(names - 10, top(name) + bar / 2 + 4.5, shortened(name, names), "end", "label")),
     drawn,
     crosses,
     xAxis(scale(0, across.high / unit.seconds, across.start, across.stop), height, plain, `${unit.name} since the job was created`),

@@ -27,7 +27,7 @@ const FROM_NOW_ON = 2 ** 53;
 const FINAL = new Set(["completed", "cancelled", "failed"]);
 
 const place = (id) => document.getElementById(id);
-const page = { me: null, jobs: [], groups: [], job: null, commands: [], run: null, looked: false, live: "connecting" };
+const page = { me: null, jobs: null, groups: [], job: null, commands: [], run: null, looked: false, live: "connecting" };
 const beside = new Beside();
 const merges = new Merges(() => place("merges").matches(":hover, :focus-within"), () => page.job && drawMerges());
 
@@ -87,6 +87,7 @@ function show(job, commands, run) {
 async function choose(name) {
   stop();
   page.live = "connecting";
+  if (!page.job) fill(place("headline"), h("div", { class: "title" }, h("h1", {}, name)), h("p", { class: "nothing" }, "Looking…"));
   const job = await get(jobPath(name));
   if (job.job !== page.job?.job) {
     merges.forget();
@@ -115,12 +116,14 @@ async function listJobs() {
   page.jobs = listed.jobs;
   page.groups = fleet?.node_groups ?? page.groups; // while the cluster does not answer, as last known
   await beside.look(page.jobs);
-  if (!page.job && page.jobs.length) await choose(asked() ?? page.jobs[0].job);
-  drawBar();
+  if (page.job) return drawBar();
+  complain(null);
+  if (page.jobs.length) await choose(asked() ?? page.jobs[0].job);
+  else draw();
 }
 
 /** The job that the address names, if the service has it. */
-const asked = () => page.jobs.find((job) => encodeURIComponent(job.job) === location.hash.slice(1))?.job;
+const asked = () => page.jobs?.find((job) => encodeURIComponent(job.job) === location.hash.slice(1))?.job;
 
 // ── who ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -131,8 +134,6 @@ async function enter() {
   try {
     page.me = await get("/v1/whoami");
     await listJobs();
-    complain(null);
-    draw();
   } catch (error) {
     await failed(error);
   }
@@ -142,6 +143,7 @@ async function failed(error) {
   if (error instanceof Refused && error.status === 401) {
     await signIn("The service does not know the token that was given, or no longer.");
   } else {
+    drawBar();
     complain(error instanceof Refused ? error.message : "The service does not answer. Its jobs go on; this page tries again.");
   }
 }
@@ -154,7 +156,7 @@ async function signIn(why) {
   asking = true;
   stop();
   forget();
-  page.me = page.job = null;
+  page.me = page.job = page.jobs = null;
   clear();
   const given = await askToken(why);
   asking = false;
@@ -224,7 +226,7 @@ function draw() {
   drawBar();
   const { job } = page;
   if (!job) {
-    if (page.me) fill(place("headline"), h("div", { class: "title" }, h("h1", {}, "No jobs yet")), h("p", { class: "lead" }, "Submit one with ", h("code", {}, "atoll submit"), "; it appears here."));
+    if (page.jobs) fill(place("headline"), h("div", { class: "title" }, h("h1", {}, "No jobs yet")), h("p", { class: "lead" }, "Submit one with ", h("code", {}, "atoll submit"), "; it appears here."));
     return;
   }
   document.title = `${job.job} · ${job.state} · atoll`;
@@ -266,7 +268,7 @@ function drawChart(id, title, about, chart) {
 
 function drawLoss() {
   const shown = page.job.job;
-  const chart = (job, width) => [charts.lossChart(job, width, beside.curves(shown)), beside.view(page.jobs, shown)];
+  const chart = (job, width) => [charts.lossChart(job, width, beside.curves(shown)), beside.view(page.jobs ?? [], shown)];
   drawChart("loss", "Loss", "Held-out loss of the merged parameters.", chart);
 }
 
@@ -278,7 +280,7 @@ function drawBar() {
   const picker = place("jobs");
   fill(picker, views.jobOptions(page.jobs, page.job?.job));
   if (page.job) picker.value = page.job.job;
-  picker.disabled = !page.jobs.length;
+  picker.disabled = !page.jobs?.length;
   fill(place("live"), page.job && views.liveBadge(page.live));
   fill(place("who"), views.who(page.me, token() !== null));
 }

@@ -12,10 +12,12 @@ export { lines } from "./lines.js";
 
 const JOB_ICONS = { good: "play", busy: "dots", bad: "cross", calm: "pause" };
 
+/** The jobs to choose from; null where the service has not said yet which there are. */
 export function jobOptions(jobs, chosen) {
   const option = (job) =>
     h("option", { value: job.job, selected: job.job === chosen, "data-key": job.job }, `${job.job} · ${place(job)} · ${day(job.submitted_at)}`);
-  return jobs.length ? jobs.map(option) : h("option", { value: "" }, "no jobs yet");
+  if (jobs?.length) return jobs.map(option);
+  return h("option", { value: "" }, jobs ? "no jobs yet" : "jobs not known yet");
 }
 
 /** Its state, and which in line it is while it waits. */
@@ -73,23 +75,31 @@ export function headline(job) {
 const tile = (what, figure, ...notes) =>
   h("div", { class: "panel tile" }, h("dt", {}, what), h("dd", { class: "figure" }, figure), notes.map((note) => h("dd", { class: "note" }, note)));
 
-/** A region with more islands has a row of its own. */
+/** A region with more islands has a row of its own, and so has one that would stand alone in its row. */
 const STACK_MAX = 3;
+
+/** In a job of more islands those that need nobody's eye are a line each, which opens to their card. */
+const CARDS_MAX = 16;
 
 /** Islands as cards, grouped by region in the order of the job. */
 export function islands(job, mayChange) {
-  const regions = byRegion(job.islands);
+  const regions = [...byRegion(job.islands)];
   const alive = !["completed", "cancelled", "failed"].includes(job.state);
+  const crowded = job.islands.length > CARDS_MAX;
+  const alone = regions.filter(([, members]) => members.length <= STACK_MAX).length === 1;
   const region = ([name, members], n) => [
     h(
       "div",
-      { class: members.length > STACK_MAX ? "region wide" : "region", role: "group", "aria-labelledby": `region-${n}`, "data-key": `region-${name}` },
-      h("h3", { id: `region-${n}` }, name, h("span", { class: "soft" }, ` ${members.filter((one) => one.state === "training").length}/${members.filter((one) => !one.spare).length}`)),
-      h("ul", { class: "cards" }, members.map((island) => card(island, job, mayChange && alive))),
+      { class: alone || members.length > STACK_MAX ? "region wide" : "region", role: "group", "aria-labelledby": `region-${n}`, "data-key": `region-${name}` },
+      h("h3", { id: `region-${n}` }, name, h("span", { class: "soft" }, ` ${shares(members)}`)),
+      h("ul", { class: crowded ? "cards crowded" : "cards" }, (crowded ? uneasyFirst(members) : members).map((island) => card(island, job, mayChange && alive, crowded))),
     ),
   ];
-  return [h("h2", { id: "islands-title" }, "Islands"), h("div", { class: "regions" }, [...regions].map(region))];
+  return [h("h2", { id: "islands-title" }, "Islands"), h("div", { class: "regions" }, regions.map(region))];
 }
+
+/** How many of them train, of those that are to. */
+const shares = (members) => `${members.filter((one) => one.state === "training").length}/${members.filter((one) => !one.spare && !one.standby).length}`;
 
 function byRegion(members) {
   const regions = new Map();
@@ -99,14 +109,17 @@ function byRegion(members) {
 
 const SPARE = "A scale-up slot: it has a data shard, and no process before the job is scaled up.";
 
-function card(island, job, mayChange) {
+const uneasyFirst = (members) => [...members.filter((island) => !calm(island)), ...members.filter(calm)];
+
+/** Nothing is wrong with it, and nothing is under way. */
+const calm = (island) => island.spare || (!island.flag && ["training", "standby"].includes(island.state));
+
+function card(island, job, mayChange, crowded) {
   const { word, tone, icon } = looks(island);
   const axes = Object.entries(island.mesh).map(([axis, length]) => `${axis} ${length}`).join(" × ");
   const merged = island.last_merge_after_s === null ? null : Math.max(0, (job.after_s ?? 0) - island.last_merge_after_s);
-  return h(
-    "li",
-    { class: `panel card ${tone}`, "data-key": island.island, "data-state": island.state },
-    h("div", { class: "card-title" }, h("h4", {}, island.island), badge(tone, icon, word)),
+  const title = [h("h4", {}, island.island), badge(tone, icon, word)];
+  const about = [
     h("p", { class: "reason" }, island.spare ? SPARE : island.reason || "as it should be"),
     island.flag && h("p", { class: "notice flag" }, `Not used: ${island.flag}`),
     !island.spare && h(
@@ -120,6 +133,11 @@ function card(island, job, mayChange) {
       fact("Incarnation", `${island.incarnation}`, island.node && `on ${island.node}`),
     ),
     mayChange && h("div", { class: "buttons" }, actions(island).map((action) => button(action, island.island))),
+  ];
+  return h(
+    "li",
+    { class: `panel card ${tone}`, "data-key": island.island, "data-state": island.state },
+    crowded && calm(island) ? h("details", {}, h("summary", {}, title), about) : [h("div", { class: "card-title" }, title), about],
   );
 }
 

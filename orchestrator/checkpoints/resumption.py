@@ -23,8 +23,8 @@ from orchestrator.core.saving import JobResumed, SavedIsland
 from orchestrator.core.vocabulary import Instant, IslandId, Version
 from orchestrator.errors import DataError
 from orchestrator.roots import AllowedRoots
+from orchestrator.run_folder import RESUMED
 
-FILE = "resumed.json"
 BYTES_MAX = 2 * MANIFEST_BYTES_MAX
 SAME = (
     ("trainer",),
@@ -116,7 +116,7 @@ def begun(roots: AllowedRoots, run_dir: Path, spec: Mapping[str, Any]) -> Resump
     resume = spec.get("resume")
     if resume is None:
         return None
-    if (run_dir / FILE).exists():
+    if (run_dir / RESUMED).exists():
         return stored(run_dir)
     resumption = find(roots, resume["checkpoint"], spec)
     with_refusals = replace(resumption, refused=(*resume["refused"], *resumption.refused))
@@ -125,16 +125,16 @@ def begun(roots: AllowedRoots, run_dir: Path, spec: Mapping[str, Any]) -> Resump
         "refused": list(with_refusals.refused),
         "manifest": asdict(with_refusals.manifest),
     }
-    Folder.own(run_dir).write(FILE, seal(document))
+    Folder.own(run_dir).write(RESUMED, seal(document))
     return with_refusals
 
 
 def stored(run_dir: Path) -> Resumption | None:
     """The resumption of the job in ``run_dir``, if it has one. Raises DataError when that file is damaged."""
-    path = run_dir / FILE
+    path = run_dir / RESUMED
     if not path.exists():
         return None
-    document = unseal(Folder.own(run_dir).read(FILE, BYTES_MAX), str(path))
+    document = unseal(Folder.own(run_dir).read(RESUMED, BYTES_MAX), str(path))
     url, refused = document.get("url"), document.get("refused")
     if (
         not isinstance(url, str)

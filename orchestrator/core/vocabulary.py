@@ -283,6 +283,7 @@ class OuterRatePolicy:
 class JobPolicy:
     """Everything the core may know of the job: frozen, stored in the tape's header.
 
+    islands                 those that the specification names, scale-up slots included
     quorum                  K: a round may close once this many islands have contributed
     fragment_count          P
     sync_interval_steps     H: inner steps between two synchronisations of one fragment
@@ -291,16 +292,17 @@ class JobPolicy:
     grace_cap_steps         longest grace window, in inner steps; ``None`` waits for everyone (synchronous baselines)
     staleness_max           how many versions behind the current one a contribution's base may be
     token_budget            the job ends when its islands have trained this many tokens together
-    evaluation_every_merges ask for an evaluation each time this many fragments have merged; 0 for the end only
+    evaluation_every_merges  ask for an evaluation each time this many fragments have merged; 0 for the end only
     suspect_timeout_s       an island without connection is suspect at once, and lost after this long
-    cut_off_timeout_s       the same for one whose whole node cannot be reached: it may well train on
-    backoff_first_s/max_s   wait before placing a lost island again: doubled at each failure in a row, capped
+    cut_off_timeout_s       likewise for one whose whole node cannot be reached: it may well train on
+    backoff_first_s         wait before placing a lost island again, doubled at each failure in a row
+    backoff_max_s           the longest such wait
     restarts_max            an island that fails this often in a row without contributing is given up
     flush_timeout_s         longest wait for the islands' last contributions when the job ends
     moving_average_decay    weight of the past in ξ_step, ξ_quorum and ξ_sync
     health                  what contributions must be like; absent from tapes written before there was one
     standbys                processes that wait to take the place of a lost island (``core.standby``); none on older tapes
-    checkpoints             when they are taken; absent likewise
+    checkpoints             when they are taken; absent from tapes written before there were any
     donors_max              from so many peers at once an island takes a state; one on older tapes
     evaluation              how Θ is measured; without a limit, and beside the islands, on older tapes
     outer_rate              how the outer learning rate rises and falls; not at all on older tapes

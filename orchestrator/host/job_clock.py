@@ -16,10 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.disk import LocalDisk
+from orchestrator.run_folder import CLOCK
 
 log = logging.getLogger(__name__)
-
-NAME = "clock.json"
 
 
 def uptime() -> float:
@@ -38,7 +37,7 @@ def elapsed(
 ) -> float:
     """Seconds since the job was created, stored for the next synchroniser. ``tape_end`` is the tape's end, if any."""
     boot, up = boot or LocalDisk().boot(), uptime()
-    path = run_dir / NAME
+    path = run_dir / CLOCK
     if tape_end is None:
         passed = 0.0
     elif (created := _created(path, boot)) is not None:

@@ -30,6 +30,7 @@ from orchestrator.parameters.journal.reconciliation import lost_merges, undecide
 from orchestrator.parameters.journal.storage import SUFFIX, Journal
 from orchestrator.parameters.journaled_store import recovered, state_at
 from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.run_folder import BOOT, CHECKPOINTS, JOURNAL, PARAMETERS, REPORT, SNAPSHOT, STATUS, TAPE
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.pending import Pending
 from orchestrator.tape.recovery import Recovered, recover
@@ -39,11 +40,7 @@ from orchestrator.tape.storage import TapeWriter, read_snapshot
 
 log = logging.getLogger(__name__)
 
-TAPE = "tape.jsonl"
-SNAPSHOT = "snapshot"
-JOURNAL = "journal"
-CHECKPOINTS = "checkpoints"
-LEFT_AT_THE_END = ("status.json", "report.json", "merged.safetensors")
+LEFT_AT_THE_END = (STATUS, REPORT, PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +150,7 @@ def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
 
 
 def _note_boot(run_dir: Path, disk: Disk) -> None:
-    path = run_dir / "boot"
+    path = run_dir / BOOT
     disk.files(run_dir)  # makes the folder
     disk.remove(path)
     disk.append(path, [disk.boot().encode()])
@@ -165,7 +162,7 @@ def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
     if spec.synchroniser.durability.kind == "sync":
         return
     try:
-        same = disk.read(run_dir / "boot").decode() == disk.boot()
+        same = disk.read(run_dir / BOOT).decode() == disk.boot()
     except FileNotFoundError:
         same = False
     if not same:

@@ -22,9 +22,9 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import DataError
-from orchestrator.host.job_files import JOURNAL, SNAPSHOT, TAPE
 from orchestrator.parameters.journal.entry import PREFIX_BYTES, facts_of, sizes_of
 from orchestrator.parameters.journal.storage import SUFFIX
+from orchestrator.run_folder import JOURNAL, SNAPSHOT, TAPE
 from orchestrator.tape.schema import Header, Record, decode_header, decode_line
 from orchestrator.tape.storage import read_snapshot
 

@@ -29,6 +29,7 @@ from orchestrator.disk import LocalDisk
 from orchestrator.errors import first_line
 from orchestrator.parameters.pieces import joined
 from orchestrator.plain import finite
+from orchestrator.run_folder import PARAMETERS, REPORT, REPORT_PAGE, STATUS
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ RENDERER = "orchestrator.report.html"
 
 
 def write_parameters(
-    run_dir: Path, parameters: Mapping[str, Array], facts: Mapping[str, str], name: str = "merged.safetensors"
+    run_dir: Path, parameters: Mapping[str, Array], facts: Mapping[str, str], name: str = PARAMETERS
 ) -> None:
     """Θ as it stands, in whole tensors, float32, with ``facts`` in the file's metadata.
 
@@ -62,7 +63,7 @@ def _refused_by_disk(error: SafetensorError, path: Path) -> OSError | None:
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     """The report for programs, then for people. A page that cannot be made says why."""
-    _write(run_dir / "report.json", to_json(report))
+    _write(run_dir / REPORT, to_json(report))
     try:
         # its drawing library takes a second to import, which no job should wait for at its start
         page: str = importlib.import_module(RENDERER).render(report)
@@ -72,7 +73,7 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
         page = (
             f"<!doctype html><title>No report</title><p>This page could not be made ({reason}); see report.json.</p>\n"
         )
-    _write(run_dir / "report.html", page)
+    _write(run_dir / REPORT_PAGE, page)
 
 
 def write_status(run_dir: Path, status: StatusRecord) -> None:
@@ -81,14 +82,14 @@ def write_status(run_dir: Path, status: StatusRecord) -> None:
     for name in disk.files(run_dir):
         with suppress(FileNotFoundError):  # what the service put there for a download goes again
             disk.sync(run_dir / name)
-    _write(run_dir / "status.json", to_json(status))
-    disk.sync(run_dir / "status.json")
+    _write(run_dir / STATUS, to_json(status))
+    disk.sync(run_dir / STATUS)
 
 
 def ended_as(run_dir: Path, job: str) -> bool:
     """Whether the job's final state is there, whole: what is damaged is to be written again."""
     try:
-        status = json.loads(LocalDisk().read(run_dir / "status.json"))
+        status = json.loads(LocalDisk().read(run_dir / STATUS))
         return bool(
             status["job_id"] == job and status["view"]["phase"] == JobPhase.FINISHED and status["view"]["outcome"]
         )

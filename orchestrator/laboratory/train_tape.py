@@ -39,6 +39,7 @@ from orchestrator.laboratory.matching import Match
 from orchestrator.laboratory.tape_table import METHODS, Method, Run, digests, judge, means, table
 from orchestrator.laboratory.tape_training import TapeTraining
 from orchestrator.roots import EVERYTHING
+from orchestrator.run_folder import TAPE
 from orchestrator.tape.schema import Digest, Header, Tape, encode_header, encode_record, job_steps
 from orchestrator.tape.storage import read_tape
 
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.runs / "train-tape"
     try:
         spec = with_found_files(parse_job(read_job_document(options.config)), EVERYTHING)
-        tape = read_tape(options.tape / "tape.jsonl" if options.tape.is_dir() else options.tape)
+        tape = read_tape(options.tape / TAPE if options.tape.is_dir() else options.tape)
         match = matching.match(tape, spec)
         for note in match.notes:
             console.print(f"note: {note}", markup=False, highlight=False)

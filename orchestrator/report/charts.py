@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from orchestrator.report.svg import (
@@ -48,6 +49,9 @@ CLASSES = {
 
 Report = Mapping[str, Any]
 
+HIGH_ROW, LOW_ROW, HIGH_ROWS_MAX = 30.0, 17.0, 24
+"""Of a timeline. Those of more islands are low, so that a picture of many fits a screen or two."""
+
 
 def loss_chart(report: Report) -> str:
     """Held-out loss against tokens, over the islands' own training loss, and the unigram model to beat."""
@@ -65,9 +69,10 @@ def loss_chart(report: Report) -> str:
         parts.append(path([(x(p[0]), y(p[1])) for p in training], "training-loss", width=1.2, opacity=0.55))
     if unigram:
         parts.append(line(x.start, y(unigram), x.stop, y(unigram), "reference"))
-        parts.append(text(x.stop, y(unigram) - 6, f"unigram model {loss(unigram)}", anchor="end", kind="tick"))
     if held_out:
         parts.append(path([(x(p[0]), y(p[1])) for p in held_out], "loss", width=2.4))
+    if unigram:
+        parts.append(text(x.stop, y(unigram) - 6, f"unigram model {loss(unigram)}", anchor="end", kind="tick over"))
     for tokens, value, at in held_out:
         parts.append(dot(x(tokens), y(value), 3.0, "loss", f"{loss(value)} at {count(tokens)} tokens, {seconds(at)}"))
     keys = [("loss", "held-out loss, nats per token"), ("training-loss", "training loss, as the islands report it")]
@@ -80,14 +85,15 @@ def timeline_chart(report: Report) -> str:
     duration = report["duration_s"] or 1.0
     label_width = min(150.0, 12.0 + 7.2 * max((len(name) for name in islands), default=0))
     x = Scale(0.0, duration, label_width, WIDTH - 12)
-    row, height = 30.0, 10.0 + 30.0 * len(islands)
+    row = HIGH_ROW if len(islands) <= HIGH_ROWS_MAX else LOW_ROW
+    bar, height = row * 0.7, 10.0 + row * len(islands)
     tops = {island: 8.0 + n * row for n, island in enumerate(islands)}
-    parts = [text(label_width - 9, tops[name] + 15, name, anchor="end") for name in islands]
+    parts = [text(label_width - 9, tops[name] + bar / 2 + 4.5, name, anchor="end") for name in islands]
     shown = set()
     for island, since, until, state in report["timeline"]:
         tooltip = f"{island}: {STATES.get(state, state)} for {seconds(until - since)}, from {seconds(since)}"
         width = max(x(until) - x(since), 0.8)
-        parts.append(box(x(since), tops[island], width, row - 9, f"state-{state}", tooltip, radius=2))
+        parts.append(box(x(since), tops[island], width, bar, f"state-{state}", tooltip, radius=2))
         shown.add(state)
     for recovery in report["recoveries"]:
         top = tops[recovery["island"]]
@@ -97,7 +103,7 @@ def timeline_chart(report: Report) -> str:
             tooltip = f"{recovery['island']} contributed again after {seconds(recovery['total'])}"
             back_at = recovery["killed_at"] + recovery["total"]
             ring = element("title", escape(tooltip))
-            parts.append(element("circle", ring, cx=x(back_at), cy=top + (row - 9) / 2, r=5.0, class_="ring"))
+            parts.append(element("circle", ring, cx=x(back_at), cy=top + bar / 2, r=5.0, class_="ring"))
     parts.append(x_axis(x, height, plain, "seconds since the job was created"))
     keys = [(f"state-{state}", name) for state, name in STATES.items() if state in shown]
     return drawing(height + 40, "Islands over time", *parts) + legend(keys)
@@ -154,7 +160,7 @@ def merges_chart(report: Report) -> str:
         for contributors in range(1, islands + 1):
             times = one.get(str(contributors), 0)
             if times:
-                colour = f"share-{max(1, round(5 * contributors / islands))}"
+                colour = _share_colour(contributors, islands)
                 tooltip = f"fragment {n}: {times} merges of {contributors} islands"
                 top = y(below + times)
                 parts.append(box(x(n) + gap / 2, top, x(1) - x(0) - gap, y(below) - top, colour, tooltip, radius=0.5))
@@ -164,8 +170,18 @@ def merges_chart(report: Report) -> str:
     parts.append(line(x.start, 196.0, x.stop, 196.0, "axis"))
     parts.append(text(x.stop, 230.0, "fragment", anchor="end", kind="tick"))
     seen = sorted({int(contributors) for one in fragments for contributors in one})
-    keys = [(f"share-{max(1, round(5 * n / islands))}", plural(n, "island")) for n in seen]
+    keys = [(colour, _from_to(list(counts))) for colour, counts in groupby(seen, lambda n: _share_colour(n, islands))]
     return drawing(236.0, "Merges per fragment by number of contributors", *parts) + legend(keys)
+
+
+def _share_colour(contributors: int, islands: int) -> str:
+    return f"share-{max(1, round(5 * contributors / islands))}"
+
+
+def _from_to(counts: list[int]) -> str:
+    """How many islands one colour stands for."""
+    most = plural(counts[-1], "island")
+    return most if len(counts) == 1 else f"{counts[0]} to {most}"
 
 
 def parts_bar(parts: Mapping[str, float]) -> str:

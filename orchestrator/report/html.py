@@ -15,6 +15,8 @@ from orchestrator.report.page import card, cards, document, header, table, tile,
 from orchestrator.report.words import count, loss, percent, plural, seconds
 
 Report = Mapping[str, Any]
+REGIONS_NAMED_MAX = 8
+"""Of more the number is enough: each island's is in its row."""
 _PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
 _WHY = {
     "everyone_in": "everyone was in",
@@ -52,7 +54,8 @@ def _header(report: Report) -> str:
     islands = {name: island for name, island in report["islands"].items() if not island.get("spare")}
     regions = sorted({island["region"] for island in islands.values()})
     spares = len(report["islands"]) - len(islands)
-    where = f"{plural(len(islands), 'island')} in {plural(len(regions), 'region')} ({', '.join(regions)})"
+    named = f" ({', '.join(regions)})" if len(regions) <= REGIONS_NAMED_MAX else ""
+    where = f"{plural(len(islands), 'island')} in {plural(len(regions), 'region')}{named}"
     where += f" and {plural(spares, 'spare')}" if spares else ""
     size = f", {count(report['parameter_count'])} parameters" if report.get("parameter_count") else ""
     lead = f"{where}{size}, {seconds(report['duration_s'])}. {_sentence(report.get('reason'))}"

@@ -51,6 +51,7 @@ svg{display:block;width:100%;height:auto;overflow:visible;font-family:inherit}
 svg .label{font-size:13px;fill:var(--ink)}
 svg .tick{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}
 svg .inside{font-size:16px;font-weight:650;fill:var(--inside)}
+svg .over{paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round}
 svg .axis{stroke:var(--rule)}svg .grid{stroke:var(--faint)}
 svg .reference{stroke:var(--soft);stroke-dasharray:5 4}
 svg .curve{fill:none;stroke-linejoin:round;stroke-linecap:round}

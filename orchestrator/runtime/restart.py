@@ -29,11 +29,12 @@ from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPoli
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.host import job_clock
-from orchestrator.host.job_files import TAPE, JobFiles, beginning, open_files
+from orchestrator.host.job_files import JobFiles, beginning, open_files
 from orchestrator.host.last_known import last_known
 from orchestrator.host.state_view import StateView
 from orchestrator.host.timers import Timers
 from orchestrator.roots import AllowedRoots
+from orchestrator.run_folder import TAPE
 from orchestrator.runtime import shutdown
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter

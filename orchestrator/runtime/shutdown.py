@@ -17,6 +17,7 @@ from orchestrator.actors.records import StatusRecord
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import first_line
 from orchestrator.host import records
+from orchestrator.run_folder import CRASH
 from orchestrator.runtime import cluster
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.names import controller_name, synchroniser_name
@@ -49,11 +50,11 @@ def crash(
     story = "".join(traceback.format_exception(error))
 
     def write_story() -> None:
-        (run_dir / "crash.txt").write_text(story)
+        (run_dir / CRASH).write_text(story)
 
     def write_status() -> None:
         last = status()
-        reason = f"{type(error).__name__}: {first_line(error)} (see crash.txt)"
+        reason = f"{type(error).__name__}: {first_line(error)} (see {CRASH})"
         over = {"phase": JobPhase.FINISHED, "outcome": JobOutcome.FAILED, "reason": reason}
         records.write_status(run_dir, {**last, "view": {**last["view"], **over}})
 

@@ -49,7 +49,6 @@ from orchestrator.errors import Conflict, DataError, Fenced, NotFound, first_lin
 from orchestrator.host import records, tape_sync
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
-from orchestrator.host.job_files import SNAPSHOT
 from orchestrator.host.line_traffic import by_region, pause_reason
 from orchestrator.host.posting import Undated
 from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, only_full
@@ -58,6 +57,7 @@ from orchestrator.host.state_view import StateView
 from orchestrator.host.timers import Timers
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import AllowedRoots
+from orchestrator.run_folder import SNAPSHOT
 from orchestrator.runtime import cluster, faults, restart, shutdown
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.evaluation import Evaluation

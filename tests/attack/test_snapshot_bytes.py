@@ -22,7 +22,8 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError
-from orchestrator.host.job_files import SNAPSHOT, open_files
+from orchestrator.host.job_files import open_files
+from orchestrator.run_folder import SNAPSHOT
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage

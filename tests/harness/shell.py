@@ -28,7 +28,7 @@ from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
 from orchestrator.core.report_events import contribution_of, event_of
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
 from orchestrator.disk import Disk
-from orchestrator.host.job_files import SNAPSHOT, open_files
+from orchestrator.host.job_files import open_files
 from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.host.snapshot_writer import SnapshotWriter
 from orchestrator.parameters import fragment_map, tensors
@@ -36,6 +36,7 @@ from orchestrator.parameters.holding import EVERYTHING
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard, Publication
 from orchestrator.replica.replica import Publication as Arrived
+from orchestrator.run_folder import SNAPSHOT
 from orchestrator.simulation.disk import SimulatedDisk
 from tests.harness.disks import Died
 from tests.harness.job import Job

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,12 @@ class Composed:
                 self._volume(mount.source, image.tree / mount.target[1:], service.user)
         enter = self._regions.places[service.network].enter
         self.containers[name] = Container(service, image, self._folder, enter, self._folder / f"{name}.log")
+
+    def tend(self) -> None:
+        """As an engine keeps ``restart``: a service that has ended is begun again, unless it is to run once."""
+        for name, container in list(self.containers.items()):
+            if self._wanted[name].restarts and not container.running:
+                self.begin(name)
 
     def down(self) -> None:
         for container in reversed(self.containers.values()):
@@ -189,50 +196,60 @@ def story(composed: Composed, address: str) -> None:
     token = api.run("cat", "/var/lib/atoll/home/token").stdout.strip()
     with Client(f"http://{address}:8470", token=token) as client:
         job = client.submit(JOB).job
+        seen = Seen(composed, client, job)
         with telling("both islands contribute"):
-            wait_for("contributions of both", lambda: contribute(client, job, {"us-east": 1, "europe": 1}))
+            wait_for("contributions of both", lambda: seen.contribute({"us-east": 1, "europe": 1}))
         with telling("an island is killed and contributes again"):
             client.kill(job, "europe")
-            wait_for("europe's second life", lambda: contribute(client, job, {"us-east": 1, "europe": 2}))
+            wait_for("europe's second life", lambda: seen.contribute({"us-east": 1, "europe": 2}))
         with telling("an island is drained and added again"):
             client.drain(job, "us-east")
-            wait_for("us-east drained", lambda: island(client, job, "us-east").state not in ("training", "draining"))
+            wait_for("us-east drained", lambda: seen.island("us-east").state not in ("training", "draining"))
             client.readd(job, "us-east")
-            wait_for("us-east's second life", lambda: contribute(client, job, {"us-east": 2, "europe": 2}))
+            wait_for("us-east's second life", lambda: seen.contribute({"us-east": 2, "europe": 2}))
         with telling("the head is lost, comes back, and the job goes on"):
             epoch = client.job(job).epoch
             composed.containers["head"].kill()
-            composed.begin("head")
-            wait_for("the head", lambda: composed.containers["head"].healthy)
-            wait_for("another life of the synchroniser", lambda: answer(client, job).epoch > epoch)
-            wait_for("contributions after it", lambda: contribute(client, job, {"us-east": 2, "europe": 2}, epoch + 1))
+            wait_for("another life of the synchroniser", lambda: seen.answer().epoch > epoch)
+            wait_for("contributions after it", lambda: seen.contribute({"us-east": 2, "europe": 2}, epoch + 1))
         with telling("Prometheus has the job's figures"):
             wait_for("goodput in Prometheus", lambda: job in measured(composed.containers["prometheus"]))
         with telling("the job is cancelled"):
             client.cancel(job)
-            wait_for("its end", lambda: answer(client, job).state == "cancelled")
+            wait_for("its end", lambda: seen.answer().state == "cancelled")
 
 
-def answer(client: Client, job: str) -> Any:
-    """The job's status. Waits while the service has nothing new: the head may be away."""
-    while True:
-        try:
-            return client.job(job)
-        except AtollError:
-            time.sleep(0.5)
+@dataclass(frozen=True)
+class Seen:
+    """A job as its service shows it, while an engine would look after the services."""
 
+    composed: Composed
+    client: Client
+    job: str
 
-def island(client: Client, job: str, name: str) -> Any:
-    return next(one for one in answer(client, job).islands if one.island == name)
+    def answer(self) -> Any:
+        """The job's status. Waits while the service has nothing new: the head may be away."""
+        answers: list[Any] = []
 
+        def asked() -> bool:
+            self.composed.tend()
+            with suppress(AtollError):
+                answers.append(self.client.job(self.job))
+            return bool(answers)
 
-def contribute(client: Client, job: str, lives: dict[str, int], epoch: int = 0) -> bool:
-    """Whether each island trains in at least this incarnation, and some merge had it since it was placed."""
-    seen = answer(client, job)
-    return seen.epoch >= epoch and all(
-        one.state == "training" and one.incarnation >= lives[one.island] and one.last_merge_after_s is not None
-        for one in seen.islands
-    )
+        wait_for("an answer of the service", asked)
+        return answers[0]
+
+    def island(self, name: str) -> Any:
+        return next(one for one in self.answer().islands if one.island == name)
+
+    def contribute(self, lives: dict[str, int], epoch: int = 0) -> bool:
+        """Whether each island trains in at least this incarnation, and some merge had it since it was placed."""
+        now = self.answer()
+        return now.epoch >= epoch and all(
+            one.state == "training" and one.incarnation >= lives[one.island] and one.last_merge_after_s is not None
+            for one in now.islands
+        )
 
 
 def measured(prometheus: Container) -> str:

@@ -16,10 +16,10 @@ FILE = ROOT / "deploy" / "compose.yaml"
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 UNDERSTOOD = {
     *("image", "build", "entrypoint", "command", "environment", "user", "volumes", "tmpfs", "read_only", "cap_drop"),
-    *("network_mode", "depends_on", "healthcheck", "init", "security_opt"),
-    *("restart", "stop_signal", "ports", "mem_limit", "pids_limit", "shm_size"),
+    *("network_mode", "depends_on", "healthcheck", "init", "security_opt", "restart"),
+    *("stop_signal", "ports", "mem_limit", "pids_limit", "shm_size"),
 }
-"""Those of the last line are an engine's to keep: nothing here bounds memory or starts a service again."""
+"""Those of the last line are an engine's to keep: nothing here bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Mount:
 class Service:
     """``entrypoint`` is empty where it is the image's. ``network`` is the service whose network it has, by default its own.
 
-    ``after`` are the services that it waits for, each with the condition.
+    ``after`` are the services that it waits for, each with the condition. One that ``restarts`` is begun again when it ends.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Service:
     user: str | None
     health: tuple[str, ...]
     after: Mapping[str, str]
+    restarts: bool
 
 
 def services(variables: Mapping[str, str]) -> dict[str, Service]:
@@ -81,6 +82,7 @@ def _service(name: str, section: Mapping[str, Any]) -> Service:
         user=section.get("user"),
         health=() if health.get("disable") else tuple(health.get("test", ())[1:]),
         after={other: about["condition"] for other, about in after.items()},
+        restarts=section.get("restart", "no") != "no",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,27 @@ def test_prometheus_reads_the_service_with_a_viewers_token() -> None:
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "atoll-metrics", "key": "token"}
     assert ("PodMonitor", "atoll-service") not in manifests("cpu")
+
+
+def test_what_the_guide_has_kubectl_name_is_in_the_manifests() -> None:
+    guide = (FOLDER.parent.parent / "docs" / "guide" / "kubernetes.md").read_text()
+    documents = manifests("gpu-spot")
+    secrets = set(re.findall(r"create secret generic (\S+) --from-literal=(\w+)=", guide))
+    assert secrets == {("atoll-cluster", "token"), ("atoll-metrics", "token")}
+    mounted = {
+        each["secret"]["secretName"]
+        for pod in templates(documents)
+        for each in pod["spec"]["volumes"]
+        if "secret" in each
+    }
+    (path,) = {environment(pod)["RAY_AUTH_TOKEN_PATH"] for pod in templates(documents)}
+    (endpoint,) = documents["PodMonitor", "atoll-service"]["spec"]["podMetricsEndpoints"]
+    scraped = endpoint["authorization"]["credentials"]
+    assert {(name, Path(path).name) for name in mounted} | {(scraped["name"], scraped["key"])} == secrets
+    for deployment in re.findall(r"exec deployment/(\S+)", guide):
+        template = documents["Deployment", deployment]["spec"]["template"]
+        paths = {mount["mountPath"] for mount in template["spec"]["containers"][0]["volumeMounts"]}
+        assert set(re.findall(r"(/var/lib/atoll/home)\b", guide)) <= paths
 
 
 # ── values that cannot be ─────────────────────────────────────────────────────────────────────────────────────────

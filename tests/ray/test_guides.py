@@ -29,7 +29,8 @@ ELSEWHERE = {
     r"source |(\.venv/bin/)?atoll (up|down|--help)": "the tutorial, of which these are parts",
     r"make ": "CI, and whoever reads this: they are what runs the tests",
     r".*python -m pytest": "parts of `make test`",
-    r"kubectl |.*\| kubectl ": "no cluster is here; what is applied passes the schemas (`make kubernetes-check`)",
+    r"kubectl |.*\| kubectl ": "no cluster is here; what is applied passes the schemas (`make kubernetes-check`), and "
+    "has the names that are typed (tests/kubernetes)",
     r"docker ": "no engine is here; `make image-check` runs what it would",
     r"atoll join ": "tests/ray/test_departures.py, which has the head and the machines",
     r"atoll compare |atoll train-tape |python -m tests\.bench": "hours; short ones are in tests/laboratory and tests/bench",

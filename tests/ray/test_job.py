@@ -21,6 +21,7 @@ from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import STEP_S, Job, assert_sound, stop, synthetic
+from tests.run_files import undescribed
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.ray
@@ -43,6 +44,7 @@ def test_a_job_runs_to_its_budget_and_leaves_report_parameters_and_a_tape_that_r
     assert tape.footer is not None
     assert replay(tape).divergence is None
     assert report["lines"] == status["lines"]
+    assert undescribed(job.run_dir) == []
 
 
 def test_bytes_are_counted_as_they_were_carried_and_four_bits_both_ways_are_few(start: Start) -> None:

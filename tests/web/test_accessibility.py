@@ -11,7 +11,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from tests.web.audit import OWN, axe_faults, faults, own_faults
-from tests.web.visit import Visit, card
+from tests.web.visit import Visit, card, sideways
 
 DESK = {"width": 1280, "height": 900}
 STILL = {"reduced_motion": "reduce"}  # a colour that fades is not yet the one it is to be
@@ -24,12 +24,6 @@ def each_look(page: Page) -> Iterator[str]:
         page.emulate_media(color_scheme=colours, reduced_motion="reduce")
         page.set_viewport_size(window)
         yield look
-
-
-def sideways(page: Page) -> int:
-    """By how many pixels the page is wider than its window."""
-    overflow: int = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    return overflow
 
 
 def test_no_fault_is_found_in_any_look(visit: Visit, pictures: Path) -> None:

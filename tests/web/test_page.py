@@ -9,7 +9,7 @@ from pathlib import Path
 from playwright.sync_api import Page, Route, expect
 
 from api.auth.roles import Role
-from tests.web.visit import Site, Visit, card
+from tests.web.visit import Site, Visit, card, sideways
 
 TRAINING = re.compile(r"\bgood\b")
 RED = "rgb(196, 57, 47)"
@@ -112,7 +112,7 @@ def test_lines_codecs_and_what_they_owe_are_shown(visit: Visit) -> None:
     expect(panel).to_contain_text("Contributions travel in int4, updates in int4.")
     rows = panel.get_by_role("row")
     expect(rows.filter(has_text="us-west")).to_contain_text("kB")
-    expect(rows.filter(has_text="us-west")).to_contain_text("1, 100 kB")
+    expect(rows.filter(has_text="us-west")).to_contain_text("1 fragment, 100 kB")
     expect(panel.get_by_role("row", name="0 2.00 25.0 %")).to_be_visible()
 
 
@@ -145,6 +145,54 @@ def test_losses_by_source_and_what_was_amiss_with_the_text_are_shown(visit: Visi
         assert panel.evaluate("panel => panel.scrollWidth <= panel.clientWidth")
         panel.screenshot(path=pictures / f"losses-by-source-{width}.png")
         page.unroute_all(behavior="wait")
+
+
+def test_of_a_crowd_those_that_need_no_eye_are_a_line_each_and_the_others_are_whole(
+    visit: Visit, pictures: Path
+) -> None:
+    """The job of these tests has six islands: on its way to the page each becomes eleven, and one of them is lost."""
+
+    def crowded(route: Route) -> None:
+        answer = route.fetch()
+        job = answer.json()
+        names = [f"{island['island']}-{n}" for island in job["islands"] for n in range(11)]
+        job["islands"] = [dict(island) for island in job["islands"] for _ in range(11)]
+        for island, name in zip(job["islands"], names, strict=True):
+            island["island"] = name
+        job["islands"][3] |= {"state": "lost", "reason": "its process is dead"}
+        spans = job["statistics"]["timeline"]
+        job["statistics"]["timeline"] = [[f"{span[0]}-{n}", *span[1:]] for span in spans for n in range(11)]
+        route.fulfill(response=answer, json=job)
+
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        page = visit.enter(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.route(f"**/v1/jobs/{visit.site.job}", crowded)
+        visit.give_token(page, "operator")
+        expect(page.locator(".card")).to_have_count(66)
+        expect(card(page, "us-east-0-3").get_by_text("its process is dead")).to_be_visible()
+        calm = card(page, "us-east-0-4")
+        expect(calm.get_by_role("button", name="Drain us-east-0-4")).to_be_hidden()
+        calm.locator("summary").click()
+        expect(calm.get_by_role("button", name="Drain us-east-0-4")).to_be_visible()
+        expect(page.get_by_text("The other 50 lines")).to_be_visible()
+        assert sideways(page) == 0
+        page.screenshot(path=pictures / f"crowd-{width}.png", full_page=True)
+        page.unroute_all(behavior="wait")
+
+
+def test_where_jobs_cannot_be_listed_none_is_said_to_be_absent_until_they_can(visit: Visit) -> None:
+    page = visit.enter()
+    problem = {"type": "urn:atoll:problem:store", "title": "Store", "status": 503, "detail": "The disk is full."}
+    page.route("**/v1/jobs", lambda route: route.fulfill(status=503, json=problem))
+    page.get_by_label("Token").fill(visit.site.tokens["operator"])
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("The disk is full.")
+    expect(page.get_by_label("Job")).to_contain_text("jobs not known yet")
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    page.unroute_all(behavior="wait")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(visit.site.job)
+    expect(page.get_by_role("alert")).to_be_empty()
+    visit.complaints.clear()  # the console tells of the answer that was 503
 
 
 def test_a_killed_island_turns_red_and_green_again(visit: Visit) -> None:

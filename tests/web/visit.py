@@ -97,3 +97,9 @@ class Visit:
 
 def card(page: Page, island: str) -> Locator:
     return page.locator(f"li[data-key='{island}']")
+
+
+def sideways(page: Page) -> int:
+    """By how many pixels the page is wider than its window."""
+    overflow: int = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return overflow

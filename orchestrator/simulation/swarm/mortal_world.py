@@ -25,6 +25,7 @@ from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_state import OuterStep
+from orchestrator.run_folder import TAPE
 from orchestrator.simulation.disk import Died, SimulatedDisk
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
@@ -101,7 +102,7 @@ class MortalWorld(RoughWorld):
     @property
     def tape(self) -> Tape:
         """The file's; of a job that ``ended`` what the power left of it need not be readable."""
-        return super().tape if self.ended else read_tape(FOLDER / "tape.jsonl", self.disk)
+        return super().tape if self.ended else read_tape(FOLDER / TAPE, self.disk)
 
     def ours(self, thunk: Callable[[], None]) -> Callable[[], None]:
         """``thunk``, if this life of the synchroniser has not ended by then; it may end in it."""
