@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import IO, Any
 
-from learners.corpus import DOCUMENT_BYTES_MAX
+from learners.corpus import DOCUMENT_BYTES_MAX, not_text, texts_of
 from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line
 from orchestrator.roots import AllowedRoots, open_data, shown
 
@@ -156,17 +156,9 @@ class Reader:
         from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
 
         parquet = ParquetFile(file, pre_buffer=False, buffer_size=BLOCK_BYTES)
-        if self.text_field not in parquet.schema_arrow.names:
-            raise ConfigurationError(
-                detail=f"data.sources: {shown(path)} has the columns {parquet.schema_arrow.names[:20]}, not "
-                f"{self.text_field!r}. Set text_field of its source."
-            )
-        column = parquet.schema_arrow.field(self.text_field).type
-        if not _is_text(column):
-            raise ConfigurationError(
-                detail=f"data.sources: in {shown(path)} the column {self.text_field!r} has {column}, and no text. "
-                "Set text_field of its source."
-            )
+        if problem := not_text(parquet.schema_arrow, self.text_field):
+            detail = f"data.sources: {shown(path)} {problem}. Set text_field of its source."
+            raise ConfigurationError(detail=detail)
         first, last = _range(parquet.metadata.num_rows, number, count)
         row = 0
         for group in range(parquet.num_row_groups):
@@ -174,10 +166,8 @@ class Reader:
             if first < row + rows and row < last:
                 at = row
                 for batch in parquet.iter_batches(ROWS, row_groups=[group], columns=[self.text_field]):
-                    wanted = batch.column(0).slice(
-                        max(0, first - at), max(0, min(last, at + len(batch)) - max(first, at))
-                    )
-                    yield from (_as_bytes(text) for text in wanted.to_pylist() if text)
+                    wanted = batch.slice(max(0, first - at), max(0, min(last, at + len(batch)) - max(first, at)))
+                    yield from texts_of(wanted)
                     at += len(batch)
                     if at >= last:
                         break
@@ -217,18 +207,6 @@ def kind_of(path: str) -> str:
 
 def _range(total: int, number: int, count: int) -> tuple[int, int]:
     return total * number // count, total * (number + 1) // count
-
-
-def _is_text(column: Any) -> bool:
-    from pyarrow import types
-
-    kind = column.value_type if types.is_dictionary(column) else column
-    texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
-    return types.is_null(kind) or any(fits(kind) for fits in texts)
-
-
-def _as_bytes(text: Any) -> bytes:
-    return text if isinstance(text, bytes) else str(text).encode(errors="replace")
 
 
 def _records(path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:

@@ -169,11 +169,7 @@ def test_devices_that_were_promised_and_are_not_there_are_refused() -> None:
 
 def test_axes_that_do_not_name_each_dimension_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"names 1 dimensions of up, whose shape is \(8, 64\)"):
-        list(
-            mesh.tensor_problems(
-                "islands.0", {"fsdp": 2, "tensor": 1, "expert": 1}, {"up": (8, 64)}, {"up": ("width",)}
-            )
-        )
+        mesh.require_division(meshes.document({"fsdp": 2}), {"up": (8, 64)}, {"up": ("width",)}, {})
 
 
 def test_processes_whose_devices_are_no_box_of_the_mesh_are_refused() -> None:
