@@ -36,6 +36,8 @@ LINE_BYTES_MAX = 16 << 20
 PIECE_TEXT_MAX = 64 << 20
 """Of one piece, decompressed: sixteen times what is to be expected, and still to be held."""
 BLOCK_BYTES = 1 << 20
+EXPANDED_BYTES = 16 << 10
+"""Decompressed at once: lines of these belong to the same stored bytes, which should be far fewer than a piece has."""
 PASSAGE_BYTES = 1 << 13
 """Of a block of plain text, on average; at most ``DOCUMENT_BYTES_MAX``."""
 EXPANSION_MAX = 1000
@@ -229,16 +231,25 @@ def _records(path: str, file: IO[bytes], number: int, count: int) -> Iterator[by
 
 
 def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Lines of plain text, put together. A block ends behind a line whose checksum says so: see ``PASSAGE_BYTES``."""
+    """Lines of plain text, put together. A block ends behind a line whose checksum says so: see ``PASSAGE_BYTES``.
+
+    A long line is several blocks, so that text without lines can still be divided.
+    """
     waiting, size = [], 0
     for _, line in lines:
         waiting.append(line)
         size += len(line)
         if size >= DOCUMENT_BYTES_MAX or zlib.crc32(line) % PASSAGE_BYTES < len(line):
-            yield b"".join(waiting)
+            yield from _cut(b"".join(waiting))
             waiting, size = [], 0
     if waiting:
-        yield b"".join(waiting)
+        yield from _cut(b"".join(waiting))
+
+
+def _cut(block: bytes) -> Iterator[bytes]:
+    """The block, cut where it has twice as many bytes as one should have: never in lines that are shorter than that."""
+    step = len(block) if len(block) < 2 * DOCUMENT_BYTES_MAX else DOCUMENT_BYTES_MAX
+    return (block[start : start + step] for start in range(0, len(block), step))
 
 
 def _require_size(file: IO[bytes], size: int) -> None:
@@ -271,7 +282,7 @@ def _compressed_lines(file: IO[bytes], path: str, size: int, last: int) -> Itera
     """The lines that are decompressed of the first ``last`` bytes: each with its place in these, and as ``_lines``."""
     file.seek(0)
     stored: Any = _Expanded(_decompressed(file, path), size)
-    text, at = io.BufferedReader(stored, BLOCK_BYTES), 0
+    text, at = io.BufferedReader(stored, EXPANDED_BYTES), 0
     while (place := min(file.tell(), size - 1)) < last:
         line, length = _line(text)
         if not length:
