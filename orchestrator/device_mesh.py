@@ -110,7 +110,7 @@ def tensor_problems(
             yield Problem(
                 f"{entry}.mesh.{axis}",
                 f"is {length}, which does not divide {listed}.",
-                f"Use a divisor of {math.gcd(*sizes.values())}.",
+                _divisor(sizes.values()),
             )
     length = lengths["fsdp"]
     whole = {
@@ -124,7 +124,7 @@ def tensor_problems(
         yield Problem(
             f"{entry}.mesh.fsdp",
             f"is {length}, which divides no dimension that is left to it of {listed}.",
-            f"Use a divisor of {math.gcd(*longest)}.",
+            _divisor(longest),
         )
 
 
@@ -172,6 +172,11 @@ def is_matrix(dimensions: Sequence[str | None]) -> bool:
 
 def _splittable(dimensions: Sequence[str | None]) -> list[int]:
     return [index for index, dimension in enumerate(dimensions) if dimension != "layers"]
+
+
+def _divisor(sizes: Iterable[int]) -> str:
+    common = math.gcd(*sizes)
+    return f"Use a divisor of {common}." if common > 1 else "Leave it out: nothing divides all of them."
 
 
 def _listed(items: Iterable[str]) -> str:

@@ -201,6 +201,12 @@ OF_SIXES = dict.fromkeys(("width", "layer_count", "head_count", "key_value_head_
             "is 5, which divides no dimension that is left to it of",
         ),
         ({"preset": "nano"}, {"mesh": {"expert": 2}}, "mesh.expert", "splits nothing: .* named experts"),
+        (
+            {"preset": "nano", "vocabulary_size": 257},
+            {"mesh": {"tensor": 5}},
+            "mesh.tensor",
+            "Leave it out: nothing divides",
+        ),
         (MOE, {"mesh": {"expert": 5}}, "mesh.expert", r"does not divide layers.experts.gate \(8 of"),
         ({"preset": "nano", "vocabulary_size": 257}, {"mesh": {"tensor": 2}}, "mesh.tensor", r"embed \(257 of"),
         (MOE, {**GPUS, "hosts": 3, "mesh": {"fsdp": 2, "data": 6}, "batch_size": 12}, None, ""),
