@@ -21,7 +21,7 @@ import numpy as np
 
 from learners.tokenizer import Bytes, Tokenizer
 from orchestrator.bounds import BYTE_COUNT
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, first_line
 from orchestrator.roots import AllowedRoots, open_data
 
 NOWHERE = AllowedRoots()
@@ -173,17 +173,35 @@ def _json_lines(lines: IO[bytes], path: Path, field: str) -> Iterator[bytes]:
 
 
 def _parquet(content: IO[bytes], path: Path, field: str) -> Iterator[bytes]:
-    from pyarrow import ArrowInvalid
+    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
 
     try:
         file = ParquetFile(content)
-        if field not in file.schema_arrow.names:
-            detail = (
-                f"data.files: {path} has the columns {file.schema_arrow.names}, not {field!r}. Set data.text_field."
-            )
-            raise ConfigurationError(detail=detail)
+        if problem := not_text(file.schema_arrow, field):
+            raise ConfigurationError(detail=f"data.files: {path} {problem}. Set data.text_field.")
         for batch in file.iter_batches(columns=[field]):
-            yield from (text.encode() for text in batch.column(0).to_pylist() if text)
-    except ArrowInvalid as error:
-        raise ConfigurationError(detail=f"data.files: {path} is no Parquet file ({error}).") from error
+            yield from texts_of(batch)
+    except (ArrowException, OSError) as error:
+        detail = f"data.files: {path} is no Parquet file, or a damaged one ({first_line(error).rstrip('.')})."
+        raise ConfigurationError(detail=f"{detail} Correct it, or leave it out.") from error
+
+
+def not_text(schema: Any, field: str) -> str:
+    """What keeps a Parquet file's column from being read as texts; empty if nothing."""
+    from pyarrow import types
+
+    if (count := schema.names.count(field)) != 1:
+        return f"has {f'{count} columns' if count else 'no column'} {field!r} among {schema.names[:20]}"
+    column = schema.field(field).type
+    kind = column.value_type if types.is_dictionary(column) else column
+    kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
+    is_text = types.is_null(kind) or any(fits(kind) for fits in kinds)
+    return "" if is_text else f"has {column} in the column {field!r}, and no text"
+
+
+def texts_of(batch: Any) -> Iterator[bytes]:
+    """The texts of a Parquet file's one column, or of a part of it, without those that are empty."""
+    for text in batch.column(0).to_pylist():
+        if text:
+            yield text if isinstance(text, bytes) else str(text).encode(errors="replace")

@@ -1,15 +1,8 @@
 """The mesh of an island's devices, and the part of each tensor that every device holds.
 
-    a tensor's dimension        mesh axis            a batch's          mesh axes
-    vocabulary, heads, hidden   tensor               sequences          data and fsdp
-    experts                     expert
-    width, else the longest     fsdp
-    that is left
-
-What dimensions are is what a model says (``Model.axes``). Of a tensor that it says nothing of, the longest dimension that
-``fsdp`` divides is split. Layers are never split: a loop over them takes one after the other on all devices. Vectors are not
-split along ``fsdp``, stacked or not: they are small. A mesh that divides a batch, the devices or a tensor not evenly is
-refused before anything is allocated.
+What dimensions are is what a model says (``Model.axes``); which axis splits which is ``orchestrator.device_mesh``'s to say.
+Of a tensor that a model says nothing of, the longest dimension that ``fsdp`` divides is split. A mesh that divides a batch,
+the devices or a tensor not evenly is refused before anything is allocated.
 
 Source: fully sharded data parallelism as in ZeRO-3, arXiv:1910.02054; tensor parallelism as in Megatron-LM,
 arXiv:1909.08053; both by annotation of shardings alone, GSPMD, arXiv:2105.04663.
@@ -18,7 +11,7 @@ arXiv:1909.08053; both by annotation of shardings alone, GSPMD, arXiv:2105.04663
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,10 +24,7 @@ from orchestrator import device_mesh
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.parameters.roles import BY_NAME, Roles, Shape
 
-SPLIT_ALONG: Mapping[str, str] = {"vocabulary": "tensor", "heads": "tensor", "hidden": "tensor", "experts": "expert"}
 BATCH_AXES = ("data", "fsdp")
-NAMED_MAX = 4
-"""So many tensors are named in a refusal."""
 
 Axes = Mapping[str, tuple[str | None, ...]]
 
@@ -76,10 +66,10 @@ def batch_ways(mesh: Mesh) -> int:
 
 
 def shardings(mesh: Mesh, shapes: Mapping[str, Shape], axes: Axes, roles: Roles = BY_NAME) -> dict[str, NamedSharding]:
-    """Where every tensor lies. The mesh is one that ``tensor_problems`` finds nothing wrong with."""
+    """Where every tensor lies. The mesh is one that ``require_division`` lets pass."""
     named = {name: _dimensions(name, shape, axes, roles) for name, shape in shapes.items()}
     return {
-        name: NamedSharding(mesh, PartitionSpec(*_split(shape, named[name], mesh.shape)))
+        name: NamedSharding(mesh, PartitionSpec(*device_mesh.split(shape, named[name], mesh.shape)))
         for name, shape in shapes.items()
     }
 
@@ -93,56 +83,14 @@ def require_division(spec: Mapping[str, Any], shapes: Mapping[str, Shape], axes:
     meshes = {f"islands.{index}": entry.get("mesh") or {} for index, entry in enumerate(spec["islands"])}
     if "island" in spec:
         meshes = {entry_of(spec): spec["island"].get("mesh") or {}}
+    named = {name: _dimensions(name, shape, axes, roles) for name, shape in shapes.items()}
     problems = [
         problem
         for entry, section in meshes.items()
-        for problem in tensor_problems(entry, device_mesh.parameter_axes(section), shapes, axes, roles)
+        for problem in device_mesh.tensor_problems(entry, device_mesh.parameter_axes(section), shapes, named)
     ]
     if problems:
         raise InvalidJobSpec(problems=tuple(problems))
-
-
-def tensor_problems(
-    entry: str, lengths: device_mesh.AxisLengths, shapes: Mapping[str, Shape], axes: Axes, roles: Roles = BY_NAME
-) -> Iterable[Problem]:
-    """Each axis that does not divide the tensors which it is to split, or splits none."""
-    named = {name: _dimensions(name, shape, axes, roles) for name, shape in shapes.items()}
-    for axis in ("expert", "tensor"):
-        sizes = {
-            name: size
-            for name, shape in shapes.items()
-            for dimension, size in zip(named[name], shape, strict=True)
-            if SPLIT_ALONG.get(dimension or "") == axis
-        }
-        length = lengths[axis]
-        if length > 1 and not sizes:
-            dimensions = " or ".join(dimension for dimension, along in SPLIT_ALONG.items() if along == axis)
-            yield Problem(
-                f"{entry}.mesh.{axis}",
-                f"is {length}, and splits nothing: no tensor of the model has a dimension named {dimensions}.",
-                "Use fsdp instead, or name the dimensions in Model.axes.",
-            )
-        elif uneven := {name: size for name, size in sizes.items() if size % length}:
-            listed = _listed(f"{name} ({size} of {shapes[name]})" for name, size in uneven.items())
-            yield Problem(
-                f"{entry}.mesh.{axis}",
-                f"is {length}, which does not divide {listed}.",
-                f"Use a divisor of {math.gcd(*sizes.values())}.",
-            )
-    length = lengths["fsdp"]
-    matrices = {name: shape for name, shape in shapes.items() if _is_matrix(named[name])}
-    whole = {
-        name: shape
-        for name, shape in matrices.items()
-        if length > 1 and "fsdp" not in _split(shape, named[name], lengths)
-    }
-    if whole:
-        listed = _listed(f"{name} {shape}" for name, shape in whole.items())
-        yield Problem(
-            f"{entry}.mesh.fsdp",
-            f"is {length}, which divides no dimension that is left to it of {listed}.",
-            f"Use a divisor of {math.gcd(*(max(shape) for shape in whole.values()))}.",
-        )
 
 
 def like_parameters(
@@ -158,7 +106,7 @@ def like_parameters(
         name = tensor_of(path, leaf.shape, shapes)
         if name is not None:
             return sharding_of[name]
-        return NamedSharding(mesh, PartitionSpec(*_split(leaf.shape, (None,) * len(leaf.shape), mesh.shape)))
+        return NamedSharding(mesh, PartitionSpec(*device_mesh.split(leaf.shape, (None,) * len(leaf.shape), mesh.shape)))
 
     return jax.tree_util.tree_map_with_path(of_leaf, state)
 
@@ -184,7 +132,7 @@ def constrained(value: jax.Array, *dimensions: str | None) -> jax.Array:
         return value
     split: list[Any] = []
     for dimension, size in zip(dimensions, value.shape, strict=True):
-        along = BATCH_AXES if dimension == "batch" else SPLIT_ALONG.get(dimension or "")
+        along = BATCH_AXES if dimension == "batch" else device_mesh.SPLIT_ALONG.get(dimension or "")
         ways = math.prod(lengths[axis] for axis in ((along,) if isinstance(along, str) else along or ()))
         split.append(along if along and along not in split and size % ways == 0 else None)
     placed: jax.Array = jax.lax.with_sharding_constraint(value, PartitionSpec(*split))
@@ -236,32 +184,3 @@ def _dimensions(name: str, shape: Shape, axes: Axes, roles: Roles) -> tuple[str 
         return axes[name]
     stacked = roles[name].stacked_axes if name in roles else 0
     return ("layers",) * stacked + (None,) * (len(shape) - stacked)
-
-
-def _is_matrix(dimensions: Sequence[str | None]) -> bool:
-    return sum(dimension not in ("layers", "experts") for dimension in dimensions) > 1
-
-
-def _split(shape: Shape, dimensions: Sequence[str | None], lengths: device_mesh.AxisLengths) -> tuple[str | None, ...]:
-    """The mesh axis along which each dimension is split. An axis that does not divide its dimension is left out."""
-    split: list[str | None] = [None] * len(shape)
-    for index, dimension in enumerate(dimensions):
-        axis = SPLIT_ALONG.get(dimension or "")
-        if axis and axis not in split and lengths[axis] > 1 and shape[index] % lengths[axis] == 0:
-            split[index] = axis
-    if lengths["fsdp"] > 1 and _is_matrix(dimensions):
-        free = [
-            index
-            for index, dimension in enumerate(dimensions)
-            if split[index] is None and dimension != "layers" and shape[index] % lengths["fsdp"] == 0
-        ]
-        free.sort(key=lambda index: (dimensions[index] != "width", -shape[index], index))
-        if free:
-            split[free[0]] = "fsdp"
-    return tuple(split)
-
-
-def _listed(items: Iterable[str]) -> str:
-    every = list(items)
-    more = f" and {len(every) - NAMED_MAX} more" if len(every) > NAMED_MAX else ""
-    return ", ".join(every[:NAMED_MAX]) + more

@@ -97,8 +97,9 @@ class FromFile:
             tokenizer.encode_special_tokens = True
             return tokenizer
         except Exception as error:  # the libraries raise what they like for a file that is none
-            detail = f"data.tokenizer: {name} cannot read the file: {error}."
-            raise ConfigurationError(detail=detail) from error
+            detail = f"data.tokenizer: {name} cannot read the file: {str(error).rstrip('.')}."
+            remedy = f"Write it anew with the {name} that is installed on the nodes."
+            raise ConfigurationError(detail=f"{detail} {remedy}") from error
 
 
 def load(section: Mapping[str, Any], roots: AllowedRoots) -> Tokenizer:

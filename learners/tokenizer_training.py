@@ -19,7 +19,7 @@ from pathlib import Path
 from learners.streaming.documents import Reader, Unreadable
 from learners.streaming.order import Pieces, cut
 from orchestrator import tokenizer_file
-from orchestrator.errors import AtollError, ConfigurationError, first_line
+from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line
 from orchestrator.roots import EVERYTHING, data_bytes
 
 END_OF_TEXT = tokenizer_file.END_OF_TEXT[0]
@@ -109,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"atoll: {options.output} cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
+    except UnreadableData as error:
+        print(f"atoll: {error.detail} Correct the file, or leave it out.", file=sys.stderr)
+        return 2
     except AtollError as error:
         print(f"atoll: {error}", file=sys.stderr)
         return 2

@@ -46,6 +46,14 @@ from orchestrator.sections import (
 )
 from orchestrator.validation import omitted_count, problems_of, valid_fields
 
+BUILT_IN_TRAINER = "learners.jax_trainer:create"
+STREAMED_ENDINGS = (".gz", ".zst", ".arrayrecord", ".array_record")
+"""Of files that only streamed text is read from."""
+UNREAD_ENDINGS = (
+    *(".bz2", ".xz", ".lz4", ".zip", ".7z", ".tar", ".tgz", ".tar.gz", ".tar.zst"),
+    *(".arrow", ".feather", ".tfrecord", ".npy", ".npz", ".bin", ".safetensors"),
+)
+"""Of files that are surely no text."""
 UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete examples."
 
 
@@ -65,7 +73,7 @@ class JobSpec(Section):
     resume: ResumeSection | None = None
     synthetic: SyntheticSection = SyntheticSection()
     trainer: Function = Field(
-        "learners.jax_trainer:create", description="makes an island's trainer; of a package that the service allows"
+        BUILT_IN_TRAINER, description="makes an island's trainer; of a package that the service allows"
     )
     seed: Seed = 0
 
@@ -253,6 +261,8 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
         yield Problem("data.sources", message, "Set data.source or list the sources.")
     if data and (twice := [name for name, uses in Counter(one.name for one in data.sources).items() if uses > 1]):
         yield Problem("data.sources", f"has the name {twice[0]!r} twice.", "Give each source its own name.")
+    if data:
+        yield from _file_problems(data)
     if data and data.index is not None and data.source != "streamed":
         message = f"is {data.index}, and data.source is {data.source}: only streamed text has an index."
         yield Problem("data.index", message, "Leave it out, or set data.source to streamed.")
@@ -262,7 +272,7 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     islands, sync = sections.get("islands"), sections.get("synchroniser")
     if islands:
         yield from _island_problems(islands, sync)
-        yield from _mesh_problems(islands, sections.get("training"))
+        yield from _mesh_problems(islands, sections)
     yield from _accumulation_problems(islands or (), sections.get("training"))
     yield from _size_problems(sections)
     if evaluation := sections.get("evaluation"):
@@ -285,6 +295,21 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
             f"is {sync.overlap_steps}, not below interval_steps {sync.interval_steps}.",
             "A fragment must come back before it is due again: lower overlap_steps.",
         )
+
+
+def _file_problems(data: DataSection) -> Iterable[Problem]:
+    """Files that would be read as text, and whose names say that they are none."""
+    named = [(f"data.files.{number}", name, False) for number, name in enumerate(data.files)]
+    for index, source in enumerate(data.sources):
+        for field, names in (("files", source.files), ("held_out", source.held_out)):
+            named += [(f"data.sources.{index}.{field}.{number}", name, True) for number, name in enumerate(names)]
+    for path, name, is_streamed in named:
+        if name.endswith(STREAMED_ENDINGS) and not is_streamed:
+            message = f"is {name}, and source: files reads .jsonl, .parquet and text that is not compressed."
+            yield Problem(path, message, "Use source: streamed, or unpack it.")
+        elif name.endswith(UNREAD_ENDINGS):
+            message = f"is {name}, and nothing of that kind is read here."
+            yield Problem(path, message, "Make text, .jsonl (also .gz, .zst), .parquet or .arrayrecord of it.")
 
 
 def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSection | None) -> Iterable[Problem]:
@@ -318,15 +343,24 @@ def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSectio
             )
 
 
-def _mesh_problems(islands: Sequence[IslandsSection], training: TrainingSection | None) -> Iterable[Problem]:
-    """Of islands on CPU nobody knows here how many devices they will have."""
+def _mesh_problems(islands: Sequence[IslandsSection], sections: Mapping[str, Any]) -> Iterable[Problem]:
+    """Of islands on CPU nobody knows here how many devices they will have, and of a package's model what its tensors are."""
+    training, model = sections.get("training"), sections.get("model")
+    network = model.network if model and sections.get("trainer") == BUILT_IN_TRAINER else None
     for index, section in enumerate(islands):
+        entry, mesh = f"islands.{index}", section.mesh.model_dump()
         batch_size = section.batch_size or (training and training.batch_size)
+        device_count = section.accelerators * section.hosts or None
+        problems: list[Problem] = []
         if batch_size:
-            device_count = section.accelerators * section.hosts or None
-            mesh = section.mesh.model_dump()
             accumulation = section.accumulation or (training.accumulation if training else 1)
-            yield from device_mesh.mesh_problems(f"islands.{index}", mesh, device_count, batch_size, accumulation)
+            problems += device_mesh.mesh_problems(entry, mesh, device_count, batch_size, accumulation)
+        if network and not device_mesh.is_plain(mesh):
+            lengths = device_mesh.parameter_axes(mesh)
+            problems += device_mesh.tensor_problems(entry, lengths, network.shapes, network.dimensions)
+        if not problems and section.accelerator == "gpu":  # those of a TPU are in the order of its wires
+            problems += device_mesh.host_problems(entry, mesh, section.hosts, section.accelerators)
+        yield from problems
 
 
 def _accumulation_problems(islands: Sequence[IslandsSection], training: TrainingSection | None) -> Iterable[Problem]:

@@ -22,7 +22,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any
 
-from orchestrator.config import JobSpec
+from orchestrator.config import BUILT_IN_TRAINER, JobSpec
 from orchestrator.device_mesh import parameter_axes
 from orchestrator.errors import Problem
 from orchestrator.parameters.codec.registry import CodecName
@@ -44,7 +44,7 @@ EVALUATOR_BYTES = 13.0
 """Θ as it came, on the device, and as the model begins."""
 TRAINER_STATE_BYTES, GRADIENT_BYTES = 12.0, 4.0
 """Of parameters and two moments, and of gradients: in host memory where an island computes on CPU."""
-SYNTHETIC, BUILT_IN = "learners.synthetic:create", "learners.jax_trainer:create"
+SYNTHETIC = "learners.synthetic:create"
 LESS = "use a group with larger nodes, give the nodes more memory, or train a smaller model."
 
 
@@ -142,7 +142,7 @@ def parameter_count_of(spec: JobSpec) -> int | None:
     """The model's parameters where the specification says them; None for a model or trainer that only its package knows."""
     if spec.trainer == SYNTHETIC:
         return spec.synthetic.parameters
-    network = spec.model.network if spec.trainer == BUILT_IN else None
+    network = spec.model.network if spec.trainer == BUILT_IN_TRAINER else None
     return network.parameter_count if network else None
 
 
@@ -227,7 +227,7 @@ def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
     """The field that makes the model as large as it is, and what it says."""
     if spec.trainer == SYNTHETIC:
         return "synthetic.parameters", f"{parameter_count:,}"
-    if spec.trainer != BUILT_IN:
+    if spec.trainer != BUILT_IN_TRAINER:
         return "trainer", f"{spec.trainer!r}, whose model has {parameter_count:,} parameters"
     if spec.model.factory is not None:
         return "model.factory", f"{spec.model.factory!r}, whose model has {parameter_count:,} parameters"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,74 @@ def test_standbys_have_names_of_their_own_and_no_shard() -> None:
     document["islands"].append({"node_group": "b", "name": "b-standby"})
     with pytest.raises(InvalidJobSpec, match="'b-standby' is used twice"):
         parse_job(document)
+
+
+MOE = {"preset": "moe-20m"}
+GPUS = {"node_group": "a", "accelerator": "gpu", "accelerators": 4}
+OF_SIXES = dict.fromkeys(("width", "layer_count", "head_count", "key_value_head_count", "head_size", "hidden_size"), 6)
+
+
+@pytest.mark.parametrize(
+    ("model", "island", "path", "said"),
+    [
+        (
+            {"preset": "llama3-20m"},
+            {"mesh": {"tensor": 3}},
+            "mesh.tensor",
+            "is 3, which does not divide embed .* divisor of",
+        ),
+        (
+            {"preset": "nano"},
+            {"mesh": {"fsdp": 5}},
+            "mesh.fsdp",
+            "is 5, which divides no dimension that is left to it of",
+        ),
+        ({"preset": "nano"}, {"mesh": {"expert": 2}}, "mesh.expert", "splits nothing: .* named experts"),
+        (
+            {"preset": "nano", "vocabulary_size": 257},
+            {"mesh": {"tensor": 5}},
+            "mesh.tensor",
+            "Leave it out: nothing divides",
+        ),
+        (MOE, {"mesh": {"expert": 5}}, "mesh.expert", r"does not divide layers.experts.gate \(8 of"),
+        ({"preset": "nano", "vocabulary_size": 257}, {"mesh": {"tensor": 2}}, "mesh.tensor", r"embed \(257 of"),
+        (MOE, {**GPUS, "hosts": 3, "mesh": {"fsdp": 2, "data": 6}, "batch_size": 12}, None, ""),
+        (
+            {"decoder": OF_SIXES},
+            {**GPUS, "hosts": 3, "mesh": {"fsdp": 6}, "batch_size": 12},
+            "mesh",
+            "has no block. Choose",
+        ),
+        (MOE, {**GPUS, "hosts": 2, "mesh": {"expert": 4, "fsdp": 2}}, None, ""),
+        ({"factory": "a.b:c"}, {"mesh": {"tensor": 3}}, None, ""),
+    ],
+)
+def test_a_mesh_that_does_not_divide_a_built_in_model_is_refused_before_the_job_is_taken(
+    model: dict, island: dict, path: str | None, said: str
+) -> None:
+    document = SMALLEST | {
+        "model": model,
+        "training": {"batch_size": 30},
+        "islands": [{"node_group": "b"}, {"node_group": "a", **island}],
+    }
+    if path is None:
+        parse_job(document)
+        return
+    found = problems(document)
+    assert list(found) == [f"islands.1.{path}"]
+    assert re.search(said, found[f"islands.1.{path}"])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.zst", "a.arrayrecord"])
+def test_what_only_streamed_text_is_read_of_is_not_taken_for_text(name: str) -> None:
+    found = problems(SMALLEST | {"data": {"source": "files", "files": ["/a.txt", f"/{name}"]}})
+    assert list(found) == ["data.files.1"]
+    assert "Use source: streamed, or unpack it" in found["data.files.1"]
+    parse_job(SMALLEST | {"data": {"source": "streamed", "sources": [{"name": "a", "files": [f"/{name}"]}]}})
+
+
+def test_what_is_no_text_by_its_name_is_refused() -> None:
+    sources = [{"name": "a", "files": ["/*.parquet"], "held_out": ["/b.jsonl.xz"]}]
+    found = problems(SMALLEST | {"data": {"source": "streamed", "sources": sources}})
+    assert list(found) == ["data.sources.0.held_out.0"]
+    assert "nothing of that kind is read" in found["data.sources.0.held_out.0"]

@@ -24,7 +24,7 @@ import numpy as np
 
 from learners.mesh import constrained
 from learners.models.model import Model
-from orchestrator.models.decoder import DecoderSection, ExpertsSection, parameter_shapes
+from orchestrator.models.decoder import DecoderSection, ExpertsSection, parameter_shapes, stacked_axes
 from orchestrator.parameters.roles import Role, Roles
 
 Remat = Literal["none", "dots", "full"]
@@ -34,24 +34,6 @@ LOGITS_MAX = 2**25
 """Of one sequence at once: 128 MiB in float32. More positions are taken one stretch after another."""
 ACTIVATIONS = ("batch", None, "width")
 """The dimensions of the residual stream."""
-AXES_BY_NAME: Mapping[str, tuple[str | None, ...]] = {
-    "embed": ("vocabulary", "width"),
-    "unembed": ("vocabulary", "width"),
-    "query": ("width", "heads"),
-    "key": ("width", "heads"),
-    "value": ("width", "heads"),
-    "output": ("heads", "width"),
-    "router": ("width", None),
-    "gate": ("width", "hidden"),
-    "up": ("width", "hidden"),
-    "down": ("hidden", "width"),
-    "query_norm": (None,),
-    "key_norm": (None,),
-    "norm": ("width",),
-    "post_norm": ("width",),
-    "final_norm": ("width",),
-}
-"""By the last part of a tensor's name; stacked tensors have more axes before these."""
 
 
 def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z_loss: float = 0.0) -> Model:
@@ -71,7 +53,7 @@ def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z
         loss=loss,
         objective=objective if weight or z_loss else None,
         roles=roles(config),
-        axes=axes(config),
+        axes=config.dimensions,
         traceable=True,
         vocabulary_size=config.vocabulary_size,
         flops_per_token=lambda length: flops_per_token(config, length),
@@ -81,17 +63,9 @@ def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z
 def roles(config: DecoderSection) -> Roles:
     """Of stacked tensors, by layer or by layer and expert; norms do not decay. The others are what their names say."""
     return {
-        name: Role(stacked_axes=_stacked_axes(name), decays=not name.endswith("norm"))
+        name: Role(stacked_axes=stacked_axes(name), decays=not name.endswith("norm"))
         for name in parameter_shapes(config)
-        if _stacked_axes(name)
-    }
-
-
-def axes(config: DecoderSection) -> dict[str, tuple[str | None, ...]]:
-    leading = ("layers", "experts")
-    return {
-        name: (*leading[: _stacked_axes(name)], *AXES_BY_NAME[name.rpartition(".")[2]])
-        for name in parameter_shapes(config)
+        if stacked_axes(name)
     }
 
 
@@ -355,7 +329,3 @@ def _rotated(x: jax.Array, rotation: jax.Array) -> jax.Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = (first * cosines - second * sines, second * cosines + first * sines)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
-
-
-def _stacked_axes(name: str) -> int:
-    return 2 if name.startswith("layers.experts.") else 1 if name.startswith("layers.") else 0

@@ -33,7 +33,7 @@ def transformer(architecture: Architecture, compute_dtype: Any, z_loss: float = 
     return Model(
         initialise=lambda seed: _initial_parameters(architecture, seed),
         **losses(lambda parameters, inputs: logits(architecture, dtype, parameters, inputs), z_loss),
-        axes=_axes(architecture),
+        axes=architecture.dimensions,
         vocabulary_size=architecture.vocabulary_size,
         flops_per_token=lambda length: _flops_per_token(architecture, length),
     )
@@ -57,12 +57,6 @@ def logits(architecture: Architecture, dtype: Any, parameters: Mapping[str, jax.
         hidden = _normalise(stream) @ block["feedforward.up"]
         stream = stream + jnp.square(jax.nn.relu(hidden)) @ block["feedforward.down"]
     return (_normalise(stream) @ parameters["unembed"].astype(dtype)).astype(jnp.float32)
-
-
-def _axes(architecture: Architecture) -> dict[str, tuple[str, str]]:
-    by_end = {"embed": ("vocabulary", "width"), "unembed": ("width", "vocabulary")}
-    by_end |= {"output": ("heads", "width"), "up": ("width", "hidden"), "down": ("hidden", "width")}
-    return {name: by_end.get(name.rpartition(".")[2], ("width", "heads")) for name in parameter_shapes(architecture)}
 
 
 def _flops_per_token(architecture: Architecture, length: int) -> float:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import IO, Any
 
-from learners.corpus import DOCUMENT_BYTES_MAX
+from learners.corpus import DOCUMENT_BYTES_MAX, not_text, texts_of
 from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line
 from orchestrator.roots import AllowedRoots, open_data, shown
 
@@ -36,6 +36,8 @@ LINE_BYTES_MAX = 16 << 20
 PIECE_TEXT_MAX = 64 << 20
 """Of one piece, decompressed: sixteen times what is to be expected, and still to be held."""
 BLOCK_BYTES = 1 << 20
+EXPANDED_BYTES = 16 << 10
+"""Decompressed at once: lines of these belong to the same stored bytes, which should be far fewer than a piece has."""
 PASSAGE_BYTES = 1 << 13
 """Of a block of plain text, on average; at most ``DOCUMENT_BYTES_MAX``."""
 EXPANSION_MAX = 1000
@@ -156,17 +158,9 @@ class Reader:
         from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
 
         parquet = ParquetFile(file, pre_buffer=False, buffer_size=BLOCK_BYTES)
-        if self.text_field not in parquet.schema_arrow.names:
-            raise ConfigurationError(
-                detail=f"data.sources: {shown(path)} has the columns {parquet.schema_arrow.names[:20]}, not "
-                f"{self.text_field!r}. Set text_field of its source."
-            )
-        column = parquet.schema_arrow.field(self.text_field).type
-        if not _is_text(column):
-            raise ConfigurationError(
-                detail=f"data.sources: in {shown(path)} the column {self.text_field!r} has {column}, and no text. "
-                "Set text_field of its source."
-            )
+        if problem := not_text(parquet.schema_arrow, self.text_field):
+            detail = f"data.sources: {shown(path)} {problem}. Set text_field of its source."
+            raise ConfigurationError(detail=detail)
         first, last = _range(parquet.metadata.num_rows, number, count)
         row = 0
         for group in range(parquet.num_row_groups):
@@ -174,10 +168,8 @@ class Reader:
             if first < row + rows and row < last:
                 at = row
                 for batch in parquet.iter_batches(ROWS, row_groups=[group], columns=[self.text_field]):
-                    wanted = batch.column(0).slice(
-                        max(0, first - at), max(0, min(last, at + len(batch)) - max(first, at))
-                    )
-                    yield from (_as_bytes(text) for text in wanted.to_pylist() if text)
+                    wanted = batch.slice(max(0, first - at), max(0, min(last, at + len(batch)) - max(first, at)))
+                    yield from texts_of(wanted)
                     at += len(batch)
                     if at >= last:
                         break
@@ -219,18 +211,6 @@ def _range(total: int, number: int, count: int) -> tuple[int, int]:
     return total * number // count, total * (number + 1) // count
 
 
-def _is_text(column: Any) -> bool:
-    from pyarrow import types
-
-    kind = column.value_type if types.is_dictionary(column) else column
-    texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
-    return types.is_null(kind) or any(fits(kind) for fits in texts)
-
-
-def _as_bytes(text: Any) -> bytes:
-    return text if isinstance(text, bytes) else str(text).encode(errors="replace")
-
-
 def _records(path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:
     if "://" in path:
         detail = f"data.sources: {shown(path)} is an arrayrecord in a store, and these are read from disks only."
@@ -251,16 +231,25 @@ def _records(path: str, file: IO[bytes], number: int, count: int) -> Iterator[by
 
 
 def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Lines of plain text, put together. A block ends behind a line whose checksum says so: see ``PASSAGE_BYTES``."""
+    """Lines of plain text, put together. A block ends behind a line whose checksum says so: see ``PASSAGE_BYTES``.
+
+    A long line is several blocks, so that text without lines can still be divided.
+    """
     waiting, size = [], 0
     for _, line in lines:
         waiting.append(line)
         size += len(line)
         if size >= DOCUMENT_BYTES_MAX or zlib.crc32(line) % PASSAGE_BYTES < len(line):
-            yield b"".join(waiting)
+            yield from _cut(b"".join(waiting))
             waiting, size = [], 0
     if waiting:
-        yield b"".join(waiting)
+        yield from _cut(b"".join(waiting))
+
+
+def _cut(block: bytes) -> Iterator[bytes]:
+    """The block, cut where it has twice as many bytes as one should have: never in lines that are shorter than that."""
+    step = len(block) if len(block) < 2 * DOCUMENT_BYTES_MAX else DOCUMENT_BYTES_MAX
+    return (block[start : start + step] for start in range(0, len(block), step))
 
 
 def _require_size(file: IO[bytes], size: int) -> None:
@@ -293,7 +282,7 @@ def _compressed_lines(file: IO[bytes], path: str, size: int, last: int) -> Itera
     """The lines that are decompressed of the first ``last`` bytes: each with its place in these, and as ``_lines``."""
     file.seek(0)
     stored: Any = _Expanded(_decompressed(file, path), size)
-    text, at = io.BufferedReader(stored, BLOCK_BYTES), 0
+    text, at = io.BufferedReader(stored, EXPANDED_BYTES), 0
     while (place := min(file.tell(), size - 1)) < last:
         line, length = _line(text)
         if not length:

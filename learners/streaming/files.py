@@ -31,8 +31,8 @@ TRAINING, HELD_OUT = "training", "held out"
 LOOKERS = 16
 GZIP_BYTES = getattr(gzip, "READ_BUFFER_SIZE", io.DEFAULT_BUFFER_SIZE)
 """That Python's versions read at once."""
-VERSION = 1
-"""Of what is in a piece, and of its documents, where no constant tells."""
+VERSION, LONG_LINES = 1, "cut"
+"""Of what is in a piece, and of its documents, where no constant tells; and of plain text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,20 @@ def located(roots: AllowedRoots, paths: Sequence[str], name: str, what: str) -> 
 
 def rules(paths: Iterable[str]) -> str:
     """A name of the rules by which these files are cut into pieces, and the pieces into documents."""
-    constants = (
+    every = list(paths)
+    constants: tuple[object, ...] = (
         VERSION,
         (order.PIECE_BYTES_MIN, order.PIECE_BYTES_MAX, order.PIECES_WANTED),
         (documents.PIECE_TEXT_MAX, documents.LINE_BYTES_MAX, documents.BLOCK_BYTES, documents.FRAME_BYTES),
         (documents.PASSAGE_BYTES, corpus.DOCUMENT_BYTES_MAX),
         SMALL_BYTES,
         # where a line is in a compressed file depends on how much of that is read at once
-        GZIP_BYTES if any(path.endswith(".gz") for path in paths) else 0,
+        GZIP_BYTES if any(path.endswith(".gz") for path in every) else 0,
     )
+    if any(path.endswith(documents.COMPRESSED) for path in every):
+        constants += (documents.EXPANDED_BYTES,)
+    if any(documents.kind_of(path) == ".txt" for path in every):
+        constants += (LONG_LINES,)
     return blake2b(repr(constants).encode(), digest_size=8).hexdigest()
 
 

@@ -36,7 +36,9 @@ class HeldOut:
         return cls(int(ratio * 2**DIGEST_BITS))
 
     def has(self, document: bytes) -> bool:
-        number = digest(document)
+        return self.has_digest(digest(document))
+
+    def has_digest(self, number: int) -> bool:
         return number < self.limit or number in self.reserved
 
 

@@ -1,11 +1,12 @@
 """A streamed data set: the sequences of a shard by number, a few megabytes of its files in memory at a time.
 
 Responsible for turning what ``order`` says into tokens: groups of pieces are read and tokenised in a thread while steps go
-on, the group that follows before it is needed. How many sequences a group gives is promised before it is read, from its
-bytes and from how many tokens a sample of the source has for each; so a group with fewer repeats some, and of one with more
-some are left out, other ones in each epoch. Both are counted, and a few in a hundred. The sample is the same for all
-islands, so that they agree. With an index (``data.index``) nothing is promised: tokens were counted, the last sequence of a
-group goes on into the next one, and in an epoch every sequence of a shard comes once.
+on, the group that follows before it is needed. How many sequences a group gives is promised before it is read: from its
+bytes, in a small source those of its text and in a large one those that are stored, and from how many tokens a sample of the
+source has for each; so a group with fewer repeats some, and of one with more some are left out, other ones in each epoch.
+Both are counted, and a few in a hundred. The sample is the same for all islands, so that they agree. With an index
+(``data.index``) nothing is promised: tokens were counted, the last sequence of a group goes on into the next one, and in an
+epoch every sequence of a shard comes once.
 
 Which documents are held out follows from their content (``held_out``): whoever trains leaves these out wherever they are,
 and whoever measures reads pieces until it has found enough of them.
@@ -52,6 +53,8 @@ TOKEN_BYTES_MAX = 8
 SOURCE_SEQUENCES_MIN = 4
 """Held out of a source with a small weight, so that its loss says something."""
 READERS = 2
+LENDERS_MAX = 16
+"""Groups that are looked at for a sequence in the place of one that has none."""
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +87,7 @@ class Streamed:
         self._unreadable = Unreadable(spec["data"]["unreadable_max"])
         self._is_exact = spec["data"]["index"] is not None
         self._promises = _Promises()
-        self._chosen: dict[str, frozenset[int]] = {}
+        self._listed: dict[str, list[list[tuple[int, int]]]] = {}
 
     def flaws(self) -> DataFlaws:
         """What was not read as it lies in the files, so far."""
@@ -210,11 +213,21 @@ class Streamed:
 
     def _smallest(self, source: Source) -> frozenset[int]:
         """The digests of the documents that are held out of a small source: its ratio, and at least enough to measure."""
-        if source.name not in self._chosen:
-            sizes = {digest(text): len(text) for text in self._documents_of(source, source.files)}
-            by_ratio = self._spec["data"]["held_out_ratio"] * sum(sizes.values())
-            self._chosen[source.name] = smallest(sizes, max(by_ratio, TOKEN_BYTES_MAX * (self._length + 1)))
-        return self._chosen[source.name]
+        sizes = dict(one for piece in self._listing(source) for one in piece)
+        by_ratio = self._spec["data"]["held_out_ratio"] * sum(sizes.values())
+        return smallest(sizes, max(by_ratio, TOKEN_BYTES_MAX * (self._length + 1)))
+
+    def _listing(self, source: Source) -> list[list[tuple[int, int]]]:
+        """Of each piece of a small source its documents, by digest, with their bytes. All of it is read, once."""
+        if source.name not in self._listed:
+            files, listing = source.files, list[list[tuple[int, int]]]()
+            counts = np.bincount(files.pieces.file, minlength=len(files.paths))
+            for path, size, count in zip(files.paths, files.sizes, counts.tolist(), strict=True):
+                if count:
+                    pieces = source.reader.pieces(path, count, size)
+                    listing += [[(digest(text), len(text)) for text in texts] for _, texts in pieces]
+            self._listed[source.name] = listing
+        return self._listed[source.name]
 
     def _documents_of(self, source: Source, files: Files, bytes_max: float = inf) -> Iterator[bytes]:
         """The documents of files, piece by piece in their order, as far as so many bytes of them."""
@@ -257,24 +270,35 @@ class Streamed:
 
     def _sample(self, source: Source) -> Sample:
         """By a sample of each kind of file. Its pieces are read whole, as those of an island are."""
-        pieces, order = source.files.pieces, source.files.order
+        pieces, sizes = source.files.pieces, self._sizes(source)
+        order = source.files.order[sizes[source.files.order] > 0]
         sample = Sample(np.zeros(len(pieces), np.int64), np.zeros(self._tokenizer.vocabulary_size, np.int64))
         kinds = np.array([_stored_as(path) for path in source.files.paths])[pieces.file]
-        for kind in sorted(set(kinds)):
-            token_count, byte_count = self._counted(source, order[kinds[order] == kind], sample.token_counts)
-            sample.tokens[kinds == kind] = pieces.size[kinds == kind] * token_count // byte_count
+        for kind in sorted(set(kinds[order])) or kinds[:1]:
+            token_count, byte_count = self._counted(source, order[kinds[order] == kind], sizes, sample.token_counts)
+            sample.tokens[kinds == kind] = sizes[kinds == kind] * token_count // byte_count
         return sample
 
-    def _counted(self, source: Source, pieces: np.ndarray, token_counts: np.ndarray) -> tuple[int, int]:
-        """Tokens, and bytes as stored, of the first of these pieces. Their tokens are counted."""
+    def _sizes(self, source: Source) -> np.ndarray:
+        """What a piece's tokens are in proportion to: the bytes of its text, with one for each end, or as it is stored."""
+        if not source.files.is_small:
+            return source.files.pieces.size
+        listing, held_out = self._listing(source), self._held_out
+        trained = [sum(size + 1 for number, size in piece if not held_out.has_digest(number)) for piece in listing]
+        return np.array(trained, np.int64)
+
+    def _counted(
+        self, source: Source, pieces: np.ndarray, sizes: np.ndarray, token_counts: np.ndarray
+    ) -> tuple[int, int]:
+        """Tokens, and ``sizes``, of the first of these pieces. Their tokens are counted."""
         token_count = byte_count = 0
         for looked_at, piece in enumerate(pieces[:SAMPLED_PIECES_MAX]):
-            if looked_at >= SAMPLED_PIECES and token_count:
+            if looked_at >= SAMPLED_PIECES and token_count > looked_at:  # one of each is its end
                 break
             tokens = joined(self._tokenizer, self._training_documents(source, int(piece)))
             token_counts += np.bincount(tokens, minlength=len(token_counts))
             token_count += len(tokens) + 1
-            byte_count += int(source.files.pieces.size[piece])
+            byte_count += int(sizes[piece])
         if token_count <= min(len(pieces), SAMPLED_PIECES_MAX):
             detail = f"data.sources: the first pieces of {source.name} have no text to train on."
             if unreadable := list(self._unreadable.reasons.items()):
@@ -301,21 +325,38 @@ class Streamed:
             if least < self._length + self._is_exact:
                 raise ConfigurationError(
                     detail=f"data.sources: {source.name} has {len(source.files.order)} pieces of text, which do not give "
-                    f"each of {count} islands a sequence of {self._length} tokens. Add text, or lower data.sequence_length."
+                    f"each of {count} islands a sequence of {self._length} tokens. Add text or files, or lower "
+                    "data.sequence_length; a line without end, and a little that is compressed, is all of one piece."
                 )
 
-    def _tokens_of(self, source_index: int, group: Group) -> np.ndarray:
-        """The tokens of a group. Raises as ``Reader.documents``; UnreadableData too where no text is left of all of it."""
+    def _tokens_of(self, source_index: int, of_source: ShardOfSource, group: Group) -> np.ndarray:
+        """The tokens of a group, or, where hardly any of it can be read, of the next one that has a sequence.
+
+        Raises as ``Reader.documents``; ConfigurationError where there is none in all of an epoch, or far ahead.
+        """
         source = self._located[source_index]
         if self._is_exact:
             return np.concatenate([self._exact_tokens(source_index, piece) for piece in group.pieces])
-        documents = [document for piece in group.pieces for document in self._training_documents(source, piece)]
-        tokens = joined(self._tokenizer, documents)
-        sequence_count = (len(tokens) - 1) // self._length
-        self._promises.kept(source.name, group, sequence_count)
-        if len(tokens) <= self._length:  # hardly anything of it can be read
-            tokens = np.resize(tokens if len(tokens) else [self._tokenizer.separator], self._length + 1)
+        tokens = self._read(source, group)
+        self._promises.kept(source.name, group, (len(tokens) - 1) // self._length)
+        lender = group
+        for _ in range(LENDERS_MAX):
+            if len(tokens) > self._length or lender.epoch > group.epoch + 1:
+                break
+            lender, _ = of_source.place(lender.following)
+            tokens = self._read(source, lender)
+        if len(tokens) <= self._length:
+            raise ConfigurationError(
+                detail=f"data.sources: {source.name} has no sequence of {self._length} tokens in an island's part of it, "
+                "as far as that can be read. Add text, or lower data.unreadable_max, which says what cannot be read."
+            )
         return tokens
+
+    def _read(self, source: Source, group: Group) -> np.ndarray:
+        return joined(
+            self._tokenizer,
+            [document for piece in group.pieces for document in self._training_documents(source, piece)],
+        )
 
     def _exact_tokens(self, source_index: int, piece: int) -> np.ndarray:
         """The tokens of a piece, the separator behind each document: as many as the index has of it, whatever is there.
@@ -377,7 +418,7 @@ class _Promises:
 class _Groups:
     """The tokens of each shard's and source's present group, and of the next one, which a thread reads meanwhile."""
 
-    def __init__(self, read: Callable[[int, Group], np.ndarray]) -> None:
+    def __init__(self, read: Callable[[int, ShardOfSource, Group], np.ndarray]) -> None:
         self._read = read
         self._threads = ThreadPoolExecutor(READERS, "text")
         self._present: dict[tuple[int, int], int] = {}
@@ -389,7 +430,7 @@ class _Groups:
             following, _ = of_source.place(group.following)
             before = self._held.get(whose, {})
             self._held[whose] = {
-                wanted.number: before.get(wanted.number) or self._threads.submit(self._read, source, wanted)
+                wanted.number: before.get(wanted.number) or self._threads.submit(self._read, source, of_source, wanted)
                 for wanted in (group, following)
             }
             for number in before.keys() - self._held[whose].keys():

@@ -20,6 +20,7 @@ Names and shapes, with L layers, E experts, matrices as (inputs, outputs):
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -33,6 +34,25 @@ ExpertCount = Annotated[int, Field(strict=True, ge=1, le=4096)]
 VocabularySize = Annotated[int, Field(strict=True, ge=2, le=2**24)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1e9, allow_inf_nan=False)]
 Weight = Annotated[float, Field(strict=True, ge=0, le=1e3, allow_inf_nan=False)]
+
+AXES_BY_NAME: Mapping[str, tuple[str | None, ...]] = {
+    "embed": ("vocabulary", "width"),
+    "unembed": ("vocabulary", "width"),
+    "query": ("width", "heads"),
+    "key": ("width", "heads"),
+    "value": ("width", "heads"),
+    "output": ("heads", "width"),
+    "router": ("width", None),
+    "gate": ("width", "hidden"),
+    "up": ("width", "hidden"),
+    "down": ("hidden", "width"),
+    "query_norm": (None,),
+    "key_norm": (None,),
+    "norm": ("width",),
+    "post_norm": ("width",),
+    "final_norm": ("width",),
+}
+"""What a tensor's dimensions are, by the last part of its name; stacked tensors have more before these."""
 
 PARAMETERS_MAX = 10**12
 """Of one model: above, its counts and bytes would have to be thought over."""
@@ -123,7 +143,17 @@ class DecoderSection(Section):
 
     @property
     def parameter_count(self) -> int:
-        return sum(map(math.prod, parameter_shapes(self).values()))
+        return sum(map(math.prod, self.shapes.values()))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return parameter_shapes(self)
+
+    @property
+    def dimensions(self) -> dict[str, tuple[str | None, ...]]:
+        """What the dimensions of each tensor are, by which a mesh splits them."""
+        leading = ("layers", "experts")
+        return {name: (*leading[: stacked_axes(name)], *AXES_BY_NAME[name.rpartition(".")[2]]) for name in self.shapes}
 
     def is_global(self, layer: int) -> bool:
         """Whether a position of this layer (from 0) sees all before it."""
@@ -158,3 +188,8 @@ def parameter_shapes(decoder: DecoderSection) -> dict[str, tuple[int, ...]]:
     shapes |= {f"layers.{group}.{name}": (*leading, width, hidden) for name in ("gate", "up")}
     shapes[f"layers.{group}.down"] = (*leading, hidden, width)
     return shapes
+
+
+def stacked_axes(name: str) -> int:
+    """How many leading axes of a tensor number layers, or layers and experts."""
+    return 2 if name.startswith("layers.experts.") else 1 if name.startswith("layers.") else 0

@@ -20,7 +20,18 @@ class Architecture:
 
     @property
     def parameter_count(self) -> int:
-        return sum(map(math.prod, parameter_shapes(self).values()))
+        return sum(map(math.prod, self.shapes.values()))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        return parameter_shapes(self)
+
+    @property
+    def dimensions(self) -> dict[str, tuple[str, str]]:
+        """What the dimensions of each tensor are, by which a mesh splits them."""
+        by_end = {"embed": ("vocabulary", "width"), "unembed": ("width", "vocabulary")}
+        by_end |= {"output": ("heads", "width"), "up": ("width", "hidden"), "down": ("hidden", "width")}
+        return {name: by_end.get(name.rpartition(".")[2], ("width", "heads")) for name in self.shapes}
 
 
 def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, int]]:

@@ -80,7 +80,7 @@ def _lying(preset: str, hosts: int) -> tuple[dict[str, Shape], dict[str, tuple[s
     config = DECODERS[preset]
     shapes = parameter_shapes(config)
     abstract = AbstractMesh((1, hosts, 1, 1), AXES)
-    lies = mesh.shardings(abstract, shapes, decoder.axes(config), decoder.roles(config))
+    lies = mesh.shardings(abstract, shapes, config.dimensions, decoder.roles(config))
     return dict(shapes), {name: tuple(sharding.spec) for name, sharding in lies.items()}
 
 

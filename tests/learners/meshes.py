@@ -8,6 +8,7 @@ vocabulary; and a matrix that it says nothing of.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from learners import mesh, shards
 from learners.jax_trainer import JaxTrainer
 from learners.model import Model, build
 from learners.text import Text
-from orchestrator.config import JobSpec
+from orchestrator.config import JobSpec, parse_job
 from orchestrator.parameters.pieces import piece_named, taken
 from orchestrator.parameters.roles import Role
 from tests.bench.device_memory import highest
@@ -62,6 +63,13 @@ PIECES = (
     *("layers.down[:,3:4]", "layers.norm", "layers.router", "mix[5:32]", "mix[0:5]"),
 )
 """All of the model, cut along axes that meshes split and along others."""
+MIXTURE_EXPERTS = 12
+"""Nothing else has this length."""
+MIXTURE: Mapping[str, Any] = {
+    **{"width": WIDTH, "layer_count": LAYERS, "head_count": 4, "key_value_head_count": 2, "head_size": 8},
+    "experts": {"count": MIXTURE_EXPERTS, "active": 2, "hidden_size": HIDDEN},
+}
+"""A built-in decoder, whose experts multiply by ``jax.lax.ragged_dot``."""
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
@@ -188,6 +196,27 @@ def gathered() -> dict[str, Any]:
     }
 
 
+def mixed_experts() -> dict[str, Any]:
+    """Losses of the built-in mixture of experts on meshes with an expert axis, and shapes that its step gathers."""
+    found = {}
+    for name in ("expert", "mixed"):
+        one = mixture(MESHES[name])
+        one.warm_up()
+        gathered = re.findall(r"= \(?\w+\[([\d,]*)\][^=]* all-gather(?:-start)?\(", one.program.as_text())
+        found[name] = {
+            "losses": losses(one, 0, 2),
+            "gathered": [list(map(int, filter(None, s.split(",")))) for s in gathered],
+        }
+    return found
+
+
+def mixture(of_mesh: Mapping[str, int] | None) -> JaxTrainer:
+    spec = document(of_mesh) | {
+        "model": parse_job(job(model={"decoder": MIXTURE, "compute_dtype": "float32"})).model.model_dump(mode="json")
+    }
+    return JaxTrainer(spec, build(spec), lambda shard: text().draw(shard, 2), text=text())
+
+
 def placed_tensor_by_tensor() -> dict[str, Any]:
     """Entries of the largest array on one device, while a model in NumPy is put there, and of the largest tensor."""
     spec = document({"fsdp": 8}) | {"model": {"preset": "nano", "compute_dtype": "float32"}}
@@ -205,7 +234,8 @@ def placed_tensor_by_tensor() -> dict[str, Any]:
 
 
 SITUATIONS: Mapping[str, Callable[[], Any]] = {
-    situation.__name__: situation for situation in (trained, pieces, moved, gathered, placed_tensor_by_tensor)
+    situation.__name__: situation
+    for situation in (trained, pieces, moved, gathered, mixed_experts, placed_tensor_by_tensor)
 }
 
 

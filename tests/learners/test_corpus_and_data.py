@@ -79,6 +79,31 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, complaint)
         list(corpus.file_documents({"files": [str(tmp_path / name)], "text_field": "text"}, EVERYTHING))
 
 
+@pytest.mark.parametrize(
+    ("column", "complaint"),
+    [
+        ([1, 2], "has int64 in the column 'text', and no text. Set data.text_field"),
+        ([["a"], ["b"]], "has list<element: string> in the column 'text'"),
+        ([{"a": "b"}], "has struct<a: string> in the column 'text'"),
+    ],
+)
+def test_a_column_without_text_is_refused_by_name(tmp_path, column, complaint):
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigurationError, match=complaint):
+        list(corpus.file_documents({"files": [str(tmp_path / "a.parquet")], "text_field": "text"}, EVERYTHING))
+
+
+def test_a_column_of_bytes_is_text_and_one_of_its_name_too_many_is_refused(tmp_path):
+    section = {"files": [str(tmp_path / "a.parquet")], "text_field": "text"}
+    table = pyarrow.table({"text": pyarrow.array([b"a", None, b"\xff"], pyarrow.binary())})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert list(corpus.file_documents(section, EVERYTHING)) == [b"a", b"\xff"]
+    twice = pyarrow.Table.from_arrays([table["text"], table["text"]], ["text", "text"])
+    pyarrow.parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(ConfigurationError, match="has 2 columns 'text' among"):
+        list(corpus.file_documents(section, EVERYTHING))
+
+
 def test_the_unigram_loss_of_uniform_bytes_is_ln_256_and_of_one_byte_nearly_nothing():
     uniform = np.tile(np.arange(256, dtype=np.uint8), 100)
     constant = np.zeros(100_000, np.uint8)

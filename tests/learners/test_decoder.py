@@ -284,7 +284,7 @@ def test_parameters_are_counted_without_jax_as_the_model_makes_them(name: str) -
         shapes = {each: array.shape for each, array in made.items()}
         assert {array.dtype for array in made.values()} == {jnp.dtype("float32")}
         assert shapes == parameter_shapes(network)
-        axes = family.axes(network)
+        axes = network.dimensions
         assert {each: len(axes[each]) for each in shapes} == {each: len(shape) for each, shape in shapes.items()}
     assert parameter_count_of(spec) == sum(map(math.prod, shapes.values()))
     assert parameter_count_of(spec) == PUBLISHED.get(name, parameter_count_of(spec))

@@ -95,6 +95,15 @@ def test_nothing_is_gathered_on_the_way_out_or_in(on_eight_devices: Situation) -
     assert largest == tensor // 8
 
 
+def test_experts_stay_on_their_devices_and_give_the_losses_of_one(on_eight_devices: Situation) -> None:
+    expected = meshes.losses(meshes.mixture(None), 0, 2)
+    for name, found in on_eight_devices("mixed_experts").items():
+        assert found["losses"] == pytest.approx(expected, rel=1e-5), name
+        matrices = [shape for shape in found["gathered"] if meshes.MIXTURE_EXPERTS in shape[:-2]]
+        assert found["gathered"], "sizes of the experts' groups are"
+        assert matrices == [], name
+
+
 def test_moments_in_other_shapes_and_counts_are_found_by_structure() -> None:
     abstract, shapes = AbstractMesh((1, 4, 1, 2), AXES), {"up": (8, 64), "gain": (8,)}
     lies = mesh.shardings(abstract, shapes, {"up": ("width", "hidden")})
@@ -169,11 +178,7 @@ def test_devices_that_were_promised_and_are_not_there_are_refused() -> None:
 
 def test_axes_that_do_not_name_each_dimension_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"names 1 dimensions of up, whose shape is \(8, 64\)"):
-        list(
-            mesh.tensor_problems(
-                "islands.0", {"fsdp": 2, "tensor": 1, "expert": 1}, {"up": (8, 64)}, {"up": ("width",)}
-            )
-        )
+        mesh.require_division(meshes.document({"fsdp": 2}), {"up": (8, 64)}, {"up": ("width",)}, {})
 
 
 def test_processes_whose_devices_are_no_box_of_the_mesh_are_refused() -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,18 @@ def test_weights_that_do_not_fit_are_refused_before_anything_starts(name: str, t
     assert remedy in problem.remedy
     assert len(str(problem)) < 2_000
     assert str(problem).isprintable()
+
+
+STRANGE = (None, True, -1, 2**70, 1.5, float("nan"), "x", [], [1], ["full_attention"], {"a": 1}, {"full_attention": 3})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_whatever_a_field_holds_is_a_decoder_or_refused(name: str) -> None:
+    config = configuration.document_of(FAMILIES[name], 128)
+    for field in (*config, "rope_parameters", "norm_topk_prob", "sliding_window_pattern", "tie_word_embeddings"):
+        for value in STRANGE:
+            with suppress(UnfitWeights):
+                configuration.decoder_of(config | {field: value})
 
 
 def test_weights_below_no_root_are_refused_and_nothing_of_them_is_said(tmp_path: Path) -> None:

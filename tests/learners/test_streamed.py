@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import zstandard
 
 from learners import jax_trainer
 from learners.streaming import files, order, streamed
@@ -230,6 +231,54 @@ def test_a_shard_without_text_is_refused(make_text, folder) -> None:
     one = [{"name": "one", "files": [str(folder / "web-1.jsonl")]}]
     with pytest.raises(ConfigurationError, match="no text to train on"):
         make_text(sources=one).draw(0, 1)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_islands_share_a_small_compressed_file_though_most_pieces_of_it_are_empty(make_text, tmp_path, ending) -> None:
+    """Its lines are known by what was decompressed with them: here several pieces at once."""
+    draw = np.random.default_rng(4)
+    lines = [json.dumps({"text": draw.bytes(40).hex()}) + "\n" for _ in range(900)]
+    compress = gzip.compress if ending == ".gz" else zstandard.compress
+    parts = ["".join(lines[at : at + 100]).encode() for at in range(0, 900, 100)]
+    (tmp_path / f"a.jsonl{ending}").write_bytes(b"".join(map(compress, parts)))
+    sources = [{"name": "a", "files": [str(tmp_path / f"a.jsonl{ending}")]}]
+    for shard in range(2):
+        text = make_text(sources=sources, root=tmp_path)
+        batches = np.concatenate(list(map(text.draw(shard, 2), range(100))))
+        assert min(len(set(row)) for row in batches.tolist()) > 8, "a sequence of hardly anything but separators"
+        assert text.flaws().repeated_sequences < 20
+
+
+def test_a_group_without_text_is_lent_the_next_one_s(make_text, tmp_path, monkeypatch) -> None:
+    """Of a large file a long line is all in one piece, and those that it goes on in promise text that they have not."""
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)
+    lines = [word("c", number) for number in range(300)]
+    lines.insert(150, " ".join(word("w", number) for number in range(700)))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    monkeypatch.setattr(order, "GROUP_BYTES", 4_000)
+    text = make_text(sources=[{"name": "a", "files": [str(tmp_path / "a.jsonl")]}], root=tmp_path)
+    batches = np.concatenate(list(map(text.draw(0, 1), range(600))))
+    assert min(len(set(row)) for row in batches.tolist()) > 3
+    assert text.flaws().repeated_sequences > 100
+
+
+def test_a_shard_without_a_sequence_is_refused_where_its_bytes_promised_some(make_text, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": word("c", 1) * 9}) + "\n" * 20_000)
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": word("w", n)}) + "\n" for n in range(99)))
+    sources = [{"name": "a", "files": [str(tmp_path / "a.jsonl")], "held_out": [str(tmp_path / "b.jsonl")]}]
+    monkeypatch.setattr(streamed, "SAMPLED_PIECES_MAX", 100)
+    text = make_text(sources=sources, root=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"no sequence of 32 tokens in an island's part .*unreadable_max"):
+        [text.draw(shard, 2)(0) for shard in range(2)]
+
+
+def test_text_without_lines_is_several_documents(make_text, tmp_path) -> None:
+    (tmp_path / "a.txt").write_text(" ".join(word("c", number) for number in range(5000)))
+    text = make_text(sources=[{"name": "a", "files": [str(tmp_path / "a.txt")]}], root=tmp_path)
+    trained = documents_of(list(map(text.draw(0, 1), range(60))))
+    assert len(trained) > 100
+    assert trained.keys().isdisjoint(documents_of(text.held_out_batches(4)))
 
 
 def test_a_damaged_record_ends_the_job_or_is_passed_over(make_text, tmp_path, folder) -> None:

@@ -23,6 +23,8 @@ from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.ray
 soak = pytest.mark.soak("half a minute")
+HELD_S = 600.0
+"""A cut lasts until it is ended."""
 
 DEVICES = {"pair": 2, "slice": 1, "wide": 4}
 """Of each host, in the eyes of JAX."""
@@ -114,9 +116,18 @@ def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
 
 
 @soak
-def test_a_gang_is_drained_and_saved_and_resumed_on_one_host(started: Callable[..., Job]) -> None:
-    job = started(document(checkpoints={"keep": 1}))
+def test_a_gang_is_cut_off_and_drained_and_saved_and_resumed_on_one_host(started: Callable[..., Job]) -> None:
+    job = started(document(checkpoints={"keep": 1}, recovery={"suspect_timeout_s": 5.0}))
     job.wait_for_merge("pair", 1)
+    job.wait_for_merge("slice", 1)
+    job.command(commands.Inject("cut", "pair", duration=HELD_S))
+    job.wait_for_state("pair", "suspect")
+    version = job.status()["view"]["global_version"]
+    job.wait_until(lambda: job.status()["view"]["global_version"] > version + 8, "merges of the other one")
+    healed_at = job.last["at"]
+    job.command(commands.Inject("continue", "pair"))
+    job.wait_until(lambda: job.island("pair")["last_merge_at"] > healed_at, "a merge with it after its cut")
+    assert [job.island(name)["incarnation"] for name in ("pair", "slice")] == [1, 1]
     job.command(commands.Checkpoint())
     taken = job.wait_until(
         lambda: [r.event for r in job.records() if isinstance(r.event, CheckpointTaken)], "a checkpoint"

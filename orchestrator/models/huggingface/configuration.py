@@ -240,13 +240,13 @@ def _fields(kind: str, values: Document) -> Iterator[tuple[str, Any]]:
     else:
         yield "hidden_size", values.get("intermediate_size")
     yield "query_key_norm", kind != "llama"
-    rope = values.get("rope_parameters") or {
+    rope = _rotary(values, "rope_parameters") or {
         "rope_theta": values.get("rope_theta", 10_000.0),
-        **(values.get("rope_scaling") or {}),
+        **_rotary(values, "rope_scaling"),
     }
     if kind == "gemma3_text":
         yield from _gemma3_fields(values, rope)
-        rope = rope.get("full_attention", rope)
+        rope = _rotary(rope, "full_attention") or rope
     yield "rope_theta", _number(rope.get("rope_theta"))
     yield "rope_scaling", _scaling(rope)
 
@@ -267,7 +267,7 @@ def _gemma3_fields(values: Document, rope: Document) -> Iterator[tuple[str, Any]
     if every != 1:
         yield "window", values["sliding_window"]
         yield "global_every", every
-        of_window = rope.get("sliding_attention") or {"rope_theta": values.get("rope_local_base_freq", 10_000.0)}
+        of_window = _rotary(rope, "sliding_attention") or {"rope_theta": values.get("rope_local_base_freq", 10_000.0)}
         yield "window_rope_theta", _number(of_window.get("rope_theta"))
 
 
@@ -283,6 +283,17 @@ def _period(kinds: Any) -> int:
             remedy="Use weights of a model of which every n-th layer has full attention.",
         )
     return first
+
+
+def _rotary(values: Document, name: str) -> Document:
+    """What is said of rotary positions under this name; nothing where that is absent. Raises UnfitWeights."""
+    rope = values.get(name)
+    if rope is not None and not isinstance(rope, Mapping):
+        raise UnfitWeights(
+            detail=f"config.json has {name} {brief(rope)}, which is no mapping.",
+            remedy="Use the config.json that transformers has written.",
+        )
+    return rope or {}
 
 
 def _scaling(rope: Document) -> dict[str, Any] | None:
