@@ -29,7 +29,7 @@ HELD_S = 600.0
 DEVICES = {"pair": 2, "slice": 1, "wide": 4}
 """Of each host, in the eyes of JAX."""
 GROUPS = (
-    NodeGroup(name="pair", region="us-east1", nodes=3),
+    NodeGroup(name="pair", region="us-east1", nodes=4 if SOAK else 3),
     NodeGroup(name="slice", region="europe-west4", nodes=2, accelerators=2, accelerator="tpu", slice_hosts=2),
     NodeGroup(name="wide", region="us-east1"),
 )
@@ -146,6 +146,25 @@ def test_a_gang_is_cut_off_and_drained_and_saved_and_resumed_on_one_host(started
     resumed.wait_for_end()
     assert taken
     assert all(event.donor == "pair" for event in resumed.events(events.IslandCaughtUp, "pair")[:1])
+
+
+@soak
+def test_a_standby_of_two_hosts_takes_the_place_of_a_killed_gang(started: Callable[..., Job]) -> None:
+    made = document()
+    made["islands"][0]["standby"] = 1
+    job = started(made)
+    job.wait_for_merge("pair", 1)
+    job.wait_for_merge("slice", 1)
+    standby = job.wait_for_state("pair-standby", "standby")["pid"]
+    os.kill(pids_of(job, "pair", 1)[1], signal.SIGKILL)
+    assert job.wait_for_merge("pair", 2)["pid"] == standby
+    job.command(commands.Inject("kill_host", "pair", host=1))
+    wait_until(lambda: gone(standby), "the end of the other process of what was the standby")
+    job.wait_for_merge("pair", 3)
+    assert job.island("slice")["incarnation"] == 1
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
 
 
 def trained(steps: int, islands: list[dict], tmp_path: Path, **sections) -> dict:
