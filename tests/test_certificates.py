@@ -216,6 +216,13 @@ def test_a_certificate_for_another_address_is_refused_for_others_would_refuse_it
         folders.refuse_unfit(machine, "10.0.0.7")
 
 
+def test_a_machine_that_is_called_by_its_own_names_alone_is_renewed(authority: Path, tmp_path: Path) -> None:
+    folders.issue(authority, tmp_path / "alone", ["127.0.0.1"])
+    folders.renew(authority, tmp_path / "alone")
+    own, _ = folders.described(tmp_path / "alone")
+    assert own.names == ("127.0.0.1", "localhost", "::1")
+
+
 def test_nothing_is_issued_beyond_the_authoritys_own_end_or_over_what_is_there(authority: Path, machine: Path) -> None:
     with pytest.raises(ConfigurationError, match="rotate"):
         folders.issue(authority, machine.parent / "new", ["a"], days=4000)

@@ -129,7 +129,9 @@ def renew(authority_folder: Path, folder: Path, days: int = MACHINE_DAYS) -> Non
     """The machine's certificate lasts again, with the key and the names that it had; it trusts whom the authority says."""
     remedy = "Issue a new folder with `atoll certificates issue`."
     certificate, private_key = _certificates(folder / CERTIFICATE, remedy)[0], _key(folder / KEY, remedy)
-    names = [name for name in names_of(certificate) if name not in OWN_MACHINE]
+    names = names_of(certificate)
+    if not names:
+        raise ConfigurationError(detail=f"{folder / CERTIFICATE} is for no name or address. {remedy}")
     content = _issued(authority_folder, private_key, names, days)
     # whom it trusts first: there is no time at which it shows what it would not take itself
     for name in (AUTHORITY_CERTIFICATE, CERTIFICATE):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +174,37 @@ def test_nobody_reaches_a_pod_but_those_who_are_named(name: str) -> None:
     assert namespaces == set(values.service.allow_from) | watching
 
 
+def test_a_head_is_issued_a_certificate_for_every_name_by_which_nodes_call_it() -> None:
+    head = manifests("gpu-spot")["RayCluster", "atoll"]["spec"]["headGroupSpec"]["template"]
+    (issuing,) = head["spec"]["initContainers"]
+    command = issuing["command"]
+    names = {name for option, name in pairwise(command) if option == "--name"}
+    assert command[:3] == ["atoll", "certificates", "issue"]
+    of_kuberay = "atoll-head-svc.atoll.svc.cluster.local"  # its worker pods wait for the head by that one
+    assert {"$(POD_IP)", "head", "head.east.example", of_kuberay} <= names
+    assert issuing["env"][-1]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+
+
+@pytest.mark.parametrize(("cluster", "spoken"), [("east", "HTTP"), ("west", None)])
+def test_where_the_network_encrypts_nothing_of_tls_is_rendered(
+    tmp_path: Path, cluster: str, spoken: str | None
+) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text((FOLDER / "gpu-spot.yaml").read_text() + "insecure: true\n")
+    values = read_values(path)
+    documents = rendered(values, next(each for each in values.clusters if each.name == cluster))
+    text = yaml_of(documents)
+    assert not [word for word in ("TLS", "initContainers", "authority", "https", "HTTPS") if word in text]
+    assert ("--insecure" in text, '"HTTP"' in text) == (True, spoken is not None)
+
+
 def test_prometheus_reads_the_service_with_a_viewers_token() -> None:
     monitor = manifests("gpu-spot")["PodMonitor", "atoll-service"]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "atoll-metrics", "key": "token"}
+    trusted = endpoint["tlsConfig"]["ca"]["secret"]
+    assert (endpoint["scheme"], trusted) == ("https", {"name": "atoll-authority", "key": "ca.crt"})
     assert ("PodMonitor", "atoll-service") not in manifests("cpu")
 
 
