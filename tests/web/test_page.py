@@ -9,6 +9,7 @@ from pathlib import Path
 from playwright.sync_api import Page, Route, expect
 
 from api.auth.roles import Role
+from tests.web.audit import faults
 from tests.web.visit import Site, Visit, card, sideways
 
 TRAINING = re.compile(r"\bgood\b")
@@ -165,7 +166,7 @@ def test_of_a_crowd_those_that_need_no_eye_are_a_line_each_and_the_others_are_wh
         route.fulfill(response=answer, json=job)
 
     for width, scheme in ((1280, "light"), (390, "dark")):
-        page = visit.enter(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = visit.enter(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
         page.route(f"**/v1/jobs/{visit.site.job}", crowded)
         visit.give_token(page, "operator")
         expect(page.locator(".card")).to_have_count(66)
@@ -177,6 +178,7 @@ def test_of_a_crowd_those_that_need_no_eye_are_a_line_each_and_the_others_are_wh
         expect(calm.get_by_role("button", name="Drain us-east-0-4")).to_be_visible()
         expect(page.get_by_text("The other 50 lines")).to_be_visible()
         assert sideways(page) == 0
+        assert faults(page) == []
         page.screenshot(path=pictures / f"crowd-{width}.png", full_page=True)
         page.unroute_all(behavior="wait")
 
