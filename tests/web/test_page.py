@@ -9,6 +9,7 @@ from pathlib import Path
 from playwright.sync_api import Page, Route, expect
 
 from api.auth.roles import Role
+from tests.web.audit import faults
 from tests.web.visit import Site, Visit, card, sideways
 
 TRAINING = re.compile(r"\bgood\b")
@@ -159,23 +160,25 @@ def test_of_a_crowd_those_that_need_no_eye_are_a_line_each_and_the_others_are_wh
         job["islands"] = [dict(island) for island in job["islands"] for _ in range(11)]
         for island, name in zip(job["islands"], names, strict=True):
             island["island"] = name
-        job["islands"][3] |= {"state": "lost", "reason": "its process is dead"}
+        job["islands"][3] |= {"state": "lost", "reason": "its process is dead", "hosts": 4, "mesh": {"fsdp": 16}}
         spans = job["statistics"]["timeline"]
         job["statistics"]["timeline"] = [[f"{span[0]}-{n}", *span[1:]] for span in spans for n in range(11)]
         route.fulfill(response=answer, json=job)
 
     for width, scheme in ((1280, "light"), (390, "dark")):
-        page = visit.enter(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = visit.enter(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
         page.route(f"**/v1/jobs/{visit.site.job}", crowded)
         visit.give_token(page, "operator")
         expect(page.locator(".card")).to_have_count(66)
         expect(card(page, "us-east-0-3").get_by_text("its process is dead")).to_be_visible()
+        expect(card(page, "us-east-0-3").get_by_text("4: fsdp 16")).to_be_visible()
         calm = card(page, "us-east-0-4")
         expect(calm.get_by_role("button", name="Drain us-east-0-4")).to_be_hidden()
         calm.locator("summary").click()
         expect(calm.get_by_role("button", name="Drain us-east-0-4")).to_be_visible()
         expect(page.get_by_text("The other 50 lines")).to_be_visible()
         assert sideways(page) == 0
+        assert faults(page) == []
         page.screenshot(path=pictures / f"crowd-{width}.png", full_page=True)
         page.unroute_all(behavior="wait")
 
