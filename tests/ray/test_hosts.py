@@ -29,7 +29,7 @@ HELD_S = 600.0
 DEVICES = {"pair": 2, "slice": 1, "wide": 4}
 """Of each host, in the eyes of JAX."""
 GROUPS = (
-    NodeGroup(name="pair", region="us-east1", nodes=4 if SOAK else 3),
+    NodeGroup(name="pair", region="us-east1", nodes=4 if SOAKING else 3),
     NodeGroup(name="slice", region="europe-west4", nodes=2, accelerators=2, accelerator="tpu", slice_hosts=2),
     NodeGroup(name="wide", region="us-east1"),
 )
