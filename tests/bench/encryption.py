@@ -46,8 +46,8 @@ def main() -> None:
     for name, what in (
         ("call_s", "a call, elapsed"),
         ("call_cpu_s", "a call, CPU"),
-        ("payload_s", f"{PAYLOAD_BYTES >> 20} MiB, elapsed"),
-        ("payload_cpu_s", f"{PAYLOAD_BYTES >> 20} MiB, CPU"),
+        ("payload_s", f"{PAYLOAD_BYTES / 2**20:.1f} MiB, elapsed"),
+        ("payload_cpu_s", f"{PAYLOAD_BYTES / 2**20:.1f} MiB, CPU"),
     ):
         before, after = getattr(clear, name), getattr(encrypted, name)
         print(f"{what:24}{before * 1e3:13.3f} ms{after * 1e3:9.3f} ms{after / before:8.2f}")
