@@ -35,6 +35,7 @@ ELSEWHERE = {
     r"atoll join ": "tests/ray/test_departures.py, which has the head and the machines",
     r"atoll compare |atoll train-tape |python -m tests\.bench": "hours; short ones are in tests/laboratory and tests/bench",
     r"python -m orchestrator\.simulation\.swarm": "`make soak`, longer",
+    r"atoll export latest --format huggingface": "tests/api/test_export.py, whose job has a decoder; the demo's has none",
     r"atoll chaos run latest PLAN ": "tests/chaos/test_live.py, which has a plan and a reference",
     r"atoll up --allow|atoll submit JOB\.yaml": "tests/learners, with the model and the trainer that the page shows",
 }
@@ -92,8 +93,13 @@ class Walk:
 
     def train(self) -> None:
         """There is a job that trains, and it is the latest."""
-        if all(found.state.final for found in self.client.jobs()):
-            self.submit()
+        newest, *others = self.client.jobs() or [None]
+        if newest is not None and not newest.state.final:
+            return
+        for found in others:  # they have the room that it needs
+            if found is not None and not found.state.final:
+                self.cancel(found.job)
+        self.submit()
 
     def end(self) -> str:
         """A job that was cancelled, and so has ended; its id."""
