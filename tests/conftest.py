@@ -2,11 +2,10 @@
 
 - cluster: live Ray clusters, one job after another
 - attack, service: services, which mostly wait
-- arithmetic: everything else, at the lowest priority: it takes what the others leave
-- network: regions, then pages, as soon as one of the four has ended; one after another, for a browser drops what it loads
-  when network namespaces come and go
+- network: regions, then pages; one after another, for a browser drops what it loads when network namespaces come and go
 - installation: what has a cluster of its own in processes of its own, as users run it whole; file by file, the longest first
-- chaos: plans of chaos, Prometheus; after that, file by file
+- chaos: plans of chaos, Prometheus; file by file
+- arithmetic: everything else, file by file, at the lowest priority: it takes what the others leave, then all there is
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ STREAMS = {
     "metrics": "chaos",
 }
 """By file, else by folder, else arithmetic. Files are begun in this order within their stream."""
-ORDER = ("cluster", "attack", "service", ARITHMETIC, "network", "installation", "chaos")
-BY_FILE = ("installation", "chaos")
+ORDER = ("cluster", "attack", "service", "network", "installation", "chaos", ARITHMETIC)
+BY_FILE = ("installation", "chaos", ARITHMETIC)
 """Streams whose files any worker may take that has ended its own."""
 FILES = tuple(STREAMS)
 LAST = ("ray/test_hosts.py", "ray/test_simulated_agrees.py")
@@ -64,7 +63,7 @@ def stream_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A stream is a unit of work, which one worker does in order; of the last two each file is one."""
+    """A stream is a unit of work, which one worker does in order; of those in ``BY_FILE`` each file is one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Streams(LoadScopeScheduling):

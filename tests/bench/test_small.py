@@ -29,6 +29,7 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(merge, name, EASY)
 
 
+@pytest.mark.soak("a minute of measuring")
 @pytest.mark.usefixtures("easy")
 def test_the_cheap_parts_run_and_say_that_all_goals_are_met(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(CHEAP) == 0

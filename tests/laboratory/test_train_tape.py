@@ -290,6 +290,7 @@ def test_the_schedule_of_a_job_that_loses_islands_ends_with_its_budget_though_cl
 # ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.soak("a real model, where the others have a quadratic")
 def test_the_command_trains_a_real_model_keeps_it_and_finds_the_same_bits_again(tmp_path, capsys) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "xla"))
     lines = [json.dumps({"text": " ".join(str(n * n) for n in range(at, at + 50))}) for at in range(0, 5000, 50)]

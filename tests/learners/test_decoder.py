@@ -192,7 +192,13 @@ def test_stretches_and_recomputation_change_neither_loss_nor_gradient(monkeypatc
         np.testing.assert_allclose(other[name], gradient[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("config", [UNTIED, MIXTURE], ids=["dense", "mixture"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(UNTIED, id="dense"),
+        pytest.param(MIXTURE, id="mixture", marks=pytest.mark.soak("as long again as without experts")),
+    ],
+)
 def test_bfloat16_computes_over_float32_masters(config: DecoderSection) -> None:
     """Layers are scanned and computed again; matrices multiply in bfloat16, and what is trained and its gradient do not."""
     parameters, batch = drawn(config), tokens(9)

@@ -213,6 +213,7 @@ def test_a_donated_array_could_not_have_been_snapshotted_without_a_copy():
     assert original.is_deleted()
 
 
+@pytest.mark.soak("ten seconds of compiling for eight devices, as test_meshes.py does")
 def test_several_devices_share_a_batch_and_learn_the_same(make_job, new_trainer):
     """Two virtual devices in a process of their own against one: equal but for the order of float32 sums."""
     script = (
@@ -239,6 +240,7 @@ def test_several_devices_share_a_batch_and_learn_the_same(make_job, new_trainer)
     assert np.isfinite(replicated).all()
 
 
+@pytest.mark.soak("ten seconds of compiling for eight devices, as test_meshes.py does")
 def test_a_state_goes_on_on_another_mesh(make_job, new_trainer, tmp_path):
     """What one device saved, two take, and the other way round: the next losses are those without the move."""
     script = (

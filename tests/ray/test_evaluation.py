@@ -90,6 +90,7 @@ def test_an_evaluator_on_a_node_group_that_is_killed_is_made_again_and_nothing_i
     assert (first.global_version, first.place, first.remark) == (orders(job)[0].global_version, "node group asia", "")
 
 
+@pytest.mark.soak("a job of its own for a priority")
 def test_an_evaluator_on_the_head_gives_way_to_others_once_the_job_has_begun_and_not_before(
     start: Start, home: Path, unmeasured: Path, plug: Callable[[Path], Path]
 ) -> None:

@@ -99,6 +99,7 @@ def test_islands_hear_of_no_synchroniser_that_dies_before_its_epoch_is_on_the_ta
     assert_sound(job)
 
 
+@pytest.mark.soak("a job of its own for what tests/core has")
 def test_with_fewer_islands_than_the_quorum_wants_merging_waits_and_goes_on_when_they_are_back(
     start: Start, train_on: Callable[..., None]
 ) -> None:

@@ -16,6 +16,7 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.ray
+@pytest.mark.soak("two jobs for what tests/api/test_queue.py has")
 def test_a_job_waits_for_the_room_that_another_holds_and_then_trains(port: RayControlPort, tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
     service = Service(port, store, tmp_path / "runs")  # type: ignore[arg-type]

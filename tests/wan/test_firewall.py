@@ -13,6 +13,7 @@ pytestmark = pytest.mark.ray
 FIRST, LAST = 24_000, 24_999
 
 
+@pytest.mark.soak("half a minute of waiting")
 def test_a_firewall_in_the_channels_way_is_seen_with_its_remedy_and_forgotten_when_it_opens(
     archipelago: Archipelago, submit: Callable[..., WideJob]
 ) -> None:

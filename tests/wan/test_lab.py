@@ -37,6 +37,7 @@ def capable() -> None:
         missing("root, which network namespaces need,")
 
 
+@pytest.mark.soak("half a minute of the lab")
 @pytest.mark.ray
 @pytest.mark.usefixtures("capable")
 def test_the_smallest_lab_counts_bytes_as_the_formulas_do_and_keeps_tables_and_a_picture(tmp_path: Path) -> None:
@@ -60,6 +61,7 @@ def test_the_smallest_lab_counts_bytes_as_the_formulas_do_and_keeps_tables_and_a
     assert "prefers-color-scheme:dark" in drawn.findtext("{*}style", "")
 
 
+@pytest.mark.soak("half a minute of the lab")
 @pytest.mark.usefixtures("capable")
 def test_an_interrupted_lab_leaves_no_region_and_keeps_what_it_measured(tmp_path: Path) -> None:
     running = _lab("quick", "--only", "data-parallel", "--folder", str(tmp_path))
@@ -85,6 +87,7 @@ def test_who_is_not_root_or_lacks_a_program_learns_what_to_do(
     assert "apt-get install iproute2" in capsys.readouterr().err
 
 
+@pytest.mark.soak("half a minute of the lab")
 @pytest.mark.parametrize("method", METHODS)
 def test_an_island_of_each_method_learns_and_its_loss_is_measured(method: str) -> None:
     """By itself: what the others send is its own."""
