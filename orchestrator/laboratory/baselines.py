@@ -42,13 +42,15 @@ class Pace:
 class Trained:
     """What a run reached: held-out ``loss`` in nats per token, and (tokens, loss) along the way.
 
-    ``digest`` names the parameters bit for bit; runs kept by earlier builds have none.
+    ``digest`` names the parameters bit for bit, ``contributors_mean`` is of islands in a merge, where there are merges; runs
+    kept by earlier builds have neither.
     """
 
     loss: float
     curve: tuple[tuple[int, float], ...]
     goodput_ratio: float
     digest: str = ""
+    contributors_mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ def _multiplexed(spec: JobSpec, *, transfer_steps: float, pace: Pace) -> Iterato
         yield Advance(tokens)
     outcome = job.outcome
     goodput_ratio = outcome.goodput["goodput_ratio"]
-    yield Advance(tokens, Trained(outcome.loss, tuple(outcome.curve), goodput_ratio, outcome.digest))
+    contributors_mean = outcome.statistics["contributors_mean"]
+    yield Advance(tokens, Trained(outcome.loss, tuple(outcome.curve), goodput_ratio, outcome.digest, contributors_mean))
 
 
 def _data_parallel(spec: JobSpec) -> Iterator[Advance]:

@@ -79,6 +79,7 @@ class Row:
     gaps: dict[int, float]
     tokens: int
     goodput_ratio: float
+    contributors_mean: float | None
 
 
 def read(path: Path) -> tuple[JobSpec, Settings]:
@@ -155,6 +156,7 @@ def judge(runs: Sequence[Run]) -> list[Row]:
                     gaps={seed: ours[seed] / loss - 1 for seed, loss in of_seeds.items()},
                     tokens=one.curve[-1][0],
                     goodput_ratio=one.goodput_ratio,
+                    contributors_mean=one.contributors_mean,
                 )
             )
     return rows
@@ -178,14 +180,25 @@ def table(spec: JobSpec, rows: Sequence[Row]) -> Table:
         caption="held-out loss in nats per byte, the mean over the seeds; gap: decoupled's loss over the method's, each at "
         "its best, and by seed",
     )
-    for column in ("method", "best inner lr", "loss", "gap", "by seed", "losses on the grid", "goodput"):
+    for column in (
+        "method",
+        "best inner lr",
+        "loss",
+        "gap",
+        "by seed",
+        "losses on the grid",
+        "goodput",
+        "islands a merge",
+    ):
         drawn.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:
         grid = "  ".join(f"{lr:g}: {loss:.4f}" for lr, loss in row.losses.items())
         gap, gaps = "", "  ".join(f"{seed}: {loss:.4f}" for seed, loss in row.of_seeds.items())
         if row.method != "decoupled":
             gap, gaps = f"{row.gap:+.2%}", "  ".join(f"{seed}: {each:+.2%}" for seed, each in row.gaps.items())
-        drawn.add_row(row.method, f"{row.inner_lr:g}", f"{row.loss:.4f}", gap, gaps, grid, f"{row.goodput_ratio:.1%}")
+        joined = "" if row.contributors_mean is None else f"{row.contributors_mean:.2f}"
+        goodput = f"{row.goodput_ratio:.1%}"
+        drawn.add_row(row.method, f"{row.inner_lr:g}", f"{row.loss:.4f}", gap, gaps, grid, goodput, joined)
     return drawn
 
 

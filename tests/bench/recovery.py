@@ -72,11 +72,16 @@ def settled(client: Client, job: str, groups: list[str], standby: bool) -> bool:
 
 
 def complete(tape: Path) -> list[dict[str, Any]]:
+    return [recovery for recovery in summary(tape)["recoveries"] if recovery["complete"]]
+
+
+def summary(tape: Path) -> dict[str, Any]:
+    """The job's statistics, folded from its tape."""
     read = read_tape(tape)
     told = Statistics(read.header.policy)
     for record in read.records:
         told.apply(record.event, record.effects)
-    return [recovery for recovery in told.summary()["recoveries"] if recovery["complete"]]
+    return told.summary()
 
 
 def judged(name: str, recoveries: list[dict[str, Any]]) -> Goal:

@@ -13,6 +13,7 @@ from typing import Any
 
 from api.client import Client
 from api.installation.home import Home
+from api.installation.shipped import CONFIGS
 from api.installation.up import Installation, down, up
 from orchestrator.core.events import ProgressReported
 from orchestrator.tape.storage import read_tape
@@ -23,10 +24,10 @@ TURNS = (False, True, True, False) * 2
 
 
 @contextmanager
-def service() -> Iterator[tuple[Client, Installation]]:
-    """A service with a cluster of its own, which end with the block."""
+def service(groups: Path = CONFIGS / "groups.yaml") -> Iterator[tuple[Client, Installation]]:
+    """A service with a cluster of its own, of these node groups, which end with the block."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
-        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
+        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs", groups)
         try:
             up(installation, lambda _: None)
             with Client.at(installation.home.path) as client:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.bench import __main__ as bench
-from tests.bench import channel, core, goals, journal, merge, shard, surface
+from tests.bench import accelerators, channel, core, goals, journal, merge, shard, surface
 
 EASY = math.inf
 CHEAP = ["core", "merge", "journal", "shard", "--small"]
@@ -93,3 +93,10 @@ def test_kills_and_reads_of_a_service_with_a_cluster_are_counted(capfd: pytest.C
     assert "3 kills" in said[0]
     assert "0 failed" in said[1]
     assert said[-1] == "met        all 5 goals"
+
+
+@pytest.mark.ray
+@pytest.mark.soak("a service, two islands and a kill")
+def test_what_is_measured_of_gpus_runs_without_them(capfd: pytest.CaptureFixture[str]) -> None:
+    accelerators.recover("nano", gpu_count=0)
+    assert "nano, 2 islands on no GPUs: SIGKILL to first merge" in capfd.readouterr().out

@@ -61,6 +61,9 @@ def test_every_method_is_trained_from_every_seed_and_a_second_call_trains_none_a
         for seed in SEEDS:
             expected = losses["decoupled", seed] / losses[row["method"], seed] - 1
             assert row["gaps"][str(seed)] == pytest.approx(expected)
+    joined = {row["method"]: row["contributors_mean"] for row in rows}
+    assert 1.0 < joined["decoupled"] < joined["equal-speeds"] == 2.0  # the slower island misses merges
+    assert joined["data-parallel"] is None
     assert compare.main(command[:3]) == 0
     assert kept.read_text() == before
     printed = capsys.readouterr().out
