@@ -211,8 +211,9 @@ def test_prometheus_reads_the_service_with_a_viewers_token() -> None:
 def test_what_the_guide_has_kubectl_name_is_in_the_manifests() -> None:
     guide = (FOLDER.parent.parent / "docs" / "guide" / "kubernetes.md").read_text()
     documents = manifests("gpu-spot")
-    secrets = set(re.findall(r"create secret generic (\S+) --from-literal=(\w+)=", guide))
-    assert secrets == {("atoll-cluster", "token"), ("atoll-metrics", "token")}
+    tokens = dict(re.findall(r"create secret generic (\S+) --from-literal=(\w+)=", guide))
+    folders = set(re.findall(r"create secret generic (\S+) --from-file=", guide))
+    assert (tokens.keys(), folders) == ({"atoll-cluster", "atoll-metrics"}, {"atoll-authority"})
     mounted = {
         each["secret"]["secretName"]
         for pod in templates(documents)
@@ -222,7 +223,8 @@ def test_what_the_guide_has_kubectl_name_is_in_the_manifests() -> None:
     (path,) = {environment(pod)["RAY_AUTH_TOKEN_PATH"] for pod in templates(documents)}
     (endpoint,) = documents["PodMonitor", "atoll-service"]["spec"]["podMetricsEndpoints"]
     scraped = endpoint["authorization"]["credentials"]
-    assert {(name, Path(path).name) for name in mounted} | {(scraped["name"], scraped["key"])} == secrets
+    assert mounted | {scraped["name"]} == tokens.keys() | folders
+    assert tokens == {"atoll-cluster": Path(path).name, scraped["name"]: scraped["key"]}
     for deployment in re.findall(r"exec deployment/(\S+)", guide):
         template = documents["Deployment", deployment]["spec"]["template"]
         paths = {mount["mountPath"] for mount in template["spec"]["containers"][0]["volumeMounts"]}
