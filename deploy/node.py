@@ -31,7 +31,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.certificates import AUTHORITY_DAYS, folders
+from orchestrator.certificates import folders
 from orchestrator.runtime import ray_command
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL, ray_environment
@@ -148,7 +148,7 @@ def issue_own(what: str) -> None:
         if address.family in (socket.AF_INET, socket.AF_INET6) and "%" not in address.address
     ]
     shutil.rmtree(OWN, ignore_errors=True)
-    folders.issue(AUTHORITY, OWN, [what, socket.gethostname(), *addresses], AUTHORITY_DAYS - 1)
+    folders.issue(AUTHORITY, OWN, [what, socket.gethostname(), *addresses], days=None)
 
 
 def forget_another_boot() -> None:

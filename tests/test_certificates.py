@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from typer.testing import CliRunner
 
 from api import cli
@@ -73,6 +77,39 @@ def test_through_a_rotation_machines_trust_each_other_in_whatever_order_they_are
     assert trust(machine, latest)
     with pytest.raises(ConfigurationError, match="no former authority"):
         folders.retire(authority)
+
+
+class PowerLost(BaseException):
+    """No error that anybody handles."""
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_rotation_that_is_broken_off_is_undone_or_finished_by_the_next_command(
+    authority: Path, machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    replace, steps = os.replace, iter(range(4))
+
+    def until_then(source: Path, target: Path) -> None:
+        if next(steps) == step:
+            raise PowerLost
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", until_then)
+        with pytest.raises(PowerLost):
+            folders.rotate(authority)
+    folders.issue(authority, tmp_path / "between", ["between.example"])
+    assert trust(machine, tmp_path / "between"), "whichever authority it is of"
+    if step < 3:
+        folders.rotate(authority)
+    else:
+        with pytest.raises(ConfigurationError, match="former authority is trusted still"):
+            folders.rotate(authority)
+    assert not (authority / folders.NEXT_KEY).exists()
+    folders.issue(authority, tmp_path / "behind", ["behind.example"])
+    assert trust(machine, tmp_path / "behind")
+    folders.retire(authority)
+    assert sorted(path.name for path in authority.iterdir()) == ["ca.crt", "ca.key"]
 
 
 @pytest.fixture
@@ -230,6 +267,29 @@ def test_nothing_is_issued_beyond_the_authoritys_own_end_or_over_what_is_there(a
     for make in (lambda: folders.issue(authority, machine, ["a"]), lambda: folders.make_authority(authority, "a")):
         with pytest.raises(ConfigurationError, match="would be lost"):
             make()
+
+
+def test_an_authority_of_which_only_days_are_left_issues_for_as_long_as_it_lasts(tmp_path: Path) -> None:
+    folders.make_authority(tmp_path / "old", "old", days=3)
+    folders.issue(tmp_path / "old", tmp_path / "late", ["late.example"], days=None)
+    own, trusted = folders.described(tmp_path / "late")
+    assert abs(own.not_after - trusted.not_after) <= timedelta(seconds=1)
+
+
+def test_what_an_expired_authority_is_good_for_is_said(tmp_path: Path) -> None:
+    folders.make_authority(tmp_path / "old", "old", days=0)
+    for command in (folders.rotate, lambda folder: folders.issue(folder, tmp_path / "machine", ["a"])):
+        with pytest.raises(ConfigurationError, match="make another authority"):
+            command(tmp_path / "old")
+
+
+def test_an_authority_with_a_key_that_rays_library_does_not_take_issues_nothing(
+    authority: Path, tmp_path: Path
+) -> None:
+    words = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (authority / folders.AUTHORITY_KEY).write_bytes(ed25519.Ed25519PrivateKey.generate().private_bytes(*words))
+    with pytest.raises(ConfigurationError, match="elliptic curve"):
+        folders.issue(authority, tmp_path / "machine", ["a"])
 
 
 @pytest.mark.parametrize("folder", [None, Path("machine")])

@@ -142,7 +142,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes", "blake3", "crc32c"}
     ),
     "orchestrator.secret_files": frozenset({"orchestrator.errors"}),
-    "orchestrator.certificates": frozenset({"orchestrator.errors", "orchestrator.secret_files", "cryptography"}),
+    "orchestrator.certificates": frozenset(
+        {"orchestrator.disk", "orchestrator.errors", "orchestrator.secret_files", "cryptography"}
+    ),
     "orchestrator.channel": frozenset(
         {"orchestrator.certificates.authority", "orchestrator.errors", "numpy", "cryptography", "crc32c"}
     ),

@@ -1,15 +1,18 @@
 """Folders of a fleet's authority and of its machines' certificates: made, renewed, and looked at before they are used.
 
-    AUTHORITY/ca.crt     whom machines trust: the authority, and the former one until it is retired
-    AUTHORITY/ca.key     its private key: this folder stays where certificates are issued
-    AUTHORITY/cross.crt  while a former one is trusted: that one vouches for this one
+    AUTHORITY/ca.crt       whom machines trust: the authority, and the former one until it is retired
+    AUTHORITY/ca.key       its private key: this folder stays where certificates are issued
+    AUTHORITY/ca.key.next  within a rotation: the next one's key, and once ca.crt begins with that one, the authority's
+    AUTHORITY/cross.crt    while a former one is trusted: that one vouches for this one
 
-    MACHINE/tls.crt      the machine's certificate; behind it cross.crt, by which machines that know only the former trust it
-    MACHINE/tls.key      its private key
-    MACHINE/ca.crt       whom it trusts
+    MACHINE/tls.crt        its certificate; behind it cross.crt, by which machines that know only the former one trust it
+    MACHINE/tls.key        its private key
+    MACHINE/ca.crt         whom it trusts
 
 They are the names that Kubernetes' own tools give to the same things. A renewed certificate keeps its machine's key: each
-file is replaced as a whole, and no program ever finds a certificate beside the key of another.
+file is replaced as a whole, and no program ever finds a certificate beside the key of another. An authority is what its
+ca.crt says, with whichever key is of that: so a rotation happens at the instant at which that one file is replaced, and one
+that was broken off before or behind it is undone or finished by the next ``rotate`` or ``retire``.
 
 Responsible for every problem being said with its remedy before anything is started. Refuses to know who uses them.
 """
@@ -19,21 +22,22 @@ from __future__ import annotations
 import datetime
 import os
 import ssl
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from orchestrator import secret_files
 from orchestrator.certificates import AUTHORITY_DAYS, MACHINE_DAYS
 from orchestrator.certificates.authority import Authority, new_key, pem_of_certificates, pem_of_key
+from orchestrator.disk import LocalDisk
 from orchestrator.errors import ConfigurationError
 
-AUTHORITY_CERTIFICATE, AUTHORITY_KEY, CROSS = "ca.crt", "ca.key", "cross.crt"
+AUTHORITY_CERTIFICATE, AUTHORITY_KEY, NEXT_KEY, CROSS = "ca.crt", "ca.key", "ca.key.next", "cross.crt"
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 OWN_MACHINE = ("localhost", "127.0.0.1", "::1")
 """In every machine's certificate: processes of one machine call each other by these."""
@@ -71,7 +75,7 @@ def make_authority(folder: Path, name: str, days: int = AUTHORITY_DAYS) -> None:
 
 def rotate(folder: Path, days: int = AUTHORITY_DAYS) -> None:
     """A new authority issues from now on. Machines trust both; the former vouches for it to those that know only that."""
-    former, trusted = _authority_of(folder)
+    former, trusted = _settled(folder)
     if (folder / CROSS).exists():
         raise ConfigurationError(
             detail=f"{folder} is being rotated: its former authority is trusted still. Renew and restart every machine, "
@@ -80,31 +84,51 @@ def rotate(folder: Path, days: int = AUTHORITY_DAYS) -> None:
     number = trusted[0].serial_number % 10**6
     name = f"{_common_name(former.certificate.subject).partition(' after ')[0]} after {number:06d}"
     new = Authority.new(name, datetime.timedelta(days=days), path_length=1)
-    # what is read in between, or after a crash in between, is refused: a certificate beside the key of another
+    _write(folder / NEXT_KEY, pem_of_key(new.private_key), 0o600)
     _write(folder / CROSS, pem_of_certificates([former.vouch_for(new)]), 0o644)
-    _write(folder / f"{AUTHORITY_KEY}.new", pem_of_key(new.private_key), 0o600)
     _write(folder / AUTHORITY_CERTIFICATE, pem_of_certificates([new.certificate, former.certificate]), 0o644)
-    os.replace(folder / f"{AUTHORITY_KEY}.new", folder / AUTHORITY_KEY)
+    _settled(folder)
 
 
 def retire(folder: Path) -> None:
     """Nothing that the former authority issued is trusted by machines that are renewed from now on."""
-    authority, _ = _authority_of(folder)
+    authority, _ = _settled(folder)
     if not (folder / CROSS).exists():
         raise ConfigurationError(
             detail=f"{folder} has no former authority to retire. `atoll certificates rotate {folder}` makes the next one."
         )
     _write(folder / AUTHORITY_CERTIFICATE, pem_of_certificates([authority.certificate]), 0o644)
-    (folder / CROSS).unlink()
+    with _told(folder / CROSS):
+        (folder / CROSS).unlink()
+
+
+def _settled(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
+    """As ``_authority_of``; a rotation that was broken off is finished where ca.crt says that it happened, else undone."""
+    authority, trusted = _authority_of(folder)
+    if (folder / NEXT_KEY).exists():
+        with _told(folder / AUTHORITY_KEY):
+            if _key(folder / NEXT_KEY, "Remove it.").public_key() == trusted[0].public_key():
+                os.replace(folder / NEXT_KEY, folder / AUTHORITY_KEY)
+            else:
+                (folder / CROSS).unlink(missing_ok=True)  # while there is the key, it is known to be of no use
+                (folder / NEXT_KEY).unlink()
+    return authority, trusted
 
 
 def _authority_of(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
     """Who issues, and whom machines are to trust. Raises ConfigurationError for what cannot issue."""
     remedy = f"Make an authority with `atoll certificates authority {folder}`, or name another folder."
-    secret_files.refuse_unfit(folder / AUTHORITY_KEY, "The authority's key", remedy)
-    trusted, private_key = _certificates(folder / AUTHORITY_CERTIFICATE, remedy), _key(folder / AUTHORITY_KEY, remedy)
-    _refuse_other_key(folder / AUTHORITY_CERTIFICATE, trusted[0], folder / AUTHORITY_KEY, private_key)
-    _refuse_expired(folder / AUTHORITY_CERTIFICATE, trusted[0], "Rotate or make an authority.")
+    keys = [folder / name for name in (AUTHORITY_KEY, NEXT_KEY) if name == AUTHORITY_KEY or (folder / name).exists()]
+    for key in keys:
+        secret_files.refuse_unfit(key, "The authority's key", remedy)
+    trusted, pairs = _certificates(folder / AUTHORITY_CERTIFICATE, remedy), [(key, _key(key, remedy)) for key in keys]
+    path, private_key = next((pair for pair in pairs if pair[1].public_key() == trusted[0].public_key()), pairs[0])
+    _refuse_other_key(folder / AUTHORITY_CERTIFICATE, trusted[0], path, private_key)
+    _refuse_expired(
+        folder / AUTHORITY_CERTIFICATE,
+        trusted[0],
+        "Nothing that it vouches for is taken any more: make another authority, and issue every machine's folder anew.",
+    )
     return Authority(trusted[0], private_key), trusted
 
 
@@ -112,9 +136,17 @@ def _authority_of(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
 
 
 def issue(
-    authority_folder: Path, folder: Path, names: Sequence[str], days: int = MACHINE_DAYS, *, replace: bool = False
+    authority_folder: Path,
+    folder: Path,
+    names: Sequence[str],
+    days: int | None = MACHINE_DAYS,
+    *,
+    replace: bool = False,
 ) -> None:
-    """The folder holds a new key and certificate of a machine that is reached by these names and addresses."""
+    """The folder holds a new key and certificate of a machine that is reached by these names and addresses.
+
+    It lasts as long as its authority where ``days`` is None.
+    """
     if not replace:
         _refuse_present(folder, CERTIFICATE, KEY, AUTHORITY_CERTIFICATE)
     private_key = new_key()
@@ -139,20 +171,24 @@ def renew(authority_folder: Path, folder: Path, days: int = MACHINE_DAYS) -> Non
 
 
 def _issued(
-    authority_folder: Path, private_key: ec.EllipticCurvePrivateKey, names: Sequence[str], days: int
+    authority_folder: Path, private_key: ec.EllipticCurvePrivateKey, names: Sequence[str], days: int | None
 ) -> dict[str, bytes]:
     """The text of each file that says something new."""
     authority, trusted = _authority_of(authority_folder)
-    ends, now = authority.certificate.not_valid_after_utc, datetime.datetime.now(datetime.UTC)
-    if now + datetime.timedelta(days=days) > ends:
+    left = authority.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    lifetime = left if days is None else datetime.timedelta(days=days)
+    if lifetime > left:
+        shorter = f"Give at most {left.days}, or begin" if left.days else "Begin"
         raise ConfigurationError(
-            detail=f"--days {days} is beyond the authority itself, which ends on {ends:%Y-%m-%d}. Give at most "
-            f"{(ends - now).days}, or begin the next authority with `atoll certificates rotate {authority_folder}`."
+            detail=f"--days {days} is beyond the authority itself, which ends on "
+            f"{authority.certificate.not_valid_after_utc:%Y-%m-%d}. {shorter} the next authority with "
+            f"`atoll certificates rotate {authority_folder}`."
         )
     listed = dict.fromkeys([*names, *OWN_MACHINE])
-    leaf = authority.issue(names[0], listed, private_key.public_key(), datetime.timedelta(days=days))
-    cross = (authority_folder / CROSS).read_bytes() if (authority_folder / CROSS).exists() else b""
-    return {CERTIFICATE: pem_of_certificates([leaf]) + cross, AUTHORITY_CERTIFICATE: pem_of_certificates(trusted)}
+    leaf = authority.issue(names[0], listed, private_key.public_key(), lifetime)
+    vouched = len(trusted) > 1 and (authority_folder / CROSS).exists()
+    chain = [leaf, *(_certificates(authority_folder / CROSS, "Rotate again.") if vouched else [])]
+    return {CERTIFICATE: pem_of_certificates(chain), AUTHORITY_CERTIFICATE: pem_of_certificates(trusted)}
 
 
 def refuse_unfit(folder: Path, address: str | None = None) -> None:
@@ -257,7 +293,11 @@ def _key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
         raise ConfigurationError(detail=f"The key {path}: {error.strerror}. {remedy}") from error
     except (ValueError, TypeError) as error:
         raise ConfigurationError(detail=f"{path} is no key in PEM format without a password. {remedy}") from error
-    return key  # type: ignore[return-value]  # others' keys are compared and used by the library, and not by us
+    if not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+        raise ConfigurationError(
+            detail=f"{path} is no key of an elliptic curve, nor of RSA, which are those that Ray's library takes. {remedy}"
+        )
+    return key  # type: ignore[return-value]  # one of RSA is compared and used by the library, and not by us
 
 
 def _refuse_other_key(
@@ -291,20 +331,30 @@ def _refuse_present(folder: Path, *names: str) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    try:
+    with _told(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ConfigurationError(detail=f"{folder} cannot be made: {error.strerror}. Give another folder.") from error
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """The file holds this, all at once, with this mode at every instant."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    """The file holds this, all at once, with this mode at every instant; and on the disk before anything rests on it."""
+    fresh, disk = path.with_name(f".{path.name}.{os.getpid()}"), LocalDisk()
+    with _told(path):
         fresh.unlink(missing_ok=True)
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-            os.fchmod(file.fileno(), mode)  # whatever the umask is
-            file.write(content)
-        os.replace(fresh, path)
+        try:
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+                os.fchmod(file.fileno(), mode)  # whatever the umask is
+                file.write(content)
+            disk.sync(fresh)
+            os.replace(fresh, path)
+        finally:
+            fresh.unlink(missing_ok=True)  # no part of a key is left behind
+        disk.sync(path)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What keeps a file from being written is said with the remedy."""
+    try:
+        yield
     except OSError as error:
         raise ConfigurationError(detail=f"{path} cannot be written: {error.strerror}. Give another folder.") from error

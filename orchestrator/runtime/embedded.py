@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import ipaddress
 import json
 import os
 import secrets
@@ -30,11 +29,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from orchestrator import printable
-from orchestrator.certificates import AUTHORITY_DAYS, folders
+from orchestrator.certificates import folders
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
-from orchestrator.ports import free_port
+from orchestrator.ports import free_port, is_loopback
 from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
@@ -186,11 +185,11 @@ def _prepare(
 
 def _certificates(temp_dir: Path, addresses: Sequence[str]) -> Path | None:
     """One folder for all nodes, which share a disk, beside its authority; none where nothing is beyond loopback."""
-    if all(ipaddress.ip_address(address).is_loopback for address in addresses):
+    if all(map(is_loopback, addresses)):
         return None
     authority, folder = temp_dir / AUTHORITY, temp_dir / CERTIFICATES
     folders.make_authority(authority, f"atoll cluster {temp_dir.name}")
-    folders.issue(authority, folder, addresses, days=AUTHORITY_DAYS - 1)
+    folders.issue(authority, folder, addresses, days=None)
     return folder
 
 

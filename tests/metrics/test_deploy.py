@@ -217,6 +217,7 @@ def head_as_started(folder: Path) -> dict[str, str]:
 
 
 def test_a_container_issues_its_own_certificate_by_the_heads_authority_and_speaks_tls_with_it(tmp_path: Path) -> None:
+    folders.make_authority(tmp_path / "authority", "of a composition that was made years ago", days=3)
     given = head_as_started(tmp_path)
     own = tmp_path / "own"
     assert (given["RAY_USE_TLS"], given["RAY_TLS_SERVER_KEY"]) == ("1", str(own / folders.KEY))
@@ -233,6 +234,7 @@ def test_a_container_issues_its_own_certificate_by_the_heads_authority_and_speak
 def test_what_a_head_knew_is_kept_when_it_dies_and_forgotten_when_its_machine_did(tmp_path: Path) -> None:
     """Nodes that died unheard would be believed alive for as long as a cut is borne."""
     head_as_started(tmp_path)
+    assert (tmp_path / "authority" / folders.AUTHORITY_KEY).exists()
     known = tmp_path / "storage" / "of nodes and actors"
     known.parent.mkdir()
     known.touch()
