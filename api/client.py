@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import ssl
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from api.checkpoints.client import CheckpointRequests
 from api.http.eventstream import events_of
 from api.http.refusals import error_of
 from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
+from api.installation.trust import trusting
 from api.run.logs import Log, Logs
 from api.schemas import (
     Answer,
@@ -48,7 +48,6 @@ from orchestrator.core.vocabulary import IslandId, NodeGroupId
 from orchestrator.errors import ConfigurationError, InfrastructureError, InternalError, ServiceUnreachable
 
 Shape = TypeVar("Shape", bound=Answer)
-AUTHORITY_BESIDE = "ca.crt"
 WAIT_EVERY_S, AWAY_MAX_S = 0.5, 60.0
 
 
@@ -309,18 +308,6 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
             remedy = "Is it another program's, or another version's?"
             detail = f"The answer of {self.url} is not understood."
             raise InfrastructureError(detail=detail, remedy=remedy) from error
-
-
-def trusting(certificate: Path) -> ssl.SSLContext:
-    """A context that takes this certificate of a service, and what the authority issues that lies beside it, if one does.
-
-    So a machine's folder of ``atoll certificates`` does, and whoever waits for long bears its certificate being renewed.
-    """
-    context = ssl.create_default_context(cafile=certificate)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is named here, whoever has issued it
-    if (beside := certificate.with_name(AUTHORITY_BESIDE)).exists():
-        context.load_verify_locations(beside)
-    return context
 
 
 def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:

@@ -36,7 +36,7 @@ from learners.streaming.held_out import HeldOut, digest
 from learners.streaming.index import counted
 from orchestrator import data_index
 from orchestrator.data_index import DataIndex, IndexedSource
-from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
+from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, UnreadableData
 from orchestrator.roots import EVERYTHING
 
 PROGRESS_S = 1.0
@@ -305,6 +305,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"atoll: {options.output} cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
+    except UnreadableData as error:
+        remedy = f"leave it out, or index a job's .yaml file with a data.unreadable_max above {error.most:,}"
+        print(f"atoll: {error.detail} Correct the file, {remedy}.", file=sys.stderr)
+        return 2
     except ConfigurationError as error:
         print(f"atoll: {error}", file=sys.stderr)
         return 2

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import ipaddress
 import random
+import re
 import socket
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
 FIRST, LAST = 20_000, 29_999
+LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*\.?")
 
 
 def is_loopback(host: str) -> bool:
@@ -25,6 +28,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def is_host(text: str) -> bool:
+    """Whether this can be a host's name, or is an address: what cannot makes the system's own look-up fail oddly."""
+    try:
+        ipaddress.ip_address(text)
+        return "%" not in text
+    except ValueError:
+        return HOST.fullmatch(text) is not None
 
 
 def free_port(host: str = LOOPBACK) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +11,9 @@ import typer
 from api.commands.common import JsonOption, echo, print_json, say
 from orchestrator.certificates import AUTHORITY_DAYS, MACHINE_DAYS
 from orchestrator.errors import ConfigurationError
+from orchestrator.ports import is_host
 
 DAYS_MAX = 36500
-NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
-"""Of hosts: names and addresses."""
 
 AuthorityArgument = Annotated[
     Path, typer.Argument(metavar="AUTHORITY", help="The authority's folder.", show_default=False)
@@ -65,7 +63,7 @@ def issue(
     from orchestrator.certificates import folders
 
     for each in names:
-        if not NAME.fullmatch(each):
+        if not is_host(each):
             raise ConfigurationError(detail=f"--name {each!r} is no host's name or address. Give one without a port.")
     folders.issue(authority, folder, names, days, replace=replace)
     say(f"{folder} is for {', '.join(names)}, for {days} days")

@@ -18,7 +18,7 @@ import typer
 
 from orchestrator import secret_files
 from orchestrator.errors import ConfigurationError
-from orchestrator.ports import is_loopback
+from orchestrator.ports import is_host, is_loopback
 
 JOIN_MODULE, LEAVE_MODULE = "orchestrator.runtime.join", "orchestrator.runtime.leave"
 TOKEN_VARIABLE, CERTIFICATES_VARIABLE = "RAY_AUTH_TOKEN_PATH", "ATOLL_CERTIFICATES"
@@ -122,6 +122,10 @@ def join(
     ]
     if until is not None:
         command += ["--until", str(checked_until(until, lead, time.time()))]
+    if own_address is not None and not is_host(own_address):
+        raise ConfigurationError(
+            detail=f"--own-address {own_address!r} is no address. Give one without a port: 10.0.0.7."
+        )
     for option, value in (
         ("--cpus", cpus),
         ("--gpus", gpus),
@@ -159,7 +163,7 @@ def leave(
 def checked_address(text: str) -> str:
     """HOST:PORT. Raises ConfigurationError otherwise, as the others below do for what they check."""
     match = ADDRESS.fullmatch(text)
-    if match is None or not 0 < int(match["port"]) < 1 << 16:
+    if match is None or not is_host(match["host"].strip("[]")) or not 0 < int(match["port"]) < 1 << 16:
         raise ConfigurationError(
             detail=f"The head's address {text!r} is none. Give its name or number and port: head:6379."
         )

@@ -9,13 +9,14 @@ zero is what is told.
 from __future__ import annotations
 
 import ctypes
-import ssl
 import sys
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from api.installation.check_result import CheckResult, State
+from api.installation.trust import trusting
+from orchestrator.errors import ConfigurationError
 
 AHEAD_MAX_S = 5.0
 OFFSET_MAX_S = 2.0
@@ -72,8 +73,8 @@ def service_clock(url: str, certificate: Path | None) -> CheckResult:
     import httpx
 
     check = "service's clock"
-    verify = ssl.create_default_context(cafile=certificate) if certificate else True
     try:
+        verify = trusting(certificate) if certificate else True
         with httpx.Client(verify=verify, timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
             asked_at = time.time()
             date = client.get(f"{url.rstrip('/')}/healthz").headers["date"]
@@ -82,6 +83,8 @@ def service_clock(url: str, certificate: Path | None) -> CheckResult:
         return CheckResult(
             check, State.WARNING, f"{url} does not answer: {error}", "Is it there? `atoll jobs` says more."
         )
+    except ConfigurationError as error:
+        return CheckResult(check, State.WARNING, f"{url} cannot be known here", error.detail)
     except (KeyError, ValueError):
         return CheckResult(check, State.WARNING, f"{url} does not say its time", "Is that address a service of atoll?")
     if abs(offset_s) > OFFSET_MAX_S:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from api.installation.check_result import State
 from api.installation.clock import DATE_AGE_MAX_S, offset, own_clock, service_clock, synchronised
+from orchestrator.certificates import folders
 from tests.api.clocks import a_service
 
 TIME_ERROR = 5
@@ -41,6 +42,18 @@ def test_a_service_with_the_same_time_is_in_order() -> None:
     with a_service(0) as url:
         finding = service_clock(url, None)
     assert (finding.state, finding.remedy) == (State.OK, "")
+
+
+def test_a_service_with_a_machines_certificate_is_known_and_with_spoilt_files_it_is_said_which(tmp_path: Path) -> None:
+    authority, machine = tmp_path / "authority", tmp_path / "machine"
+    folders.make_authority(authority, "fleet")
+    folders.issue(authority, machine, ["machine.example"])
+    with a_service(0, machine) as url:
+        assert service_clock(url, machine / folders.CERTIFICATE).state is State.OK
+        (machine / folders.AUTHORITY_CERTIFICATE).write_text("no certificate")
+        finding = service_clock(url, machine / folders.CERTIFICATE)
+    assert finding.state is State.WARNING
+    assert str(machine / folders.AUTHORITY_CERTIFICATE) in finding.remedy
 
 
 def test_a_service_that_tells_no_time_or_does_not_answer_is_a_warning() -> None:

@@ -112,7 +112,10 @@ def test_a_job_without_streamed_text_and_one_that_is_wrong_are_refused(tmp_path:
 
 def test_what_cannot_be_read_is_said_with_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "damaged.jsonl").write_text(LINE + "{damaged\n")
-    for name, problem in (("damaged", "data.unreadable_max is 0"), ("gone", "cannot be read here")):
+    for name, problem in (
+        ("damaged", "a job's .yaml file with a data.unreadable_max above 0"),
+        ("gone", "cannot be read here"),
+    ):
         command = [*COMMAND, str(tmp_path / f"{name}.jsonl"), "--output", str(tmp_path / "index")]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 2, done.stderr

@@ -45,7 +45,10 @@ def test_a_machine_that_would_leave_before_it_did_anything_does_not_join(text: s
         nodes.checked_until(text, 120.0, NOW)
 
 
-@pytest.mark.parametrize("text", ["head", "head:0", "head:65536", "head:x", "he ad:1", "http://head:1", ":6379"])
+@pytest.mark.parametrize(
+    "text",
+    ["head", "head:0", "head:65536", "head:x", "he ad:1", "http://head:1", ":6379", ".head:1", "he..ad:1", "[::1::]:1"],
+)
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="head:6379"):
         nodes.checked_address(text)
