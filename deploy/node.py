@@ -32,6 +32,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.certificates import folders
+from orchestrator.errors import AtollError
 from orchestrator.runtime import ray_command
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL, ray_environment
@@ -173,4 +174,8 @@ def wait_for_head() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except AtollError as error:  # certificates that cannot be issued: the container's log says why, and what to do
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -95,6 +95,7 @@ def test_nothing_is_gathered_on_the_way_out_or_in(on_eight_devices: Situation) -
     assert largest == tensor // 8
 
 
+@pytest.mark.soak("ten seconds of compiling")
 def test_experts_stay_on_their_devices_and_give_the_losses_of_one(on_eight_devices: Situation) -> None:
     expected = meshes.losses(meshes.mixture(None), 0, 2)
     for name, found in on_eight_devices("mixed_experts").items():
