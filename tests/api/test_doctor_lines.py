@@ -122,7 +122,13 @@ def test_a_model_whose_size_nobody_says_is_asked_for(probe: Any) -> None:
 def test_a_running_job_says_itself_what_it_needs(probe: Any, service: Installation, client: Client) -> None:
     probe(*(head_to(group, FAST) for group in ("us-east", "us-west", "europe", "asia")))
     job = client.submit(service.spec()).job
-    wait_until(lambda: client.job(job).islands_training == 4 and client.job(job).statistics.get("parameter_count"))
+
+    def has_said() -> bool:
+        seen = client.job(job)
+        rates = [island.steps_per_second for island in seen.islands]
+        return seen.islands_training == 4 and bool(seen.statistics.get("parameter_count")) and any(rates)
+
+    wait_until(has_said, "size and speed")
     code, text = doctor("--job", job, "--home", str(service.home.path), "--json")
     answer = json.loads(text)
     assert code == 0

@@ -106,8 +106,14 @@ def test_a_machine_without_certificates_that_the_head_trusts_starts_nothing_and_
 
     machine = outside("--certificates", str(own), "--ports", f"{FIRST}-{LAST}")
     wait_until(lambda: "is a node of" in (tmp_path / "log").read_text() or machine.poll() is not None, "its joining")
-    pids = [each.pid for each in psutil.Process(machine.pid).children(recursive=True)]
-    seen = listeners(pids, archipelago.regions.places[EAST].enter)
+
+    def listening_there() -> list[Listener] | None:
+        """Once its raylet does, which is a process before it listens."""
+        pids = [each.pid for each in psutil.Process(machine.pid).children(recursive=True)]
+        seen = listeners(pids, archipelago.regions.places[EAST].enter)
+        return seen if len([one for one in seen if one.process == "raylet"]) == 2 else None
+
+    seen = wait_until(listening_there, "its raylet's listening")
     assert undocumented(seen) == []
     assert {one.port for one in seen if one.process == "raylet"} == {FIRST, FIRST + 1}
     assert all(FIRST <= one.port <= LAST for one in seen), seen
