@@ -83,6 +83,7 @@ def test_attrition_passes_where_nobody_waits_for_the_dead(hands: Hands, submit: 
     assert struck(verdict)
 
 
+@pytest.mark.soak("half a minute for verdicts that tests/chaos has")
 def test_attrition_fails_where_survivors_wait_for_the_dead_and_says_which_objective_and_when(
     hands: Hands, submit: Callable[..., str]
 ) -> None:
