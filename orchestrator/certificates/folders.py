@@ -98,7 +98,7 @@ def retire(folder: Path) -> None:
             detail=f"{folder} has no former authority to retire. `atoll certificates rotate {folder}` makes the next one."
         )
     _write(folder / AUTHORITY_CERTIFICATE, pem_of_certificates([authority.certificate]), 0o644)
-    with _told(folder / CROSS):
+    with _write_problems(folder / CROSS):
         (folder / CROSS).unlink()
 
 
@@ -106,7 +106,7 @@ def _settled(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
     """As ``_authority_of``; a rotation that was broken off is finished where ca.crt says that it happened, else undone."""
     authority, trusted = _authority_of(folder)
     if (folder / NEXT_KEY).exists():
-        with _told(folder / AUTHORITY_KEY):
+        with _write_problems(folder / AUTHORITY_KEY):
             if _key(folder / NEXT_KEY, "Remove it.").public_key() == trusted[0].public_key():
                 os.replace(folder / NEXT_KEY, folder / AUTHORITY_KEY)
             else:
@@ -331,14 +331,14 @@ def _refuse_present(folder: Path, *names: str) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    with _told(folder):
+    with _write_problems(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     """The file holds this, all at once, with this mode at every instant; and on the disk before anything rests on it."""
     fresh, disk = path.with_name(f".{path.name}.{os.getpid()}"), LocalDisk()
-    with _told(path):
+    with _write_problems(path):
         fresh.unlink(missing_ok=True)
         try:
             with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
@@ -352,7 +352,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _write_problems(path: Path) -> Iterator[None]:
     """What keeps a file from being written is said with the remedy."""
     try:
         yield
