@@ -114,6 +114,8 @@ class Controller:
         section = self._sections[island]
         wanted = resources_of(section)
         life = (island, incarnation)
+        if incarnation > 1:  # what ended the one before may have been its node's
+            self._nodes.look_again()
         deadline = time.monotonic() + CAPACITY_WAIT_S
         while isinstance(gang := self._gang(section, wanted), Refusal):
             if gang.final or time.monotonic() > deadline:
@@ -264,6 +266,8 @@ class Controller:
         with self._lock:
             self._ended.add(life)
         nodes = [each.node_id for each in placed.ranks] if placed is not None and not self._closing else []
+        if nodes:  # its link noticed the silence, perhaps before the watch over nodes did
+            self._nodes.look_again()
         cut_off = next((node for node in nodes if self._nodes.is_unreachable(node)), None)
         if cut_off is not None and self._orphans.add(life, cut_off):
             # Ray would call it dead at once, and nobody could ever ask it what it trained meanwhile

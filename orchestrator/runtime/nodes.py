@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 from orchestrator.errors import first_line
@@ -23,14 +22,14 @@ from orchestrator.runtime.placement import Leaving, Node
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-FIRST_LOOK_S = 5.0
+LOOK_S = 5.0
 """A look is over within seconds; one that is not says nothing of the nodes."""
 NODE_ID_LABEL = "ray.io/node-id"
 """Every node has it by itself."""
 
 
 class NodeWatch:
-    """Looks every second, as long as its process lives. ``on_down`` is called once for each node."""
+    """Looks every second, and when asked to, as long as its process lives. ``on_down`` is called once for each node."""
 
     def __init__(
         self,
@@ -41,15 +40,28 @@ class NodeWatch:
         self._leaving: Mapping[str, Leaving] = {}
         self._down: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
-        self._looked = threading.Event()
+        self._turn = threading.Condition()  # guards the three numbers of looks
+        self._asked_for, self._begun, self._over = 1, 0, 0
         threading.Thread(target=self._watch, name="watch-nodes", daemon=True).start()
+
+    def look_again(self) -> None:
+        """Returns when a look is over that began after this call: what is known elsewhere may be newer than the last one.
+
+        Takes milliseconds where all nodes answer, a second or two where one does not, and no longer than ``LOOK_S``.
+        """
+        with self._turn:
+            wanted = self._begun + 1
+            self._asked_for = max(self._asked_for, wanted)
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: self._over >= wanted, LOOK_S)
 
     def placeable(self) -> list[Node]:
         """The nodes of the cluster on which something can be placed.
 
         Nobody knows before the first look, which is waited for: Ray would place a job's first islands on what died before.
         """
-        self._looked.wait(FIRST_LOOK_S)
+        with self._turn:
+            self._turn.wait_for(lambda: self._over > 0, LOOK_S)
         return [node for node in cluster.nodes() if node.id not in self._excluded()]
 
     def is_unreachable(self, node_id: str) -> bool:
@@ -66,6 +78,9 @@ class NodeWatch:
     def _watch(self) -> None:
         trouble = ""
         while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._asked_for > self._begun, WATCH_S)
+                self._begun += 1
             try:
                 self._look()
                 trouble = ""
@@ -74,8 +89,9 @@ class NodeWatch:
                 if reason != trouble:  # it may stay so for hours
                     log.warning("whether all nodes are there cannot be told: %s", reason, exc_info=error)
                 trouble = reason
-            self._looked.set()
-            time.sleep(WATCH_S)
+            with self._turn:
+                self._over = self._begun
+                self._turn.notify_all()
 
     def _look(self) -> None:
         reaches = cluster.node_reaches()

@@ -1,0 +1,50 @@
+"""What the watch over nodes says between two looks."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.runtime import cluster, nodes
+from orchestrator.runtime.cluster import Reach
+from orchestrator.runtime.nodes import NODE_ID_LABEL, NodeWatch
+from tests.waiting import wait_until
+
+
+def test_a_look_that_was_asked_for_began_after_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    reaches = {"near": Reach.TAKEN, "far": Reach.TAKEN}
+    looks: list[None] = []
+
+    def node_reaches() -> dict[str, Reach]:
+        looks.append(None)
+        return dict(reaches)
+
+    monkeypatch.setattr(nodes, "WATCH_S", 3600.0)  # by itself it looks once
+    monkeypatch.setattr(cluster, "node_reaches", node_reaches)
+    monkeypatch.setattr(cluster, "leaving_nodes", dict)
+    watch = NodeWatch()
+    wait_until(lambda: len(looks) == 1)
+    reaches["far"] = Reach.NOTHING
+    assert not watch.is_unreachable("far")
+
+    watch.look_again()
+    assert len(looks) == 2
+    assert watch.is_unreachable("far")
+    assert not watch.is_unreachable("near")
+    assert watch.selector() == {NODE_ID_LABEL: "!in(far)"}
+
+
+def test_a_look_that_fails_is_over_too_and_the_next_one_says_what_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([{}, ConnectionError("the head is away"), {"far": Reach.NOTHING}])
+
+    def node_reaches() -> dict[str, Reach]:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(nodes, "WATCH_S", 3600.0)
+    monkeypatch.setattr(cluster, "node_reaches", node_reaches)
+    monkeypatch.setattr(cluster, "leaving_nodes", dict)
+    watch = NodeWatch()
+    while not watch.is_unreachable("far"):
+        watch.look_again()
