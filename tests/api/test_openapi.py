@@ -24,7 +24,7 @@ from api.openapi.examples import SHAPES, SPECIFICATION
 from tests.api.installation import Installation
 from tests.waiting import wait_until
 
-EXAMPLES_PER_OPERATION = int(os.environ.get("ATOLL_OPENAPI_EXAMPLES", "6"))
+EXAMPLES_PER_OPERATION = int(os.environ.get("ATOLL_OPENAPI_EXAMPLES", "4"))
 """``make soak`` wants 300."""
 OPERATIONS_MIN = 40
 SEED = 4

@@ -118,7 +118,12 @@ def equal(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> boo
 @cache
 def trained() -> dict[str, Any]:
     """Losses on each mesh, of the training and held out; where every tensor and its moments lie after it."""
-    return {name: _trained(compiled(name)) for name in MESHES}
+    return {name: _trained(compiled(name)) for name in ("fsdp", "mixed")}
+
+
+@cache
+def trained_by_other_axes() -> dict[str, Any]:
+    return {name: _trained(compiled(name)) for name in ("data", "tensor", "expert")}
 
 
 def _trained(one: JaxTrainer) -> dict[str, Any]:

@@ -51,12 +51,16 @@ def on_eight_devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Situa
         process.stdin.close()
 
 
-def test_every_mesh_gives_the_losses_of_one_device(on_eight_devices: Situation) -> None:
+@pytest.mark.parametrize(
+    "situation",
+    ["trained", pytest.param("trained_by_other_axes", marks=pytest.mark.soak("half a minute of compiling"))],
+)
+def test_every_mesh_gives_the_losses_of_one_device(on_eight_devices: Situation, situation: str) -> None:
     one = meshes.trainer(None)
     expected = meshes.losses(one, 0, 3)
     held_out = one.evaluate(one.snapshot(meshes.PIECES).arrays()).loss
     assert expected[2] < expected[0]
-    for name, found in on_eight_devices("trained").items():
+    for name, found in on_eight_devices(situation).items():
         assert found["losses"] == pytest.approx(expected, rel=1e-5), name
         assert found["held out"] == pytest.approx(held_out, rel=1e-5), name
         assert found["moments alike"], name
@@ -65,12 +69,17 @@ def test_every_mesh_gives_the_losses_of_one_device(on_eight_devices: Situation) 
 def test_each_device_holds_only_its_shards(on_eight_devices: Situation) -> None:
     shards = {name: found["shards"] for name, found in on_eight_devices("trained").items()}
     assert shards["fsdp"]["layers.up"] == [2, 4, 32 // 8, 64]
-    assert shards["tensor"]["layers.up"] == [2, 4, 32, 64 // 8]
-    assert shards["expert"]["layers.up"] == [2, 4 // 4, 32, 64]
     assert shards["mixed"]["layers.up"] == [2, 4 // 2, 32 // 2, 64 // 2]
-    assert shards["data"]["layers.up"] == [2, 4, 32, 64]
     assert shards["fsdp"]["mix"] == [32 // 8, 32], "a tensor without axes"
     assert shards["fsdp"]["layers.norm"] == [2, 32], "a vector is everywhere"
+
+
+@pytest.mark.soak("half a minute of compiling")
+def test_each_device_holds_only_its_shards_by_other_axes(on_eight_devices: Situation) -> None:
+    shards = {name: found["shards"] for name, found in on_eight_devices("trained_by_other_axes").items()}
+    assert shards["tensor"]["layers.up"] == [2, 4, 32, 64 // 8]
+    assert shards["expert"]["layers.up"] == [2, 4 // 4, 32, 64]
+    assert shards["data"]["layers.up"] == [2, 4, 32, 64]
 
 
 def test_pieces_cross_to_and_from_a_mesh_bit_for_bit(on_eight_devices: Situation) -> None:

@@ -77,6 +77,7 @@ def run(hands: Hands, job: str, plan: dict[str, Any]) -> dict[str, Any]:
     return verdict
 
 
+@pytest.mark.soak("half a minute for verdicts that tests/chaos has")
 def test_attrition_passes_where_nobody_waits_for_the_dead(hands: Hands, submit: Callable[..., str]) -> None:
     verdict = verdict_with_strikes(lambda: run(hands, submit("quick", STEPS), ATTRITION))
     assert verdict["passed"], verdict["objectives"]

@@ -64,6 +64,7 @@ def writing_to(job: Job, fragment: int) -> Iterator[Callable[[], bool]]:
         aside.replace(newest)
 
 
+@pytest.mark.soak("live what tests/journal/test_crash_points_saving.py has")
 def test_a_synchroniser_killed_on_the_way_back_to_a_checkpoint_goes_all_the_way(start: Start, home: Path) -> None:
     """It dies before the first fragment is restored, and between two of them; meanwhile one island alone is no quorum."""
     stays, goes = "us-east", "asia"

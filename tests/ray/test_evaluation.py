@@ -72,6 +72,7 @@ def test_an_island_measures_between_two_steps_and_another_does_when_it_dies(star
     assert status["statistics"]["loss_final"] < measured[0].loss
 
 
+@pytest.mark.soak("a job of its own for an evaluator's death")
 def test_an_evaluator_on_a_node_group_that_is_killed_is_made_again_and_nothing_is_missed(
     start: Start, home: Path, unmeasured: Path
 ) -> None:

@@ -82,6 +82,7 @@ def contributors(job: Job, since: float = 0.0) -> set[str]:
     return {event.contribution.island for event in merged if event.at > since}
 
 
+@pytest.mark.soak("a cluster of its own on a small disk")
 def test_without_room_under_rays_folder_islands_train_on_and_who_died_is_back_once_there_is_room(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

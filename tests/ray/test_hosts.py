@@ -241,6 +241,7 @@ def test_hosts_with_fewer_devices_than_promised_end_the_job_before_it_begins(
     assert [event.incarnation for event in job.events(events.IslandPlaced, "slice")] == [1]
 
 
+@pytest.mark.soak("nodes of its own, and a job on what is left")
 def test_jobs_begin_at_once_after_most_nodes_died(home: Path, started: Callable[..., Job]) -> None:
     """Of which Ray believes for minutes that they live."""
     found, left = ClusterFile.find(home), f"pair-{GROUPS[0].nodes - 1}"

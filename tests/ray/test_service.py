@@ -66,6 +66,7 @@ def hands(tmp_path: Path) -> Iterator[Hands]:
     installation.atoll("down")
 
 
+@pytest.mark.soak("what the tutorial does by hand, and test_service_killed.py to a service")
 def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     hands.up()
     cluster = ClusterFile.find(hands.home.path)

@@ -107,6 +107,7 @@ def test_a_viewer_sees_what_a_plan_struck_and_takes_the_verdict_along(
         assert "bystander_gap_max_s" in saved.value.path().read_text()
 
 
+@pytest.mark.soak("the page's half of what tests/ray/shared_job/test_membership.py has")
 def test_a_node_group_is_cordoned_and_uncordoned(visit: Visit) -> None:
     page = visit.open()
     expect(row(page, "asia")).to_contain_text("1 of 1 island training")
@@ -143,6 +144,7 @@ def test_a_job_is_scaled_down_and_up_on_a_node_group(visit: Visit) -> None:
     expect(row(page, "europe")).to_contain_text("2 of 2 islands training")
 
 
+@pytest.mark.soak("a second look by the same rules as tests/web/test_accessibility.py")
 def test_no_fault_is_found_where_plans_are_shown_and_chosen(
     begin: Callable[..., str], visit: Visit, site: Site, pictures: Path
 ) -> None:

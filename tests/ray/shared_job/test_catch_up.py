@@ -22,6 +22,7 @@ def donor_of(job: Job, island: str, incarnation: int) -> str:
     return told.split()[4]
 
 
+@pytest.mark.soak("for one donor what tests/ray/test_catch_up.py has for several")
 def test_a_donor_that_dies_or_stands_still_in_the_act_is_replaced_by_another(
     job: Job, plug: Callable[[Path], Path], train_on: Callable[..., None]
 ) -> None:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
 
 
+@pytest.mark.soak("a job more; test_whole_loss.py has two beside each other")
 def test_two_jobs_at_once_do_not_disturb_each_other(job: Job, start: Start) -> None:
     before = {group: job.island(group) for group in GROUPS}
     stormy = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")))
