@@ -22,7 +22,7 @@ from tests.harness.shell import FRAGMENTS, POINTS, Fate
 
 STEPS = 14
 SNAPSHOTS = {"durability": {"snapshot_every_records": 7}}
-DEATHS_PER_POINT = int(os.environ.get("ATOLL_DEATHS_PER_POINT", "3"))
+DEATHS_PER_POINT = int(os.environ.get("ATOLL_DEATHS_PER_POINT", "2"))
 """A point is reached up to ninety times in a job; ``make soak`` dies at every one."""
 
 

@@ -117,6 +117,7 @@ def nicenesses(pid: int) -> set[int]:
     return found
 
 
+@pytest.mark.soak("a job of its own for an evaluation elsewhere")
 def test_a_node_group_without_nodes_is_made_up_for_by_the_head_and_each_loss_says_why(start: Start) -> None:
     job = start(document(on="node_group", node_group="mars"))
     first = job.wait_until(lambda: results(job), "a loss")[0]

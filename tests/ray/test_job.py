@@ -92,6 +92,7 @@ def test_a_job_that_cannot_be_placed_says_what_it_asked_what_there_is_and_what_t
     assert all(words in status["view"]["reason"] for words in told), status["view"]["reason"]
 
 
+@pytest.mark.soak("a job of its own for what tests/ray/test_service_killed.py and test_recovery.py have")
 def test_a_job_outlives_the_process_that_started_it_and_ends_as_it_should_though_its_synchroniser_dies_at_its_end(
     home: Path, port: RayControlPort, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_full_disk_pauses_merging_and_nothing_is_lost_once_there_is_room_again
     assert_sound(job)
 
 
+@pytest.mark.soak("live what tests/journal/test_crash_points.py has")
 def test_islands_hear_of_no_synchroniser_that_dies_before_its_epoch_is_on_the_tape(
     small_disk: Path, start: Start, home: Path
 ) -> None:

@@ -98,6 +98,7 @@ CAUGHT = (
 """What of a checkpoint is being written when the synchroniser dies, and how that is known."""
 
 
+@pytest.mark.soak("live what tests/journal/test_crash_points_saving.py has")
 def test_a_synchroniser_killed_while_it_takes_a_checkpoint_drops_it_and_the_one_before_stays(
     job: Job, home: Path, plug: Callable[[Path], Path]
 ) -> None:
