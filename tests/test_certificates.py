@@ -313,11 +313,11 @@ def test_what_listens_beyond_the_table_of_ports_is_seen() -> None:
     assert guards(calls) == {"TLS; the cluster's token"}
 
 
-@pytest.mark.parametrize("text", ["", "21000", "21000-21002", "80-90", "65530-65536", "21010-21000"])
+@pytest.mark.parametrize("text", ["", "21000", "21000-21003", "80-90", "65530-65536", "21010-21000"])
 def test_a_range_in_which_no_node_has_room_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="21000-21099"):
         nodes.checked_ports(text)
-    assert nodes.checked_ports("21000-21003") == "21000-21003"
+    assert nodes.checked_ports("21000-21004") == "21000-21004"
 
 
 # ── the commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -331,6 +331,21 @@ def said(*words: str | Path, code: int = 0) -> str:
         return str(result.exception)
     assert result.exit_code == code, result.output
     return result.stdout
+
+
+def test_where_nobody_says_how_long_a_certificate_lasts_a_year_or_what_its_authority_has_left(tmp_path: Path) -> None:
+    machine = tmp_path / "machine"
+    for left, lasts in ((3, 2), (3650, 365)):
+        authority = tmp_path / f"{left}-days"
+        said("certificates", "authority", authority, "--days", left)
+        for command in (
+            ("issue", authority, machine, "--name", "m.example", "--replace"),
+            ("renew", authority, machine),
+        ):
+            said("certificates", *command)
+            own, _ = json.loads(said("certificates", "show", machine, "--json"))
+            assert lasts - 1 <= own["days_left"] <= lasts
+    assert "Give at most 2" in said("certificates", "renew", tmp_path / "3-days", machine, "--days", "3", code=2)
 
 
 def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:

@@ -21,7 +21,15 @@ AuthorityArgument = Annotated[
 MachineArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The machine's folder.", show_default=False)]
 AuthorityDays = Annotated[int, typer.Option("--days", min=1, max=DAYS_MAX, help="How long it lasts.")]
 MachineDays = Annotated[
-    int, typer.Option("--days", min=1, max=DAYS_MAX, help="How long it lasts: longer than the machine's node runs.")
+    int | None,
+    typer.Option(
+        "--days",
+        min=1,
+        max=DAYS_MAX,
+        help=f"How long it lasts: longer than the machine's node runs. Default: {MACHINE_DAYS}, or what its authority has "
+        "left.",
+        show_default=False,
+    ),
 ]
 
 commands = typer.Typer(no_args_is_help=True, help="Certificates of machines, for TLS between them.")
@@ -54,7 +62,7 @@ def issue(
             "--name", help="A name or an address by which others call the machine. Repeatable.", show_default=False
         ),
     ],
-    days: MachineDays = MACHINE_DAYS,
+    days: MachineDays = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Whatever the folder held is lost, as for a pod that begins again.")
     ] = False,
@@ -65,6 +73,7 @@ def issue(
     for each in names:
         if not is_host(each):
             raise ConfigurationError(detail=f"--name {each!r} is no host's name or address. Give one without a port.")
+    days = folders.usual_days(authority) if days is None else days
     folders.issue(authority, folder, names, days, replace=replace)
     say(f"{folder} is for {', '.join(names)}, for {days} days")
 
@@ -73,11 +82,12 @@ def issue(
 def renew(
     authority: AuthorityArgument,
     folders_: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Machines' folders.", show_default=False)],
-    days: MachineDays = MACHINE_DAYS,
+    days: MachineDays = None,
 ) -> None:
     """Have certificates last again, with their keys and names, and trust whom the authority says now."""
     from orchestrator.certificates import folders
 
+    days = folders.usual_days(authority) if days is None else days
     for folder in folders_:
         folders.renew(authority, folder, days)
         say(f"{folder} lasts {days} days from now; processes that begin from now on show it")

@@ -30,8 +30,8 @@ DURATION = re.compile(
     r"(?:(?P<days>[0-9]{1,4})-)?(?P<hours>[0-9]{1,4}):(?P<minutes>[0-5]?[0-9]):(?P<seconds>[0-5]?[0-9])"
 )
 PORTS = re.compile(r"(?P<first>[0-9]{1,5})-(?P<last>[0-9]{1,5})")
-PORTS_MIN = 4
-"""Three of a node's own, and one of a worker."""
+PORTS_MIN = 5
+"""Three of a node's own, one of its agent, and one of an island."""
 EPOCH = re.compile(r"@?(?P<seconds>[0-9]{9,11})")
 RESERVED = frozenset({"atoll-node-group", "region"})
 AMOUNT_MAX = 1e9
@@ -67,7 +67,7 @@ def join(
         typer.Option(
             "--ports",
             metavar="FIRST-LAST",
-            help="Where Ray listens on this machine, for a firewall: a port for each island and three. Default: any.",
+            help="Where Ray listens on this machine, for a firewall: a port for each island and four. Default: any.",
             show_default=False,
         ),
     ] = None,

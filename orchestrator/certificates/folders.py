@@ -157,6 +157,12 @@ def issue(
         _write(folder / name, text, 0o644)
 
 
+def usual_days(authority_folder: Path) -> int:
+    """How long a machine's certificate lasts where nobody says: a year, or what is left of its authority."""
+    authority, _ = _authority_of(authority_folder)
+    return max(1, min(MACHINE_DAYS, _left(authority).days))
+
+
 def renew(authority_folder: Path, folder: Path, days: int = MACHINE_DAYS) -> None:
     """The machine's certificate lasts again, with the key and the names that it had; it trusts whom the authority says."""
     remedy = "Issue a new folder with `atoll certificates issue`."
@@ -175,7 +181,7 @@ def _issued(
 ) -> dict[str, bytes]:
     """The text of each file that says something new."""
     authority, trusted = _authority_of(authority_folder)
-    left = authority.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    left = _left(authority)
     lifetime = left if days is None else datetime.timedelta(days=days)
     if lifetime > left:
         shorter = f"Give at most {left.days}, or begin" if left.days else "Begin"
@@ -189,6 +195,10 @@ def _issued(
     vouched = len(trusted) > 1 and (authority_folder / CROSS).exists()
     chain = [leaf, *(_certificates(authority_folder / CROSS, "Rotate again.") if vouched else [])]
     return {CERTIFICATE: pem_of_certificates(chain), AUTHORITY_CERTIFICATE: pem_of_certificates(trusted)}
+
+
+def _left(authority: Authority) -> datetime.timedelta:
+    return authority.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
 
 
 def refuse_unfit(folder: Path, address: str | None = None) -> None:
