@@ -8,15 +8,16 @@ with every pair, so that a machine which slows down does so for both; the ratio 
 
 Utilisation is the model's operations per second (``Model.flops_per_token``, or six per parameter where a model says
 nothing) over the devices' peak: of a table by device kind, in bfloat16 and dense; on a processor, what a product of matrices
-reaches in the same run. On a processor the synchroniser's thread takes cores from the island, which it does not on an
-accelerator. ``--preset`` takes another model.
+reaches in the same run. The synchroniser is on another machine in truth: its thread has a core of its own, the last, which
+neither loop uses, where there is more than one. ``--preset`` takes another model.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from statistics import median
 from time import perf_counter
@@ -96,12 +97,15 @@ class TimedTrainer(jax_trainer.JaxTrainer):
 
 
 def main(asked: Options) -> list[Goal]:
+    cores = sorted(os.sched_getaffinity(0))
+    own, synchronisers = cores[: max(1, len(cores) - 1)], cores[-1:]
+    os.sched_setaffinity(0, own)  # before JAX makes its threads, which have what their maker has
     spec = document(asked.preset or ("nano" if asked.small else "micro"), jax.default_backend() == "cpu")
     text = Text(spec)
     trainer = TimedTrainer(spec, model.build(spec), lambda shard: text.draw(shard, 2), text=text)
     trainer.warm_up()
     held = live_bytes()
-    island = Island(trainer)
+    island = Island(trainer, synchronisers)
     island.train(2 * INTERVAL)  # every program of a boundary is compiled, and every fragment was published
     bare = Bare(trainer)
     bare.train(1)
@@ -145,7 +149,7 @@ def main(asked: Options) -> list[Goal]:
 class Island:
     """The loop of an island, and a thread that merges for it: what is offered is published."""
 
-    def __init__(self, trainer: TimedTrainer) -> None:
+    def __init__(self, trainer: TimedTrainer, synchronisers_cores: Iterable[int]) -> None:
         fragments = fragment_map.build(trainer.tensor_shapes(), FRAGMENTS, trainer.roles())
         plan = LoopPlan(fragments, INTERVAL, "rebase", tokens_per_schedule_step=trainer.tokens_per_step)
         self._outbox, self._ending = Outbox(), threading.Event()
@@ -156,7 +160,7 @@ class Island:
         }
         self._loop.load(pieces, [Version(0)] * FRAGMENTS, 0, 0)
         self._loop.open()
-        self._thread = threading.Thread(target=self._publish, daemon=True)
+        self._thread = threading.Thread(target=self._publish, args=(synchronisers_cores,), daemon=True)
         self._thread.start()
 
     def train(self, step_count: int) -> None:
@@ -171,7 +175,8 @@ class Island:
     def version_total(self) -> int:
         return sum(max(versions) for versions in self._published.values())
 
-    def _publish(self) -> None:
+    def _publish(self, cores: Iterable[int]) -> None:
+        os.sched_setaffinity(0, cores)  # of this thread
         while not self._ending.is_set():
             for letter in self._outbox.take(0.05):
                 if (
