@@ -127,12 +127,12 @@ class Metadata:
         """One answer, whole, within ``limit_s`` however slowly it trickles, and of a size that can be expected."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=min(limit_s, ANSWER_S))
         watchdog: threading.Timer | None = None
+        late = threading.Event()
         try:
             connection.connect()
             connection.sock.settimeout(limit_s)
-            watchdog = threading.Timer(
-                limit_s, _hang_up, [connection.sock]
-            )  # the socket: the connection may let go of it
+            # the socket, for the connection may let go of it
+            watchdog = threading.Timer(limit_s, _hang_up, [connection.sock, late])
             watchdog.daemon = True
             watchdog.start()
             connection.request(method, path, headers=dict(headers))
@@ -140,6 +140,8 @@ class Metadata:
             body = response.read(ANSWER_BYTES_MAX + 1)
             if len(body) > ANSWER_BYTES_MAX:
                 raise Unanswered(f"{path} is answered with more than {ANSWER_BYTES_MAX} bytes")
+            if late.is_set():  # what came until then reads like an answer
+                raise Unanswered(f"{path} is not answered within {limit_s:g} s")
             fields = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, fields, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -381,7 +383,8 @@ def _http_date(text: str) -> datetime:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _hang_up(connected: socket.socket) -> None:
-    """Whoever reads from it reads its end at once."""
+def _hang_up(connected: socket.socket, late: threading.Event) -> None:
+    """Whoever reads from it reads its end at once, and finds ``late`` set."""
+    late.set()
     with suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)
