@@ -98,14 +98,20 @@ class TimedTrainer(jax_trainer.JaxTrainer):
 
 def main(asked: Options) -> list[Goal]:
     cores = sorted(os.sched_getaffinity(0))
-    own, synchronisers = cores[: max(1, len(cores) - 1)], cores[-1:]
-    os.sched_setaffinity(0, own)  # before JAX makes its threads, which have what their maker has
+    os.sched_setaffinity(0, cores[: max(1, len(cores) - 1)])  # before JAX makes its threads, which have their maker's
+    try:
+        return measured(asked, cores[-1:])
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def measured(asked: Options, synchronisers_cores: Iterable[int]) -> list[Goal]:
     spec = document(asked.preset or ("nano" if asked.small else "micro"), jax.default_backend() == "cpu")
     text = Text(spec)
     trainer = TimedTrainer(spec, model.build(spec), lambda shard: text.draw(shard, 2), text=text)
     trainer.warm_up()
     held = live_bytes()
-    island = Island(trainer, synchronisers)
+    island = Island(trainer, synchronisers_cores)
     island.train(2 * INTERVAL)  # every program of a boundary is compiled, and every fragment was published
     bare = Bare(trainer)
     bare.train(1)

@@ -240,7 +240,7 @@ def placed_tensor_by_tensor() -> dict[str, Any]:
 
 SITUATIONS: Mapping[str, Callable[[], Any]] = {
     situation.__name__: situation
-    for situation in (trained, pieces, moved, gathered, mixed_experts, placed_tensor_by_tensor)
+    for situation in (trained, trained_by_other_axes, pieces, moved, gathered, mixed_experts, placed_tensor_by_tensor)
 }
 
 
