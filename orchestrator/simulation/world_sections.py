@@ -17,6 +17,7 @@ from orchestrator.bounds import (
     FragmentCount,
     IncarnationCount,
     IslandCount,
+    KeptCount,
     MergeCount,
     Ratio,
     RatioBelowOne,
@@ -26,6 +27,7 @@ from orchestrator.bounds import (
     RoundStepsOrNone,
     RoundStepsRatio,
     Timeout,
+    TimeRatio,
     TokenCount,
     VersionCount,
     VirtualSeconds,
@@ -55,8 +57,35 @@ ENTRIES_MAX = 1_000_000
 NOTES_MAX = 1000
 
 
+class CheckpointsPart(Section):
+    """``CheckpointPolicy``."""
+
+    every_merges: MergeCount = 0
+    every_s: Wait = 0.0
+    keep: KeptCount = 2
+    timeout_s: Timeout | None = None
+
+
+class EvaluationPart(Section):
+    """``EvaluationPolicy``. ``sequences`` is 0 for tapes written before evaluations had a size."""
+
+    sequences: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 0
+    time_ratio_max: TimeRatio | None = None
+    on_islands: StrictBool = False
+
+
+class OuterRatePart(Section):
+    """``OuterRatePolicy``."""
+
+    warmup_merges: MergeCount = 0
+    final_ratio: Ratio = 1.0
+
+
 class PolicyPart(Section):
-    """``JobPolicy`` without its islands and standbys."""
+    """Every field of ``JobPolicy`` but its islands and standbys, under the same names.
+
+    The fields with a default are those that tapes of earlier builds lack.
+    """
 
     fragment_count: FragmentCount
     sync_interval_steps: RoundSteps
@@ -74,6 +103,11 @@ class PolicyPart(Section):
     flush_timeout_s: Timeout
     moving_average_decay: RatioBelowOne
     health: HealthSection = HealthSection()
+    cut_off_timeout_s: Timeout = 900.0
+    checkpoints: CheckpointsPart = CheckpointsPart()
+    donors_max: IslandCount = 1
+    evaluation: EvaluationPart = EvaluationPart()
+    outer_rate: OuterRatePart = OuterRatePart()
 
 
 class LifePart(Section):

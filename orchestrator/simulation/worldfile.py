@@ -13,19 +13,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from math import inf, isfinite
 from typing import Any
 
 from pydantic import ValidationError
 
 from orchestrator import documents
-from orchestrator.core.vocabulary import HealthPolicy, Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.plain import some_of
 from orchestrator.simulation.fit import FittedWorld
 from orchestrator.simulation.plan import Capacity, Fault, IncarnationStart, Latency, Pace, WorldPlan
-from orchestrator.simulation.world_sections import ChancesPart, LatenciesPart, PlacePart, PolicyPart, WorldPart
+from orchestrator.simulation.world_sections import ChancesPart, LatenciesPart, PlacePart, WorldPart
 from orchestrator.validation import omitted_count, problems_of
 
 DETAIL = "this world cannot be simulated"
@@ -42,8 +42,7 @@ ROOM_WITHOUT_END_S = 3600.0
 def dump(world: FittedWorld) -> str:
     """The file's text: what it assumes as comments, then the world."""
     plan, policy = world.plan, world.policy
-    settings = {name: getattr(policy, name) for name in PolicyPart.model_fields}
-    settings["health"] = asdict(policy.health)
+    settings = {name: value for name, value in asdict(policy).items() if name not in ("islands", "standbys")}
     ends = [pace[-1].until for pace in plan.paces if pace]
     length = max([*ends, *(fault.at for fault in plan.faults), 0.0]) if world.until == inf else world.until
     latencies = {name: getattr(plan, name) for name in LatenciesPart.model_fields}
@@ -149,11 +148,10 @@ def _between(part: WorldPart) -> Iterator[Problem]:
 
 def _world(part: WorldPart) -> FittedWorld:
     parts = part.islands
-    policy = JobPolicy(
-        islands=tuple(map(_plan_of, parts)),
-        standbys=tuple(map(_plan_of, part.standbys)),
-        **{**part.policy.model_dump(), "health": HealthPolicy(**part.policy.health.model_dump())},
-    )
+    settings = part.policy.model_dump() | {
+        name: kind(**getattr(part.policy, name).model_dump()) for name, kind in _POLICIES.items()
+    }
+    policy = JobPolicy(islands=tuple(map(_plan_of, parts)), standbys=tuple(map(_plan_of, part.standbys)), **settings)
     lives = [
         IncarnationStart(IslandId(i.island), Incarnation(life.incarnation), **life.model_dump(exclude={"incarnation"}))
         for i in parts
@@ -169,10 +167,7 @@ def _world(part: WorldPart) -> FittedWorld:
         step_s=tuple(i.step_s for i in parts),
         pause_s=_all_or_none(tuple(i.pause_s for i in parts), 0.0),
         bandwidth_bytes_per_s=_all_or_none(tuple(i.bandwidth_bytes_per_s or inf for i in parts), inf),
-        faults=tuple(
-            Fault(fault.at, fault.kind, IslandId(fault.island), fault.duration, fault.count, fault.bytes_per_second)
-            for fault in part.faults
-        ),
+        faults=tuple(Fault(**{**dict(fault), "island": IslandId(fault.island)}) for fault in part.faults),
         lives=tuple(lives),
         capacity=tuple(sorted(changes, key=lambda change: (change.at, change.island))),
         step_samples=_all_or_none(tuple(i.step_samples for i in parts), ()),
@@ -184,6 +179,11 @@ def _world(part: WorldPart) -> FittedWorld:
 def _plan_of(part: PlacePart) -> IslandPlan:
     return IslandPlan(IslandId(part.island), NodeGroupId(part.node_group), part.region, part.accelerator_count)
 
+
+_POLICIES: dict[str, Any] = {
+    field.name: type(field.default) for field in fields(JobPolicy) if is_dataclass(field.default)
+}
+"""The classes of the policies within the policy, by field."""
 
 _SAME = sorted({field.name for field in fields(WorldPlan)} & WorldPart.model_fields.keys() - {"faults", "calm_at"})
 

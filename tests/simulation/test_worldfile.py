@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 
 import pytest
 import yaml
 
-from orchestrator.core.vocabulary import HealthPolicy, IslandId
+from orchestrator.core.vocabulary import (
+    CheckpointPolicy,
+    EvaluationPolicy,
+    HealthPolicy,
+    IslandId,
+    IslandPlan,
+    JobPolicy,
+    NodeGroupId,
+    OuterRatePolicy,
+)
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.simulation import worldfile
 from orchestrator.simulation.distributions import Empirical, Uniform
 from orchestrator.simulation.fit import FittedWorld, fit
-from orchestrator.simulation.plan import Capacity, Fault, FaultKind, WorldPlan, sample_policy
+from orchestrator.simulation.plan import Capacity, Fault, FaultKind, IncarnationStart, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
+from orchestrator.simulation.world_sections import (
+    ChancesPart,
+    FaultPart,
+    LatenciesPart,
+    LifePart,
+    PlacePart,
+    PolicyPart,
+    WorldPart,
+)
 
 ASIA = IslandId("asia")
 
@@ -48,6 +66,64 @@ def test_a_world_with_everything_comes_back_equal(fitted):
     policy = replace(fitted.policy, health=HealthPolicy(None, 5, 0))
     world = replace(fitted, policy=policy, plan=plan, until=12.5, notes=("one", "two: é"))
     assert read_back(worldfile.dump(world)) == world
+
+
+def test_every_field_of_a_policy_comes_back(fitted):
+    """Each one with a value that is not its default: a field that the file lacks would come back as the default."""
+    policy = JobPolicy(
+        islands=fitted.policy.islands,
+        fragment_count=5,
+        sync_interval_steps=7,
+        overlap_steps=3,
+        quorum=2,
+        grace_margin=0.25,
+        grace_cap_steps=2.5,
+        staleness_max=0,
+        token_budget=12345,
+        evaluation_every_merges=11,
+        suspect_timeout_s=1.5,
+        backoff_first_s=0.75,
+        backoff_max_s=9.0,
+        restarts_max=4,
+        flush_timeout_s=2.25,
+        moving_average_decay=0.5,
+        health=HealthPolicy(7.0, 5, 0),
+        cut_off_timeout_s=33.0,
+        standbys=(IslandPlan(IslandId("spare"), NodeGroupId("spares"), "asia", 3),),
+        checkpoints=CheckpointPolicy(6, 60.0, 4, 12.0),
+        donors_max=3,
+        evaluation=EvaluationPolicy(64, 0.125, True),
+        outer_rate=OuterRatePolicy(9, 0.125),
+    )
+    for part in (policy, *(value for value in vars_of(policy).values() if is_dataclass(value))):
+        same = [f.name for f in fields(part) if f.default is not MISSING and getattr(part, f.name) == f.default]
+        assert not same, f"the test leaves {same} of {type(part).__name__} at their defaults"
+    assert read_back(worldfile.dump(replace(fitted, policy=policy))).policy == policy
+
+
+def vars_of(policy):
+    return {field.name: getattr(policy, field.name) for field in fields(policy)}
+
+
+@pytest.mark.parametrize(
+    ("plan", "part", "elsewhere"),
+    [
+        (JobPolicy, PolicyPart, {"islands", "standbys"}),
+        (IslandPlan, PlacePart, set()),
+        (Fault, FaultPart, set()),
+        (IncarnationStart, LifePart, {"island"}),
+        (
+            WorldPlan,
+            (WorldPart, LatenciesPart, ChancesPart),
+            {"step_s", "pause_s", "bandwidth_bytes_per_s", "lives", "capacity", "step_samples", "paces"},
+        ),
+    ],
+)
+def test_a_file_has_every_field_of_what_it_describes(plan, part, elsewhere):
+    parts = part if isinstance(part, tuple) else (part,)
+    written = set().union(*(one.model_fields for one in parts))
+    assert {field.name for field in fields(plan)} - elsewhere <= written
+    assert elsewhere <= {field.name for field in fields(plan)}
 
 
 def test_a_world_from_a_file_does_exactly_the_same(fitted):
