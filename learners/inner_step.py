@@ -1,6 +1,6 @@
 """The inner step, as it is traced: one batch in, the next parameters and optimizer state out, and the loss.
 
-    batch ─▶ A microbatches ─▶ gradient of the objective of each ─▶ their mean ─▶ update ─▶ θ − lr · update
+    batch ─▶ A microbatches ─▶ gradient of the objective of each ─▶ their mean ─▶ update ─▶ θ + scale · update
 
 With accumulation a step holds the activations of one microbatch and the gradient twice; its result is that of the whole
 batch to float tolerance, except where an objective is no mean over sequences, such as a balance of experts, which then is
@@ -22,17 +22,22 @@ from learners.contract import accumulation_of
 from learners.model import Model
 from orchestrator.errors import ConfigurationError
 
-InnerStep = Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, Any, jax.Array]]
-"""(parameters, optimizer state, tokens, learning rate) → (parameters, optimizer state, loss).
+InnerStep = Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, Any, jax.Array, jax.Array]]
+"""(parameters, optimizer state, tokens, scale) → (parameters, optimizer state, loss, slope).
 
-Tokens are (batch, length + 1) int32; the learning rate is a float32 scalar; the loss is in nats per token."""
+Tokens are (batch, length + 1) int32; the scale is a float32 scalar (``schedules.update_scale``); the loss is in nats per
+token. The slope is the inner product of update and gradient, negative where the update points downhill; a float32 scalar,
+and 0 unless the step was built to measure it."""
 
 
-def build(spec: Mapping[str, Any], model: Model, optimizer: optax.GradientTransformation) -> InnerStep:
+def build(
+    spec: Mapping[str, Any], model: Model, optimizer: optax.GradientTransformation, *, measures_slope: bool = False
+) -> InnerStep:
     """Return the step that minimises ``model.objective``, or its loss; it can be traced for any sharding.
 
-    ``spec`` is the job specification as plain data, of an island or of none. Its z-loss is the model's to add, for only the
-    model has logits. Raises ConfigurationError where it wants one and the model minimises nothing but its loss.
+    ``spec`` is the job specification as plain data, of an island or of none. ``optimizer`` follows optax's convention: its
+    updates are added. The z-loss is the model's to add, because only the model has logits. Raises ConfigurationError if the
+    specification has a z-loss and the model minimises nothing but its loss.
     """
     z_loss, accumulation = spec["training"]["z_loss"], accumulation_of(spec)
     if z_loss and model.objective is None:
@@ -59,12 +64,19 @@ def build(spec: Mapping[str, Any], model: Model, optimizer: optax.GradientTransf
         gradient, loss = jax.tree.map(lambda summed: summed / accumulation, total)
         return gradient, loss
 
-    def step(parameters: Any, state: Any, tokens: jax.Array, lr: jax.Array) -> tuple[Any, Any, jax.Array]:
+    def step(parameters: Any, state: Any, tokens: jax.Array, scale: jax.Array) -> tuple[Any, Any, jax.Array, jax.Array]:
         gradient, loss = mean_gradient(parameters, tokens)
         updates, state = optimizer.update(gradient, state, parameters)
-        return jax.tree.map(lambda parameter, update: parameter - lr * update, parameters, updates), state, loss
+        slope = _inner_product(updates, gradient) if measures_slope else jnp.zeros((), jnp.float32)
+        moved = jax.tree.map(lambda parameter, update: parameter + scale * update, parameters, updates)
+        return moved, state, loss, slope
 
     return step
+
+
+def _inner_product(updates: Any, gradient: Any) -> jax.Array:
+    products = jax.tree.map(lambda update, slope: jnp.sum(update * slope, dtype=jnp.float32), updates, gradient)
+    return jnp.sum(jnp.stack(jax.tree.leaves(products)))
 
 
 def _objective(model: Model) -> Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]:

@@ -29,6 +29,7 @@ from learners.contract import Arrays, HeldOutLoss, HeldPart, StepResult, batch_s
 from learners.data import Draw
 from learners.host_copy import HostCopy
 from learners.optimizers import inner, schedules
+from learners.optimizers.descent import DescentCheck
 from learners.text import Text
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, joined, piece_named, taken
@@ -83,8 +84,10 @@ class JaxTrainer:
         self._mesh = mesh.of_island(spec, self._devices)
         self._batch_sharding = mesh.batch_sharding(self._mesh, batch_size_of(spec))
         self._to_host = ThreadPoolExecutor(1, "to-host")
-        self._inner_step = inner_step.build(spec, built, self._optimizer)
-        self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]] | None = None
+        factory = self._inner["factory"]
+        self._inner_step = inner_step.build(spec, built, self._optimizer, measures_slope=factory is not None)
+        self._descent = DescentCheck(factory) if factory is not None else None
+        self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]] | None = None
         self._loss: Any = None
         self._parameters: dict[str, jax.Array] = {}
         self._state: Any = None
@@ -134,8 +137,8 @@ class JaxTrainer:
             self._held_out_loss()  # at a boundary, the island would stand still for it
 
     @property
-    def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]]:
-        """The inner step as it is run, of parameters, state, ``on_devices(batch)`` and rate; the first two are used up."""
+    def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
+        """The inner step as it is run, of parameters, state, ``on_devices(batch)`` and scale; the first two are used up."""
         return self._step or self._traced
 
     def on_devices(self, tokens: np.ndarray) -> jax.Array:
@@ -154,10 +157,12 @@ class JaxTrainer:
     def step(self, schedule_step: int) -> StepResult:
         self._allocate()
         batch = self.on_devices(self._batch())
-        lr = np.float32(schedules.learning_rate(self._inner, self._horizon_steps, schedule_step))
-        self._parameters, self._state, loss = self.program(self._parameters, self._state, batch, lr)
+        scale = np.float32(schedules.update_scale(self._inner, self._horizon_steps, schedule_step))
+        self._parameters, self._state, loss, slope = self.program(self._parameters, self._state, batch, scale)
         self._cursor += 1
         self._batch()  # the devices are at work: draw the next one meanwhile
+        if self._descent is not None:
+            self._descent.judge(float(slope))
         return StepResult(batch.shape[0] * (batch.shape[1] - 1), float(loss), self._text.flaws())
 
     def held(self, piece: str) -> HeldPart:
@@ -223,6 +228,8 @@ class JaxTrainer:
         for name in self._parameters:
             current = self._parameters[name]
             self._parameters[name] = shards.put_in_place_of(current, np.asarray(state[PARAMETERS + name]))
+        if self._descent is not None:
+            self._descent.state_was_imported()
         leaves, tree = jax.tree_util.tree_flatten_with_path(self._state)
         self._state, values = None, dict(leaves)
         del leaves
@@ -333,7 +340,7 @@ class JaxTrainer:
     def _traced(self) -> Any:
         everywhere = NamedSharding(self._mesh, PartitionSpec())
         step = self._on_this_mesh(self._inner_step)
-        return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, everywhere))
+        return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, everywhere, everywhere))
 
     def _on_this_mesh(self, traced: Callable[..., Any]) -> Callable[..., Any]:
         """The same, in which ``mesh.constrained`` knows the mesh while it is traced."""

@@ -6,6 +6,7 @@ is reading files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -208,8 +209,13 @@ class InnerOptimizerSection(Section):
     ``lr · lr_final_ratio`` at the end of the job's token budget.
 
     ``muon`` moves matrices by Muon and all else by AdamW, at one learning rate: that of AdamW. Lion's wants to be a third to
-    a tenth of that. ``factory`` is ``package.module:function``; it gets this section and returns an optax transformation
-    without a learning rate, in place of ``kind``. Of ``groups`` the first that fits a tensor counts.
+    a tenth of that. Of ``groups`` the first that fits a tensor counts.
+
+    ``factory`` is ``package.module:function``, in place of ``kind``. It gets this section as a dictionary and returns a
+    whole optax optimizer, such as ``optax.adamw(3e-4)``: its updates are added to the parameters. Learning rate and weight
+    decay are the optimizer's own; the schedule multiplies its updates by a factor that is 1 after warm-up and
+    ``lr_final_ratio`` at the end. Gradients are clipped only if ``clip_norm`` is written. A job whose factory ascends fails
+    at its first step.
     """
 
     kind: Literal["adamw", "muon", "lion", "adafactor"] = "adamw"
@@ -225,13 +231,27 @@ class InnerOptimizerSection(Section):
     beta2: RatioBelowOne = Field(default=0.95, description="of AdamW and Lion, which wants 0.99")
     momentum: RatioBelowOne = Field(default=0.95, description="of Muon")
     weight_decay: WeightDecay = 0.1
-    clip_norm: GradientNorm | None = Field(default=1.0, description="of all gradients together; null: none is clipped")
+    clip_norm: GradientNorm | None = Field(
+        default=1.0, description="of all gradients together; null, as without it beside a factory: none is clipped"
+    )
     groups: Annotated[tuple[OptimizerGroupSection, ...], Field(max_length=GROUPS_MAX)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_factory_clips_itself(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("factory") is not None and "clip_norm" not in data:
+            return {**data, "clip_norm": None}
+        return data
 
     @model_validator(mode="after")
     def _one_optimizer(self) -> InnerOptimizerSection:
         if self.factory is not None and "kind" in self.model_fields_set and self.kind != "adamw":
             raise ValueError(f"has kind {self.kind} and a factory, which takes its place; leave one of them out")
+        if self.factory is not None and any(group.weight_decay is not None for group in self.groups):
+            raise ValueError(
+                "has a factory, whose optimizer decays weights itself, and a group with a weight_decay of its own; "
+                "remove that, and use optax.add_decayed_weights with a mask in the factory"
+            )
         return self
 
 

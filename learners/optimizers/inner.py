@@ -1,10 +1,14 @@
-"""The inner optimizer of a job specification, without its learning rate.
+"""The inner optimizer of a job specification, in optax's convention: updates are added to the parameters.
 
-    gradient ─▶ clipped by global norm ─▶ direction of the kind ─▶ + weight decay · θ ─▶ × lr_ratio of its group = update
+    kind     gradient ─▶ clipped by global norm ─▶ direction ─▶ + weight decay · θ ─▶ × lr_ratio of its group ─▶ × −1
+    factory  gradient ─▶ clipped, if `clip_norm` is written ─▶ the factory's optimizer ─▶ × lr_ratio of its group
 
-A step is θ ← θ − lr · update. Every moment that has a tensor's shape lies in a tree like that of the parameters, under the
-tensor's name: so a state can be cut, sent and sharded as parameters are. What an optimizer keeps in other shapes, such as
-a count, or Adafactor's factors of rows and columns, is of no tensor and goes as a whole.
+A step is θ ← θ + scale · update, where ``schedules.update_scale`` is the learning rate of a kind, and the part of its own
+learning rate that a factory's optimizer takes at this point of the schedule.
+
+Every moment that has a tensor's shape lies in a tree like that of the parameters, under the tensor's name: so a state can be
+cut, sent and sharded as parameters are. What an optimizer keeps in other shapes, such as a count, or Adafactor's factors of
+rows and columns, is of no tensor and goes as a whole.
 
 This module knows nothing of fragments, islands or devices. Sources: AdamW, arXiv:1711.05101; Muon, arXiv:2502.16982; Lion,
 arXiv:2302.06675; Adafactor, arXiv:1804.04235. All directions are optax's.
@@ -12,7 +16,7 @@ arXiv:2302.06675; Adafactor, arXiv:1804.04235. All directions are optax's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +27,7 @@ from learners.factories import called, guarded
 from learners.optimizers.groups import TensorSettings, settings_of, use_of
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.roles import BY_NAME, Roles, role_of
+from orchestrator.sections import InnerOptimizerSection
 
 MUON_RMS = 0.2
 """Of an update of Muon, as AdamW's is: so that both take the same learning rate (arXiv:2502.16982, section 2.2)."""
@@ -31,16 +36,22 @@ Tensors = Mapping[str, jax.Array]
 
 
 def build(section: Mapping[str, Any], roles: Roles = BY_NAME) -> optax.GradientTransformation:
-    """Return the optimizer: its updates are to be scaled by ``-learning_rate(…)`` and added.
+    """Return the optimizer. Its updates point downhill; multiply them by ``schedules.update_scale(…)`` and add them.
 
     ``section`` is ``training.inner_optimizer`` of the job specification. Raises ConfigurationError for a factory that cannot
-    be used; what is returned raises it where a group applies to no tensor.
+    be used. The optimizer's ``init`` raises it where a group applies to no tensor.
     """
     parts: list[optax.GradientTransformation] = []
     if section["clip_norm"] is not None:
         parts.append(optax.clip_by_global_norm(section["clip_norm"]))
-    parts.append(_from_factory(section["factory"], section) if section["factory"] else _direction(section, roles))
-    parts += _by_groups(section, roles) if section["groups"] else [_decay(section, roles)]
+    if section["factory"]:
+        parts.append(_from_factory(section["factory"], section))
+        if section["groups"]:
+            parts.append(_by_groups(section, roles, decays=False))
+    else:
+        parts.append(_direction(section, roles))
+        parts.append(_by_groups(section, roles, decays=True) if section["groups"] else _decay(section, roles))
+        parts.append(optax.scale(-1.0))
     return optax.chain(*parts)
 
 
@@ -86,8 +97,8 @@ def _decay(section: Mapping[str, Any], roles: Roles) -> optax.GradientTransforma
     return optax.add_decayed_weights(section["weight_decay"], mask=decaying)
 
 
-def _by_groups(section: Mapping[str, Any], roles: Roles) -> list[optax.GradientTransformation]:
-    """Decay and rates of every tensor's own group."""
+def _by_groups(section: Mapping[str, Any], roles: Roles, *, decays: bool) -> optax.GradientTransformation:
+    """Apply the rate of every tensor's own group, and its decay if ``decays``."""
 
     def settings(tensors: Tensors) -> dict[str, TensorSettings]:
         return settings_of({name: tensor.ndim for name, tensor in tensors.items()}, section, roles)
@@ -98,20 +109,29 @@ def _by_groups(section: Mapping[str, Any], roles: Roles) -> list[optax.GradientT
 
     def update(updates: Any, state: optax.EmptyState, parameters: Any = None) -> tuple[Any, optax.EmptyState]:
         by_name = settings(parameters)
+        if not decays:
+            return {name: own.lr_ratio * updates[name] for name, own in by_name.items()}, state
         return {
             name: own.lr_ratio * (updates[name] + own.weight_decay * parameters[name]) for name, own in by_name.items()
         }, state
 
-    return [optax.GradientTransformation(checked, update)]
+    return optax.GradientTransformation(checked, update)
 
 
 def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransformation:
     field = "training.inner_optimizer.factory"
-    built = called(field, path, section)
+    own = _Section(section)
+    built = called(field, path, own)
     if not isinstance(built, optax.GradientTransformation):
         raise ConfigurationError(
-            detail=f"training.inner_optimizer.factory {path!r} returned {type(built).__name__}; it must return an "
-            "optax.GradientTransformation without a learning rate, such as optax.scale_by_adam()."
+            detail=f"{field} {path!r} returned {type(built).__name__}; it must return an optax.GradientTransformation "
+            "whose updates are added to the parameters, such as optax.adamw(3e-4)."
+        )
+    if unread := own.unread():
+        name = unread[0]
+        raise ConfigurationError(
+            detail=f"training.inner_optimizer.{name} is {section[name]:g}, and the factory {path!r} never reads it, so it "
+            f'would change nothing. Let the factory use section["{name}"], or remove the field.'
         )
     subject = f"{{}} of the transformation that {field} {path!r} returns"
     init, run = guarded(subject.format("init"), built.init), guarded(subject.format("update"), built.update)
@@ -128,6 +148,44 @@ def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransf
         return next_updates, next_state
 
     return type(built)(init, update)
+
+
+class _Section(dict[str, Any]):
+    """The section as a factory gets it, which knows what of it was read."""
+
+    _SETTINGS = ("lr", "beta1", "beta2", "momentum", "weight_decay")
+
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        super().__init__(section)
+        defaults = InnerOptimizerSection.model_fields
+        self._unread = {name for name in self._SETTINGS if section[name] != defaults[name].default}
+
+    def unread(self) -> list[str]:
+        """The settings that differ from their defaults and were not read."""
+        return sorted(self._unread)
+
+    def __getitem__(self, name: str) -> Any:
+        self._unread.discard(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._unread.discard(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._unread.discard(name)
+        return super().pop(name, *default)
+
+    def __iter__(self) -> Iterator[str]:  # also what ``**section`` goes by
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self._unread.clear()
+        return super().items()
+
+    def values(self) -> Any:
+        self._unread.clear()
+        return super().values()
 
 
 def _outline(tree: Any) -> Any:

@@ -42,6 +42,16 @@ def learning_rate(section: Mapping[str, Any], horizon_steps: int, step: int) -> 
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
+def update_scale(section: Mapping[str, Any], horizon_steps: int, step: int) -> float:
+    """Return what the optimizer's update is multiplied by in the inner step that starts at ``step`` of the schedule.
+
+    The updates of a kind have no learning rate, so this is the learning rate. A factory's optimizer brings its own, which
+    the schedule takes a part of: from 1 / warm-up to 1, then down to ``lr_final_ratio``.
+    """
+    lr = learning_rate(section, horizon_steps, step)
+    return lr / section["lr"] if section["factory"] else lr
+
+
 def horizon_steps(spec: Mapping[str, Any]) -> int:
     """How many inner steps each island takes if all are equally fast: ``JobSpec.horizon_steps``, from plain data."""
     budget = spec["budget"]

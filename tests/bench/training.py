@@ -212,7 +212,7 @@ class Bare:
         parameters, state = self._arrays
         for _ in range(step_count):
             batch = self._trainer.on_devices(self._batch)
-            parameters, state, loss = self._trainer.program(parameters, state, batch, np.float32(1e-3))
+            parameters, state, loss, _ = self._trainer.program(parameters, state, batch, np.float32(1e-3))
             self._cursor += 1
             self._batch = self._draw(self._cursor)  # while the devices work
         self._arrays = parameters, state

@@ -14,6 +14,7 @@ import pytest
 from learners import inner_step
 from learners.jax_trainer import JaxTrainer
 from learners.model import Model
+from learners.optimizers.descent import WITH_MOMENTUM
 from orchestrator.errors import ConfigurationError
 
 SHAPES = {"embed": (16, 4), "wide": (128, 130), "gain": (4,)}
@@ -37,10 +38,11 @@ TOKENS = np.random.default_rng(0).integers(0, 256, (12, 9)).astype(np.int32)
 
 
 def stepped(model: Model, accumulation: int = 1) -> tuple[Any, Any, jax.Array]:
-    optimizer, parameters = optax.identity(), jax.tree.map(jnp.asarray, initialise(0))
+    optimizer, parameters = optax.scale(-1.0), jax.tree.map(jnp.asarray, initialise(0))
     spec = {"training": {"accumulation": accumulation, "z_loss": 0.0}}
     step = jax.jit(inner_step.build(spec, model, optimizer))
-    return step(parameters, optimizer.init(parameters), jnp.asarray(TOKENS), jnp.float32(0.1))
+    moved, state, loss, _ = step(parameters, optimizer.init(parameters), jnp.asarray(TOKENS), jnp.float32(0.1))
+    return moved, state, loss
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 12])
@@ -97,3 +99,35 @@ def test_an_island_takes_its_batch_in_as_many_parts_as_its_entry_says(make_job: 
     results = [trainer.step(0) for trainer in (at_once, in_parts)]
     assert results[0].token_count == results[1].token_count == 12 * 8
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)
+
+
+def plain_descent(section: dict[str, Any]) -> optax.GradientTransformation:
+    return optax.sgd(0.05)
+
+
+def ascent(section: dict[str, Any]) -> optax.GradientTransformation:
+    return optax.scale_by_adam()
+
+
+def optimizer_of(function: Any) -> dict[str, Any]:
+    return {"factory": f"{__name__}:{function.__name__}", "warmup_steps": 0}
+
+
+def test_a_factory_of_optaxs_convention_trains_downhill(make_job: Any) -> None:
+    trainer = trainer_of(make_job, inner_optimizer=optimizer_of(plain_descent))
+    losses = [trainer.step(step).loss for step in range(3)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_factory_that_ascends_ends_at_its_first_step(make_job: Any) -> None:
+    with pytest.raises(ConfigurationError, match="ascent' returns an optimizer that ascends"):
+        trainer_of(make_job, inner_optimizer=optimizer_of(ascent)).step(0)
+
+
+def test_a_factory_that_ascends_with_a_state_of_a_peer_ends_soon(make_job: Any) -> None:
+    receiver = trainer_of(make_job, inner_optimizer=optimizer_of(ascent))
+    receiver.import_state(receiver.export_state().arrays())
+    for step in range(WITH_MOMENTUM - 1):
+        receiver.step(step)
+    with pytest.raises(ConfigurationError, match="ascends"):
+        receiver.step(WITH_MOMENTUM)

@@ -11,6 +11,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from learners.contract import tokens_per_schedule_step
 from learners.optimizers import inner, schedules
+from learners.optimizers.descent import DescentCheck
 from orchestrator.config import parse_job
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.roles import Role
@@ -100,14 +101,14 @@ def test_two_scaled_updates_equal_optaxs_own_optimizer_after_clipping(kind: str)
     if kind == "muon":  # optax's own moves all else by Adam with Nesterov's momentum
         adamw, _ = two_steps(optax.chain(optax.clip_by_global_norm(1.0), REFERENCES["adamw"]), 1.0)
         expected |= {name: adamw[name] for name in ("embed", "gain")}
-    got, _ = two_steps(inner.build(section(kind=kind)), -0.1)
+    got, _ = two_steps(inner.build(section(kind=kind)), 0.1)
     for name in TENSORS:
         np.testing.assert_allclose(got[name], expected[name], rtol=2e-5, atol=1e-6)
 
 
 def test_without_a_clip_norm_gradients_are_not_clipped() -> None:
     expected, _ = two_steps(REFERENCES["lion"], 1.0)
-    got, _ = two_steps(inner.build(section(kind="lion", clip_norm=None)), -0.1)
+    got, _ = two_steps(inner.build(section(kind="lion", clip_norm=None)), 0.1)
     for name in TENSORS:
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-6)
 
@@ -127,7 +128,7 @@ def test_muon_moves_each_layer_and_expert_of_a_stack_as_a_matrix_of_its_own() ->
 
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_every_moment_of_a_tensors_shape_lies_under_the_tensors_name(kind: str) -> None:
-    _, state = two_steps(inner.build(section(kind=kind)), -0.1)
+    _, state = two_steps(inner.build(section(kind=kind)), 0.1)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         key = getattr(path[-1], "key", None)
         assert leaf.size <= 3 or key in TENSORS  # else a count, or the coefficients of Muon's polynomial
@@ -141,7 +142,7 @@ def test_the_first_group_that_fits_a_tensor_sets_its_rate_and_its_decay() -> Non
     ]
     own = {**DECAYS, "blocks.0.up": False}
     rates = {"blocks.0.up": 0.5, "large": 2.0, "embed": 0.0, "gain": 1.0}
-    got, _ = two_steps(inner.build(section(groups=groups)), -0.1)
+    got, _ = two_steps(inner.build(section(groups=groups)), 0.1)
     for name, rate in rates.items():
         reference = optax.chain(
             optax.clip_by_global_norm(1.0), optax.adamw(0.1 * rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=own)
@@ -155,19 +156,100 @@ def test_a_group_that_applies_to_no_tensor_is_refused() -> None:
         inner.build(section(groups=groups)).init(TENSORS)
 
 
-def descent(section: dict[str, Any]) -> optax.GradientTransformation:
-    return optax.trace(section["momentum"])
+def whole(section: dict[str, Any]) -> optax.GradientTransformation:
+    return optax.adamw(section["lr"], weight_decay=section["weight_decay"])
+
+
+def by_name(lr: float, momentum: float, **others: Any) -> optax.GradientTransformation:
+    return optax.sgd(lr, momentum)
+
+
+def unpacked(section: dict[str, Any]) -> optax.GradientTransformation:
+    return by_name(**section)
+
+
+def own_rate(section: dict[str, Any]) -> optax.GradientTransformation:
+    return optax.adamw(0.1)
 
 
 def nothing(section: dict[str, Any]) -> None: ...
 
 
-def test_a_factorys_transformation_takes_the_place_of_a_kind() -> None:
-    own = section(factory=f"{__name__}:descent", clip_norm=None, weight_decay=0.0)
-    got, _ = two_steps(inner.build(own), -0.1)
-    expected, _ = two_steps(optax.sgd(0.1, momentum=0.95), 1.0)
+@pytest.mark.parametrize(
+    ("factory", "fields", "reference"),
+    [
+        ("own_rate", {}, optax.adamw(0.1)),
+        ("whole", {"lr": 0.1, "weight_decay": 0.3}, optax.adamw(0.1, weight_decay=0.3)),
+        ("unpacked", {"lr": 0.1, "momentum": 0.5}, optax.sgd(0.1, 0.5)),
+        ("own_rate", {"clip_norm": 1.0}, optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))),
+    ],
+)
+def test_a_factorys_updates_are_added_as_they_are(factory: str, fields: dict[str, Any], reference: Any) -> None:
+    """Without a second decay, and clipped only where ``clip_norm`` is written."""
+    got, _ = two_steps(inner.build(section(factory=f"{__name__}:{factory}", **fields)), 1.0)
+    expected, _ = two_steps(reference, 1.0)
     for name in TENSORS:
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-5)
+
+
+def test_the_rates_of_groups_multiply_a_factorys_updates() -> None:
+    own = section(factory=f"{__name__}:own_rate", groups=[{"tensors": "large", "lr_ratio": 0.0}])
+    got, _ = two_steps(inner.build(own), 1.0)
+    expected, _ = two_steps(optax.adamw(0.1), 1.0)
+    np.testing.assert_array_equal(got["large"], TENSORS["large"])
+    np.testing.assert_allclose(got["gain"], expected["gain"], rtol=1e-5)
+
+
+def test_a_groups_decay_beside_a_factory_is_refused() -> None:
+    with pytest.raises(ValueError, match="whose optimizer decays weights itself"):
+        section(factory=f"{__name__}:own_rate", groups=[{"tensors": "large", "weight_decay": 0.1}])
+
+
+@pytest.mark.parametrize("field", ["lr", "weight_decay", "momentum"])
+def test_a_setting_that_the_factory_never_reads_is_refused(field: str) -> None:
+    """It would change nothing, without a word."""
+    with pytest.raises(ConfigurationError, match=rf"{field} is 0\.25, and the factory .* never reads it"):
+        inner.build(section(factory=f"{__name__}:own_rate", **{field: 0.25}))
+
+
+def test_a_factorys_updates_are_scaled_by_the_part_of_the_schedule_that_they_are_at() -> None:
+    own = section(factory=f"{__name__}:whole", lr=0.1, lr_final_ratio=0.2, warmup_steps=10)
+    assert schedules.update_scale(own, 100, 0) == pytest.approx(0.1)
+    assert schedules.update_scale(own, 100, 10) == pytest.approx(1.0)
+    assert schedules.update_scale(own, 100, 100) == pytest.approx(0.2)
+    assert schedules.update_scale(SECTION, 100, 0) == schedules.learning_rate(SECTION, 100, 0)
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_updates_of_every_kind_point_downhill(kind: str) -> None:
+    optimizer = inner.build(section(kind=kind))
+    gradient = {name: jnp.asarray(np.random.default_rng(0).standard_normal(a.shape)) for name, a in TENSORS.items()}
+    updates, _ = optimizer.update(gradient, optimizer.init(TENSORS), TENSORS)
+    assert sum(float(jnp.sum(updates[name] * gradient[name])) for name in TENSORS) < 0
+
+
+def test_an_optimizer_whose_first_update_points_uphill_is_refused() -> None:
+    check = DescentCheck("mine:build")
+    check.judge(0.0)  # as with warm-up from 0
+    with pytest.raises(ConfigurationError, match=r"'mine:build' returns an optimizer that ascends.*is 2.*optax\.adamw"):
+        check.judge(2.0)
+
+
+@pytest.mark.parametrize("slope", [-1.0, float("nan")])
+def test_after_one_update_downhill_nothing_is_judged_any_more(slope: float) -> None:
+    check = DescentCheck("mine:build")
+    check.judge(slope)
+    check.judge(2.0)
+
+
+def test_an_imported_state_may_point_uphill_but_not_five_times_in_a_row() -> None:
+    check = DescentCheck("mine:build")
+    for slopes in ((2.0, 1.0, -1.0, 3.0), (2.0, 1.0, 1.0, 1.0)):
+        check.state_was_imported()
+        for slope in slopes:
+            check.judge(slope)
+    with pytest.raises(ConfigurationError, match="ascends"):
+        check.judge(1.0)
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ class Learner:
         parts = dict(zip(sorted(self._shapes), np.split(gradient, self._cuts), strict=True))
         tensors = {name: part.reshape(self._shapes[name]) for name, part in parts.items()}
         section, horizon = self._spec["training"]["inner_optimizer"], schedules.horizon_steps(self._spec)
-        lr = schedules.learning_rate(section, horizon, self._steps)
-        self._parameters, self._state = self._update(self._parameters, self._state, tensors, lr)
+        scale = schedules.update_scale(section, horizon, self._steps)
+        self._parameters, self._state = self._update(self._parameters, self._state, tensors, scale)
         self._steps += 1
 
     def backward(self) -> None:
@@ -155,9 +155,9 @@ class Learner:
         self._cuts = np.cumsum([int(np.prod(self._shapes[name])) for name in sorted(self._shapes)])[:-1]
 
         @jax.jit
-        def update(parameters: Any, state: Any, gradient: Any, lr: Any) -> tuple[Any, Any]:
+        def update(parameters: Any, state: Any, gradient: Any, scale: Any) -> tuple[Any, Any]:
             updates, state = optimizer.update(gradient, state, parameters)
-            return jax.tree.map(lambda one, change: one - lr * change, parameters, updates), state
+            return jax.tree.map(lambda one, change: one + scale * change, parameters, updates), state
 
         self._update = update
 
