@@ -20,6 +20,9 @@ from orchestrator.run_folder import CLOCK
 
 log = logging.getLogger(__name__)
 
+AGE_MAX_S = 1e9
+"""Thirty years: a file that says more is damaged."""
+
 
 def uptime() -> float:
     """Seconds since the machine was started, those in which it slept included."""
@@ -40,7 +43,7 @@ def elapsed(
     path = run_dir / CLOCK
     if tape_end is None:
         passed = 0.0
-    elif (created := _created(path, boot)) is not None:
+    elif (created := _created(path, boot, up)) is not None:
         passed = max(tape_end, up - created)
     else:
         passed = max(tape_end, wall() - started_at)
@@ -51,10 +54,15 @@ def elapsed(
     return passed
 
 
-def _created(path: Path, boot: str) -> float | None:
-    """When the job was created, by the clock of this start of the machine; None where that is not known."""
+def _created(path: Path, boot: str, up: float) -> float | None:
+    """When the job was created, by the clock of this start of the machine; None where that is not known.
+
+    It may be negative: a job can be older than the machine's last start. What no job can be counts as unknown.
+    """
     try:
         written = json.loads(path.read_bytes())
-        return float(written["created_uptime_s"]) if written["boot"] == boot else None
-    except (OSError, ValueError, KeyError, TypeError):
+        created = float(written["created_uptime_s"])
+        known = written["boot"] == boot and up - AGE_MAX_S <= created <= up
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+    return created if known else None

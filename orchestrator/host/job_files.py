@@ -47,7 +47,8 @@ LEFT_AT_THE_END = (STATUS, REPORT, PARAMETERS)
 class JobFiles:
     """``past`` is ``None`` for a job that begins; ``outer`` while Θ was never made, or is not needed any more.
 
-    ``folds`` and ``pending`` cover all that is on the tape, and go on with what comes. ``damage`` is what was cut off.
+    ``folds`` and ``pending`` cover all that is on the tape, and go on with what comes. ``damage`` is what was cut off,
+    and ``foreign`` names files of the journal's folder that no journal wrote, which are neither read nor removed.
     """
 
     tape: TapeWriter
@@ -58,6 +59,7 @@ class JobFiles:
     pending: Pending
     past: Recovered | None = None
     damage: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
     outer: OuterState | None = None
     merges: tuple[Facts, ...] = ()
     first_events: tuple[Undated, ...] = ()
@@ -122,7 +124,9 @@ def open_files(
             damage = [f"tape: {written.torn}", *damage, *(journal.drop_newest(fragment) for fragment in undecided)]
         if not past.core.state.seeded:
             _refuse_a_cut(path, journal, on_disk)
-        files = JobFiles(tape, journal, header, past.core, past.folds, past.pending, past, tuple(damage))
+        files = JobFiles(
+            tape, journal, header, past.core, past.folds, past.pending, past, tuple(damage), tuple(journal.foreign)
+        )
         return _with_theta(files, spec)
     except Exception:
         tape.let_go()
@@ -241,9 +245,12 @@ def _with_theta(files: JobFiles, spec: JobSpec) -> JobFiles:
     past, state = files.past, files.core.state
     assert past is not None
     over = state.phase is JobPhase.FINISHED
-    damage = "; ".join(files.damage)
+    notes = [f"{JOURNAL}/{name} is no file of this job's journal: not read, and left alone" for name in files.foreign]
+    damage = "; ".join((*files.damage, *notes))
     for detail in files.damage:
         log.warning("cut off, and gone on without: %s", detail)
+    for note in notes:
+        log.warning("%s. Move it out of the run folder.", note)
     first: list[Undated] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch, damage)]
     if not state.seeded:
         files.journal.clear()  # Θ that was never announced is made again

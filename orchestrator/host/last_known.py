@@ -23,7 +23,7 @@ from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import DataError
 from orchestrator.parameters.journal.entry import PREFIX_BYTES, facts_of, sizes_of
-from orchestrator.parameters.journal.storage import SUFFIX
+from orchestrator.parameters.journal.storage import parse_segment_name
 from orchestrator.run_folder import JOURNAL, SNAPSHOT, TAPE
 from orchestrator.tape.schema import Header, Record, decode_header, decode_line
 from orchestrator.tape.storage import read_snapshot
@@ -142,7 +142,7 @@ def _read_journal(run_dir: Path, disk: Disk, last: LastKnown) -> None:
     folder = run_dir / JOURNAL
     for name, size in sorted(disk.files(folder).items()):
         place = 0
-        while name.endswith(SUFFIX) and place < size:
+        while parse_segment_name(name) is not None and place < size:
             try:
                 sizes = sizes_of(disk.read(folder / name, place, PREFIX_BYTES))
                 facts = facts_of(disk.read(folder / name, place, PREFIX_BYTES + sizes.header))

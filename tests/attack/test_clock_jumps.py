@@ -143,7 +143,9 @@ def test_a_jobs_time_never_runs_back_and_within_one_start_of_the_machine_is_what
 def test_a_job_whose_clock_file_is_damaged_goes_by_the_time_of_day(tmp_path: Path) -> None:
     clocks = Clocks()
     started_at = clocks.wall()
-    for damaged in (b"", b"\xff", b"[]", b'{"boot": "b", "created_uptime_s": "x"}', b'{"boot": "b"}'):
+    numbers = (b'"x"', b"-1e308", b"1e308", b"NaN", b"-Infinity", b"9" * 400)
+    ages = tuple(b'{"boot": "b", "created_uptime_s": %b}' % number for number in numbers)
+    for damaged in (b"", b"\xff", b"[]", b'{"boot": "b"}', b"[" * 100_000, *ages):
         (tmp_path / "clock.json").write_bytes(damaged)
         clocks.up += 10
         now = elapsed(tmp_path, started_at, 1.0, boot="b", uptime=clocks.passed, wall=clocks.wall)

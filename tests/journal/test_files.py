@@ -143,3 +143,29 @@ def test_who_insists_for_nobody_gives_up() -> None:
 
     with pytest.raises(InfrastructureError, match="the tape cannot be written"):
         retrier.until_done("the tape cannot be written", refuse)
+
+
+FOREIGN = [
+    "x.journal",
+    "fragment-0000-00000001 (copy).journal",
+    "fragment--1-2.journal",
+    "fragment-0-1.journal",
+    "fragment-0000-00000001.journal.swp",
+    "fragment-٠٠٠٠-00000001.journal",
+    ".nfs0000",
+]
+
+
+def test_foreign_files_beside_the_journal_are_named_and_left_alone(tmp_path: Path) -> None:
+    before = run(tmp_path, Fate())
+    before.shell.die()
+    for name in FOREIGN:
+        (tmp_path / "journal" / name).write_bytes(b"not ours")
+    files = opened(tmp_path)
+    assert files.foreign == tuple(sorted(FOREIGN))
+    assert files.outer is not None
+    assert files.outer.versions == tuple(state.version for state, _ in before.shell.shard.states().values())
+    (restarted,) = (make(9.0) for make in files.first_events)
+    assert isinstance(restarted, e.SynchroniserRestarted)
+    assert all(f"journal/{name} is no file of this job's journal" in restarted.damage for name in FOREIGN)
+    assert all((tmp_path / "journal" / name).read_bytes() == b"not ours" for name in FOREIGN)

@@ -16,6 +16,7 @@ holds fits the tape (``reconciliation``). Entries of different fragments may be 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,6 +34,19 @@ ENTRIES_PER_SEGMENT = 4
 SEGMENT_BYTES_FULL = 64 << 20
 """From here on a segment takes no more, however few its entries: large fragments are not kept eight times."""
 SUFFIX = ".journal"
+_NAME = re.compile(rf"fragment-([0-9]{{4,}})-([0-9]{{8,}}){re.escape(SUFFIX)}")
+
+
+def segment_name(fragment: FragmentId, number: int) -> str:
+    return f"fragment-{fragment:04d}-{number:08d}{SUFFIX}"
+
+
+def parse_segment_name(name: str) -> tuple[FragmentId, int] | None:
+    """Return the fragment and the number of the segment with this name, or None if no journal names a file so."""
+    if (match := _NAME.fullmatch(name)) is None:
+        return None
+    fragment, number = FragmentId(int(match[1])), int(match[2])
+    return (fragment, number) if name == segment_name(fragment, number) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +71,7 @@ class _Segment:
 
 
 class Journal:
-    """``damage`` says what was cut off when it was opened, in words."""
+    """``damage`` says in words what was cut off when it was opened; ``foreign`` names the files that it does not read."""
 
     def __init__(
         self,
@@ -79,9 +93,12 @@ class Journal:
         self._unsynced = 0
         self._numbers = 0
         self.damage: list[str] = []
+        self.foreign: list[str] = []
         for name, size in sorted(self._disk.files(folder).items()):
-            if name.endswith(SUFFIX):
-                self._open(name, size)
+            if (parsed := parse_segment_name(name)) is not None:
+                self._open(name, size, *parsed)
+            else:
+                self.foreign.append(name)
         for fragment, segments in self._segments.items():
             newest = max(self.versions(fragment), default=Version(-1))
             for segment in segments:
@@ -206,7 +223,7 @@ class Journal:
 
     def _begun(self, fragment: FragmentId) -> _Segment:
         self._numbers += 1
-        return _Segment(self._folder / f"fragment-{fragment:04d}-{self._numbers:08d}{SUFFIX}")
+        return _Segment(self._folder / segment_name(fragment, self._numbers))
 
     def _copied(self, fragment: FragmentId, old: _Segment) -> _Segment:
         """Its entries in a new file, of which nothing counts as synced yet."""
@@ -232,11 +249,10 @@ class Journal:
                         self._disk.remove(segment.path)
                         segments.remove(segment)
 
-    def _open(self, name: str, size: int) -> None:
-        """Find the entries of one segment; what follows the last whole one is cut off."""
-        _, fragment, number = name.removesuffix(SUFFIX).split("-")
+    def _open(self, name: str, size: int, fragment: FragmentId, number: int) -> None:
+        """Find the entries of one segment, and cut off what follows the last whole one."""
         segment = _Segment(self._folder / name, full=True)
-        self._numbers = max(self._numbers, int(number))
+        self._numbers = max(self._numbers, number)
         while segment.size < size:
             try:
                 facts, place = self._entry_at(segment.path, segment.size)
@@ -247,7 +263,7 @@ class Journal:
             segment.entries[facts.version] = place
             segment.size += place.count
         segment.synced = False  # whoever wrote it may have died before
-        self._segments.setdefault(FragmentId(int(fragment)), []).append(segment)
+        self._segments.setdefault(fragment, []).append(segment)
 
     def _cut_off_unusable(self, segment: _Segment, newest: Version) -> None:
         """Entries of inputs behind the newest version that can be made say nothing: an earlier one is gone."""
