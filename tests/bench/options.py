@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 KINDS = ("cold", "standby")
 PARAMETERS = 100_000_000
+MINUTES, SMALL_MINUTES = 10.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``kinds`` are those of ``recovery``; ``small`` asks for the smallest sizes, which show that it runs, and no speed.
+    """``kinds`` are those of ``recovery``. ``small`` asks every part for its smallest sizes: they show that it runs, and no
+    speed.
 
     ``parameters`` of the model, where a part can have any number of them, and that number was asked for; ``preset`` is its
     name where a part takes one.
@@ -21,7 +23,7 @@ class Options:
     kinds: tuple[str, ...] = KINDS
     as_json: bool = False
     small: bool = False
-    minutes: float = 10.0
+    minutes: float = MINUTES
     step_seconds: float | None = None
     parameters: int | None = None
     preset: str | None = None
@@ -35,10 +37,10 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
     )
     parser.add_argument("part", nargs="*", metavar="PART", help=f"{', '.join(parts)}; of recovery: {', '.join(KINDS)}")
     parser.add_argument("--json", action="store_true", help="surface, recovery: figures as JSON")
+    parser.add_argument("--small", action="store_true", help="the smallest sizes: shows that a part runs, not how fast")
     parser.add_argument(
-        "--small", action="store_true", help="core, channel, merge, journal, surface: the smallest sizes"
+        "--minutes", type=float, help=f"attrition, attrition-real: how long ({MINUTES:g}; {SMALL_MINUTES:g} if small)"
     )
-    parser.add_argument("--minutes", type=float, default=Options.minutes, help="attrition, attrition-real: how long")
     parser.add_argument(
         "--step-seconds", type=float, help="journal: small's inner step, if it is not to be measured here"
     )
@@ -55,6 +57,5 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
         )
     kinds = tuple(kind for kind in KINDS if kind in asked.part) or KINDS
     wanted = tuple(part for part in asked.part if part not in KINDS) or parts
-    return wanted, Options(
-        kinds, asked.json, asked.small, asked.minutes, asked.step_seconds, asked.parameters, asked.preset
-    )
+    minutes = asked.minutes if asked.minutes is not None else SMALL_MINUTES if asked.small else MINUTES
+    return wanted, Options(kinds, asked.json, asked.small, minutes, asked.step_seconds, asked.parameters, asked.preset)

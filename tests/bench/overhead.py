@@ -22,12 +22,13 @@ from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 
 STEPS, RATIO_GOAL = 40, 1.05
+SMALL_STEPS = 4
 TURNS = (True, False, False, True)
 WITHOUT_INTERVAL = 10_000
 JOB_TIMEOUT_S = 600
 
 
-def main(_asked: Options) -> list[Goal]:
+def main(asked: Options) -> list[Goal]:
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         home = Path(folder) / "home"
         embedded.up(home, DEFAULT_GROUPS)
@@ -36,7 +37,7 @@ def main(_asked: Options) -> list[Goal]:
             seconds: dict[bool, list[float]] = {True: [], False: []}
             for turn, synchronised in enumerate(TURNS):
                 run_dir = Path(folder) / f"{turn}-{'with' if synchronised else 'without'}"
-                seconds[synchronised].append(_step_seconds(control, _spec(synchronised), run_dir))
+                seconds[synchronised].append(_step_seconds(control, _spec(synchronised, asked.small), run_dir))
             control.close()
         finally:
             embedded.down(home)
@@ -49,14 +50,14 @@ def main(_asked: Options) -> list[Goal]:
     return [goal]
 
 
-def _spec(synchronised: bool) -> JobSpec:
+def _spec(synchronised: bool, small: bool) -> JobSpec:
     return parse_job(
         {
             "name": "bench",
-            "model": {"preset": "micro", "compute_dtype": "float32"},
+            "model": {"preset": "nano" if small else "micro", "compute_dtype": "float32"},
             "synchroniser": {"fragments": 24, "interval_steps": 24 if synchronised else WITHOUT_INTERVAL},
             "islands": [{"node_group": group.name} for group in DEFAULT_GROUPS],
-            "budget": {"steps": STEPS},
+            "budget": {"steps": SMALL_STEPS if small else STEPS},
             "evaluation": {"every_merges": 0, "sequences": 4},
         }
     )

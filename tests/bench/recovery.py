@@ -29,14 +29,15 @@ from tests.bench.options import Options
 from tests.bench.service import end, service, wait
 from tests.bench.surface import pid_of
 
-KILLS = int(os.environ.get("ATOLL_BENCH_KILLS", "8"))
+KILLS, SMALL_KILLS = int(os.environ.get("ATOLL_BENCH_KILLS", "8")), 1
 GOALS_S = {"cold": 8.0, "standby": 2.0}
 
 
 def main(asked: Options) -> list[Goal]:
     load = os.getloadavg()[0]
+    kills = SMALL_KILLS if asked.small else KILLS
     with service() as (client, installation):
-        figures = {name: measure(client, installation, name == "standby") for name in asked.kinds}
+        figures = {name: measure(client, installation, kills, name == "standby") for name in asked.kinds}
     goals = {name: judged(name, recoveries) for name, recoveries in figures.items()}
     if asked.as_json:
         print(json.dumps({**figures, "load_before": round(load, 1)}, indent=2))
@@ -45,7 +46,7 @@ def main(asked: Options) -> list[Goal]:
     return list(goals.values())
 
 
-def measure(client: Client, installation: Installation, standby: bool) -> list[dict[str, Any]]:
+def measure(client: Client, installation: Installation, kills: int, standby: bool) -> list[dict[str, Any]]:
     """The recoveries of one job, as its report has them."""
     document = read_job_document(CONFIGS / "demo.yaml")
     document["islands"] = [{**entry, "standby": 1} if standby else entry for entry in document["islands"]]
@@ -53,12 +54,12 @@ def measure(client: Client, installation: Installation, standby: bool) -> list[d
     job = client.submit(document).job
     tape = installation.runs / job / "tape.jsonl"
     groups = [entry["node_group"] for entry in document["islands"]]
-    for number, group in zip(range(KILLS), cycle(groups), strict=False):
+    for number, group in zip(range(kills), cycle(groups), strict=False):
         wait(lambda done=number: settled(client, job, groups, standby) and len(complete(tape)) == done, "all train")
         island = next(i.island for i in client.islands(job) if i.island.startswith(group))
         assert pid_of(client, job, island) is not None
         client.kill(job, island)
-    wait(lambda: len(complete(tape)) == KILLS, "the last one is back")
+    wait(lambda: len(complete(tape)) == kills, "the last one is back")
     end(client, job)
     if not standby:
         given.show("of nano", given.states_given(tape))

@@ -14,18 +14,20 @@ from tests.bench.service import end, service, step_seconds, wait
 from tests.ray.jobs import EVERY_GROUP, synthetic
 
 STEP_S, STRETCH_S, STOP_S = 0.06, 20.0, 8.0
+SMALL_STRETCH_S, SMALL_STOP_S = 4.0, 1.0
 RATE_GOAL = 0.97
 VICTIM, SURVIVORS = EVERY_GROUP[-1], EVERY_GROUP[:-1]
 
 
-def main(_asked: Options) -> list[Goal]:
+def main(asked: Options) -> list[Goal]:
+    stretch_s, stop_s = (SMALL_STRETCH_S, SMALL_STOP_S) if asked.small else (STRETCH_S, STOP_S)
     with service() as (client, installation):
         job = client.submit(synthetic(10_000_000, EVERY_GROUP, synthetic={"step_s": STEP_S})).job
         strikes = {
             "alone": lambda: None,
             "a SIGKILL": lambda: client.kill(job, VICTIM),
             "alone again": lambda: None,
-            f"{STOP_S:g} s of SIGSTOP": lambda: client.inject(job, "stop", VICTIM, STOP_S),
+            f"{stop_s:g} s of SIGSTOP": lambda: client.inject(job, "stop", VICTIM, stop_s),
             "at last": lambda: None,
         }
         bounds = []
@@ -36,10 +38,10 @@ def main(_asked: Options) -> list[Goal]:
             assert began_at is not None
             bounds.append(time.time() - began_at)
             strike()
-            time.sleep(STRETCH_S)
+            time.sleep(stretch_s)
         end(client, job)
         run_dir = installation.runs / job
-        took = [step_seconds(run_dir, [begin, begin + STRETCH_S], SURVIVORS)[0] for begin in bounds]
+        took = [step_seconds(run_dir, [begin, begin + stretch_s], SURVIVORS)[0] for begin in bounds]
     goals = []
     for number in (1, 3):
         rate = (took[number - 1] + took[number + 1]) / 2 / took[number]

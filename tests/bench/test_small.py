@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.bench import __main__ as bench
-from tests.bench import accelerators, channel, core, goals, journal, merge, shard, surface
+from tests.bench import accelerators, channel, core, goals, journal, merge, options, shard, surface
 
+ROOT = Path(__file__).parents[2]
 EASY = math.inf
 CHEAP = ["core", "merge", "journal", "shard", "--small"]
 
@@ -38,6 +42,25 @@ def test_the_cheap_parts_run_and_say_that_all_goals_are_met(capsys: pytest.Captu
     for part, rows in (("core", 1), ("merge", 4), ("journal", 3), ("shard", 4)):
         assert len([line for line in said if line.startswith(part)]) == rows, part
     assert not [line for line in said if "MISSED" in line]
+
+
+def test_without_arguments_every_option_has_a_value() -> None:
+    parts, asked = options.parse([], bench.PARTS, None)
+    assert parts == tuple(bench.PARTS)
+    assert asked == options.Options()
+    assert asked.minutes == 10.0
+    assert options.parse(["--small"], bench.PARTS, None)[1].minutes < 1.0
+
+
+@pytest.mark.ray
+@pytest.mark.soak("every part, some minutes")
+@pytest.mark.parametrize("part", bench.PARTS)
+def test_every_part_runs_at_its_smallest_by_the_command_line(part: str) -> None:
+    """Some goals are missed at that size, or on a busy machine; a part that ends with a traceback prints no verdict."""
+    command = [sys.executable, "-m", "tests.bench", part, "--small"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout.splitlines()[-1].startswith(("met ", "MISSED ")), done.stderr
 
 
 @pytest.mark.usefixtures("easy")
