@@ -62,7 +62,7 @@ def _created(path: Path, boot: str, up: float) -> float | None:
     try:
         written = json.loads(path.read_bytes())
         created = float(written["created_uptime_s"])
-        known = written["boot"] == boot and up - AGE_MAX_S <= created <= up
+        is_possible = written["boot"] == boot and up - AGE_MAX_S <= created <= up
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    return created if known else None
+    return created if is_possible else None

@@ -10,14 +10,15 @@ on the capacities that the fleet level found for ``decoupled``. Refuses to know:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.simulation import bandwidth, run_protocol
+from orchestrator.simulation import bandwidth, notes, run_protocol
 from orchestrator.simulation.fleet import Cause, FleetOutcome, FleetPlan, System
 from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
 from orchestrator.simulation.fleet_world import FleetWorld
+from orchestrator.simulation.fleet_world import simulate as simulate_fleet
 from orchestrator.simulation.result import OpenTape, Progress, Simulated
 from orchestrator.simulation.spec import SimulationSpec
 
@@ -54,7 +55,7 @@ def simulate(
     ]
     simulated_s = min((outcome.duration for outcome in outcomes.values()), default=0.0)
     if not (with_protocol and finished):
-        return Simulated(spec, tuple(rows), simulated_s, partial=not finished)
+        return Simulated(spec, tuple(rows), simulated_s, not finished, _notes(spec, systems) if finished else ())
     fleet = outcomes["decoupled"]
 
     def show(ratio: float) -> None:
@@ -68,7 +69,22 @@ def simulate(
     if outcome.until > 0.0:
         row = run_protocol.row_of(fleet, outcome)
         rows = [*rows, row] if spec.level == "both" else [row]
-    return Simulated(spec, tuple(rows), outcome.until, partial=outcome.until < spec.duration)
+    return Simulated(spec, tuple(rows), outcome.until, outcome.until < spec.duration, _notes(spec, systems))
+
+
+def _notes(spec: SimulationSpec, systems: Iterable[str]) -> tuple[str, ...]:
+    """What the rows assume; for decoupled in gangs it is simulated once more."""
+    plans = [fleet_plan(spec, System(system)) for system in systems]
+    decoupled = next((plan for plan in plans if plan.system is System.DECOUPLED), None)
+    gangs = notes.as_gangs(decoupled) if decoupled is not None else None
+    outcome = simulate_fleet(gangs, spec.seed) if gangs is not None else None
+    sentences = [*notes.of_fleet(plans, outcome)]
+    if decoupled is not None:
+        sentences.append(notes.of_lines(traffic(spec), spec.links.bandwidth, simulated=spec.level != "fleet"))
+        sentences += (
+            notes.of_bits(spec.wire_bits, spec.codec_bits) if "wire" in spec.synchroniser.model_fields_set else ()
+        )
+    return tuple(sentences)
 
 
 def fleet_plan(spec: SimulationSpec, system: System) -> FleetPlan:
@@ -160,7 +176,7 @@ def traffic(spec: SimulationSpec) -> bandwidth.Traffic:
         fragments=sync.fragments,
         interval_steps=sync.interval_steps,
         overlap_steps=sync.overlap_steps,
-        gradient_bits=max(16.0, links.bits),
-        wire_bits=links.bits,
+        gradient_bits=max(16.0, spec.wire_bits),
+        wire_bits=spec.wire_bits,
         round_trip_s=2.0 * links.latency,
     )

@@ -82,7 +82,7 @@ def world_plan(spec: SimulationSpec, policy: JobPolicy, fleet: FleetOutcome) -> 
         step_jitter_ratio=spec.steps.jitter_ratio,
         tokens_per_step=spec.steps.tokens_per_step,
         adoption=spec.synchroniser.adoption,
-        payload_bytes=round(links.parameters * links.bits / 8 / policy.fragment_count),
+        payload_bytes=round(links.parameters * spec.wire_bits / 8 / policy.fragment_count),
         bandwidth_bytes_per_s=(links.bandwidth / 8,) * islands,
     )
     between = (latency, latency) if latency else protocol.QUICK

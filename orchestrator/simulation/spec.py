@@ -23,6 +23,7 @@ from orchestrator.sections import Section, SynchroniserSection
 from orchestrator.simulation import distributions, worldfile
 from orchestrator.simulation.distributions import Constant, Distribution, Exponential
 from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RESTART_S, RETURN_S, STALL_S, Scavenged
+from orchestrator.simulation.line_advice import bits_of
 from orchestrator.validation import omitted_count, problems_of, valid_fields
 
 System = Literal["data-parallel", "elastic-data-parallel", "diloco", "streaming-diloco", "decoupled"]
@@ -164,12 +165,15 @@ class StepsSection(Section):
 
 
 class LinksSection(Section):
-    """One link a learner, full duplex; ``latency`` is one way. ``bits`` are those of a parameter on the wire."""
+    """One link a learner, full duplex; ``latency`` is one way.
+
+    ``bits`` are those of a parameter on the wire, each way; absent, they are those of the codec in ``synchroniser.wire``.
+    """
 
     bandwidth: Bandwidth = 5e9
     latency: Seconds = 0.03
     parameters: Number = 12_000_000_000
-    bits: Annotated[float, Field(strict=True, ge=0.01, le=1024)] = 16.0
+    bits: Annotated[float, Field(strict=True, ge=0.01, le=1024)] | None = None
 
 
 class SimulationSpec(Section):
@@ -189,6 +193,17 @@ class SimulationSpec(Section):
     @property
     def step_s(self) -> Duration:
         return self.steps.step_time.mean
+
+    @property
+    def codec_bits(self) -> float:
+        """Bits a parameter of the codec in ``synchroniser.wire``; of the larger, where the two ways differ."""
+        wire = self.synchroniser.wire
+        return max(bits_of(wire.up), bits_of(wire.down))
+
+    @property
+    def wire_bits(self) -> float:
+        """Bits a parameter on the wire, each way."""
+        return self.codec_bits if self.links.bits is None else self.links.bits
 
     def speed_factors(self) -> tuple[float, ...]:
         """Of each learner, in order."""
