@@ -29,7 +29,8 @@ def of_fleet(plans: Sequence[FleetPlan], gangs: FleetOutcome | None) -> Iterator
     if (plan := by_system.get(System.DATA_PARALLEL)) is not None:
         yield (
             "data-parallel: it restarts on a spare slice after every failure, and the spares never run out. Without spares "
-            f"it would train only while all {plan.slice_count:,} slices are there: {100 * _all_there(plan):.1f} % of the time."
+            f"it would train only while all {plan.slice_count:,} slices are there: {100 * _all_there(plan):.1f} % of the "
+            "time."
         )
 
 
