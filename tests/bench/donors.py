@@ -28,6 +28,7 @@ RATIO_GOAL = 1.05
 STRETCH_S, SMALL_STRETCH_S = 15.0, 5.0
 BACK_EVERY_S = 4.4  # from a SIGKILL to the first merge of who comes back, by the bench of recovery
 DONOR = EVERY_GROUP[0]
+FRAGMENTS = 8
 
 
 def main(asked: Options) -> list[Goal]:
@@ -69,6 +70,7 @@ def document() -> dict[str, object]:
     return {
         "name": "donor",
         "model": {"preset": "nano", "compute_dtype": "float32"},
+        "synchroniser": {"fragments": FRAGMENTS},
         "islands": [{"node_group": DONOR}],
         "budget": {"steps": 10_000_000},
         "evaluation": {"every_merges": 0, "sequences": 4},
@@ -79,7 +81,7 @@ class Peer:
     """The process of ``tests.bench.peer``. ``took``: the seconds of every state that it was given in a stretch."""
 
     def __init__(self, home: Path, actor: str) -> None:
-        command = [sys.executable, "-m", "tests.bench.peer", str(home), actor]
+        command = [sys.executable, "-m", "tests.bench.peer", str(home), actor, str(FRAGMENTS)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.took: list[float] = []
 

@@ -1,4 +1,8 @@
-"""A process that takes an island's state from it, as a peer does that comes back: ``python -m tests.bench.peer HOME ACTOR``.
+"""A process that takes an island's state from it, as a peer does that comes back.
+
+    python -m tests.bench.peer HOME ACTOR FRAGMENT_COUNT
+
+It asks for one fragment after the other and pulls each by the job's channel, which is not encrypted on loopback.
 
 Each line of its input is two numbers, seconds: for the first of them it asks for the whole state, not sooner than the second
 after it asked last, and answers with a line of JSON: how long each took. The first answer, before any question, is that of
@@ -13,33 +17,46 @@ import time
 from pathlib import Path
 from time import perf_counter
 
+from learners.flat_arrays import restored
 from orchestrator.actors.island import IslandInterface
+from orchestrator.channel.client import ChannelClient
+from orchestrator.channel.ticket import Ticket
+from orchestrator.core.vocabulary import Epoch
 from orchestrator.runtime import cluster
 
 TRANSFER_TIMEOUT_S = 60.0
+SUBJECT = "bench:peer"
 
 
-def main(home: Path, actor: str) -> None:
+def main(home: Path, actor: str, fragment_count: int) -> None:
     cluster.join(home)
-    _answer([_take(actor)])
+    client = ChannelClient(SUBJECT)
+    _answer([_take(client, actor, fragment_count)])
     for line in sys.stdin:
         seconds, every_s = map(float, line.split())
         until, took = perf_counter() + seconds, []
         while (began := perf_counter()) < until:
-            took.append(_take(actor))
+            took.append(_take(client, actor, fragment_count))
             time.sleep(max(0.0, every_s - (perf_counter() - began)))
         _answer(took)
+    client.close()
     cluster.leave()
 
 
-def _take(actor: str) -> float:
+def _take(client: ChannelClient, actor: str, fragment_count: int) -> float:
     import ray
 
     began = perf_counter()
     donor = cluster.actor_named(actor)
     assert donor is not None, f"there is no {actor}"
-    state = ray.get(donor.call(IslandInterface.export_state, None), timeout=TRANSFER_TIMEOUT_S)
-    assert state["trainer"], "an empty state"
+    for fragment in range(fragment_count):
+        call = donor.call(IslandInterface.export_state, Epoch(1), fragment, SUBJECT, False)
+        reply = ray.get(call, timeout=TRANSFER_TIMEOUT_S)
+        carried = reply["content"]
+        is_pulled = isinstance(carried, Ticket)
+        assert restored(reply["table"], client.pull(carried) if is_pulled else carried.data), "an empty fragment"
+        if is_pulled:
+            donor.call(IslandInterface.release_state, carried.payload)
     return perf_counter() - began
 
 
@@ -48,4 +65,4 @@ def _answer(took: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
