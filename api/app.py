@@ -48,6 +48,7 @@ from api.routes import (
     logs,
     merges,
     metrics,
+    open_pages,
     page,
     parameters,
     tokens,
@@ -104,7 +105,8 @@ def create_app(
         version="1",
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # /docs is our own
+        openapi_url=None,  # /openapi.json and /docs are our own
+        docs_url=None,
         redoc_url=None,
     )
     app.state.service = service
@@ -117,8 +119,23 @@ def create_app(
     app.state.seats = Seats()
     app.state.readiness = Readiness(service.ready)
     app.state.histories = MergeHistories()
+    app.state.open_pages = open_pages.OpenPages()
     problems.install(app)
-    everybody = (jobs, islands, commands, events, logs, merges, parameters, fleet, health, metrics, tokens, page)
+    everybody = (
+        jobs,
+        islands,
+        commands,
+        events,
+        logs,
+        merges,
+        parameters,
+        fleet,
+        health,
+        metrics,
+        tokens,
+        page,
+        open_pages,
+    )
     for routes in (*everybody, checkpoints, chaos, chaos_runs):
         app.include_router(routes.router)
     document.install(app)

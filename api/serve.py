@@ -33,7 +33,7 @@ from api.jobs.dispatcher import JOBS_MAX
 from api.storage.store import Store
 from orchestrator import printable
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
-from orchestrator.logbook import write_printable
+from orchestrator.logbook import RepeatLimit, keep_output_short, write_printable
 from orchestrator.ports import LOOPBACK
 from orchestrator.roots import AllowedRoots
 
@@ -61,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     os.umask(0o077)  # a job's tape, log and model are as much its users' as the token is
     logging.basicConfig(level=logging.INFO)
     write_printable("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RepeatLimit())
     binding = Binding(options.host, options.certificate, options.key, options.insecure)
     try:
         binding.refuse_if_unfit()
@@ -100,6 +102,7 @@ def serve(
     place = Home(home)
     place.make()
     with place.locked():
+        keep_output_short(place.log)
         store_history.refuse_lost_store(place, database)
         control = load_control(control_name, home)
         store = Store(

@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -28,6 +29,8 @@ from orchestrator.run_folder import ISLAND_LOGS, LOGS
 BYTES_MAX = 4 << 20
 """Of each of the two halves; beyond it by what is said in ``CHECK_S``."""
 CHECK_S = 1.0
+OLDER = ".older"
+REPEATS_MAX, REPEAT_WINDOW_S = 100, 60.0
 NUMBER_DIGITS_MAX = 9
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -49,7 +52,7 @@ class Logbook:
     @property
     def older(self) -> Path:
         """The half that was written before."""
-        return self.path.with_name(self.path.name + ".older")
+        return self.path.with_name(self.path.name + OLDER)
 
 
 def island_logbook(run_dir: Path, island: str, incarnation: int) -> Logbook:
@@ -95,7 +98,17 @@ def keep(book: Logbook) -> None:
     write_printable(FORMAT)
     faulthandler.enable(file=sys.stderr)
     _current = book
-    threading.Thread(target=_keep_short, args=(book,), name="logbook", daemon=True).start()
+    _begin_keeping_short(book.path, book.older, lambda: book is _current)
+
+
+def keep_output_short(path: Path) -> None:
+    """Bound the file that this process's output goes to, if it is this one: as long as BYTES_MAX, and a half before it."""
+    try:
+        is_output = os.path.samestat(os.fstat(1), path.stat())
+    except OSError:
+        return
+    if is_output:
+        _begin_keeping_short(path, path.with_name(path.name + OLDER), lambda: True)
 
 
 def write_printable(form: str) -> None:
@@ -123,15 +136,44 @@ def _turn_to(path: Path) -> None:
     os.close(file)
 
 
-def _keep_short(book: Logbook) -> None:
+def _begin_keeping_short(path: Path, older: Path, is_current: Callable[[], bool]) -> None:
+    threading.Thread(target=_keep_short, args=(path, older, is_current), name="logbook", daemon=True).start()
+
+
+def _keep_short(path: Path, older: Path, is_current: Callable[[], bool]) -> None:
     while True:
         time.sleep(CHECK_S)
-        if book is not _current:
+        if not is_current():
             return
         try:
-            if book.path.stat().st_size > BYTES_MAX:
-                os.replace(book.path, book.older)
-                _turn_to(book.path)
+            if path.stat().st_size > BYTES_MAX:
+                os.replace(path, older)
+                _turn_to(path)
         except OSError as error:  # somebody removed the folder: what is said goes where it went
-            log.warning("%s cannot be kept short: %s", book.path, error)
+            log.warning("%s cannot be kept short: %s", path, error)
             return
+
+
+class RepeatLimit(logging.Filter):
+    """At most ``records_max`` records in ``window_s`` from one line of code; the next one says how many were left out.
+
+    So nobody fills a log, or pushes everything else out of it, by repeating what is logged. Thread-safe as a handler's
+    filter is not: counts may be off by a few.
+    """
+
+    def __init__(self, records_max: int = REPEATS_MAX, window_s: float = REPEAT_WINDOW_S) -> None:
+        super().__init__()
+        self._records_max, self._window_s = records_max, window_s
+        self._windows: dict[tuple[str, int], tuple[float, int]] = {}
+        """By file and line, of which there are few: when the window began, and how many records came in it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        place = (record.pathname, record.lineno)
+        began, count = self._windows.get(place, (record.created, 0))
+        if not 0.0 <= record.created - began < self._window_s:
+            if (omitted_count := count - self._records_max) > 0:
+                record.msg = f"{record.getMessage()} (and {omitted_count} like it before, which are not in the log)"
+                record.args = None
+            began, count = record.created, 0
+        self._windows[place] = (began, count + 1)
+        return count < self._records_max

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.logbook import Logbook, island_logbook, logbooks, service_logbook
+from orchestrator.logbook import Logbook, RepeatLimit, island_logbook, logbooks, service_logbook
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
@@ -111,3 +112,48 @@ def test_logbooks_are_found_by_what_they_are_called(tmp_path: Path, name: str) -
     assert logbooks(tmp_path) == books
     assert logbooks(tmp_path / "nothing") == []
     assert os.listdir(tmp_path / "logs" / "islands")
+
+
+def test_a_process_whose_output_goes_to_a_file_keeps_that_short(tmp_path: Path) -> None:
+    path = tmp_path / "service.log"
+    script = f"""
+import sys, time
+from pathlib import Path
+from orchestrator import logbook
+logbook.BYTES_MAX, logbook.CHECK_S = 20_000, 0.02
+logbook.keep_output_short(Path({str(path)!r}))
+for number in range(5_000):
+    print(f"line {{number:06}}", flush=True)
+    if number % 200 == 0:
+        time.sleep(0.03)
+time.sleep(0.2)
+print("the end")
+"""
+    with path.open("ab") as file:
+        subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=file, check=True, timeout=PATIENCE_S)
+    older = path.with_name("service.log.older")
+    assert (older.read_text() + path.read_text()).endswith("the end\n")
+    assert path.stat().st_size + older.stat().st_size < 5_000 * len("line 000000\n")
+
+
+def record_at(created: float, line: int, message: str) -> logging.LogRecord:
+    record = logging.LogRecord("asyncio", logging.ERROR, "events.py", line, message, None, None)
+    record.created = created
+    return record
+
+
+def test_what_one_line_of_code_logs_again_and_again_is_left_out_and_counted() -> None:
+    limit = RepeatLimit(records_max=3, window_s=60.0)
+    records = [record_at(float(n), 7, f"socket {n} was reset") for n in range(10)]
+    assert [limit.filter(record) for record in records] == [True] * 3 + [False] * 7
+    assert limit.filter(record_at(5.0, 8, "another line"))
+    later = record_at(61.0, 7, "socket 11 was reset")
+    assert limit.filter(later)
+    assert later.getMessage() == "socket 11 was reset (and 7 like it before, which are not in the log)"
+
+
+def test_a_clock_that_was_set_back_does_not_silence_a_log() -> None:
+    limit = RepeatLimit(records_max=1, window_s=60.0)
+    assert limit.filter(record_at(1000.0, 7, "now"))
+    assert not limit.filter(record_at(1001.0, 7, "again"))
+    assert limit.filter(record_at(10.0, 7, "after the clock was set back"))

@@ -33,7 +33,7 @@ from api.auth.roles import READS, TOKEN_REMEDY, Principal, bearer, refuse_role, 
 from api.auth.store import AccessStore, AuditRow
 from api.auth.tokens import Tokens
 from api.http import problems
-from api.http.pools import AUTHENTICATION
+from api.http.pools import AUTHENTICATION, STRANGERS
 from orchestrator.errors import AtollError, Forbidden, InfrastructureError, TooManyFailures, Unauthenticated
 
 PATH_CHARACTERS_MAX = 500
@@ -95,7 +95,10 @@ class AuthMiddleware:
         if required_role(request.method, request.path) is None:
             return None
         token = bearer(request.authorization)
-        if principal := self._tokens.remembered(token) or await AUTHENTICATION.run(
+        pool = (
+            AUTHENTICATION if self._tokens.is_known(token) else STRANGERS
+        )  # a flood of guesses takes no holder's thread
+        if principal := self._tokens.remembered(token) or await pool.run(
             self._tokens.principal_of, token, key=request.address
         ):
             return principal

@@ -25,6 +25,8 @@ class Tokens:
         self._passed = passed
         self._remembered: dict[str, tuple[float, TokenRow]] = {}
         """Tokens that were found in the store lately, by digest. Strangers' are not kept: they could be many."""
+        self._known: set[str] = set()
+        """Digests of all tokens that this process has ever found in the store, or put there."""
 
     def create(self, name: str, role: Role, created_by: str, expires_in_s: float | None = None) -> tuple[TokenRow, str]:
         """A new token and its raw form, which nobody can be shown again. Raises Conflict if the name was given before."""
@@ -38,12 +40,21 @@ class Tokens:
             created_by=created_by,
             expires_at=expires_at,
         )
+        digest = row.digest
         if not self._store.add_token(row):
             raise Conflict(
                 detail=f"There is or was a token {name!r}, and the audit trail goes by names.",
                 remedy="Choose a name that was never used; `atoll token list` shows them all.",
             )
+        self._known.add(digest)
         return row, raw
+
+    def is_known(self, raw: str) -> bool:
+        """Whether this is, or was, a token, as far as this process knows without the store.
+
+        A token that another service on the same database has made is not known before its first request.
+        """
+        return digest_of(raw) in self._known
 
     def principal_of(self, raw: str) -> Principal | None:
         """Whoever holds this token, if it is valid now."""
@@ -51,6 +62,7 @@ class Tokens:
             return principal
         if row := self._store.token_by_digest(digest := digest_of(raw)):
             self._remembered[digest] = (self._passed(), row)
+            self._known.add(digest)
         return self._principal(row)
 
     def remembered(self, raw: str) -> Principal | None:
@@ -83,13 +95,15 @@ class Tokens:
         """``HOME/token`` holds a valid token of an admin; a new one, if it was lost, expired or revoked.
 
         Whoever can write that folder owns the installation, so this takes nothing from anybody, and is the way back in
-        for an owner who has lost every admin token: start the service again.
+        for an owner who has lost every admin token: start the service again. All tokens of the store are known after.
         """
+        rows = self.list()
+        self._known.update(row.digest for row in rows)
         token = home.token()
         principal = self.principal_of(token) if token else None
         if principal and principal.role is Role.ADMIN:
             return
-        names = {row.name for row in self.list()}
+        names = {row.name for row in rows}
         numbered = (f"{FIRST_NAME}-{number}" for number in range(2, len(names) + 3))
         name = next(name for name in (FIRST_NAME, *numbered) if name not in names)
         _, raw = self.create(name, Role.ADMIN, FIRST_CREATOR)

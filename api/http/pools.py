@@ -1,7 +1,9 @@
 """The thread pools that requests run in: one for each kind of thing that can keep them waiting.
 
-    AUTHENTICATION who asks, and the audit trail: the database
-    ACCESS         tokens, the audit trail, what is open: the database and memory
+    AUTHENTICATION holders of known tokens, and the audit trail: the database
+    STRANGERS      tokens that this process has never known: the database
+    OPEN_PAGES     pages for all, each made once: memory
+    ACCESS         tokens and the audit trail, for admins: the database
     JOBS           how a job stands, and commands to it: its synchroniser
     LISTS          all jobs, and the service's figures: all synchronisers
     FLEET          node groups: the cluster's head
@@ -125,6 +127,8 @@ class Pool:
 
 
 AUTHENTICATION = Pool("tokens", 8, each_max=6, deadline_s=15.0)
+STRANGERS = Pool("tokens that are not known", 2, deadline_s=15.0)
+OPEN_PAGES = Pool("open pages", 1)
 ACCESS = Pool("access", 4)
 JOBS = Pool("jobs", 24, each_max=8)
 LISTS = Pool("lists of jobs", 4)

@@ -1,5 +1,4 @@
-"""The service's own page, for whoever has no Grafana at hand: one document at ``/`` and its files, from ``api/web``; and
-the reference of the API at ``/docs``.
+"""The service's own page, for whoever has no Grafana at hand: one document at ``/`` and its files, from ``api/web``.
 
 Responsible for how they are served. The files are read once, and stand under a path that names their content: a browser
 may keep them for ever, because other content has another path. The document names that path, so it is asked for anew each
@@ -16,13 +15,12 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
 from api.auth.roles import Principal, Role
 from api.http.pools import ACCESS
 from api.http.routing import runs_in
-from api.openapi.reference import reference
 from api.schemas import Answer
 
 router = APIRouter(route_class=runs_in(ACCESS))
@@ -88,14 +86,6 @@ async def static_file(digest: str, name: str) -> Response:
     if digest != current or name not in files or name == DOCUMENT:
         raise HTTPException(404, f"The page has no file {name!r} of this version; load it again.")
     return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix], headers=HEADERS | {"Cache-Control": KEEP})
-
-
-@router.get("/docs", include_in_schema=False)
-def docs(request: Request) -> Response:
-    """The reference of the API, which loads nothing but the page's own styles."""
-    app: FastAPI = request.app
-    text = reference(app.openapi(), f"web/{web()[1]}/")
-    return Response(text, media_type=MEDIA_TYPES[".html"], headers=HEADERS | {"Cache-Control": ASK_AGAIN})
 
 
 @router.get("/v1/whoami", tags=["access"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -138,6 +139,49 @@ def test_strangers_do_not_fill_the_disk_by_the_log(service: Installation) -> Non
         assert wire.answer()[0] == 400
         wire.close()
     assert len(log_of(service)) - before < 4096
+
+
+FLOODS = {
+    "open pages": "GET /docs HTTP/1.1\r\nHost: {host}\r\n\r\n",
+    "the document": "GET /openapi.json HTTP/1.1\r\nHost: {host}\r\n\r\n",
+    "guesses": "GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer atoll_{guess}\r\n\r\n",
+    "no token": "POST /v1/tokens HTTP/1.1\r\nHost: {host}\r\nContent-Length: 2\r\n\r\n{{}}",
+}
+ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "open pages",
+        "guesses",
+        *(pytest.param(k, marks=pytest.mark.soak("another of its kind")) for k in ("the document", "no token")),
+    ],
+)
+def test_strangers_take_no_thread_that_an_admin_needs_and_do_not_fill_the_log(
+    service: Installation, http: httpx.Client, kind: str
+) -> None:
+    """300 connections from three addresses, each with thirty requests on their way, and a third of them reset."""
+    before, answers = len(log_of(service)), []
+    with ExitStack() as stack:
+        for number in range(300):
+            wire = Wire(service, ADDRESSES[number % 3])
+            stack.callback(wire.close)
+            with suppress(OSError):  # a refused one is closed at once
+                wire.send(FLOODS[kind].format(host=wire.host, guess=f"{number:043}") * 30)
+            if number % 3 == 0:
+                wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                wire.close()
+            if number % 30 == 0:
+                name = f"flood-{kind.replace(' ', '-')}-{number}"
+                answers += [
+                    http.post("/v1/tokens", json={"name": name, "role": "viewer"}).status_code,
+                    http.get("/v1/tokens").status_code,
+                    http.post(f"/v1/tokens/{name}/revoke").status_code,
+                    http.get("/v1/audit").status_code,
+                ]
+    assert answers == [201, 200, 200, 200] * 10
+    assert len(log_of(service)) - before < 16_384
 
 
 def test_no_other_protocol_is_spoken(service: Installation) -> None:

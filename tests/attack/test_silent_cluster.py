@@ -23,7 +23,16 @@ from tests.attack.routes import app, routes_of
 from tests.attack.wire import Wire, process_of
 from tests.waiting import PATIENCE_S, wait_until
 
-ON_THE_LOOP = {"/", "/web/{digest}/{name}", "/healthz", "/readyz", "/v1/whoami", "/v1/jobs"}
+ON_THE_LOOP = {
+    "/",
+    "/docs",
+    "/openapi.json",
+    "/web/{digest}/{name}",
+    "/healthz",
+    "/readyz",
+    "/v1/whoami",
+    "/v1/jobs",
+}
 """Coroutines that wait for nothing, or see to their own threads. /v1/jobs is the submission."""
 STREAMS = {"/v1/jobs/{job}/events", "/v1/jobs/{job}/logs/{source}"}
 
