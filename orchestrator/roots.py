@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 from unicodedata import category
 
+from orchestrator import printable
 from orchestrator.errors import ConfigurationError, DataError, OutsideRoots, first_line
 
 Kind = Literal["checkpoints", "data"]
@@ -121,8 +122,23 @@ class Allowed:
         assert self.local, "a store has no links"
         real = self.place.real()
         roots = tuple(root.real() for root in self.roots if root.place.protocol == LOCAL)
-        self._refuse_outside(real, roots, tuple(place.real() for place in self.private))
+        try:
+            self._refuse_outside(real, roots, tuple(place.real() for place in self.private))
+        except OutsideRoots:
+            raise outside(str(self.place), self.kind, self.roots, self._link_that_leaves(roots)) from None
         return Path(str(real))
+
+    def _link_that_leaves(self, roots: Sequence[Root]) -> str:
+        """Say which link on the way leads out of the roots, and of what lies outside no more than the link itself says."""
+        path = Path("/")
+        for part in self.place.parts:
+            path /= part
+            if not path.is_symlink():
+                continue
+            led_to = Place(LOCAL, Path(os.path.realpath(path)).parts[1:])
+            if not any(led_to.below(root.place) for root in roots):
+                return f"{shown(str(path))} is a link to {shown(os.readlink(path))}, which is outside"
+        return ""
 
     def _refuse_outside(self, place: Place, roots: Sequence[Root], private: Sequence[Place]) -> None:
         for root in roots:
@@ -344,10 +360,11 @@ def outside(url: str, kind: Kind, roots: Sequence[Root], reason: str = "") -> Ou
 
 
 def shown(value: object) -> str:
-    """A value of anybody's, for a message: on one line, and short."""
+    """A value of anybody's, for a message: in its own script, on one line, and short."""
     if not isinstance(value, str):
         return f"a {type(value).__name__}"
-    return ascii(value) if len(value) <= SHOWN_MAX else f"{value[:SHOWN_MAX]!a}…"
+    text = printable.line(value[:SHOWN_MAX]).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'" if len(value) <= SHOWN_MAX else f"'{text}'…"
 
 
 def _roots_at(urls: Sequence[str], kind: Kind, home: Path) -> tuple[Root, ...]:

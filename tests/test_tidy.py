@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.notices": frozenset({"orchestrator.errors"}),
     "orchestrator.disk": frozenset(),
     "orchestrator.threads": frozenset({"orchestrator.errors"}),
-    "orchestrator.roots": frozenset({"orchestrator.errors", "fsspec"}),
+    "orchestrator.roots": frozenset({"orchestrator.errors", "orchestrator.printable", "fsspec"}),
     "orchestrator.tokenizer_file": frozenset({"orchestrator.errors", "orchestrator.roots"}),
     "orchestrator.data_index": frozenset({"orchestrator.bounds", "orchestrator.errors", "orchestrator.roots"}),
     "orchestrator.data_files": frozenset(

@@ -142,9 +142,9 @@ def list_plans(as_json: JsonOption = False) -> None:
     if as_json:
         print_json([{"path": str(path), **plan.model_dump(mode="json")} for path, plan in plans])
         return
-    from rich.table import Table
+    from api.terminal.listing import Listing
 
-    table = Table("plan", "faults", "keeps", "objectives", box=None, header_style="dim")
+    table = Listing("plan", "faults", "keeps", "objectives", prose=("faults", "objectives"))
     for _, plan in plans:
         faults = "\n".join(described(fault) for fault in plan.faults) or "none"
         objectives = ", ".join(objective.text for objective in plan.objectives)

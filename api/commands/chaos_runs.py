@@ -177,12 +177,9 @@ def runs(
     if not summaries:
         say("no plan ran against this job")
         return
-    from rich.table import Table
+    from api.terminal.listing import Listing
 
-    table = Table(box=None, header_style="dim")
-    for heading in ("run", "plan", "state", "struck", "spared", "by", "asked"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("why")
+    table = Listing("run", "plan", "state", "struck", "spared", "by", "asked", "why", prose=("why",))
     for one in summaries:
         requested_at = time.strftime("%m-%d %H:%M", time.localtime(one.requested_at))
         table.add_row(

@@ -37,11 +37,9 @@ def checkpoints(
     if not checkpoints:
         say("no checkpoint is there; `atoll checkpoint JOB` takes one, `checkpoints.every_merges` does by itself")
         return
-    from rich.table import Table
+    from api.terminal.listing import Listing
 
-    table = Table(box=None, header_style="dim")
-    for heading in ("checkpoint", "taken", "version", "tokens", "islands", "MB", "folder"):
-        table.add_column(heading, overflow="fold")
+    table = Listing("checkpoint", "taken", "version", "tokens", "islands", "MB", "folder")
     for one in checkpoints:
         taken = time.strftime("%m-%d %H:%M:%S", time.localtime(one.taken_at))
         islands = f"{len(one.islands)}"

@@ -32,8 +32,6 @@ SEED_MAX = 2**31 - 1
 """As specifications have it."""
 NUMBER_MAX = 2**53
 """Of records and what else is counted: whole in JSON."""
-WIDE_CHARACTERS = 240
-"""What `-o wide` may take, as kubectl's does, whatever the terminal has."""
 OutputOption = Annotated[
     Literal["wide", "json"] | None,
     typer.Option("-o", "--output", help="More columns; or the same as --json.", show_default=False),
@@ -70,11 +68,10 @@ def console(*, stderr: bool = False) -> Screen:
 
 
 def console_for(output: str | None) -> Screen:
-    """As wide as the terminal, or for ``wide`` as wide as it takes: a line that is cut says less than one that wraps."""
-    screen = console()
-    if output == "wide":
-        screen.width = max(screen.width, WIDE_CHARACTERS)
-    return screen
+    """A console whose tables give prose more room than the terminal has, if ``output`` is ``wide``."""
+    from api.terminal.screen import Screen
+
+    return Screen(wide=output == "wide")
 
 
 @contextmanager

@@ -12,7 +12,10 @@ import typer
 
 from api.commands.tapes import run_to_end
 
-SPECIFICATIONS = (".yaml", ".yml")
+YAML_ENDINGS = (".yaml", ".yml")
+SPECIFICATION_BYTES_MAX = 1 << 20
+SPECIFICATION_FIELDS = frozenset({"islands", "budget"})
+"""Every job specification has these, and no line of text that is to be trained on is likely to be an object with both."""
 OF_A_SPECIFICATION = "the specification says it; leave the option out"
 PROCESSES_MAX = 256
 
@@ -22,7 +25,7 @@ def index(
         list[str],
         typer.Argument(
             metavar="SPEC-OR-FILES",
-            help="A job's .yaml file, whose data.sources are counted; or the files of one source.",
+            help="A job's specification, whose data.sources are counted; or the files of one source.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", help="The index to write, for data.index.")],
@@ -47,9 +50,13 @@ def index(
     """Count the tokens of streamed text, once for each tokenizer and set of files. Stopped, the same command goes on."""
     options = {"tokenizer": tokenizer, "text_field": text_field, "held_out_ratio": held_out_ratio}
     options_set = {name: value for name, value in options.items() if value is not None}
-    section = (
-        _of_specification(files, options_set) if files[0].endswith(SPECIFICATIONS) else _of_files(files, options_set)
-    )
+    specification = next(filter(_is_specification, files), None)
+    if specification is None:
+        section = _of_files(files, options_set)
+    elif len(files) > 1:
+        raise typer.BadParameter(f"{specification} is a specification, which names its files; give nothing else")
+    else:
+        section = _of_specification(specification, options_set)
     command = [sys.executable, "-m", "learners.data_indexing", "--output", str(output)]
     command += ["--processes", str(processes)] if processes is not None else []
     # A process of its own: the tokenizers' libraries keep threads and much memory, and are an extra of atoll.
@@ -57,14 +64,27 @@ def index(
     raise typer.Exit(run_to_end([*command, *(["--json"] if as_json else [])], text))
 
 
-def _of_specification(files: list[str], options_set: dict[str, Any]) -> dict[str, Any]:
+def _is_specification(path: str) -> bool:
+    """Whether the file is a job specification, by its name or by what is in it: a specification is never counted as text."""
+    if path.lower().endswith(YAML_ENDINGS):
+        return True
+    from orchestrator.config import read_document
+    from orchestrator.errors import ConfigurationError
+
+    try:
+        if "://" in path or Path(path).stat().st_size > SPECIFICATION_BYTES_MAX:
+            return False
+        return read_document(Path(path)).keys() >= SPECIFICATION_FIELDS
+    except (ConfigurationError, OSError):
+        return False
+
+
+def _of_specification(path: str, options_set: dict[str, Any]) -> dict[str, Any]:
     from orchestrator.config import read_job_document
 
-    if len(files) > 1:
-        raise typer.BadParameter(f"{files[0]} is a specification, which names its files; give nothing else")
     if options_set:
         raise typer.BadParameter(f"--{next(iter(options_set)).replace('_', '-')}: {OF_A_SPECIFICATION}")
-    document = read_job_document(Path(files[0]))
+    document = read_job_document(Path(path))
     data = document.get("data")
     if isinstance(data, dict):  # the index is being made: what the job will have of it says nothing yet
         document = {**document, "data": {name: value for name, value in data.items() if name != "index"}}

@@ -73,10 +73,11 @@ def doctor(
     if as_json:
         print_json([{"check": f.check, "state": f.state, "found": f.detail, "remedy": f.remedy} for f in findings])
     else:
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table("", "check", "found", box=None, show_header=False)
+        from api.terminal.listing import Listing
+
+        table = Listing("", "check", "found", prose=("found",), show_header=False)
         for finding in findings:
             table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.check, Text(finding.detail))
             if finding.remedy:

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from api.commands.common import connect, console, echo, print_json, say
 from api.installation.home import Home
 from api.installation.lines import HEAD, MeasuredLine, measured_lines
+from api.terminal.listing import Listing
 from orchestrator.config import JobSpec, parse_job, read_document
 from orchestrator.errors import ConfigurationError
 from orchestrator.memory_budget import parameter_count_of
@@ -147,11 +147,9 @@ def _used(lines: list[MeasuredLine], demand: Demand) -> list[Line]:
 # ── what is printed ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _measured_table(lines: list[MeasuredLine]) -> Table:
-    drawn = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    drawn.add_column("line")
-    for heading in ("round trip", "forth", "back"):
-        drawn.add_column(heading, justify="right")
+def _measured_table(lines: list[MeasuredLine]) -> Listing:
+    figures = ("round trip", "forth", "back")
+    drawn = Listing("line", *figures, right=figures, padding=(0, 2, 0, 0))
     for line in lines:
         name = f"{line.one} ─ {line.other}"
         if line.problem is not None:
@@ -174,13 +172,10 @@ def _speed(bits_per_second: float | None) -> str:
     return f"{bits_per_second / 1e9:,.2f} Gbit/s"
 
 
-def _utilisation_table(lines: list[Line], demand: Demand, knobs: Knobs) -> Table:
-    drawn = Table(
-        box=None, header_style="dim", padding=(0, 2, 0, 0), title="utilisation by codec", title_justify="left"
+def _utilisation_table(lines: list[Line], demand: Demand, knobs: Knobs) -> Listing:
+    drawn = Listing(
+        *("group", *COMPARED), right=COMPARED, padding=(0, 2, 0, 0), title="utilisation by codec", title_justify="left"
     )
-    drawn.add_column("group")
-    for name in COMPARED:
-        drawn.add_column(name, justify="right")
     for row in table(lines, demand, knobs):
         cells = (Text(f"{100 * row[n]:.1f} %", style="" if row[n] >= UTILISATION_MIN else "yellow") for n in COMPARED)
         drawn.add_row(row["line"], *cells)

@@ -20,9 +20,9 @@ def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
     if as_json:
         print_json(groups)
         return
-    from rich.table import Table
+    from api.terminal.listing import Listing
 
-    table = Table("node group", "region", "nodes", "CPUs free", "accelerators", "takes islands")
+    table = Listing("node group", "region", "nodes", "CPUs free", "accelerators", "takes islands")
     for group in groups:
         takes = f"no: cordoned by {group.cordoned_by}" if group.cordoned else "yes"
         cpus = f"{group.cpus_free:g} of {group.cpus:g}"

@@ -26,10 +26,9 @@ from api.commands.common import (
 from api.installation.home import DEFAULT_HOME
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from api.client import Client
     from api.schemas import Command, Job
+    from api.terminal.listing import Listing
 
 DECISION_TIMEOUT_S = 20.0
 
@@ -65,7 +64,7 @@ def _watch(client: Client, job: str, output: str | None, as_json: bool) -> None:
             show(poller, lambda job: _table(job, output), console_for(output), lambda job: job.state.final)
 
 
-def _table(job: Job, output: str | None) -> Table:
+def _table(job: Job, output: str | None) -> Listing:
     from api.commands.wide import island_table as wide_table
     from api.terminal.watch import island_table
 

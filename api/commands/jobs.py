@@ -27,17 +27,17 @@ from api.commands.common import (
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import ServiceUnreachable
+from orchestrator.errors import NotFound, RequestError, ServiceUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.table import Table
-
     from api.client import Client
     from api.schemas import Job, JobSummary
+    from api.terminal.listing import Listing
 
 JobStateName = Literal["queued", "starting", "running", "finishing", "completed", "cancelled", "failed"]
+LATEST = "latest"
 SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job specification, YAML or JSON.")]
 
 
@@ -62,10 +62,10 @@ def submit(
     from orchestrator.config import parse_job, read_job_document
 
     document = read_job_document(file)
-    if resume is not None:
-        document["resume"] = {"checkpoint": str(Path(resume).resolve()) if Path(resume).exists() else resume}
     try:
         client = connect(home, url)
+        if resume is not None:
+            document["resume"] = {"checkpoint": _checkpoint_named(resume, client)}
         job = client.submit(document, priority=priority)
     except ServiceUnreachable:
         parse_job(document)  # a file that is wrong is told so even when nobody is there to take it
@@ -87,6 +87,21 @@ def submit(
             watch_to_end(client, job.job)
         elif not as_json:
             say(f"watch it with `atoll watch {job.job}`")
+
+
+def _checkpoint_named(resume: str, client: Client) -> str:
+    """What ``resume.checkpoint`` is to say: a job's name goes before a folder that is called the same."""
+    is_path = "/" in resume or resume in (".", "..")
+    if not is_path and (resume == LATEST or not Path(resume).exists() or _is_job(resume, client)):
+        return resume
+    return str(Path(resume).resolve()) if Path(resume).exists() else resume
+
+
+def _is_job(name: str, client: Client) -> bool:
+    try:
+        return client.job(name).job == name
+    except (NotFound, RequestError):
+        return False
 
 
 def resumption_lines(job: Job) -> list[str]:
@@ -144,12 +159,10 @@ def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json
             show(Poller(ask), draw, console_for(output))
 
 
-def _table(jobs: list[JobSummary], wide: bool) -> Table:
-    from rich.table import Table
+def _table(jobs: list[JobSummary], wide: bool) -> Listing:
+    from api.terminal.listing import Listing
 
-    table = Table(box=None, header_style="dim")
-    for heading in ("job", "state", "islands", "tokens", "loss", "goodput", "submitted", *(WIDE if wide else ())):
-        table.add_column(heading, no_wrap=True)
+    table = Listing(*COLUMNS, *(WIDE if wide else ()), prose=("results in", "why"))
     for job in jobs:
         share = f"{job.tokens_trained:,} ({100 * job.tokens_trained / job.token_budget:.0f} %)"
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
@@ -162,11 +175,23 @@ def _table(jobs: list[JobSummary], wide: bool) -> Table:
 
 
 def _waiting(jobs: list[JobSummary]) -> list[str]:
-    """A line for each queued job with the reason why it waits, in the order in which they will start."""
+    """A line for each reason why queued jobs wait, in the order in which they will start."""
     queued = sorted((job for job in jobs if job.queue_position), key=lambda job: job.queue_position or 0)
-    return [f"{job.job} waits: {job.reason}" for job in queued]
+    by_reason: dict[str, list[str]] = {}
+    for job in queued:
+        by_reason.setdefault(job.reason, []).append(job.job)
+    return [f"{_named(names)} {'wait' if len(names) > 1 else 'waits'}: {why}" for why, names in by_reason.items()]
 
 
+def _named(names: list[str]) -> str:
+    """All of a few names; of many the first ones and how many more."""
+    if len(names) <= NAMED_MAX:
+        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f"{', '.join(names[:NAMED_MAX])} and {len(names) - NAMED_MAX} more"
+
+
+NAMED_MAX = 3
+COLUMNS = ("job", "state", "islands", "tokens", "loss", "goodput", "submitted")
 WIDE = ("by", "ran for", "version", "results in", "why")
 
 

@@ -55,9 +55,9 @@ def logs(
     if not logs:
         say("there is no log here: nothing of the job has begun, or its nodes keep their logs on other disks")
         return
-    from rich.table import Table
+    from api.terminal.listing import Listing
 
-    table = Table("log of", "incarnation", "bytes", "last line", box=None, header_style="dim")
+    table = Listing("log of", "incarnation", "bytes", "last line")
     for log in logs:
         written = time.strftime("%m-%d %H:%M:%S", time.localtime(log.written_at))
         table.add_row(log.source, str(log.incarnation), f"{log.bytes:,}", written)

@@ -155,9 +155,9 @@ def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
     if as_json:
         print_json(groups)
         return
-    from rich.table import Table
+    from api.terminal.listing import Listing
 
-    table = Table("node group", "region", "nodes", "cpus", "free", "accelerators", box=None, header_style="dim")
+    table = Listing("node group", "region", "nodes", "cpus", "free", "accelerators")
     for group in groups:
         cpus, free = f"{group.cpus:g}", f"{group.cpus_free:g}"
         table.add_row(group.name, group.region, str(group.nodes), cpus, free, str(group.accelerators))

@@ -106,14 +106,11 @@ def whatif(
 
 
 def _show(question: WhatIf) -> None:
-    from rich.table import Table
-
     from api.simulation.simulated import figure
+    from api.terminal.listing import Listing
 
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for name, column in question.columns.items():
-        table.add_column(name if column.complete else f"{name} (partial)", justify="right", no_wrap=True)
+    names = [name if column.complete else f"{name} (partial)" for name, column in question.columns.items()]
+    table = Listing("", *names, right=names, pad_edge=False)
     for row in question.rows():
         table.add_row(row.name, *(figure(row.values.get(name), row.unit) for name in question.columns))
     console().print(table)

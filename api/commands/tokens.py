@@ -49,9 +49,9 @@ def list_tokens(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
     if as_json:
         print_json(tokens)
         return
-    from rich.table import Table
+    from api.terminal.listing import Listing
 
-    table = Table("token", "role", "valid", "created", "by", "expires", "revoked", box=None, header_style="dim")
+    table = Listing("token", "role", "valid", "created", "by", "expires", "revoked")
     for token in tokens:
         created, expires = local_time(token.created_at), local_time(token.expires_at)
         revoked = local_time(token.revoked_at) if token.revoked_at else ""
@@ -84,9 +84,9 @@ def audit(
     if as_json:
         print_json(entries)
         return
-    from rich.table import Table
+    from api.terminal.listing import Listing
 
-    table = Table("when", "who", "role", "from", "request", "answer", box=None, header_style="dim")
+    table = Listing("when", "who", "role", "from", "request", "answer", prose=("request",))
     for entry in entries:
         answer = "none" if entry.status is None else str(entry.status)
         table.add_row(

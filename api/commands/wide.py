@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
 from api.schemas import Island, Job
+from api.terminal.listing import Listing
 
 WORDS = ("island", "node group", "region", "state", "node")
 FIGURES = (
@@ -16,17 +15,12 @@ FIGURES = (
 )
 
 
-def island_table(job: Job) -> Table:
+def island_table(job: Job) -> Listing:
     """A line for each island.
 
     ``behind`` is its staleness in logical steps, against the furthest that trains; ``gap`` its longest time between steps.
     """
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in WORDS:
-        table.add_column(heading, no_wrap=True)
-    for heading in FIGURES:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("why", no_wrap=True)
+    table = Listing(*WORDS, *FIGURES, "why", prose=("why",), right=FIGURES, padding=(0, 2, 0, 0))
     furthest = max((island.step for island in job.islands if island.state == "training"), default=0)
     for island in job.islands:
         table.add_row(*_words(island), *_figures(island, job, furthest), island.reason)

@@ -7,15 +7,13 @@ from rich.table import Table
 from rich.text import Text
 
 from api.schemas import Merge, MergeSummary
+from api.terminal.listing import Listing
 from orchestrator.report.words import percent, seconds
 
 
 def merge_table(merges: list[MergeSummary]) -> Table:
     """One line for each merge, in the order given."""
-    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
-    for heading in ("merge", "closed", "islands"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("why", ratio=1)
+    table = Listing("merge", "closed", "islands", "why", prose=("why",), pad_edge=False, expand=True)
     for merge in merges:
         closed = f"{merge.closed_after_s:.1f} s"
         table.add_row(f"{merge.fragment}:{merge.version}", closed, str(len(merge.islands)), merge.because)
@@ -53,11 +51,8 @@ def _times(merge: Merge) -> Table:
 
 
 def _contributors(merge: Merge) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("contributor", no_wrap=True)
-    for heading in ("life", "weight", "tokens", "steps", "on version", "arrived"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("")
+    figures = ("life", "weight", "tokens", "steps", "on version", "arrived")
+    table = Listing("contributor", *figures, "", prose=("",), right=figures, pad_edge=False)
     for item in merge.contributors:
         table.add_row(
             item.island,
@@ -73,9 +68,7 @@ def _contributors(merge: Merge) -> Table:
 
 
 def _refusals(merge: Merge) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("refused", "at", "tokens", "why"):
-        table.add_column(heading)
+    table = Listing("refused", "at", "tokens", "why", prose=("why",), pad_edge=False)
     for item in merge.refusals:
         why = f"{item.reason.replace('_', ' ')}: {item.detail}"
         table.add_row(item.island, _at(item.after_s), f"{item.token_count:,}", why)

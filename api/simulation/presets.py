@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.table import Table
-
 from api.simulation import simulated
+from api.terminal.listing import Listing
 
 Progress = Callable[..., None]
 
@@ -18,7 +17,7 @@ class PresetResult:
     """``plain`` is what --json prints, ``chart`` draws the picture, ``notes`` are said below the table."""
 
     plain: Any
-    table: Table
+    table: Listing
     chart: Callable[[], str]
     notes: tuple[str, ...] = ()
     partial: bool = field(default=False)

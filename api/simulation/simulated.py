@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
+from api.terminal.listing import Listing
 from orchestrator.report.words import count, percent, seconds
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def headline(result: Simulated) -> tuple[str, list[str]]:
     return f"{spec.name}: where the fleet's time went", [what, when]
 
 
-def systems_table(rows: Sequence[Row]) -> Table:
+def systems_table(rows: Sequence[Row]) -> Listing:
     table = _table("system", "goodput", "uptime", "merges", "islands/merge", "Gbps used")
     for row in rows:
         table.add_row(
@@ -44,7 +43,7 @@ def systems_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def badput_table(rows: Sequence[Row]) -> Table:
+def badput_table(rows: Sequence[Row]) -> Listing:
     """The lost time by cause, the largest first; systems down and causes across, or the reverse where causes are more."""
     causes = {cause for row in rows for cause, ratio in row["badput"].items() if ratio >= 0.0005}
     ranked = sorted(causes, key=lambda c: (-sum(row["badput"].get(c, 0.0) for row in rows), c))
@@ -66,7 +65,7 @@ def label(row: Row) -> str:
     return str(row["system"]) if row["level"] == "fleet" else f"{row['system']} ({row['level']})"
 
 
-def goodput_table(rows: Sequence[Row]) -> Table:
+def goodput_table(rows: Sequence[Row]) -> Listing:
     """Systems down, chips across; the uptime last, at the largest fleet."""
     chips = sorted({row["chips"] for row in rows})
     sizes = [count(size).replace(" ", "") for size in chips]
@@ -79,7 +78,7 @@ def goodput_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def heterogeneous_table(rows: Sequence[Row]) -> Table:
+def heterogeneous_table(rows: Sequence[Row]) -> Listing:
     table = _table("setting", "goodput", "stepping", "islands/merge", "published")
     for row in rows:
         published = "–" if row["published"] is None else percent(row["published"])
@@ -92,7 +91,7 @@ def heterogeneous_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def scavenging_table(rows: Sequence[Row]) -> Table:
+def scavenging_table(rows: Sequence[Row]) -> Listing:
     """Systems down, extras across; published rows below what is ours."""
     extras = sorted({row["extra"] for row in rows})
     table = _table("wall-clock, 1 = no extra", *(f"+{100 * extra:.0f} %" for extra in extras), "there")
@@ -108,7 +107,7 @@ def scavenging_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def bandwidth_table(rows: Sequence[Row]) -> Table:
+def bandwidth_table(rows: Sequence[Row]) -> Listing:
     levels = list(rows[0]["needed_gbps"])
     table = _table("Gbps each way", "used", *(f"{100 * float(level):g} %" for level in levels))
     for row in rows:
@@ -117,12 +116,8 @@ def bandwidth_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _table(first: str, *headings: str) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+def _table(first: str, *headings: str) -> Listing:
+    return Listing(first, *headings, right=headings, pad_edge=False)
 
 
 def with_error(goodput: float, stderr: float | None) -> str:

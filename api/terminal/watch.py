@@ -18,6 +18,7 @@ from rich.text import Text
 
 from api.client import Client
 from api.schemas import Island, Job, JobSummary
+from api.terminal.listing import Listing
 from api.terminal.poller import POLL_S, Poller
 
 STATE_STYLES = {
@@ -117,13 +118,13 @@ def render(job: Job, note: str | None = None) -> RenderableType:
     return Panel(Group(*parts), title=Text(job.job, style="bold"), title_align="left", border_style="dim")
 
 
-def island_table(islands: list[Island], now_s: float | None) -> Table:
-    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
-    for heading in ("island", "region", "state"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("life", "steps/s", "tokens", "loss", "last merge"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("why", ratio=1, overflow="ellipsis", no_wrap=True)
+def island_table(islands: list[Island], now_s: float | None) -> Listing:
+    words, figures = ("island", "region", "state"), ("life", "steps/s", "tokens", "loss", "last merge")
+    table = Listing(*words, *figures, "why", prose=("why",), right=figures, padding=(0, 1, 0, 0), expand=True)
+    why = table.columns[
+        -1
+    ]  # on a terminal a line for each island: it gets what is left, and `atoll status | cat` has all
+    why.ratio, why.no_wrap, why.overflow = 1, True, "ellipsis"
     for island in islands:
         merged = None if island.last_merge_after_s is None or now_s is None else now_s - island.last_merge_after_s
         table.add_row(

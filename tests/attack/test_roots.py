@@ -27,7 +27,7 @@ from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, 
 from orchestrator.checkpoints.resumption import begun, stored
 from orchestrator.checkpoints.sealed import seal
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, OutsideRoots
-from orchestrator.roots import AllowedRoots, Place, Root, defaults, name_parts, open_data, place_of
+from orchestrator.roots import AllowedRoots, Place, Root, defaults, name_parts, open_data, place_of, shown
 from tests.checkpoints.making import make
 
 HOSTILE_URLS = (
@@ -267,16 +267,33 @@ def beside(tmp_path: Path) -> Iterator[tuple[Path, AllowedRoots]]:
         yield root, AllowedRoots.only(root)
 
 
-@pytest.mark.parametrize("name", ["link", "dangling", "folder/token", "folder/nothing"])
+@pytest.mark.parametrize(
+    ("name", "link", "target"),
+    [
+        ("link", "link", "secret/token"),
+        ("dangling", "dangling", "secret/nothing"),
+        ("folder/token", "folder", "secret"),
+        ("folder/nothing", "folder", "secret"),
+    ],
+)
 def test_a_data_file_behind_a_link_that_leads_out_is_refused_and_the_answer_does_not_tell_what_is_there(
-    beside: tuple[Path, AllowedRoots], name: str
+    beside: tuple[Path, AllowedRoots], name: str, link: str, target: str
 ) -> None:
+    """It names the link that leaves and what that link says, which lies within the root, and nothing beyond."""
     root, roots = beside
     for use in (lambda: open_data(roots, f"{root}/{name}"), lambda: list(documents(roots, root / name))):
         with pytest.raises(OutsideRoots) as refused:
             use()
-        there = outside(roots, f"{root}/folder/token")
-        assert str(refused.value) == there.replace("/root/folder/token", f"/root/{name}")
+        said = f" ('{root}/{link}' is a link to '{root.parent}/{target}', which is outside)"
+        assert str(refused.value).count(said) == 1
+        there = outside(roots, "/elsewhere").replace("/elsewhere", f"{root}/{name}")
+        assert str(refused.value).replace(said, "") == there
+
+
+def test_a_refused_path_is_shown_in_its_own_script_and_without_what_moves_a_cursor() -> None:
+    assert "'/данные/été/東京.txt' is no place" in outside(AllowedRoots(), "/данные/été/東京.txt")
+    assert "\x1b" not in outside(AllowedRoots(), "/a\x1b[31m/b")
+    assert shown("it's") == "'it\\'s'"
 
 
 @pytest.mark.parametrize("name", ["pipe", "socket", "inside", "loop"])

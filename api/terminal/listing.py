@@ -1,0 +1,75 @@
+"""Tables whose ids and numbers are never cut, whatever the terminal's width.
+
+Only the columns named as *prose* (reasons, folders) give way: on a terminal they wrap, down to ``PROSE_MIN`` characters.
+In a file or pipe nothing gives way. A table that needs more than the terminal has is printed wider, which the terminal
+wraps: a number that lacks digits says less than one that is on the next line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+PROSE_MIN, PROSE_WIDE = 16, 60
+"""The width that a column of prose keeps at least; and the one that it may take where the user asked for wide output."""
+PANEL_CHARACTERS = 4
+"""The border of a panel and its padding."""
+
+
+class Listing(Table):
+    """``prose`` and ``right`` name columns by their heading. Cells are text."""
+
+    def __init__(
+        self, *headings: str, prose: Collection[str] = (), right: Collection[str] = (), **options: Any
+    ) -> None:
+        super().__init__(**{"box": None, "header_style": "dim", **options})
+        for heading in headings:
+            is_prose = heading in prose
+            self.add_column(
+                heading,
+                no_wrap=not is_prose,
+                overflow="fold",
+                min_width=min(PROSE_MIN, max(1, cell_len(heading))) if is_prose else cell_len(heading),
+                justify="right" if heading in right else "left",
+            )
+        self._prose = [heading in prose for heading in headings]
+        self._widths = [cell_len(heading) for heading in headings]
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """Add a line of the table."""
+        super().add_row(*cells, **options)
+        for index, cell in enumerate(cells):
+            text = cell.plain if isinstance(cell, Text) else str(cell)
+            self._widths[index] = max(self._widths[index], *map(cell_len, text.split("\n")))
+            if not self._prose[index]:
+                self.columns[index].min_width = self._widths[index]
+
+    def width_with(self, prose_max: int | None) -> int:
+        """The width if each column of prose has at most so many characters; None is all it has."""
+        cells = (
+            width if not is_prose or prose_max is None else min(width, prose_max)
+            for width, is_prose in zip(self._widths, self._prose, strict=True)
+        )
+        _, right, _, left = self.padding
+        return sum(cells) + len(self._widths) * (left + right) + 2
+
+
+def width_of(drawn: RenderableType, prose_max: int | None) -> int:
+    """The width that the listings within need, and without a bound that the text beside them has, too."""
+    match drawn:
+        case Listing():
+            return drawn.width_with(prose_max)
+        case Group():
+            return max((width_of(one, prose_max) for one in drawn.renderables), default=0)
+        case Panel():
+            return width_of(drawn.renderable, prose_max) + PANEL_CHARACTERS
+        case Text():
+            return cell_len(drawn.plain) if prose_max is None else 0
+        case _:
+            return 0

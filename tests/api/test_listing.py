@@ -1,0 +1,128 @@
+"""Tables of the command line: ids and numbers are whole at any width, and into a pipe nothing is cut."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import pytest
+from rich.text import Text
+
+from api.commands import jobs as command
+from api.commands.wide import island_table
+from api.schemas import Island, Job, JobSummary
+from api.terminal.screen import Screen
+from api.terminal.watch import render
+
+REASON = "a: its own code failed: " + "a word after the other, " * 60
+PLACE = "/data/runs/with/a/rather/long/path/" + "folder/" * 20
+
+
+def job(number: int, **fields: Any) -> JobSummary:
+    document = {
+        "job": f"pretraining-of-a-model-with-40-letters-{number}",
+        "name": "pretraining-of-a-model-with-40-letters",
+        "state": "completed",
+        "caller": "local",
+        "run_dir": PLACE,
+        "submitted_at": time.time(),
+        "started_at": None,
+        "ended_at": None,
+        "global_version": 1234,
+        "token_budget": 123_456_789_012,
+        "tokens_trained": 98_765_432_109,
+        "island_count": 128,
+        "islands_training": 127,
+        "loss": 1.3456,
+        "goodput_ratio": 0.9876,
+        "reason": REASON if number == 1 else "",
+        **fields,
+    }
+    return JobSummary.model_validate(document)
+
+
+def drawn(shown: Any, *, width: int, terminal: bool, wide: bool = False, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(Screen, "is_terminal", terminal)
+    screen = Screen(wide=wide)
+    screen.file, screen.width = io.StringIO(), width
+    screen.print(shown)
+    return screen.file.getvalue()
+
+
+FACTS = ("pretraining-of-a-model-with-40-letters-1", "completed", "127/128", "98,765,432,109 (80 %)", "1.346", "98.8 %")
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 240])
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("wide", [True, False])
+def test_ids_and_numbers_of_jobs_are_never_cut(
+    width: int, terminal: bool, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one job has a reason of more than a thousand characters."""
+    table = command._table([job(1), job(2)], wide)
+    text = drawn(table, width=width, terminal=terminal, wide=wide, monkeypatch=monkeypatch)
+    for fact in FACTS:
+        assert fact in text
+    assert "…" not in text
+    if wide and not terminal:
+        (line,) = (line for line in text.splitlines() if "letters-1" in line)
+        assert REASON.strip() in line
+        assert PLACE in line
+
+
+def test_a_long_reason_leaves_a_wide_table_readable_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = drawn(command._table([job(1)], True), width=240, terminal=True, wide=True, monkeypatch=monkeypatch)
+    lines = Text.from_ansi(text).plain.splitlines()
+    assert max(map(len, lines)) <= 300, "the reason wraps in its column"
+
+
+def island(number: int, **fields: Any) -> Island:
+    document = {
+        "island": f"europe-west4-a-spot-preemptible-l4-x8-{number}",
+        "node_group": "europe-west4-a-spot-preemptible-l4-x8",
+        "region": "europe-west4",
+        "accelerator_count": 8,
+        "state": "lost",
+        "incarnation": 123,
+        "restarts": 122,
+        "step": 1_234_567,
+        "steps_total": 1_234_567,
+        "tokens_total": 98_765_432_109,
+        "reason": REASON,
+        **fields,
+    }
+    return Island.model_validate(document)
+
+
+@pytest.mark.parametrize("width", [40, 80, 240])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_ids_and_numbers_of_islands_are_never_cut(width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = {"after_s": None, "pause_reason": None, "epoch": 1, "loss_train": None, "fragments": [], "loss_curve": []}
+    nothing |= {"goodput": {}, "statistics": {}, "report_ready": False}
+    islands = [island(1), island(2, reason="")]
+    of_job = Job.model_validate({**job(1).model_dump(), **nothing, "islands": islands})
+    for shown, wide in ((render(of_job), False), (island_table(of_job), True)):
+        text = drawn(shown, width=width, terminal=terminal, wide=wide, monkeypatch=monkeypatch)
+        for fact in (
+            "europe-west4-a-spot-preemptible-l4-x8-1",
+            "europe-west4-a-spot-preemptible-l4-x8-2",
+            "98,765,432,109",
+        ):
+            assert fact in text
+        if not terminal:
+            assert REASON.strip() in text
+
+
+def test_jobs_that_wait_for_the_same_reason_are_one_line() -> None:
+    queued = [
+        job(n, state="queued", queue_position=n, reason="no room" if n == 1 else "behind x: no room")
+        for n in range(1, 301)
+    ]
+    first, others = command._waiting(queued)
+    assert first == "pretraining-of-a-model-with-40-letters-1 waits: no room"
+    assert others.startswith("pretraining-of-a-model-with-40-letters-2, ")
+    assert others.endswith(" and 296 more wait: behind x: no room")
+    assert command._named(["a"]) == "a"
+    assert command._named(["a", "b"]) == "a and b"
+    assert command._named(["a", "b", "c"]) == "a, b and c"
