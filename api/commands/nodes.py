@@ -6,9 +6,7 @@ They check what is said, and become the program that does it: nothing of Ray is 
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator import secret_files
+from orchestrator import python_process, secret_files
 from orchestrator.errors import ConfigurationError
 from orchestrator.ports import is_host, is_loopback
 
@@ -136,7 +134,7 @@ def join(
         ("--name", None if name is None else named("--name", name)),
     ):
         command += [] if value is None else [option, str(value)]
-    os.execv(sys.executable, [sys.executable, "-m", JOIN_MODULE, *command])
+    python_process.become(python_process.module(JOIN_MODULE, *command))
 
 
 def leave(
@@ -154,7 +152,7 @@ def leave(
     """
     if not 0 < len(cause) <= 200 or not cause.isprintable():
         raise ConfigurationError(detail=f"--cause has {len(cause)} characters: give 1 to 200 on one line.")
-    os.execv(sys.executable, [sys.executable, "-m", LEAVE_MODULE, "--grace", str(grace), "--cause", cause])
+    python_process.become(python_process.module(LEAVE_MODULE, "--grace", str(grace), "--cause", cause))
 
 
 # ── what is said, checked ─────────────────────────────────────────────────────────────────────────────────────────

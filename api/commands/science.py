@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from api.commands.common import JsonOption
 from api.commands.tapes import run_to_end
+from orchestrator import python_process
 
 
 def compare(
@@ -26,7 +26,7 @@ def compare(
 ) -> None:
     """Train a job's method and its baselines on the same tokens, each at its best learning rate; print the table."""
     # A process of its own: it imports JAX, which the command line must not.
-    command = [sys.executable, "-m", "orchestrator.laboratory.compare", str(file)]
+    command = python_process.module("orchestrator.laboratory.compare", str(file))
     for baseline in baselines or ["data-parallel"]:
         command += ["--baseline", baseline]
     raise typer.Exit(run_to_end([*command, "--json"] if as_json else command))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +24,7 @@ from api.commands.common import (
 )
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
+from orchestrator import python_process
 from orchestrator.errors import ConfigurationError
 from orchestrator.run_folder import TAPE
 
@@ -133,7 +134,7 @@ def train_tape(
 ) -> None:
     """Train for real, in one process, driven by a tape: what its failures do to the model."""
     # A process of its own: it imports JAX, which the command line must not.
-    command = [sys.executable, "-m", "orchestrator.laboratory.train_tape", str(tape), "--config", str(config)]
+    command = python_process.module("orchestrator.laboratory.train_tape", str(tape), "--config", str(config))
     command += ["--runs", str(runs), "--seeds", str(seeds)]
     for baseline in baselines or []:
         command += ["--baseline", baseline]
@@ -150,10 +151,11 @@ def run_to_end(command: list[str], text: bytes | None = None) -> int:
     # would lose the exit code, and one that was lost is read as 0.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        process = subprocess.Popen(command, stdin=None if text is None else subprocess.PIPE)
+        stdin = None if text is None else subprocess.PIPE
+        process = subprocess.Popen(command, stdin=stdin, env=python_process.cleaned(os.environ))
         if text is not None and process.stdin is not None:
-            with suppress(BrokenPipeError), process.stdin as stdin:
-                stdin.write(text)
+            with suppress(BrokenPipeError), process.stdin as pipe:
+                pipe.write(text)
         code = process.wait()
     finally:
         signal.signal(signal.SIGINT, before)

@@ -35,7 +35,7 @@ from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.job_roots import roots_of
 from api.installation.shipped import CONFIGS
-from orchestrator import home_files
+from orchestrator import home_files, python_process
 from orchestrator.environment import built, refuse_unset
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.marks import marked_pids
@@ -172,7 +172,7 @@ def _look_for_store(wanted: Installation, say: Say) -> None:
 def _start_service(wanted: Installation, say: Say, before: int | None) -> Address:
     home = wanted.home
     home.forget_address()
-    command = [sys.executable, "-m", "api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve())]
+    command = python_process.module("api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve()))
     with bound_listener(wanted.binding, wanted.port, before) as listener:
         command += ["--listener", str(listener.fileno()), "--control", wanted.control, *options_of(wanted)]
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
@@ -300,7 +300,7 @@ def bound_listener(binding: Binding, port: int | None, before: int | None) -> so
 
 def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ()) -> None:
     """Let the embedded cluster be started or ended; it prints its own progress."""
-    command = [sys.executable, "-m", CLUSTER_MODULE, verb, "--home", str(home.path), *options]
+    command = python_process.module(CLUSTER_MODULE, verb, "--home", str(home.path), *options)
     environment = built(os.environ, passed)
     code = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False, umask=0o077

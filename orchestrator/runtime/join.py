@@ -31,7 +31,7 @@ from types import FrameType
 
 import psutil
 
-from orchestrator import notices
+from orchestrator import notices, python_process
 from orchestrator.certificates import folders, peer
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError
@@ -214,7 +214,7 @@ def own_address(options: argparse.Namespace) -> str:
 
 def refuse_wrong_token(options: argparse.Namespace) -> None:
     """Raises ConfigurationError where the head does not take the token; ``ray start`` says what else is wrong."""
-    command = [sys.executable, "-m", token_check.MODULE, options.address]
+    command = python_process.module(token_check.MODULE, options.address)
     check = subprocess.run(command, env=environment(options), stdin=subprocess.DEVNULL, capture_output=True)
     if check.returncode == token_check.REFUSED:
         raise ConfigurationError(
@@ -227,7 +227,7 @@ def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
     """The command that begins the node, and stays with it. Its own folder: several may join on one machine."""
     labels = {GROUP_LABEL: options.group, REGION_LABEL: options.region, **json.loads(options.labels)}
     command = [
-        *(sys.executable, "-m", MODULE, "start", "--block", "--disable-usage-stats"),
+        *python_process.module(MODULE, "start", "--block", "--disable-usage-stats"),
         *("--address", options.address, "--temp-dir", str(folder), "--include-log-monitor", "false"),
         *("--labels", ",".join(f"{name}={value}" for name, value in labels.items())),
         *("--resources", options.resources, "--dashboard-agent-listen-port", "0"),

@@ -12,7 +12,6 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, Self
 
+from orchestrator import python_process
 from orchestrator.environment import built
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -99,7 +99,7 @@ class RayProgram:
         return self._codes[str(log)]
 
     def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", MODULE, *([WITH_DASHBOARD] if self.dashboard else []), *arguments]
+        return python_process.module(MODULE, *([WITH_DASHBOARD] if self.dashboard else []), *arguments)
 
     def _process(
         self, command: list[str], mark: Mapping[str, str], log: IO[bytes], standard_input: int, output: int | IO[bytes]

@@ -35,7 +35,7 @@ node = runpy.run_path(sys.argv[1])
 its = node["main"].__globals__
 places = {"SECRET": "token", "AUTHORITY": "authority", "OWN": "own", "HEAD_STORAGE": "storage"}
 its |= {place: pathlib.Path(sys.argv[2], name) for place, name in places.items()}
-its["RAY"] = (sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+its["RAY"] = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
 its["main"](["head"])
 """
 """The head's container as far as Ray, in whose place something says what it was given."""
@@ -111,7 +111,7 @@ def test_what_a_wheel_is_made_of_is_copied_before_it_is_made() -> None:
 
 def test_the_program_of_every_container_is_where_it_is_looked_for() -> None:
     (target,) = [rest.split()[-1] for rest in arguments("COPY") if rest.startswith("deploy/node.py")]
-    assert arguments("ENTRYPOINT") == [f'["python", "{target}"]']
+    assert arguments("ENTRYPOINT") == [f'["python", "-I", "-u", "{target}"]']
     asked = [
         service["healthcheck"]["test"] for service in OURS.values() if "node.py" in str(service.get("healthcheck"))
     ]
