@@ -31,7 +31,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator import python_process
+from orchestrator import python_process, user_packages
 from orchestrator.certificates import folders
 from orchestrator.errors import AtollError
 from orchestrator.runtime import ray_command
@@ -56,6 +56,7 @@ SERVICE = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
+    user_packages.resolved(user_packages.folders_in(os.environ))
     if options.what == "alive":
         sys.exit(not any(process.name() == "raylet" for process in psutil.process_iter()))
     if options.what == "head":

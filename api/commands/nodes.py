@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator import python_process, secret_files
+from api.commands.common import PackagesOption
+from orchestrator import python_process, secret_files, user_packages
 from orchestrator.errors import ConfigurationError
 from orchestrator.ports import is_host, is_loopback
 
@@ -103,6 +104,7 @@ def join(
         str | None, typer.Option("--own-address", metavar="IP", help="This machine's, as the others see it.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The node's, for people.", show_default=False)] = None,
+    packages: PackagesOption = None,
     partition_tolerance: Annotated[
         float, typer.Option("--partition-tolerance", metavar="SECONDS", min=3, max=1e6, help="That of the cluster.")
     ] = 600,
@@ -120,6 +122,8 @@ def join(
     ]
     if until is not None:
         command += ["--until", str(checked_until(until, lead, time.time()))]
+    for folder in user_packages.resolved(packages or ()):
+        command += ["--packages", folder]
     if own_address is not None and not is_host(own_address):
         raise ConfigurationError(
             detail=f"--own-address {own_address!r} is no address. Give one without a port: 10.0.0.7."

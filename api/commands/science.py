@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import JsonOption
+from api.commands.common import JsonOption, PackagesOption
 from api.commands.tapes import run_to_end
 from orchestrator import python_process
 
@@ -22,6 +22,7 @@ def compare(
             show_default="data-parallel",
         ),
     ] = None,
+    packages: PackagesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a job's method and its baselines on the same tokens, each at its best learning rate; print the table."""
@@ -29,7 +30,7 @@ def compare(
     command = python_process.module("orchestrator.laboratory.compare", str(file))
     for baseline in baselines or ["data-parallel"]:
         command += ["--baseline", baseline]
-    raise typer.Exit(run_to_end([*command, "--json"] if as_json else command))
+    raise typer.Exit(run_to_end([*command, "--json"] if as_json else command, packages=packages or ()))
 
 
 def register(app: typer.Typer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from api.commands.common import (
     INTERRUPTED,
     SEED_MAX,
     JsonOption,
+    PackagesOption,
     RunsOption,
     console,
     echo,
@@ -24,7 +26,7 @@ from api.commands.common import (
 )
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
-from orchestrator import python_process
+from orchestrator import python_process, user_packages
 from orchestrator.errors import ConfigurationError
 from orchestrator.run_folder import TAPE
 
@@ -129,6 +131,7 @@ def train_tape(
         int, typer.Option("--seeds", min=1, max=1000, help="From so many seeds, with the mean over them.")
     ] = 1,
     runs: RunsOption = DEFAULT_RUNS,
+    packages: PackagesOption = None,
     again: Annotated[bool, typer.Option("--again", help="Train finished runs anew, and compare the bits.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -139,20 +142,21 @@ def train_tape(
     for baseline in baselines or []:
         command += ["--baseline", baseline]
     command += ["--again"] * again + ["--json"] * as_json
-    raise typer.Exit(run_to_end(command))
+    raise typer.Exit(run_to_end(command, packages=packages or ()))
 
 
-def run_to_end(command: list[str], text: bytes | None = None) -> int:
+def run_to_end(command: list[str], text: bytes | None = None, packages: Sequence[Path] = ()) -> int:
     """The exit code of a process that does the work; Ctrl-C reaches it too, and its last words are waited for.
 
-    ``text`` is what it reads, if it reads anything.
+    ``text`` is what it reads, if it reads anything; ``packages`` are folders of code that its job may name.
     """
+    environment = python_process.cleaned(os.environ) | user_packages.variables(user_packages.resolved(packages))
     # A handler that does nothing, which the process does not inherit. A KeyboardInterrupt at the very end of ``wait``
     # would lose the exit code, and one that was lost is read as 0.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         stdin = None if text is None else subprocess.PIPE
-        process = subprocess.Popen(command, stdin=stdin, env=python_process.cleaned(os.environ))
+        process = subprocess.Popen(command, stdin=stdin, env=environment)
         if text is not None and process.stdin is not None:
             with suppress(BrokenPipeError), process.stdin as pipe:
                 pipe.write(text)

@@ -31,7 +31,7 @@ from types import FrameType
 
 import psutil
 
-from orchestrator import notices, python_process
+from orchestrator import notices, python_process, user_packages
 from orchestrator.certificates import folders, peer
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError
@@ -78,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--memory-bytes", type=int, default=None)
     arguments.add_argument("--resources", default="{}", help="JSON: amounts by name")
     arguments.add_argument("--labels", default="{}", help="JSON: texts by name")
+    arguments.add_argument("--packages", action="append", default=[], help="a folder of packages that jobs may name")
     arguments.add_argument("--own-address", default="", help="of this machine, as the others see it")
     arguments.add_argument("--until", type=float, default=None, help="seconds since 1970")
     arguments.add_argument("--lead", type=float, default=120.0, help="seconds of draining before that")
@@ -269,6 +270,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_BY_RAY_S),
         notices.SOURCES_VARIABLE: notices.AUTO,
         **passed,
+        **user_packages.variables(options.packages),
     }
 
 
