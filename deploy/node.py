@@ -56,9 +56,9 @@ SERVICE = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
-    user_packages.resolved(user_packages.folders_in(os.environ))
     if options.what == "alive":
         sys.exit(not any(process.name() == "raylet" for process in psutil.process_iter()))
+    user_packages.resolved(user_packages.folders_in(os.environ))
     if options.what == "head":
         make_secret()
         make_authority()

@@ -49,7 +49,8 @@ def file(path: str, *arguments: str) -> list[str]:
 
 def cleaned(variables: Mapping[str, str]) -> dict[str, str]:
     """``variables`` without those that name code to Python, and with those that keep folders from giving it any."""
-    return {name: value for name, value in variables.items() if is_harmless(name)} | VARIABLES
+    harmless = {name: value for name, value in variables.items() if is_harmless(name)}
+    return {**harmless, **VARIABLES}
 
 
 def is_harmless(name: str) -> bool:

@@ -62,6 +62,12 @@ def is_there(package: str, folders: Iterable[str]) -> bool:
     return top in sys.builtin_module_names or PathFinder.find_spec(top, [*sys.path, *folders]) is not None
 
 
+def is_in(package: str, folder: str) -> bool:
+    """Whether the top of this package is in this folder, as a file or a folder."""
+    top = os.path.join(folder, package.partition(".")[0])
+    return os.path.isdir(top) or os.path.isfile(f"{top}.py")
+
+
 def _refuse_unfit(place: str) -> None:
     if not os.path.isdir(place):
         raise ConfigurationError(

@@ -98,6 +98,8 @@ def up(wanted: Installation, say: Say) -> Address:
     for package in wanted.packages:
         if not user_packages.is_there(package, wanted.package_folders):
             say(f"--allow {package}: it cannot be found here, and jobs that name it will fail. {user_packages.REMEDY}")
+            if user_packages.is_in(package, "."):
+                say(f"There is a {package} in the working folder. If that is meant, add --packages .")
     with wanted.home.locked_for_change("up"):
         return start(wanted, say)
 

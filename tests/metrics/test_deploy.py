@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator import user_packages
 from orchestrator.certificates import folders
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL
 from tests.api.installation import ROOT
@@ -214,6 +216,15 @@ def head_as_started(folder: Path) -> dict[str, str]:
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
     given: dict[str, str] = json.loads(said)
     return given
+
+
+def test_a_container_whose_packages_would_shadow_a_module_does_not_begin(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").touch()
+    command = [sys.executable, "-I", str(DEPLOY / "node.py"), "head"]
+    given = os.environ | {user_packages.VARIABLE: str(tmp_path)}
+    begun = subprocess.run(command, env=given, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert begun.returncode == 2
+    assert "'queue' (of Python's library)" in begun.stderr
 
 
 def test_a_container_issues_its_own_certificate_by_the_heads_authority_and_speaks_tls_with_it(tmp_path: Path) -> None:
