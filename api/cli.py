@@ -43,6 +43,7 @@ from api.commands import (
 )
 from api.commands.common import INTERRUPTED, say
 from api.installation.home import TOKEN_VARIABLE
+from orchestrator import python_process
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
 
 PROGRAM = "atoll"
@@ -95,6 +96,7 @@ for module in (
 
 def main() -> None:
     """Run a command and exit with a code that means something."""
+    python_process.take_encoding()
     try:
         app(prog_name=PROGRAM)
     except AtollError as error:

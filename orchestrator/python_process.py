@@ -10,9 +10,11 @@ users are (``user_packages``). Source: docs.python.org/3/using/cmdline.html.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
 FLAGS = ("-P", "-s")
 VARIABLES: Mapping[str, str] = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
@@ -62,6 +64,18 @@ def clean() -> None:
     variables = cleaned(os.environ)
     os.environ.clear()
     os.environ.update(variables)
+
+
+def take_encoding() -> None:
+    """Give the standard streams the encoding of PYTHONIOENCODING, which an isolated Python has not read."""
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    if sys.flags.ignore_environment and encoding:
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                with suppress(LookupError):  # an encoding that there is not; it stays what it was
+                    stream.reconfigure(
+                        encoding=encoding, errors=errors if errors and stream is not sys.stderr else stream.errors
+                    )
 
 
 def become(command: list[str]) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from orchestrator import python_process, user_packages
 from orchestrator.errors import ConfigurationError
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.ray_start import give_packages, packages_of
 
 
 def module(path: Path) -> Path:
@@ -82,3 +84,12 @@ def test_a_package_is_there_without_being_run(tmp_path: Path) -> None:
     module(tmp_path / "mymodels.py").write_text("raise SystemExit('run')")
     assert user_packages.is_there("mymodels.part", [str(tmp_path)])
     assert not user_packages.is_there("mymodels", [])
+
+
+def test_a_cluster_remembers_its_folders_for_nodes_that_start_later(tmp_path: Path) -> None:
+    cluster = ClusterFile("of this test", "127.0.0.1:1", str(tmp_path), {})
+    assert packages_of(cluster) == ()
+    assert give_packages(cluster, ["/one"])
+    assert not give_packages(cluster, [])
+    assert give_packages(cluster, ["/two", "/one"])
+    assert packages_of(cluster) == ("/one", "/two")

@@ -126,6 +126,16 @@ def test_the_program_finds_its_python_through_links_and_in_paths_with_spaces(
     assert "no python3 beside" in hostile.atoll("--help", program=alone, code=1)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8:replace", "no-such-encoding"])
+def test_an_isolated_program_writes_in_the_encoding_that_is_asked_for(encoding: str, hostile: HostileFolder) -> None:
+    hostile.environment["PYTHONIOENCODING"] = encoding
+    command = [ATOLL, "tape", "--help"]
+    done = subprocess.run(
+        command, cwd=hostile.path, env=hostile.environment, capture_output=True, stdin=subprocess.DEVNULL
+    )
+    assert "Usage: atoll tape" in done.stdout.decode("utf-16" if encoding == "utf-16" else "utf-8"), done.stderr
+
+
 def test_the_installed_program_is_this_one() -> None:
     assert ATOLL.read_text() == (ROOT / "deploy" / "atoll").read_text(), "run `make install`"
 
