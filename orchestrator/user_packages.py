@@ -25,9 +25,12 @@ REMEDY = (
 )
 
 
-def resolved(folders: Iterable[str | Path]) -> tuple[str, ...]:
+def resolved(folders: Iterable[str]) -> tuple[str, ...]:
     """The folders, absolute and without links. Raises ConfigurationError for one that is unfit, or that would shadow."""
-    places = tuple(dict.fromkeys(str(Path(folder).resolve()) for folder in folders))
+    named = tuple(folders)
+    if "" in named:  # which would be the working folder
+        raise ConfigurationError(detail="--packages is empty, as of a variable that is not set. Name a folder.")
+    places = tuple(dict.fromkeys(map(os.path.realpath, named)))
     for place in places:
         _refuse_unfit(place)
     for place in places:
@@ -72,6 +75,10 @@ def _refuse_unfit(place: str) -> None:
     if not os.path.isdir(place):
         raise ConfigurationError(
             detail=f"--packages {place}: there is no such folder. Give one that has packages in it."
+        )
+    if not os.access(place, os.R_OK | os.X_OK):
+        raise ConfigurationError(
+            detail=f"--packages {place} cannot be read by this user. Give them the right to read it."
         )
     if os.pathsep in place:
         raise ConfigurationError(detail=f"--packages {place}: its path has a {os.pathsep!r} in it. Rename the folder.")

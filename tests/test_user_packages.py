@@ -36,28 +36,33 @@ def module(path: Path) -> Path:
 def test_a_folder_that_clashes_is_refused_by_name(file: str, named: str, tmp_path: Path) -> None:
     module(tmp_path / file)
     with pytest.raises(ConfigurationError, match=rf"{tmp_path}: .*{named}.*Rename"):
-        user_packages.resolved([tmp_path])
+        user_packages.resolved([str(tmp_path)])
 
 
 def test_two_folders_with_one_name_are_refused(tmp_path: Path) -> None:
     module(tmp_path / "one" / "mymodels.py")
     module(tmp_path / "two" / "mymodels" / "__init__.py")
     with pytest.raises(ConfigurationError, match=r"two: 'mymodels' \(of .*one"):
-        user_packages.resolved([tmp_path / "one", tmp_path / "two"])
+        user_packages.resolved([f"{tmp_path}/one", f"{tmp_path}/two"])
 
 
 def test_what_is_no_module_clashes_with_nothing(tmp_path: Path) -> None:
     for name in ("json/data.txt", "docs/index.md", "re.txt", "not-a-name.py"):
         module(tmp_path / name)
-    assert user_packages.resolved([tmp_path]) == (str(tmp_path.resolve()),)
+    assert user_packages.resolved([str(tmp_path)]) == (str(tmp_path.resolve()),)
 
 
 def test_unfit_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no such folder"):
-        user_packages.resolved([tmp_path / "missing"])
+        user_packages.resolved([f"{tmp_path}/missing"])
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigurationError, match="no such folder"):
+        user_packages.resolved([f"{tmp_path}/loop"])
+    with pytest.raises(ConfigurationError, match="is empty"):
+        user_packages.resolved([""])
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigurationError, match="written by everybody"):
-        user_packages.resolved([tmp_path])
+        user_packages.resolved([str(tmp_path)])
 
 
 def test_a_relative_folder_and_a_link_become_the_folder_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ UrlOption = Annotated[
     str | None, typer.Option("--url", help="The service's address. Default: HOME/service.json.", show_default=False)
 ]
 PackagesOption = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
         "--packages",
         metavar="FOLDER",

@@ -123,7 +123,7 @@ def up(
         control,
         binding,
         tuple(allow or ()),
-        tuple(map(str, packages or ())),
+        tuple(packages or ()),
         database,
         tuple(checkpoints or ()),
         tuple(data or ()),

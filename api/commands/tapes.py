@@ -145,12 +145,14 @@ def train_tape(
     raise typer.Exit(run_to_end(command, packages=packages or ()))
 
 
-def run_to_end(command: list[str], text: bytes | None = None, packages: Sequence[Path] = ()) -> int:
+def run_to_end(command: list[str], text: bytes | None = None, packages: Sequence[str] = ()) -> int:
     """The exit code of a process that does the work; Ctrl-C reaches it too, and its last words are waited for.
 
     ``text`` is what it reads, if it reads anything; ``packages`` are folders of code that its job may name.
     """
-    environment = python_process.cleaned(os.environ) | user_packages.variables(user_packages.resolved(packages))
+    environment = python_process.cleaned(os.environ) | user_packages.variables(
+        user_packages.resolved(packages or user_packages.folders_in(os.environ))
+    )
     # A handler that does nothing, which the process does not inherit. A KeyboardInterrupt at the very end of ``wait``
     # would lose the exit code, and one that was lost is read as 0.
     before = signal.signal(signal.SIGINT, lambda *_: None)
