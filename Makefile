@@ -16,7 +16,7 @@ help:  ## what can be made
 
 install: $(STAMP)  ## the environment in .venv, locked and hashed
 
-$(STAMP): requirements.lock pyproject.toml $(KERNELS)
+$(STAMP): requirements.lock pyproject.toml deploy/atoll $(KERNELS)
 	@echo "installing into $(VENV) (once; a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
@@ -64,7 +64,7 @@ kubernetes-check: $(STAMP)  ## manifests against the real schemas (CRDS='--crd F
 		$(BIN)/atoll kubernetes render deploy/kubernetes/$$values.yaml >$(SCHEMAS)/$$values.yaml || exit 1; done
 	@$(BIN)/atoll kubernetes render deploy/kubernetes/gpu-spot.yaml --cluster west >$(SCHEMAS)/west.yaml
 	@$(SCHEMAS)/bin/python tests/kubernetes/check.py $(CRDS) $(SCHEMAS)/*.yaml
-	@$(SCHEMAS)/bin/shellcheck deploy/join.sh deploy/slurm/join.sbatch deploy/system-packages.sh
+	@$(SCHEMAS)/bin/shellcheck deploy/atoll deploy/ray deploy/join.sh deploy/slurm/join.sbatch deploy/system-packages.sh
 
 soak: $(STAMP)  ## other Pythons, the site, deaths at every point of a round and 200 live, thousands of simulated jobs
 	@for version in 3.12 3.13; do if command -v python$$version >/dev/null; then \

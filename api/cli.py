@@ -43,12 +43,14 @@ from api.commands import (
 )
 from api.commands.common import INTERRUPTED, say
 from api.installation.home import TOKEN_VARIABLE
+from orchestrator import python_process
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
 
+PROGRAM = "atoll"
 REFUSALS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 app = typer.Typer(
-    name="atoll",
+    name=PROGRAM,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Elastic orchestration of Decoupled DiLoCo training. Exit codes: 0 done, 1 failed, 2 your mistake, "
@@ -94,8 +96,9 @@ for module in (
 
 def main() -> None:
     """Run a command and exit with a code that means something."""
+    python_process.take_encoding()
     try:
-        app()
+        app(prog_name=PROGRAM)
     except AtollError as error:
         say(f"atoll: {error}")
         sys.exit(exit_code(error))

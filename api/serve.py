@@ -31,7 +31,7 @@ from api.installation.service_restart import restart_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.storage.store import Store
-from orchestrator import printable
+from orchestrator import printable, user_packages
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
 from orchestrator.logbook import RepeatLimit, keep_output_short, write_printable
 from orchestrator.ports import LOOPBACK
@@ -47,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--key", type=Path, help="the certificate's key (PEM)")
     parser.add_argument("--insecure", action="store_true", help="allow HTTP beyond loopback")
     parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="jobs may name its code")
+    parser.add_argument("--packages", action="append", default=[], metavar="FOLDER", help="where such packages are")
     for kind, what in KINDS.items():
         parser.add_argument(f"--{kind}", action="append", default=[], metavar="ROOT", help=what)
     parser.add_argument("--jobs-max", type=int, default=JOBS_MAX, help="so many run at a time, the others wait")
@@ -67,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         binding.refuse_if_unfit()
         refuse_unfit(options.allow)
+        os.environ.update(user_packages.variables(user_packages.resolved(options.packages)))
         refuse_password_in_view(options.database)
         listener = listen(binding, options.port) if options.listener is None else inherited(binding, options.listener)
         packages = (*OWN_PACKAGES, *options.allow)

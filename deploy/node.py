@@ -31,6 +31,7 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator import python_process, user_packages
 from orchestrator.certificates import folders
 from orchestrator.errors import AtollError
 from orchestrator.runtime import ray_command
@@ -44,9 +45,9 @@ HEAD_STORAGE, BOOT = STATE / "head" / "storage", Path("/proc/sys/kernel/random/b
 HEAD = "head:6379"
 SERVICE_PORT = 8470
 PATIENCE_S = 120.0
-RAY = (sys.executable, "-m", ray_command.MODULE, "start", "--disable-usage-stats")
+RAY = python_process.module(ray_command.MODULE, "start", "--disable-usage-stats")
 SERVICE = (
-    *(sys.executable, "-m", "api.serve", "--home", str(HOME), "--runs", str(RUNS)),
+    *python_process.module("api.serve", "--home", str(HOME), "--runs", str(RUNS)),
     *("--control", "orchestrator.runtime.control_port:connect", "--port", str(SERVICE_PORT)),
     *("--checkpoints", str(RUNS), "--data", str(STATE / "data")),  # not all of STATE, which has the cluster's secret
     *("--host", "0.0.0.0"),
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     if options.what == "alive":
         sys.exit(not any(process.name() == "raylet" for process in psutil.process_iter()))
+    user_packages.resolved(user_packages.folders_in(os.environ))
     if options.what == "head":
         make_secret()
         make_authority()
@@ -69,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.update(environment_of(options.what))
     node = ray_arguments(options)
     if options.what != "service":
-        os.execv(RAY[0], [*RAY, *node, "--block"])
-    subprocess.run([*RAY, *node], check=True)
+        python_process.become([*RAY, *node, "--block"])
+    subprocess.run([*RAY, *node], env=python_process.cleaned(os.environ), check=True)
     ClusterFile(uuid.uuid4().hex, HEAD, "/tmp/ray", environment_of(options.what)).write(HOME)
-    os.execv(SERVICE[0], [*SERVICE, *encryption(insecure=options.insecure)])
+    python_process.become([*SERVICE, *encryption(insecure=options.insecure)])
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from orchestrator import user_packages
 from orchestrator.errors import AtollError, ConfigurationError, first_line
 
 REMEDY = "Try it outside of a job first, with the job's specification as plain data."
@@ -17,12 +18,12 @@ REMEDY = "Try it outside of a job first, with the job's specification as plain d
 def imported(field: str, path: str) -> Callable[..., Any]:
     """The function ``package.module:function`` that stands in this field. Raises ConfigurationError where there is none."""
     module, _, name = path.partition(":")
+    user_packages.put_on_path()
     try:
         factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # of a module as it runs, too
         raise ConfigurationError(
-            detail=f"{field} {path!r} cannot be imported ({_told(error)}). Name package.module:function of a package "
-            "that is installed on every node."
+            detail=f"{field} {path!r} cannot be imported ({_told(error)}). {_remedy(module)}"
         ) from error
     if not callable(factory):
         raise ConfigurationError(detail=f"{field} {path!r} is {_kind(factory)}, and must be a function. Name one.")
@@ -51,6 +52,12 @@ def guarded(subject: str, function: Any) -> Callable[..., Any]:
             raise ConfigurationError(detail=f"{subject} raises {_told(error)}. {REMEDY}") from error
 
     return call
+
+
+def _remedy(module: str) -> str:
+    if user_packages.is_there(module, ()):
+        return "Name package.module:function of a package that is installed on every node."
+    return user_packages.REMEDY
 
 
 def _told(error: BaseException) -> str:

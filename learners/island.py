@@ -12,7 +12,6 @@ Source: Ray 2.60 as measured; ``runtime.report_link`` says what of it.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import logging
 import math
@@ -31,6 +30,7 @@ from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
 from learners.contract import Arrays, Trainer, batch_size_of, tokens_per_schedule_step
 from learners.exports import CutStates, HeldStates, Throttle
+from learners.factories import imported
 from learners.failure import broken_by
 from learners.flat_arrays import flattened
 from learners.group import devices
@@ -411,8 +411,7 @@ class Island:
             counts = devices.join(rank)
             devices.require_promised(spec, counts)  # each process knows all, and says the same
             device_count = counts[rank.number]
-        module, _, name = spec["trainer"].partition(":")
-        trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
+        trainer = imported("trainer", spec["trainer"])(spec, shard_index, shard_count)
         device_count = trainer.device_count if device_count is None else device_count
         if rank is not None and not hasattr(trainer, "held"):
             raise ConfigurationError(

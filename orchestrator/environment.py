@@ -5,8 +5,9 @@ names. So a name goes on only if it is here, or was given on purpose (``atoll up
 credentials must be of a store that islands write checkpoints to. A name that speaks of a secret goes on by being given only,
 whatever its prefix.
 
-Not here, on purpose: ``LD_PRELOAD`` (code in every process), ``RAY_*`` and ``ATOLL_*`` (what a process needs of them is set
-for it), proxies (their addresses hold passwords, and nothing of ours fetches through one). Refuses to know who starts what.
+Not here, on purpose: ``LD_PRELOAD`` (code in every process), ``PYTHONPATH`` and its like (``python_process``), ``RAY_*`` and
+``ATOLL_*`` (what a process needs of them is set for it), proxies (their addresses hold passwords, and nothing of ours
+fetches through one). Refuses to know who starts what.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from orchestrator import python_process
 from orchestrator.errors import ConfigurationError
 
 NAMES = frozenset(
     [
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_CACHE_HOME", "HOSTNAME"),
-        *("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"),
+        *("VIRTUAL_ENV", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"),
         *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
         *("HF_HOME", "HF_HUB_OFFLINE", "TF_CPP_MIN_LOG_LEVEL", "NO_COLOR", "COLUMNS"),
     ]
@@ -36,7 +38,8 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def built(caller: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:
     """The part of ``caller``'s environment that a child gets; ``passed`` are the names passed on purpose."""
     passed_on = frozenset(passed)
-    return {name: value for name, value in caller.items() if name in passed_on or _needed(name)}
+    needed = {name: value for name, value in caller.items() if name in passed_on or _needed(name)}
+    return python_process.cleaned(needed)
 
 
 def refuse_unset(caller: Mapping[str, str], passed: Iterable[str]) -> None:
@@ -45,6 +48,9 @@ def refuse_unset(caller: Mapping[str, str], passed: Iterable[str]) -> None:
         if not NAME.fullmatch(name):
             detail = f"--pass-environment {name.partition('=')[0]!r} is no name of a variable alone."
             raise ConfigurationError(detail=f"{detail} Set it in the environment, and give its name without a value.")
+        if not python_process.is_harmless(name):
+            detail = f"--pass-environment {name}: processes of atoll take no module from where it says."
+            raise ConfigurationError(detail=f"{detail} Install your packages, or name their folder with --packages.")
         if name not in caller:
             detail = f"--pass-environment {name}: it is not set here. Set it and try again, or leave the option out."
             raise ConfigurationError(detail=detail)

@@ -1,7 +1,7 @@
 """``atoll`` as a process of its own, forked from one that has imported it already.
 
 A command's process costs its imports first, and tests run hundreds of commands. So a server is started once for each
-process of pytest: it imports the command line and forks for each command, which then runs as ``python -m api.cli`` does:
+process of pytest: it imports the command line and forks for each command, which then runs as ``atoll`` does:
 with its own arguments, environment, folder, output and exit code. Only ``/proc/PID/environ`` and ``/proc/PID/cmdline`` tell
 it from another. Tests that look there, or send signals, start a process themselves. A service that a command starts is
 forked as well (``tests/forked_service.py``).
@@ -29,6 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from orchestrator import python_process
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,8 +86,9 @@ def server() -> str:
     listener.listen(64)
     ours, theirs = socket.socketpair()  # its end is ours
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.forked", str(listener.fileno()), str(theirs.fileno())],
+        python_process.module("tests.forked", str(listener.fileno()), str(theirs.fileno())),
         cwd=ROOT,
+        env=python_process.cleaned(os.environ),
         pass_fds=(listener.fileno(), theirs.fileno()),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -146,7 +148,6 @@ def become(request: Mapping[str, Any]) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
     program = sys.modules["__main__"] = sys.modules[PROGRAM]  # whom it names in its help
     sys.argv = [str(program.__file__), *request["arguments"]]
-    sys.path[0] = request["folder"]
     program.main()
 
 

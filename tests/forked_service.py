@@ -26,6 +26,7 @@ from typing import NoReturn
 import api.serve
 from api.installation import detached
 from api.installation.home import Home
+from orchestrator import python_process
 
 PR_SET_MM, PR_SET_MM_MAP = 35, 14
 STAT_FIELDS_BEFORE = 3
@@ -34,6 +35,7 @@ MAP_FIELDS = (26, 27, 45, 46, 47)
 """The bounds of code and data, and where the heap begins; see proc(5)."""
 STACK_FIELD = 28
 OF_THE_INTERPRETER = ("PYTHON", "LD_")
+SERVICE = "api.serve"
 SHOWN: list[object] = []
 """What this process shows of itself, as long as it lives."""
 
@@ -95,13 +97,13 @@ def detach(home: Home, folder: Path | None, listener: int) -> None:
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Nothing of the command that was forked goes on: its stack is never returned to."""
-    if interpreter_of(environment) != interpreter_of(os.environ) or not show(command, environment):
+    ours = python_process.cleaned(os.environ)  # as that which was forked was started (``tests.forked.server``)
+    if interpreter_of(environment) != interpreter_of(ours) or not show(command, environment):
         os.execve(command[0], list(command), environment)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[0] = os.getcwd()
     sys.modules["__main__"] = api.serve
-    sys.argv = [str(api.serve.__file__), *command[3:]]
+    sys.argv = [str(api.serve.__file__), *command[command.index(SERVICE) + 1 :]]
     try:
         code = api.serve.main()
     except SystemExit as end:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import psutil
 
+from orchestrator import python_process
 from orchestrator.environment import built
 from tests.api.installation import CONTROL, ROOT, Installation
 from tests.waiting import wait_until
@@ -20,7 +20,7 @@ def test_a_forked_service_shows_the_command_line_environment_and_session_of_a_st
         address = installation.home.address()
         assert address is not None
         service = psutil.Process(address.pid)
-        command = [sys.executable, "-m", "api.serve", "--home", str(installation.home.path)]
+        command = python_process.module("api.serve", "--home", str(installation.home.path))
         assert service.cmdline()[: len(command)] == command
         assert CONTROL in service.cmdline()
         assert service.environ() == built({**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}, ())

@@ -57,7 +57,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.plain": frozenset(),
     "orchestrator.ports": frozenset(),
     "orchestrator.printable": frozenset(),
-    "orchestrator.environment": frozenset({"orchestrator.errors"}),
+    "orchestrator.python_process": frozenset(),
+    "orchestrator.user_packages": frozenset({"orchestrator.errors"}),
+    "orchestrator.environment": frozenset({"orchestrator.errors", "orchestrator.python_process"}),
     "orchestrator.home_files": frozenset(),
     "orchestrator.run_folder": frozenset(),
     "orchestrator.logbook": frozenset({"orchestrator.printable", "orchestrator.run_folder"}),
@@ -258,6 +260,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.laboratory": frozenset({"orchestrator", "learners", "numpy", "yaml", "rich", "pydantic"}),
     "learners": frozenset(
         {
+            "orchestrator.user_packages",
             "orchestrator.core.vocabulary",
             "orchestrator.core.messages",
             "orchestrator.replica",
@@ -353,6 +356,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "api": frozenset(
         {
+            "orchestrator.python_process",
+            "orchestrator.user_packages",
             "orchestrator.actors.records",
             "orchestrator.core.commands",
             "orchestrator.core.view",
@@ -449,6 +454,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "api.commands": frozenset(
         {
+            "orchestrator.python_process",
+            "orchestrator.user_packages",
             "api.auth.roles",
             "api.chaos.plans",
             "api.chaos.schemas",

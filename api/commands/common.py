@@ -26,6 +26,15 @@ RunsOption = Annotated[Path, typer.Option("--runs", help="Where jobs write.", sh
 UrlOption = Annotated[
     str | None, typer.Option("--url", help="The service's address. Default: HOME/service.json.", show_default=False)
 ]
+PackagesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--packages",
+        metavar="FOLDER",
+        help="Packages that jobs may name are found in this folder as well, after all that is installed. Repeatable.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print what the API answered, as JSON.")]
 INTERRUPTED = 130
 SEED_MAX = 2**31 - 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from api.commands.tapes import run_to_end
+from orchestrator import python_process
 
 YAML_ENDINGS = (".yaml", ".yml")
 SPECIFICATION_BYTES_MAX = 1 << 20
@@ -57,7 +57,7 @@ def index(
         raise typer.BadParameter(f"{specification} is a specification, which names its files; give nothing else")
     else:
         section = _of_specification(specification, options_set)
-    command = [sys.executable, "-m", "learners.data_indexing", "--output", str(output)]
+    command = python_process.module("learners.data_indexing", "--output", str(output))
     command += ["--processes", str(processes)] if processes is not None else []
     # A process of its own: the tokenizers' libraries keep threads and much memory, and are an extra of atoll.
     text = json.dumps(section).encode()

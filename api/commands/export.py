@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ import typer
 
 from api.commands.common import HomeOption, JobArgument, UrlOption, connect, say
 from api.installation.home import DEFAULT_HOME
+from orchestrator import python_process
 from orchestrator.errors import ConfigurationError, DataError, RequestError
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def export(
     (folder / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
     if form is Format.ORBAX:
         # A process of its own: Orbax imports JAX, which the command line must not.
-        written = subprocess.run([sys.executable, "-m", WRITER, str(draft), str(target)], check=False)
+        written = subprocess.run(
+            python_process.module(WRITER, str(draft), str(target)), env=python_process.cleaned(os.environ), check=False
+        )
         draft.unlink()
         if written.returncode:
             raise typer.Exit(1)

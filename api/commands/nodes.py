@@ -6,9 +6,7 @@ They check what is said, and become the program that does it: nothing of Ray is 
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator import secret_files
+from api.commands.common import PackagesOption
+from orchestrator import python_process, secret_files, user_packages
 from orchestrator.errors import ConfigurationError
 from orchestrator.ports import is_host, is_loopback
 
@@ -105,6 +104,7 @@ def join(
         str | None, typer.Option("--own-address", metavar="IP", help="This machine's, as the others see it.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The node's, for people.", show_default=False)] = None,
+    packages: PackagesOption = None,
     partition_tolerance: Annotated[
         float, typer.Option("--partition-tolerance", metavar="SECONDS", min=3, max=1e6, help="That of the cluster.")
     ] = 600,
@@ -122,6 +122,8 @@ def join(
     ]
     if until is not None:
         command += ["--until", str(checked_until(until, lead, time.time()))]
+    for folder in user_packages.resolved(packages or ()):
+        command += ["--packages", folder]
     if own_address is not None and not is_host(own_address):
         raise ConfigurationError(
             detail=f"--own-address {own_address!r} is no address. Give one without a port: 10.0.0.7."
@@ -136,7 +138,7 @@ def join(
         ("--name", None if name is None else named("--name", name)),
     ):
         command += [] if value is None else [option, str(value)]
-    os.execv(sys.executable, [sys.executable, "-m", JOIN_MODULE, *command])
+    python_process.become(python_process.module(JOIN_MODULE, *command))
 
 
 def leave(
@@ -154,7 +156,7 @@ def leave(
     """
     if not 0 < len(cause) <= 200 or not cause.isprintable():
         raise ConfigurationError(detail=f"--cause has {len(cause)} characters: give 1 to 200 on one line.")
-    os.execv(sys.executable, [sys.executable, "-m", LEAVE_MODULE, "--grace", str(grace), "--cause", cause])
+    python_process.become(python_process.module(LEAVE_MODULE, "--grace", str(grace), "--cause", cause))
 
 
 # ── what is said, checked ─────────────────────────────────────────────────────────────────────────────────────────

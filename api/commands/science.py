@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from api.commands.common import JsonOption
+from api.commands.common import JsonOption, PackagesOption
 from api.commands.tapes import run_to_end
+from orchestrator import python_process
 
 
 def compare(
@@ -22,14 +22,15 @@ def compare(
             show_default="data-parallel",
         ),
     ] = None,
+    packages: PackagesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a job's method and its baselines on the same tokens, each at its best learning rate; print the table."""
     # A process of its own: it imports JAX, which the command line must not.
-    command = [sys.executable, "-m", "orchestrator.laboratory.compare", str(file)]
+    command = python_process.module("orchestrator.laboratory.compare", str(file))
     for baseline in baselines or ["data-parallel"]:
         command += ["--baseline", baseline]
-    raise typer.Exit(run_to_end([*command, "--json"] if as_json else command))
+    raise typer.Exit(run_to_end([*command, "--json"] if as_json else command, packages=packages or ()))
 
 
 def register(app: typer.Typer) -> None:

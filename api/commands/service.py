@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import HomeOption, JsonOption, RunsOption, UrlOption, connect, console, print_json, say
+from api.commands.common import (
+    HomeOption,
+    JsonOption,
+    PackagesOption,
+    RunsOption,
+    UrlOption,
+    connect,
+    console,
+    print_json,
+    say,
+)
 from api.installation.binding import Binding
 from api.installation.database import refuse_password_in_view
 from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
@@ -45,6 +55,7 @@ def up(
     allow: Annotated[
         list[str] | None, typer.Option("--allow", metavar="PACKAGE", help="Jobs may name its code. Repeatable.")
     ] = None,
+    packages: PackagesOption = None,
     checkpoints: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,7 +115,6 @@ def up(
     if source is not None and source.name == "COMMANDLINE":
         refuse_password_in_view(database)
     binding = Binding(host, certificate, key, insecure)
-    packages = tuple(allow or ())
     wanted = Installation(
         Home(home),
         runs,
@@ -112,7 +122,8 @@ def up(
         port,
         control,
         binding,
-        packages,
+        tuple(allow or ()),
+        tuple(packages or ()),
         database,
         tuple(checkpoints or ()),
         tuple(data or ()),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
-import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from api.commands.common import (
     INTERRUPTED,
     SEED_MAX,
     JsonOption,
+    PackagesOption,
     RunsOption,
     console,
     echo,
@@ -24,6 +26,7 @@ from api.commands.common import (
 )
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
+from orchestrator import python_process, user_packages
 from orchestrator.errors import ConfigurationError
 from orchestrator.run_folder import TAPE
 
@@ -128,32 +131,37 @@ def train_tape(
         int, typer.Option("--seeds", min=1, max=1000, help="From so many seeds, with the mean over them.")
     ] = 1,
     runs: RunsOption = DEFAULT_RUNS,
+    packages: PackagesOption = None,
     again: Annotated[bool, typer.Option("--again", help="Train finished runs anew, and compare the bits.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train for real, in one process, driven by a tape: what its failures do to the model."""
     # A process of its own: it imports JAX, which the command line must not.
-    command = [sys.executable, "-m", "orchestrator.laboratory.train_tape", str(tape), "--config", str(config)]
+    command = python_process.module("orchestrator.laboratory.train_tape", str(tape), "--config", str(config))
     command += ["--runs", str(runs), "--seeds", str(seeds)]
     for baseline in baselines or []:
         command += ["--baseline", baseline]
     command += ["--again"] * again + ["--json"] * as_json
-    raise typer.Exit(run_to_end(command))
+    raise typer.Exit(run_to_end(command, packages=packages or ()))
 
 
-def run_to_end(command: list[str], text: bytes | None = None) -> int:
+def run_to_end(command: list[str], text: bytes | None = None, packages: Sequence[str] = ()) -> int:
     """The exit code of a process that does the work; Ctrl-C reaches it too, and its last words are waited for.
 
-    ``text`` is what it reads, if it reads anything.
+    ``text`` is what it reads, if it reads anything; ``packages`` are folders of code that its job may name.
     """
+    environment = python_process.cleaned(os.environ) | user_packages.variables(
+        user_packages.resolved(packages or user_packages.folders_in(os.environ))
+    )
     # A handler that does nothing, which the process does not inherit. A KeyboardInterrupt at the very end of ``wait``
     # would lose the exit code, and one that was lost is read as 0.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        process = subprocess.Popen(command, stdin=None if text is None else subprocess.PIPE)
+        stdin = None if text is None else subprocess.PIPE
+        process = subprocess.Popen(command, stdin=stdin, env=environment)
         if text is not None and process.stdin is not None:
-            with suppress(BrokenPipeError), process.stdin as stdin:
-                stdin.write(text)
+            with suppress(BrokenPipeError), process.stdin as pipe:
+                pipe.write(text)
         code = process.wait()
     finally:
         signal.signal(signal.SIGINT, before)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from api.commands.tapes import run_to_end
+from orchestrator import python_process
 
 
 def train(
@@ -25,7 +25,7 @@ def train(
 ) -> None:
     """Train byte-level BPE on files and write it as a tokenizer.json. The same files give the same tokenizer."""
     # A process of its own: the library keeps threads and much memory, and is an extra of atoll.
-    command = [sys.executable, "-m", "learners.tokenizer_training", "--vocabulary-size", str(vocabulary_size)]
+    command = python_process.module("learners.tokenizer_training", "--vocabulary-size", str(vocabulary_size))
     command += ["--output", str(output), "--text-field", text_field, *(["--json"] if as_json else []), "--", *files]
     raise typer.Exit(run_to_end(command))
 

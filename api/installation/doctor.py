@@ -25,7 +25,7 @@ from api.installation.clock import own_clock, service_clock, synchronised
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.store_history import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
-from orchestrator import home_files
+from orchestrator import home_files, python_process
 from orchestrator.config import read_document
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, InfrastructureError
@@ -50,8 +50,8 @@ PROBES = {
 
 def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> list[CheckResult]:
     """Every check, in the order in which one would mend things. ``url``: a service elsewhere, for its time."""
-    probes = {name: _python("-c", code) for name, code in PROBES.items()}
-    probes["processes"] = _python("-m", "orchestrator.runtime.orphan_scan", "--home", str(home.path))
+    probes = {name: _python(python_process.code(code)) for name, code in PROBES.items()}
+    probes["processes"] = _python(python_process.module("orchestrator.runtime.orphan_scan", "--home", str(home.path)))
     local: list[Callable[[], CheckResult]] = [
         _interpreter,
         _versions,
@@ -109,9 +109,9 @@ def _difference(pinned: tuple[str, str]) -> str | None:
     return None if installed == version else f"{name} {installed} instead of {version}"
 
 
-def _python(*arguments: str) -> subprocess.Popen[str]:
+def _python(command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

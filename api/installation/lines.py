@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 
 from pydantic import BaseModel, ValidationError
 
 from api.installation.home import Home
+from orchestrator import python_process
 from orchestrator.environment import built
 from orchestrator.errors import InfrastructureError
 
@@ -38,7 +38,7 @@ def measured_lines(home: Home, ports: tuple[int, int] = (0, 0)) -> Iterator[Meas
 
     Raises InfrastructureError where there is no cluster, or it cannot be joined.
     """
-    command = [sys.executable, "-m", PROBE_MODULE, "--home", str(home.path), "--ports", *map(str, ports)]
+    command = python_process.module(PROBE_MODULE, "--home", str(home.path), "--ports", *map(str, ports))
     process = subprocess.Popen(
         command,
         env=built(os.environ),

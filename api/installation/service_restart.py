@@ -23,6 +23,7 @@ from api.installation.binding import Binding
 from api.installation.detached import start_detached
 from api.installation.home import Home
 from api.installation.up import bound_listener
+from orchestrator import python_process
 from orchestrator.environment import built
 from orchestrator.errors import ConfigurationError, InfrastructureError
 
@@ -42,7 +43,7 @@ def restart_of(home: Home) -> RestartService:
     """Kills and restarts the service of ``home``, by a process that outlives it."""
 
     def begin() -> None:
-        command = [sys.executable, "-m", "api.installation.service_restart", str(home.path)]
+        command = python_process.module("api.installation.service_restart", str(home.path))
         start_detached(command, home, environment=built(os.environ), folder=_of_up(home).folder)
 
     return begin

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -35,7 +35,7 @@ from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.job_roots import roots_of
 from api.installation.shipped import CONFIGS
-from orchestrator import home_files
+from orchestrator import home_files, python_process, user_packages
 from orchestrator.environment import built, refuse_unset
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.marks import marked_pids
@@ -65,6 +65,8 @@ class Installation:
     binding: Binding = field(default_factory=Binding)
     packages: tuple[str, ...] = ()
     """The packages whose code jobs may name, besides learners' own."""
+    package_folders: tuple[str, ...] = ()
+    """Where they are looked for, besides what is installed."""
     database: str | None = None
     checkpoints: tuple[str, ...] = ()
     """Roots below which jobs may read and write checkpoints; none leaves it to the service. ``data`` likewise, to read."""
@@ -92,6 +94,12 @@ def up(wanted: Installation, say: Say) -> Address:
     refuse_unfit(wanted.packages)
     roots_of(wanted.home.path, wanted.runs, wanted.checkpoints, wanted.data)
     refuse_unset(os.environ, wanted.passed)
+    wanted = replace(wanted, package_folders=user_packages.resolved(wanted.package_folders))
+    for package in wanted.packages:
+        if not user_packages.is_there(package, wanted.package_folders):
+            say(f"--allow {package}: it cannot be found here, and jobs that name it will fail. {user_packages.REMEDY}")
+            if user_packages.is_in(package, "."):
+                say(f"There is a {package} in the working folder. If that is meant, add --packages .")
     with wanted.home.locked_for_change("up"):
         return start(wanted, say)
 
@@ -115,7 +123,8 @@ def start(wanted: Installation, say: Say) -> Address:
         # It may be starting, by hand: give it time before taking it for a stuck one.
         if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), PATIENCE_S):
             if wanted.with_cluster:
-                _cluster("up", home, *passed_of(wanted), passed=wanted.passed)  # a node of it may have died
+                # a node of it may have died
+                _cluster("up", home, *passed_of(wanted), *folders_of(wanted), passed=wanted.passed)
             say(f"already up at {address.url} (home {home.path})")
             return address
         say("the service runs, but its cluster does not answer it; starting both again")
@@ -128,7 +137,7 @@ def start(wanted: Installation, say: Say) -> Address:
     try:
         if wanted.with_cluster:
             say(f"starting the embedded cluster ({wanted.groups})")
-            options = ["--groups", str(wanted.groups), *tolerance_of(wanted), *passed_of(wanted)]
+            options = ["--groups", str(wanted.groups), *tolerance_of(wanted), *passed_of(wanted), *folders_of(wanted)]
             _cluster("up", home, *options, passed=wanted.passed)
         address = _start_service(wanted, say, port)
     except BaseException:
@@ -172,7 +181,7 @@ def _look_for_store(wanted: Installation, say: Say) -> None:
 def _start_service(wanted: Installation, say: Say, before: int | None) -> Address:
     home = wanted.home
     home.forget_address()
-    command = [sys.executable, "-m", "api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve())]
+    command = python_process.module("api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve()))
     with bound_listener(wanted.binding, wanted.port, before) as listener:
         command += ["--listener", str(listener.fileno()), "--control", wanted.control, *options_of(wanted)]
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
@@ -263,6 +272,7 @@ def options_of(wanted: Installation) -> list[str]:
         options += ["--insecure"]
     for package in wanted.packages:
         options += ["--allow", package]
+    options += folders_of(wanted)
     for kind, roots in (("--checkpoints", wanted.checkpoints), ("--data", wanted.data)):
         for root in roots:
             options += [kind, root]
@@ -275,6 +285,11 @@ def tolerance_of(wanted: Installation) -> list[str]:
     """The cluster's option for how long a cut it has to bear."""
     tolerance = wanted.partition_tolerance_s
     return [] if tolerance is None else ["--partition-tolerance-s", str(tolerance)]
+
+
+def folders_of(wanted: Installation) -> list[str]:
+    """The option, of the service and of the cluster, for where packages of jobs are."""
+    return [text for folder in wanted.package_folders for text in ("--packages", folder)]
 
 
 def passed_of(wanted: Installation) -> list[str]:
@@ -300,7 +315,7 @@ def bound_listener(binding: Binding, port: int | None, before: int | None) -> so
 
 def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ()) -> None:
     """Let the embedded cluster be started or ended; it prints its own progress."""
-    command = [sys.executable, "-m", CLUSTER_MODULE, verb, "--home", str(home.path), *options]
+    command = python_process.module(CLUSTER_MODULE, verb, "--home", str(home.path), *options)
     environment = built(os.environ, passed)
     code = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False, umask=0o077

@@ -39,7 +39,7 @@ CLUSTER_DOMAIN = "svc.cluster.local"
 USER = 10001
 """The image's."""
 GCS_PORT, SERVICE_PORT = 6379, 8470
-NODE_PROGRAM = ("python", "/opt/atoll/deploy/node.py")
+NODE_PROGRAM = ("python", "-I", "-u", "/opt/atoll/deploy/node.py")
 PART, COMPONENT = "app.kubernetes.io/part-of", "app.kubernetes.io/component"
 NODE_TYPE = "ray.io/node-type"
 LEAVING_S = 5
@@ -101,7 +101,7 @@ def head_pod(values: Values, head: Head) -> Manifest:
     container = {
         **node_container(values, "ray-head", amounts(head.cpus, head.memory_gib), Path(HEAD_STORAGE), storage),
         "ports": [{"name": "gcs-server", "containerPort": GCS_PORT}],
-        "lifecycle": {"preStop": {"exec": {"command": ["python", "-c", KILL_HEAD]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["python", "-I", "-c", KILL_HEAD]}}},
     }
     container["volumeMounts"] += [{"name": "head", "mountPath": f"{STATE}/head"}]
     volumes = [volume_of(values, "runs"), volume_of(values, "head")]

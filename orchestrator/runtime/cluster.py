@@ -67,8 +67,24 @@ def join(home: Path) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=False,
+            job_config=_without_folders(),
         )
         _silence_nodes()
+
+
+def _without_folders() -> Any:
+    """What Ray is told of this driver, without its working folder.
+
+    Ray puts a driver's working folder and its script's before everything else that the driver's workers import from. It
+    leaves both out where the job has a working folder of its own, and there is no public switch.
+    """
+    from ray.job_config import JobConfig
+
+    class WithoutFolders(JobConfig):  # type: ignore[misc, unused-ignore]
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return WithoutFolders()
 
 
 def _silence_nodes() -> None:

@@ -38,7 +38,16 @@ from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
-from orchestrator.runtime.ray_start import Place, RayProgram, Start, log_of, pass_on, start_head, start_node
+from orchestrator.runtime.ray_start import (
+    Place,
+    RayProgram,
+    Start,
+    give_packages,
+    log_of,
+    pass_on,
+    start_head,
+    start_node,
+)
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 
 START_TIMEOUT_S = 180.0
@@ -57,12 +66,14 @@ def up(
     partition_tolerance_s: float = PARTITION_TOLERANCE_S,
     places: Mapping[str, Place] = HERE,
     passed: Sequence[str] = (),
+    packages: Sequence[str] = (),
 ) -> ClusterFile:
     """Every node of the cluster of ``home`` runs and has joined. What runs already is left alone.
 
     A head, or a node, that died is started again; islands elsewhere train on meanwhile. A cluster that is there keeps the
     groups it was begun with. ``places`` is by node name, for those that are not on loopback.
-    ``passed`` names what its processes get of our environment besides what they need.
+    ``passed`` names what its processes get of our environment besides what they need. ``packages`` are folders of code that
+    jobs may name.
     """
     cluster = _current(home)
     if cluster is not None and not processes.marked(cluster.id):
@@ -70,8 +81,10 @@ def up(
         cluster = None
     if cluster is None:
         cluster = _prepare(home, groups, places, partition_tolerance_s)
-    pass_on(cluster, passed)
     fresh = not processes.marked(cluster.id)
+    pass_on(cluster, passed)
+    if give_packages(cluster, packages) and not fresh:
+        _say("--packages: nodes that run already look in no other folder than before; `atoll down` first, for all to")
     try:
         for _ in range(ATTEMPTS - 1):
             with suppress(InfrastructureError):  # a port that was free has been taken, say
@@ -268,6 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--groups", type=Path, help="YAML file of node groups; four default ones without it")
     parser.add_argument("--dashboard", action="store_true", help="also start Ray's own dashboard, on loopback")
     parser.add_argument("--pass-environment", action="append", default=[], metavar="NAME")
+    parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
     parser.add_argument("--partition-tolerance-s", type=float, default=PARTITION_TOLERANCE_S)
     options = parser.parse_args(arguments)
     os.umask(0o077)
@@ -285,6 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
                 dashboard=options.dashboard,
                 partition_tolerance_s=options.partition_tolerance_s,
                 passed=options.pass_environment,
+                packages=options.packages,
             )
     except AtollError as error:
         print(printable.lines(str(error)), file=sys.stderr)

@@ -22,6 +22,8 @@ import sys
 import time
 from pathlib import Path
 
+from orchestrator import python_process
+
 MODULE = "orchestrator.runtime.idle_agent"
 RUNTIME_ENV_PORT = "--runtime-env-agent-port"
 DASHBOARD_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
@@ -35,7 +37,7 @@ def main() -> None:
     if RUNTIME_ENV_PORT in options:
         port = called_port(raylet, folder, node_id, (options["--node-ip-address"], int(options[RUNTIME_ENV_PORT] or 0)))
         if port is not None:
-            os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:], f"{RUNTIME_ENV_PORT}={port}"])
+            python_process.become(python_process.file(*sys.argv[1:], f"{RUNTIME_ENV_PORT}={port}"))
         return
     for name in DASHBOARD_PORTS:
         say_port(folder, name, node_id, NOT_SERVED)

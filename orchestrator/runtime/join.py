@@ -31,7 +31,7 @@ from types import FrameType
 
 import psutil
 
-from orchestrator import notices
+from orchestrator import notices, python_process, user_packages
 from orchestrator.certificates import folders, peer
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError
@@ -78,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--memory-bytes", type=int, default=None)
     arguments.add_argument("--resources", default="{}", help="JSON: amounts by name")
     arguments.add_argument("--labels", default="{}", help="JSON: texts by name")
+    arguments.add_argument("--packages", action="append", default=[], help="a folder of packages that jobs may name")
     arguments.add_argument("--own-address", default="", help="of this machine, as the others see it")
     arguments.add_argument("--until", type=float, default=None, help="seconds since 1970")
     arguments.add_argument("--lead", type=float, default=120.0, help="seconds of draining before that")
@@ -214,7 +215,7 @@ def own_address(options: argparse.Namespace) -> str:
 
 def refuse_wrong_token(options: argparse.Namespace) -> None:
     """Raises ConfigurationError where the head does not take the token; ``ray start`` says what else is wrong."""
-    command = [sys.executable, "-m", token_check.MODULE, options.address]
+    command = python_process.module(token_check.MODULE, options.address)
     check = subprocess.run(command, env=environment(options), stdin=subprocess.DEVNULL, capture_output=True)
     if check.returncode == token_check.REFUSED:
         raise ConfigurationError(
@@ -227,7 +228,7 @@ def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
     """The command that begins the node, and stays with it. Its own folder: several may join on one machine."""
     labels = {GROUP_LABEL: options.group, REGION_LABEL: options.region, **json.loads(options.labels)}
     command = [
-        *(sys.executable, "-m", MODULE, "start", "--block", "--disable-usage-stats"),
+        *python_process.module(MODULE, "start", "--block", "--disable-usage-stats"),
         *("--address", options.address, "--temp-dir", str(folder), "--include-log-monitor", "false"),
         *("--labels", ",".join(f"{name}={value}" for name, value in labels.items())),
         *("--resources", options.resources, "--dashboard-agent-listen-port", "0"),
@@ -269,6 +270,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_BY_RAY_S),
         notices.SOURCES_VARIABLE: notices.AUTO,
         **passed,
+        **user_packages.variables(options.packages),
     }
 
 

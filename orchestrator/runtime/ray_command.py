@@ -36,6 +36,7 @@ from typing import Any
 
 import psutil
 
+from orchestrator import python_process
 from orchestrator.runtime import idle_agent, worker
 
 NODE_PATIENCE_S = 150.0
@@ -47,6 +48,7 @@ WITH_DASHBOARD = "--with-dashboard"
 
 
 def main() -> None:
+    python_process.clean()
     with_dashboard = WITH_DASHBOARD in sys.argv
     if with_dashboard:
         sys.argv.remove(WITH_DASHBOARD)
@@ -57,7 +59,8 @@ def main() -> None:
     services.get_node = patient(services.get_node)
     scripts.get_ray_client_dependency_error = not_wanted
     flags_of = services._site_flags
-    services._site_flags = lambda: [*flags_of(), "-m", worker.MODULE]  # they stand before a worker's program
+    # they stand before a worker's program
+    services._site_flags = lambda: [*flags_of(), *python_process.running(worker.MODULE)]
     if not with_dashboard:
         importlib.import_module("ray._private.utils").get_dashboard_dependency_error = not_wanted  # type: ignore[attr-defined]
         services.start_api_server = lambda *_, **__: ("", None)
@@ -116,7 +119,7 @@ def with_idle_agents(command_of: Callable[..., list[str]]) -> Callable[..., list
 
     def command(component: str, *arguments: Any, **options: Any) -> list[str]:
         interpreter = command_of(component, *arguments, **options)
-        return [*interpreter, "-m", idle_agent.MODULE] if component in AGENTS else interpreter
+        return [*interpreter, *python_process.running(idle_agent.MODULE)] if component in AGENTS else interpreter
 
     return command
 

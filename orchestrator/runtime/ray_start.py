@@ -12,7 +12,6 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, Self
 
+from orchestrator import python_process, user_packages
 from orchestrator.environment import built
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -28,7 +28,7 @@ from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_L
 from orchestrator.runtime.ray_command import EACH, MODULE, WITH_DASHBOARD, codes, request
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
 
-PASSED = "passed-environment.json"
+PASSED, PACKAGES = "passed-environment.json", "package-folders.json"
 OBJECT_STORE_BYTES_MAX = 2 << 30
 """Per node. It is reserved address space; memory is used only for what is in it."""
 
@@ -99,12 +99,13 @@ class RayProgram:
         return self._codes[str(log)]
 
     def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", MODULE, *([WITH_DASHBOARD] if self.dashboard else []), *arguments]
+        return python_process.module(MODULE, *([WITH_DASHBOARD] if self.dashboard else []), *arguments)
 
     def _process(
         self, command: list[str], mark: Mapping[str, str], log: IO[bytes], standard_input: int, output: int | IO[bytes]
     ) -> subprocess.Popen[bytes]:
         environment = {**built(os.environ, passed_to(self.cluster)), **self.cluster.environment}
+        environment |= user_packages.variables(packages_of(self.cluster))
         return subprocess.Popen(
             command,
             bufsize=0,
@@ -185,6 +186,21 @@ def pass_on(cluster: ClusterFile, names: Sequence[str]) -> None:
     """The processes that are started from now on get these too."""
     if names:
         Path(cluster.temp_dir, PASSED).write_text(json.dumps(sorted({*names, *passed_to(cluster)})))
+
+
+def give_packages(cluster: ClusterFile, folders: Sequence[str]) -> bool:
+    """The processes that are started from now on find packages there too. True if that is new to this cluster."""
+    before = packages_of(cluster)
+    if set(folders) <= set(before):
+        return False
+    Path(cluster.temp_dir, PACKAGES).write_text(json.dumps(list(dict.fromkeys([*before, *folders]))))
+    return True
+
+
+def packages_of(cluster: ClusterFile) -> tuple[str, ...]:
+    """The folders in which this cluster's processes find packages of jobs."""
+    path = Path(cluster.temp_dir, PACKAGES)
+    return tuple(json.loads(path.read_text())) if path.exists() else ()
 
 
 def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -> Start:

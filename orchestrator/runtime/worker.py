@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import runpy
 import sys
 from types import ModuleType
@@ -42,7 +41,6 @@ def main() -> None:
     for name in LATE:
         import_late(name)
     del sys.argv[0]
-    sys.path[0] = os.path.dirname(sys.argv[0])
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

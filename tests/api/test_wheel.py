@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from api.installation.home import Home
@@ -20,17 +23,28 @@ BUILD = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv
 
 
 class Installed:
-    """A wheel of this checkout, unpacked; ``run`` finds its modules first, and the checkout's only for ``tests``."""
+    """A wheel of this checkout in an environment of its own; what it needs, and ``tests``, are found after it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.packages = folder, folder / "packages"
+        self.folder = folder
+        venv.create(folder / "environment", symlinks=True)
+        self.programs = folder / "environment" / "bin"
+        (self.packages,) = folder.glob("environment/lib/python*/site-packages")
         wheel = self._checked([sys.executable, "-c", BUILD, str(folder)], cwd=ROOT).split()[-1]
         with zipfile.ZipFile(folder / wheel) as archive:
             archive.extractall(self.packages)
+        for script in self.packages.glob("*.data/scripts/*"):
+            shutil.copyfile(script, self.programs / script.name)
+            (self.programs / script.name).chmod(0o755)
+        # an editable install's own file there is not read: only the environment's own folder has such files
+        needed = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(ROOT)]
+        (self.packages / "needed.pth").write_text("\n".join(needed))
 
-    def run(self, *arguments: str) -> str:
-        path = os.pathsep.join((str(self.packages), str(ROOT)))
-        return self._checked([sys.executable, *arguments], cwd=self.folder, env=os.environ | {"PYTHONPATH": path})
+    def python(self, *arguments: str) -> str:
+        return self._checked([str(self.programs / "python"), *arguments], cwd=self.folder)
+
+    def atoll(self, *arguments: str) -> str:
+        return self._checked([str(self.programs / "atoll"), *arguments], cwd=self.folder)
 
     @staticmethod
     def _checked(command: list[str], **how: object) -> str:
@@ -45,14 +59,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_it_is_the_wheels_own_code_that_runs(installed: Installed) -> None:
-    found = installed.run("-c", "import api, orchestrator, learners; print(api, orchestrator, learners)")
+    found = installed.python("-P", "-c", "import api, orchestrator, learners; print(api, orchestrator, learners)")
     assert found.count(str(installed.packages)) == 3
 
 
 def test_the_service_comes_up_with_page_tables_groups_and_plans(installed: Installed) -> None:
     home = installed.folder / "home"
     where = ("--home", str(home))
-    installed.run("-m", "api.cli", "up", *where, "--control", CONTROL, "--runs", str(installed.folder / "runs"))
+    installed.atoll("up", *where, "--control", CONTROL, "--runs", str(installed.folder / "runs"))
     try:
         address = Home(home).address()
         assert address is not None
@@ -60,16 +74,18 @@ def test_the_service_comes_up_with_page_tables_groups_and_plans(installed: Insta
         assert page.status_code == 200
         for name in [part.split('"')[0] for part in page.text.split('src="')[1:]]:
             assert httpx.get(f"{address.url}/{name.lstrip('/')}").status_code == 200, name
-        plans = installed.run("-m", "api.cli", "chaos", "list")
+        service = psutil.Process(address.pid)
+        assert Path(service.cmdline()[0]).parent == installed.programs
+        plans = installed.atoll("chaos", "list")
         assert all(plan.stem in plans for plan in (ROOT / "deploy" / "plans").glob("*.yaml"))
         sample = installed.packages / "api" / "deploy" / "configs" / "demo.yaml"
-        job = json.loads(installed.run("-m", "api.cli", "submit", str(sample), "--json", *where))
+        job = json.loads(installed.atoll("submit", str(sample), "--json", *where))
         assert job["island_count"] >= 4
     finally:
-        installed.run("-m", "api.cli", "down", *where)
+        installed.atoll("down", *where)
 
 
 def test_the_program_of_the_image_starts_beside_it(installed: Installed) -> None:
     program = installed.folder / "node.py"
     program.write_text((ROOT / "deploy" / "node.py").read_text())
-    assert "--region" in installed.run(str(program), "island", "--help")
+    assert "--region" in installed.python("-I", str(program), "island", "--help")

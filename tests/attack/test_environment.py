@@ -43,16 +43,25 @@ SECRETS = {
     "SOMETHING_NEW": "leaked",
 }
 NEEDED = {
-    **dict.fromkeys(("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH"), "x"),
+    **dict.fromkeys(("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONHASHSEED"), "x"),
     **dict.fromkeys(("LD_LIBRARY_PATH", "SSL_CERT_FILE", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"), "x"),
     **dict.fromkeys(("XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS", "TPU_CHIPS_PER_HOST_BOUNDS"), "x"),
 }
 
+CODE = {
+    **dict.fromkeys(("LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE"), "/evil"),
+    **dict.fromkeys(
+        ("PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX", "PYTHONWARNINGS", "PYTHON_OF_A_LATER_VERSION"), "/evil"
+    ),
+}
+"""It names code, or where code is."""
+SET = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+
 
 def test_what_is_needed_goes_on_and_nothing_else_does() -> None:
-    assert built(SECRETS | NEEDED | {"LD_PRELOAD": "/evil.so"}) == NEEDED
+    assert built(SECRETS | NEEDED | CODE) == NEEDED | SET
     given = built(SECRETS | NEEDED, ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
-    assert given == NEEDED | {name: SECRETS[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    assert given == NEEDED | SET | {name: SECRETS[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
 
 
 @pytest.mark.parametrize("name", ["", "A B", "AWS_SECRET=hunter2", "-x", "A\nB", "1A"])
@@ -132,6 +141,11 @@ def test_the_same_goes_for_the_service_by_hand(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "ATOLL_DATABASE" in done.stderr
     assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_a_variable_that_says_where_code_is_cannot_be_passed() -> None:
+    with pytest.raises(ConfigurationError, match="PYTHONPATH: processes of atoll take no module"):
+        refuse_unset({"PYTHONPATH": "/mine"}, ["PYTHONPATH"])
 
 
 def test_a_name_that_is_not_set_is_refused(tmp_path: Path) -> None:

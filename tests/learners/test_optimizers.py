@@ -257,7 +257,7 @@ def test_an_imported_state_may_point_uphill_but_not_five_times_in_a_row() -> Non
     [
         (f"{__name__}:nothing", "returned NoneType; it must return an optax.GradientTransformation"),
         (f"{__name__}:missing", "cannot be imported"),
-        ("no_such_package:build", "installed on every node"),
+        ("no_such_package:build", "name its folder with `atoll up --packages FOLDER`"),
     ],
 )
 def test_a_factory_of_something_else_is_refused(factory: str, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator import user_packages
 from orchestrator.certificates import folders
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL
 from tests.api.installation import ROOT
@@ -35,7 +37,7 @@ node = runpy.run_path(sys.argv[1])
 its = node["main"].__globals__
 places = {"SECRET": "token", "AUTHORITY": "authority", "OWN": "own", "HEAD_STORAGE": "storage"}
 its |= {place: pathlib.Path(sys.argv[2], name) for place, name in places.items()}
-its["RAY"] = (sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+its["RAY"] = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
 its["main"](["head"])
 """
 """The head's container as far as Ray, in whose place something says what it was given."""
@@ -111,7 +113,7 @@ def test_what_a_wheel_is_made_of_is_copied_before_it_is_made() -> None:
 
 def test_the_program_of_every_container_is_where_it_is_looked_for() -> None:
     (target,) = [rest.split()[-1] for rest in arguments("COPY") if rest.startswith("deploy/node.py")]
-    assert arguments("ENTRYPOINT") == [f'["python", "{target}"]']
+    assert arguments("ENTRYPOINT") == [f'["python", "-I", "-u", "{target}"]']
     asked = [
         service["healthcheck"]["test"] for service in OURS.values() if "node.py" in str(service.get("healthcheck"))
     ]
@@ -214,6 +216,15 @@ def head_as_started(folder: Path) -> dict[str, str]:
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
     given: dict[str, str] = json.loads(said)
     return given
+
+
+def test_a_container_whose_packages_would_shadow_a_module_does_not_begin(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").touch()
+    command = [sys.executable, "-I", str(DEPLOY / "node.py"), "head"]
+    given = os.environ | {user_packages.VARIABLE: str(tmp_path)}
+    begun = subprocess.run(command, env=given, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert begun.returncode == 2
+    assert "'queue' (of Python's library)" in begun.stderr
 
 
 def test_a_container_issues_its_own_certificate_by_the_heads_authority_and_speaks_tls_with_it(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def nodes(home: Path) -> Iterator[None]:
     """Nodes beside the others of the cluster, while these tests run."""
     found = ClusterFile.find(home)
     assert found is not None
-    pass_on(found, ["XLA_FLAGS", "PYTHONPATH"])
+    pass_on(found, ["XLA_FLAGS"])
     for group in GROUPS if SOAKING else GROUPS[:-1]:
         with pytest.MonkeyPatch.context() as patch, RayProgram(found, dashboard=False) as program:
             patch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES[group.name]}")

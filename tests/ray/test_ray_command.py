@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import python_process
 from orchestrator.runtime import idle_agent, ray_command
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -58,7 +59,7 @@ def test_a_node_that_never_registers_is_given_up(monkeypatch: pytest.MonkeyPatch
 def test_only_agents_are_idle() -> None:
     command_of = ray_command.with_idle_agents(lambda component, folder, unbuffered=True: ["python"])
     for agent in ("dashboard_agent", "runtime_env_agent"):
-        assert command_of(agent, "folder") == ["python", "-m", idle_agent.MODULE]
+        assert command_of(agent, "folder") == ["python", *python_process.FLAGS, "-m", idle_agent.MODULE]
     assert command_of("raylet", "folder", unbuffered=False) == ["python"]
 
 
