@@ -32,7 +32,7 @@ from api.jobs.index_check import with_index_digest
 from api.jobs.outbox import Outbox, row_of
 from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
-from api.jobs.tokenizer_check import tokenizer_of, with_tokenizer_digest
+from api.jobs.tokenizer_check import tokenizer_of, with_tokenizer
 from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
@@ -290,7 +290,7 @@ class Service:
             spec = parse_job(document)
             spec = with_found_files(spec, self.roots)
             outside = problems_outside_roots(spec, self.roots, begun=True)
-            spec = with_index_digest(with_tokenizer_digest(spec, self.roots), self.roots)
+            spec = with_index_digest(with_tokenizer(spec, self.roots), self.roots)
             spec = resolved(spec, self._store.job, self.roots)
         except InvalidJobSpec as error:
             more = (*outside, *fleet_problems(sections_of(document), groups))

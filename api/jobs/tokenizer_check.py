@@ -1,4 +1,6 @@
-"""The tokenizer of a job that is submitted: its file is there, its tokens are the model's, and its digest becomes the job's.
+"""The tokenizer of a job that is submitted: its file is there and its tokens are the model's.
+
+The specification gets its digest, and the tokens that stand around a document.
 
 Every island compares the digest with that of its own node's file, and a job that is resumed with that of the checkpoint.
 """
@@ -13,14 +15,21 @@ from orchestrator.config import JobSpec
 from orchestrator.errors import ConfigurationError, Conflict, InvalidJobSpec, NotFound, OutsideRoots, Problem
 from orchestrator.roots import AllowedRoots
 
-FIELD, DIGEST, SEPARATOR = "data.tokenizer", "data.tokenizer_digest", "data.separator"
+FIELD, DIGEST = "data.tokenizer", "data.tokenizer_digest"
 
 
-def with_tokenizer_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
-    """The specification with its tokenizer's digest. Raises InvalidJobSpec; a file outside the roots is others' business."""
+def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
+    """The specification with its tokenizer's digest, and with the tokens around a document that are left to the tokenizer.
+
+    They are chosen once, here: files beside the tokenizer's have a say in it, and nodes may lack those. Raises
+    InvalidJobSpec; a file outside the roots is others' business.
+    """
     section, vocabulary_size = spec.data, BYTE_COUNT
-    changes = {}
-    if section.tokenizer != BYTES:
+    changes: dict[str, Any] = {}
+    if section.tokenizer == BYTES:
+        if section.begin_token == tokenizer_file.AS_TOKENIZER:
+            changes = {"begin_token": tokenizer_file.NO_TOKEN}
+    else:
         try:
             file = tokenizer_file.read(roots, section.tokenizer)
         except OutsideRoots:
@@ -28,17 +37,15 @@ def with_tokenizer_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         except ConfigurationError as error:
             message = str(error).removeprefix(f"{FIELD}: ")
             raise InvalidJobSpec(problems=(Problem(FIELD, message, "Correct the path or the file."),)) from error
-        changes, vocabulary_size = {"tokenizer_digest": file.digest}, file.vocabulary_size
-        separator = file.end_of_text if section.separator is None else section.separator
         if section.tokenizer_digest not in (None, file.digest):
             message = f"is {section.tokenizer_digest}, and the file has {file.digest}."
             raise InvalidJobSpec(problems=(Problem(DIGEST, message, "Leave it out, or use the file that it is of."),))
-        if separator is None or separator >= vocabulary_size:
-            message = (
-                f"is {separator}, and {section.tokenizer} has {vocabulary_size:,} tokens, none known as end of text."
-            )
-            remedy = "Set it to the token that shall stand between two documents."
-            raise InvalidJobSpec(problems=(Problem(SEPARATOR, message, remedy),))
+        around = tokenizer_file.around(file, section.separator, section.begin_token, section.tokenizer)
+        if isinstance(around, Problem):
+            raise InvalidJobSpec(problems=(around,))
+        begin_token = tokenizer_file.NO_TOKEN if around.begin_token is None else around.begin_token
+        changes = {"tokenizer_digest": file.digest, "separator": around.separator, "begin_token": begin_token}
+        vocabulary_size = file.vocabulary_size
     model_size = spec.vocabulary_size
     if model_size is not None and (message := tokenizer_file.misfit(vocabulary_size, model_size, section.tokenizer)):
         raise InvalidJobSpec(problems=(Problem(FIELD, message, tokenizer_file.MISFIT_REMEDY),))

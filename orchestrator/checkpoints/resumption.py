@@ -42,6 +42,7 @@ SAME = (
     ("data", "tokenizer"),
     ("data", "tokenizer_digest"),
     ("data", "separator"),
+    ("data", "begin_token"),
     ("data", "index_digest"),
     ("seed",),
     ("training", "inner_optimizer", "kind"),
@@ -55,8 +56,11 @@ LATER: Mapping[tuple[str, ...], Any] = {
     ("training", "inner_optimizer", "kind"): "adamw",
     ("data", "sources"): [],
     ("data", "tokenizer"): "bytes",
+    ("data", "begin_token"): "none",
 }
 """What these settings were in specifications of before there was a choice; of the others nothing."""
+FILLED_IN = (("data", "separator"),)
+"""Settings that the service fills in, which specifications of earlier builds have only where a user gave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
     for path in SAME:
         was, is_now = (_at(document, path) for document in (before, now))
-        if was != is_now:
+        if was != is_now and not (was is None and path in FILLED_IN):
             lines.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
     return lines
 

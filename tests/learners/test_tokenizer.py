@@ -150,8 +150,9 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, name, content) -> None
 
 
 def test_a_file_that_only_looks_like_one_is_refused_when_its_library_reads_it(tmp_path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"model": {"vocab": {"</s>": 0}}}))
-    (tmp_path / "a.model").write_bytes(b"\n\x06\n\x04</s>")
+    special = [{"content": "</s>", "id": 0, "special": True}]
+    (tmp_path / "a.json").write_text(json.dumps({"model": {"vocab": {"</s>": 0}}, "added_tokens": special}))
+    (tmp_path / "a.model").write_bytes(b"\n\x08\n\x04</s>\x18\x03")
     for name in ("a.json", "a.model"):
         with pytest.raises(ConfigurationError, match="cannot read the file"):
             load(tmp_path / name).encode([b"text"])
@@ -208,7 +209,7 @@ def test_the_same_files_make_the_same_tokenizer_of_the_size_that_was_wanted(tmp_
     assert facts["vocabulary_size"] == 290
     known = tokenizer_file.read(AllowedRoots.only(tmp_path), str(tmp_path / "one"))
     assert (known.digest, known.vocabulary_size, known.end_of_text) == (facts["digest"], 290, 0)
-    ours = tokenizer.FromFile(known, 0, sentencepiece=False)
+    ours = tokenizer.FromFile(known, 0)
     (tokens,) = ours.encode(["⚓ any text ☃".encode()])
     assert Tokenizer.from_str(one.decode()).decode(tokens.tolist()) == "⚓ any text ☃"
 

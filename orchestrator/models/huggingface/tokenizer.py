@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.tokenizer_file import SENTENCEPIECE, TokenizerFile
+from orchestrator.tokenizer_file import TokenizerFile
 
 CONFIG, JSON, PIECES = "tokenizer_config.json", "tokenizer.json", "tokenizer.model"
 VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -30,8 +30,8 @@ def files_of(file: TokenizerFile | None, path: str, end_of_text: int | None) -> 
     if file is None:
         return {CONFIG: _json(config), JSON: _json(_of_bytes())}
     if end_of_text is not None:
-        config["eos_token"] = next(text for text, token in file.tokens.items() if token == end_of_text)
-    if path.endswith(SENTENCEPIECE):
+        config["eos_token"] = file.text_of(end_of_text)
+    if file.is_sentencepiece:
         # transformers' other classes split by rules of their own: this one asks SentencePiece
         return {CONFIG: _json(config | {"tokenizer_class": "SentencePieceBackend"}), PIECES: file.content}
     return {CONFIG: _json(config), JSON: file.content}
