@@ -10,6 +10,7 @@ Both spellings of rotary positions are read: ``rope_theta`` and ``rope_scaling``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -76,6 +77,8 @@ UNKNOWN: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": (None, "gelu_pytorch_tanh"),
 }
 """Fields with the values that are understood: with any other the model is one that cannot be computed here."""
+TOLERANCE = 1e-6
+"""Of decimal numbers, relative: more than rounding to float32 changes, and less than anybody means."""
 LENGTH_MIN = 2_048
 """Positions that an exported model says it is for, at least."""
 
@@ -194,9 +197,20 @@ def document_of(decoder: DecoderSection, length: int, end_of_text: int | None = 
 
 
 def differences(decoder: DecoderSection, other: DecoderSection) -> list[tuple[str, Any, Any]]:
-    """The fields by which they compute something else, with both values."""
+    """The fields by which they compute something else, with both values; decimal numbers within ``TOLERANCE`` are alike."""
     own, theirs = _computed(decoder), _computed(other)
-    return [(name, own[name], theirs[name]) for name in own if own[name] != theirs[name]]
+    return [(name, own[name], theirs[name]) for name in own if not _alike(own[name], theirs[name])]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal, but for the last digits of decimal numbers: 1e-5 was often written as its float32, 9.999999747378752e-06."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE)
+    return bool(one == other)
 
 
 def _computed(decoder: DecoderSection) -> dict[str, Any]:
@@ -207,7 +221,7 @@ def _computed(decoder: DecoderSection) -> dict[str, Any]:
     del values["global_every"]
     if all(every):
         values["window"] = values["window_rope_theta"] = None
-    values["attention_scale"] = round(decoder.attention_scale or decoder.head_size**-0.5, 12)
+    values["attention_scale"] = decoder.attention_scale or decoder.head_size**-0.5
     if decoder.experts:
         del values["experts"]["balance_weight"]
     if decoder.rope_scaling and decoder.rope_scaling.kind == "linear":
