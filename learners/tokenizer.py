@@ -155,13 +155,13 @@ class _Tokenizers:
         parts, tokens = [text], list[int]()
         while parts:
             encoded = self._tokenizer.encode(part := parts.pop(), add_special_tokens=False)
-            found = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in self._forbidden]
-            if not found:
+            spans = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in self._forbidden]
+            if not spans:
                 tokens += encoded.ids
             elif len(part) == 1:
                 tokens += [token for token in encoded.ids if token not in self._forbidden]
             else:
-                cuts = sorted({0, len(part), *(min(max(start + 1, 1), len(part) - 1) for start, _ in found)})
+                cuts = sorted({0, len(part), *(min(max(start + 1, 1), len(part) - 1) for start, _ in spans)})
                 parts += [part[start:end] for start, end in reversed(list(pairwise(cuts)))]
         return tokens
 

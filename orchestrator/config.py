@@ -28,6 +28,7 @@ from orchestrator.core.vocabulary import (
     OuterRatePolicy,
 )
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.sections import BUILT_IN_TRAINER as BUILT_IN_TRAINER
 from orchestrator.sections import (
     BudgetSection,
     CheckpointsSection,
@@ -46,7 +47,6 @@ from orchestrator.sections import (
 )
 from orchestrator.validation import omitted_count, problems_of, valid_fields
 
-BUILT_IN_TRAINER = "learners.jax_trainer:create"
 STREAMED_ENDINGS = (".gz", ".zst", ".arrayrecord", ".array_record")
 """Of files that only streamed text is read from."""
 UNREAD_ENDINGS = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SPECIFICATION = "spec.yaml"
+ORIGIN = "origin.json"
 RESUMED = "resumed.json"
 TAPE = "tape.jsonl"
 SNAPSHOT = "snapshot"
@@ -41,6 +42,12 @@ class RunFile:
 
 FILES = (
     RunFile(SPECIFICATION, "the specification that the service accepted", "by the service, before the job", _SYSTEM),
+    RunFile(
+        ORIGIN,
+        "of the checkpoint that the job continues (`model.initial_weights`) what exports keep: its small files",
+        "by the service, before the job",
+        _SYSTEM,
+    ),
     RunFile(
         RESUMED,
         "the checkpoint that the job goes on from, if it does",

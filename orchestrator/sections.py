@@ -69,6 +69,7 @@ from orchestrator.models.presets import DECODERS, PLAIN, PresetName
 from orchestrator.parameters.codec.registry import CodecName
 from orchestrator.section import Section as Section
 
+BUILT_IN_TRAINER = "learners.jax_trainer:create"
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
 SOURCES_MAX = 64

@@ -203,12 +203,12 @@ MISFIT_REMEDY = "Set model.vocabulary_size to at least as many, or use the token
 
 
 def _end_of_text(vocabulary: _Vocabulary, beside: Mapping[str, Mapping[str, Any]]) -> int | None:
-    said = chain(
+    named = chain(
         (_text(beside.get(name, {}).get("eos_token")) for name in (CONFIG, SPECIAL_TOKENS)),
         *(_ids(beside.get(name, {}).get("eos_token_id")) for name in (GENERATION, MODEL)),
         (vocabulary.own_end,),
     )
-    stated = [token for token in map(vocabulary.control_token, said) if token is not None]
+    stated = [token for token in map(vocabulary.control_token, named) if token is not None]
     turn_ends = [token for token in map(vocabulary.control_token, TURN_ENDS) if token is not None]
     usual = [token for token in map(vocabulary.control_token, END_OF_TEXT) if token is not None]
     in_order = chain((token for token in stated if token not in turn_ends), usual, stated, turn_ends)
@@ -219,12 +219,12 @@ def _begin_of_text(vocabulary: _Vocabulary, beside: Mapping[str, Mapping[str, An
     adds = beside.get(CONFIG, {}).get("add_bos_token")
     if adds is False:
         return None
-    said: tuple[object, ...] = (vocabulary.begins_with,)
+    candidates: tuple[object, ...] = (vocabulary.begins_with,)
     if adds is True:
         named = (_text(beside.get(name, {}).get("bos_token")) for name in (CONFIG, SPECIAL_TOKENS))
         numbered = chain.from_iterable(_ids(beside.get(name, {}).get("bos_token_id")) for name in (GENERATION, MODEL))
-        said = (*named, *numbered, *said)
-    return next((token for token in map(vocabulary.control_token, said) if token is not None), None)
+        candidates = (*named, *numbered, *candidates)
+    return next((token for token in map(vocabulary.control_token, candidates) if token is not None), None)
 
 
 def _beside(roots: AllowedRoots, path: str, name: str) -> Mapping[str, Any]:

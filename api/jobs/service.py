@@ -29,6 +29,7 @@ from api.jobs.dispatcher import sections_of as sections_of_row
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.index_check import with_index_digest
+from api.jobs.origin import origin_of
 from api.jobs.outbox import Outbox, row_of
 from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
@@ -45,6 +46,7 @@ from orchestrator.core.vocabulary import IslandId
 from orchestrator.data_files import with_found_files
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
 from orchestrator.memory_budget import memory_problems, parameter_count_of
+from orchestrator.models.huggingface.origin import Origin
 from orchestrator.roots import AllowedRoots
 from orchestrator.run_folder import REPORT
 from orchestrator.tokenizer_file import TokenizerFile
@@ -215,6 +217,11 @@ class Service:
         """The file of the job's tokenizer. Raises NotFound where it has none, Conflict where that is another by now."""
         row = self._row(job)
         return tokenizer_of(row.job, row.spec, self.roots)
+
+    def origin(self, job: str) -> Origin:
+        """What exports keep of the checkpoint that the job continues. Raises NotFound, Conflict as ``origin_of``."""
+        row = self._row(job)
+        return origin_of(row.job, Path(row.run_dir), row.spec, self.roots)
 
     # ── islands and commands ──────────────────────────────────────────────────────────────────────────────────
 

@@ -58,8 +58,11 @@ def test_the_command_writes_what_transformers_loads_or_says_why_not(service: Ins
         client.cancel(plain)
         folder = Path(client.job(plain).run_dir)
     refused = service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "x"), code=2)
-    assert "no decoder" in refused
-    assert not list((tmp_path / "x").iterdir())
+    assert "its trainer is learners.synthetic:create" in refused
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "y").mkdir()
+    service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "y"), code=2)
+    assert not list((tmp_path / "y").iterdir())
     spec = parse_job(service.spec(model={"decoder": decoder}))
     tensors = {name: np.ones(shape, np.float32) for name, shape in parameter_shapes(spec.model.network).items()}
     write_parameters(folder, tensors, {"job": plain, "spec": spec.model_dump_json()})
@@ -88,7 +91,9 @@ def test_the_tokenizer_of_a_job_goes_with_its_model_while_it_is_the_one_that_it_
     }
     kept = service.folder / "data" / "tokenizer.json"
     kept.parent.mkdir(exist_ok=True)
-    content = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "</s>"}]})
+    content = json.dumps(
+        {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "</s>", "special": True}]}
+    )
     kept.write_text(content)
     document = service.spec(model={"decoder": decoder}, data={"tokenizer": str(kept)})
     with service.client() as client:

@@ -543,6 +543,6 @@ def test_presets_are_what_their_configurations_say() -> None:
 
 def test_a_plain_model_is_not_exported(tmp_path: Path) -> None:
     spec = parse_job(document(LLAMA) | {"model": {"preset": "nano"}}).model_dump(mode="json")
-    with pytest.raises(UnfitWeights, match="no decoder"):
+    with pytest.raises(UnfitWeights, match=r"its model is model\.preset 'nano', and only a decoder"):
         export.write(tmp_path / "merged", tmp_path, spec)
     assert list(tmp_path.iterdir()) == []
