@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 SPECIFICATION = "spec.yaml"
 ORIGIN = "origin.json"
+TOKENIZER = "tokenizer"
 RESUMED = "resumed.json"
 TAPE = "tape.jsonl"
 SNAPSHOT = "snapshot"
@@ -45,6 +46,12 @@ FILES = (
     RunFile(
         ORIGIN,
         "of the checkpoint that the job continues (`model.initial_weights`) what exports keep: its small files",
+        "by the service, before the job",
+        _SYSTEM,
+    ),
+    RunFile(
+        TOKENIZER,
+        "a copy of the file of `data.tokenizer`, for exports",
         "by the service, before the job",
         _SYSTEM,
     ),

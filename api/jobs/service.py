@@ -49,7 +49,6 @@ from orchestrator.memory_budget import memory_problems, parameter_count_of
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.roots import AllowedRoots
 from orchestrator.run_folder import REPORT
-from orchestrator.tokenizer_file import TokenizerFile
 
 REPORT_BYTES_MAX = 64 << 20
 LIST_PATIENCE_S = 1.5
@@ -213,10 +212,10 @@ class Service:
             raise DataError(detail=f"{path} has more than {REPORT_BYTES_MAX >> 20} MiB, so it is no job's report.")
         return parsed(content, path)
 
-    def tokenizer(self, job: str) -> TokenizerFile:
-        """The file of the job's tokenizer. Raises NotFound where it has none, Conflict where that is another by now."""
+    def tokenizer(self, job: str) -> bytes:
+        """The file of the job's tokenizer. Raises NotFound where it has none, Conflict where that is not there any more."""
         row = self._row(job)
-        return tokenizer_of(row.job, row.spec, self.roots)
+        return tokenizer_of(row.job, Path(row.run_dir), row.spec, self.roots)
 
     def origin(self, job: str) -> Origin:
         """What exports keep of the checkpoint that the job continues. Raises NotFound, Conflict as ``origin_of``."""

@@ -7,13 +7,27 @@ Every island compares the digest with that of its own node's file, and a job tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
+from api.run.files import read_below
 from orchestrator import tokenizer_file
 from orchestrator.bounds import BYTE_COUNT, BYTES
 from orchestrator.config import JobSpec
-from orchestrator.errors import ConfigurationError, Conflict, InvalidJobSpec, NotFound, OutsideRoots, Problem
-from orchestrator.roots import AllowedRoots
+from orchestrator.errors import (
+    ConfigurationError,
+    Conflict,
+    DataError,
+    InfrastructureError,
+    InvalidJobSpec,
+    NotFound,
+    OutsideRoots,
+    Problem,
+)
+from orchestrator.roots import AllowedRoots, open_data
+from orchestrator.run_folder import TOKENIZER
 
 FIELD, DIGEST = "data.tokenizer", "data.tokenizer_digest"
 
@@ -52,16 +66,40 @@ def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
     return spec.model_copy(update={"data": section.model_copy(update=changes)})
 
 
-def tokenizer_of(job: str, spec: Any, roots: AllowedRoots) -> tokenizer_file.TokenizerFile:
-    """The file of a job's tokenizer, if it is what it was when the job was submitted. ``spec`` is the stored specification.
+def keep_tokenizer(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> None:
+    """Copy the job's tokenizer into its run's folder, for exports when the file is gone. Raises InfrastructureError."""
+    path, digest = _path_and_digest(spec)
+    if path == BYTES:
+        return
+    try:
+        with open_data(roots, path) as file:
+            content = file.read(tokenizer_file.FILE_BYTES_MAX)
+    except (OSError, ConfigurationError):
+        return  # islands say so, who need it
+    if blake2b(content, digest_size=16).hexdigest() != digest:
+        return
+    try:
+        (run_dir / TOKENIZER).write_bytes(content)
+    except OSError as error:
+        detail = f"{run_dir / TOKENIZER} cannot be written: {error.strerror}."
+        raise InfrastructureError(detail=detail, remedy="Give the service another --runs folder, or room.") from error
 
-    Raises NotFound where the job's tokens are bytes; Conflict where the file cannot be read, or is another by now.
+
+def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> bytes:
+    """The file of a job's tokenizer as it was when the job was submitted. ``spec`` is the stored specification.
+
+    Raises NotFound where the job's tokens are bytes; Conflict where it is another by now, or gone, and the run's folder has
+    no copy.
     """
-    data = spec.get("data") if isinstance(spec, dict) else None
-    section = data if isinstance(data, dict) else {}
-    path, digest = section.get("tokenizer", BYTES), section.get("tokenizer_digest")
-    if path == BYTES or not isinstance(path, str):
+    path, digest = _path_and_digest(spec)
+    if path == BYTES:
         raise NotFound(detail=f"Job {job} has no tokenizer's file: its tokens are bytes.")
+    try:
+        content = read_below(run_dir, TOKENIZER, tokenizer_file.FILE_BYTES_MAX)
+        if blake2b(content, digest_size=16).hexdigest() == digest:
+            return content
+    except (OSError, DataError):
+        pass  # a job of an earlier build has none
     remedy = "Put the file that the job was submitted with back there, or take your own copy of it."
     try:
         file = tokenizer_file.read(roots, path)
@@ -70,4 +108,11 @@ def tokenizer_of(job: str, spec: Any, roots: AllowedRoots) -> tokenizer_file.Tok
     if digest != file.digest:
         detail = f"{FIELD}: {path} has the digest {file.digest}, and job {job} was submitted with {digest}."
         raise Conflict(detail=detail, remedy=remedy)
-    return file
+    return file.content
+
+
+def _path_and_digest(spec: Any) -> tuple[str, str | None]:
+    data = spec.get("data") if isinstance(spec, Mapping) else None
+    section = data if isinstance(data, Mapping) else {}
+    path = section.get("tokenizer", BYTES)
+    return path if isinstance(path, str) else BYTES, section.get("tokenizer_digest")

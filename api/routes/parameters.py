@@ -43,9 +43,10 @@ def download_parameters(
 def download_tokenizer(job: str, service: ServiceHere) -> Response:
     """The file of the job's tokenizer: a tokenizer.json, or SentencePiece's model.
 
-    404 where the job's tokens are bytes; 409 where the file is not what it was when the job was submitted.
+    404 where the job's tokens are bytes; 409 where the run's folder has no copy of it, and the file is not what it was when
+    the job was submitted.
     """
-    return Response(service.tokenizer(job).content, media_type="application/octet-stream")
+    return Response(service.tokenizer(job), media_type="application/octet-stream")
 
 
 @router.get("/{job}/origin", response_class=Response, responses=BYTES)
