@@ -54,7 +54,7 @@ def load(path, **changes):
 
 
 def test_bytes_are_exported_as_a_tokenizer_that_makes_each_byte_its_token() -> None:
-    (content,) = [each for name, each in exported_files(None, "bytes", None).items() if name == "tokenizer.json"]
+    (content,) = [each for name, each in exported_files(None, None).items() if name == "tokenizer.json"]
     own = Tokenizer.from_str(content.decode())
     text = "".join(map(chr, range(0x250))) + " 日本  \n<s>"
     assert own.encode(text).ids == list(text.encode())
@@ -67,9 +67,9 @@ def test_a_separator_that_is_text_is_no_end_of_it(folder, name) -> None:
     end = end_of_text_of(file, None)
     assert end == file.end_of_text is not None
     assert end_of_text_of(file, 7) is None
-    config = json.loads(exported_files(file, name, end)["tokenizer_config.json"])
+    config = json.loads(exported_files(file, end)["tokenizer_config.json"])
     assert file.tokens[config["eos_token"]] == end
-    assert "eos_token" not in json.loads(exported_files(file, name, None)["tokenizer_config.json"])
+    assert "eos_token" not in json.loads(exported_files(file, None)["tokenizer_config.json"])
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "pieces.model"])
