@@ -131,6 +131,7 @@ class _Tokenizers:
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         self._forbidden = file.never_text
+        self._unknown = [file.unknown] if file.unknown not in (None, *self._forbidden) else []
         texts = [text for text, token in file.tokens.items() if token in self._forbidden]
         self._finds_them = any(self._forbidden.intersection(each.ids) for each in self._encoded(texts))
 
@@ -159,7 +160,7 @@ class _Tokenizers:
             if not spans:
                 tokens += encoded.ids
             elif len(part) == 1:
-                tokens += [token for token in encoded.ids if token not in self._forbidden]
+                tokens += [token for token in encoded.ids if token not in self._forbidden] or self._unknown
             else:
                 cuts = sorted({0, len(part), *(min(max(start + 1, 1), len(part) - 1) for start, _ in spans)})
                 parts += [part[start:end] for start, end in reversed(list(pairwise(cuts)))]
