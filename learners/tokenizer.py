@@ -131,7 +131,8 @@ class _Tokenizers:
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         self._forbidden = file.never_text
-        self._unknown = [file.unknown] if file.unknown not in (None, *self._forbidden) else []
+        unknown = file.unknown
+        self._unknown = [] if unknown is None or unknown in self._forbidden else [unknown]
         texts = [text for text, token in file.tokens.items() if token in self._forbidden]
         self._finds_them = any(self._forbidden.intersection(each.ids) for each in self._encoded(texts))
 

@@ -13,7 +13,7 @@ The token behind a document is the first control token that this finds:
 
     1. what is said of the end of text: ``eos_token`` of tokenizer_config.json and special_tokens_map.json, ``eos_token_id``
        of generation_config.json and config.json (all beside the file), then SentencePiece's own eos; but not the end of a
-       turn (``TURN_ENDS``). Chat models name that as their end, and their base models put another one between documents;
+       turn. Chat models name that as their end, and their base models put another one between documents;
     2. a usual name of it (``END_OF_TEXT``);
     3. what 1. passed over, then a usual name of a turn's end.
 
@@ -43,28 +43,23 @@ BESIDE_BYTES_MAX = 8 << 20
 """Of each file beside it. Gemma's tokenizer_config.json lists 6,400 tokens in 1.2 MB."""
 CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION, MODEL = "generation_config.json", "config.json"
-END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "[EOS]", "<|eos|>")
-"""Usual names of the token behind a document, the likeliest first."""
-TURN_ENDS = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|eot|>",
-    "<|EOT|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|turn_end|>",
-    "<|end_of_turn|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<end_of_utterance>",
-    "<|user|>",
-    "[/INST]",
-    "[SEP]",
+END_OF_TEXT = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<｜end▁of▁sentence｜>",
+    "[EOS]",
+    "<|eos|>",
+    "<EOS_TOKEN>",
 )
-"""Tokens that end a message of a chat, or one of two sentences. Nothing but a last resort between documents."""
+"""Usual names of the token behind a document, the likeliest first."""
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "[SEP]")
+"""Usual names of what ends a message of a chat, or one of two sentences: a last resort between documents."""
+_OF_A_TURN = re.compile(
+    r"turn|im_end|eot|eom|message|utterance|user|\binst\b|\bsep\b|\|(end|return|call)\|", re.IGNORECASE
+)
+"""What a token that ends a turn is called, such as <|eot_id|>, <end_of_turn>, <turn|>, <|return|>."""
 _JSON_BEGINS = (b"{", b"[")
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _PIECES, _TRAINER = 1, 2
@@ -209,9 +204,12 @@ def _end_of_text(vocabulary: _Vocabulary, beside: Mapping[str, Mapping[str, Any]
         (vocabulary.own_end,),
     )
     stated = [token for token in map(vocabulary.control_token, named) if token is not None]
-    turn_ends = [token for token in map(vocabulary.control_token, TURN_ENDS) if token is not None]
-    usual = [token for token in map(vocabulary.control_token, END_OF_TEXT) if token is not None]
-    in_order = chain((token for token in stated if token not in turn_ends), usual, stated, turn_ends)
+    usual, turn_ends = (
+        [token for token in map(vocabulary.control_token, names) if token is not None]
+        for names in (END_OF_TEXT, TURN_ENDS)
+    )
+    of_a_turn = {token for text, token in vocabulary.tokens.items() if token in stated and _OF_A_TURN.search(text)}
+    in_order = chain((token for token in stated if token not in of_a_turn), usual, stated, turn_ends)
     return next(in_order, None)
 
 
@@ -242,6 +240,8 @@ def _beside(roots: AllowedRoots, path: str, name: str) -> Mapping[str, Any]:
         document = json.loads(content)
     except (ValueError, RecursionError):
         document = None
+    if name == MODEL and not (isinstance(document, dict) and "model_type" in document):
+        return {}  # others call their files so, too
     if not isinstance(document, dict) or len(content) > BESIDE_BYTES_MAX:
         detail = (
             f"data.tokenizer: {name} beside {shown(path)} is no JSON object of at most {BESIDE_BYTES_MAX >> 20} MiB."

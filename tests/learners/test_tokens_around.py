@@ -157,6 +157,8 @@ def test_an_end_that_is_ordinary_text_is_not_taken_for_one(tmp_path: Path) -> No
 
 def test_a_damaged_file_beside_is_named(tmp_path: Path) -> None:
     path = FAMILIES["qwen 2"].write(tmp_path)
+    (tmp_path / "config.json").write_text("[")
+    assert load(path).separator == 0, "it is no model's"
     (tmp_path / "generation_config.json").write_text("[")
     with pytest.raises(ConfigurationError, match=r"generation_config\.json beside .* is no JSON object"):
         load(path)

@@ -114,6 +114,13 @@ FAMILIES = {
         template="<s>",
         beside={"tokenizer_config.json": config({"content": "</s>"}, {"content": "<s>"}, add_bos_token=True)},
     ),
+    "llama 2, that begins with nothing": Family(
+        ("<unk>", "<s>", "</s>"),
+        "</s>",
+        None,
+        template="<s>",
+        beside={"tokenizer_config.json": config("</s>", "<s>", add_bos_token=False)},
+    ),
     "llama 3": Family(
         LLAMA_3,
         "<|end_of_text|>",
@@ -170,6 +177,12 @@ FAMILIES = {
         template="<s>",
         beside={"tokenizer_config.json": config("</s>", "<s>", add_bos_token=True)},
     ),
+    "a chat that names its turn's end as nobody else does": Family(
+        ("<|endoftext|>", "[|assistant_turn_over|]"),
+        "<|endoftext|>",
+        None,
+        beside={"tokenizer_config.json": config("[|assistant_turn_over|]")},
+    ),
     "a chat alone": Family(
         ("<|im_start|>", "<|im_end|>"), "<|im_end|>", None, beside={"tokenizer_config.json": config("<|im_end|>")}
     ),
@@ -177,7 +190,11 @@ FAMILIES = {
         ("<|start|>", "<|fin|>"), "<|fin|>", None, ("</s>",), beside={"special_tokens_map.json": config("<|fin|>")}
     ),
     "an end by number": Family(
-        ("<|start|>", "<|fin|>"), "<|fin|>", None, ("</s>",), beside={"config.json": {"eos_token_id": "<|fin|>"}}
+        ("<|start|>", "<|fin|>"),
+        "<|fin|>",
+        None,
+        ("</s>",),
+        beside={"config.json": {"model_type": "x", "eos_token_id": "<|fin|>"}},
     ),
 }
 
