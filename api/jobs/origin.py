@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from api.run.files import read_below
-from orchestrator.errors import AtollError, Conflict, DataError, InfrastructureError, NotFound
+from api.run.folder import put
+from orchestrator.errors import AtollError, Conflict, DataError, NotFound
 from orchestrator.models.huggingface import origin
 from orchestrator.models.huggingface.origin import BYTES_MAX, Origin
 from orchestrator.roots import AllowedRoots
@@ -24,13 +25,8 @@ def keep_origin(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> 
     Raises InfrastructureError.
     """
     continued = _of_resumed(run_dir, spec) or _of_folder(spec, roots)
-    if continued is None:
-        return
-    try:
-        (run_dir / ORIGIN).write_bytes(continued.content())
-    except OSError as error:
-        detail = f"{run_dir / ORIGIN} cannot be written: {error.strerror}."
-        raise InfrastructureError(detail=detail, remedy="Give the service another --runs folder, or room.") from error
+    if continued is not None:
+        put(run_dir, ORIGIN, continued.content())
 
 
 def origin_of(job: str, run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> Origin:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from api.run.files import read_below
+from api.run.folder import put
 from orchestrator import tokenizer_file
 from orchestrator.bounds import BYTE_COUNT, BYTES
 from orchestrator.config import JobSpec
@@ -20,7 +21,6 @@ from orchestrator.errors import (
     ConfigurationError,
     Conflict,
     DataError,
-    InfrastructureError,
     InvalidJobSpec,
     NotFound,
     OutsideRoots,
@@ -76,13 +76,8 @@ def keep_tokenizer(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) 
             content = file.read(tokenizer_file.FILE_BYTES_MAX)
     except (OSError, ConfigurationError):
         return  # islands say so, who need it
-    if blake2b(content, digest_size=16).hexdigest() != digest:
-        return
-    try:
-        (run_dir / TOKENIZER).write_bytes(content)
-    except OSError as error:
-        detail = f"{run_dir / TOKENIZER} cannot be written: {error.strerror}."
-        raise InfrastructureError(detail=detail, remedy="Give the service another --runs folder, or room.") from error
+    if blake2b(content, digest_size=16).hexdigest() == digest:
+        put(run_dir, TOKENIZER, content)
 
 
 def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> bytes:

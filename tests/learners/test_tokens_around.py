@@ -13,7 +13,9 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from learners import data_indexing, tokenizer
 from learners.corpus import joined
+from learners.text import Text
 from orchestrator import data_index, tokenizer_file
+from orchestrator.core.vocabulary import NO_FLAWS
 from orchestrator.errors import ConfigurationError
 from orchestrator.models.huggingface.tokenizer import end_of_text_of
 from orchestrator.roots import EVERYTHING, AllowedRoots
@@ -174,6 +176,30 @@ def test_a_token_that_is_given_stands_before_each_document_or_none(tmp_path: Pat
         load(path, begin_token=999)
     begun = joined(tokenizer.Bytes(10, 2), [b"ab", b"c"])
     assert begun.tolist() == [2, 97, 98, 10, 2, 99]
+
+
+@pytest.mark.parametrize("source", ["files", "streamed", "with an index"])
+def test_what_is_drawn_has_the_token_before_each_document_and_an_index_promises_no_other_count(
+    source: str, tmp_path: Path, make_job
+) -> None:
+    path = FAMILIES["llama 3"].write(tmp_path)
+    texts = [f"document {n} is a {'long ' * (n % 7)}thing" for n in range(600)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data: dict[str, Any] = {"source": "files", "files": [str(tmp_path / "a.jsonl")]}
+    if source != "files":
+        data = {"source": "streamed", "sources": [{"name": "a", "files": [str(tmp_path / "a.jsonl")]}]}
+    data |= {"tokenizer": str(path), "sequence_length": 64}
+    if source == "with an index":
+        data_indexing.make(make_job(data=data)["data"], tmp_path / "index", 1, progress=False)
+        data["index"] = str(tmp_path / "index")
+    text = Text({**make_job(data=data, training={"batch_size": 4}), "roots": EVERYTHING})
+    ours, draw = load(path), text.draw(0, 1)
+    for tokens in [*np.concatenate([draw(number) for number in range(20)]), *text.held_out_batches(1)[0]]:
+        ends = np.flatnonzero(tokens[:-1] == ours.separator)
+        assert (tokens[ends + 1] == ours.beginning[0]).all()
+        assert np.count_nonzero(tokens[1:] == ours.beginning[0]) == len(ends) > 0
+    if source == "with an index":
+        assert text.flaws() == NO_FLAWS
 
 
 def test_an_index_counts_the_token_before_each_document_and_is_of_jobs_that_have_one(tmp_path: Path, make_job) -> None:
