@@ -68,6 +68,11 @@ def config(eos: Any, bos: Any = None, **more: Any) -> dict[str, Any]:
     return {"eos_token": eos, "bos_token": bos, **more}
 
 
+def added(text: str) -> dict[str, Any]:
+    """A token as transformers writes it where more than its text matters."""
+    return {"__type": "AddedToken", "content": text, "lstrip": False, "normalized": False, "rstrip": False}
+
+
 GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
 GEMMA_4 = ("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>")
 HTML = ("<s>", "</s>", "<p>", "</p>")
@@ -93,7 +98,7 @@ FAMILIES = {
         HTML,
         "<bos>",
         beside={
-            "tokenizer_config.json": config({"content": "<eos>"}, {"content": "<bos>"}, add_bos_token=True),
+            "tokenizer_config.json": config(added("<eos>"), added("<bos>"), add_bos_token=True),
             "generation_config.json": {"eos_token_id": ["<eos>", "<end_of_turn>"], "bos_token_id": "<bos>"},
         },
     ),
@@ -112,7 +117,7 @@ FAMILIES = {
         "</s>",
         "<s>",
         template="<s>",
-        beside={"tokenizer_config.json": config({"content": "</s>"}, {"content": "<s>"}, add_bos_token=True)},
+        beside={"tokenizer_config.json": config(added("</s>"), added("<s>"), add_bos_token=True)},
     ),
     "llama 2, that begins with nothing": Family(
         ("<unk>", "<s>", "</s>"),
@@ -165,7 +170,7 @@ FAMILIES = {
         HTML,
         beside={
             "tokenizer_config.json": config(
-                {"content": "<｜end▁of▁sentence｜>"}, {"content": "<｜begin▁of▁sentence｜>"}, add_bos_token=True
+                added("<｜end▁of▁sentence｜>"), added("<｜begin▁of▁sentence｜>"), add_bos_token=True
             )
         },
     ),
