@@ -257,6 +257,13 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         """Write the job's tokenizer to the file ``to``. Raises NotFound for bytes, Conflict where it is not there now."""
         self._download(f"/v1/jobs/{quote(job, safe='')}/tokenizer", to)
 
+    def download_origin(self, job: str, to: Path) -> None:
+        """Write what exports keep of the checkpoint that the job continues, as JSON, to the file ``to``.
+
+        Raises NotFound where it continues none, Conflict where nothing is known of it any more.
+        """
+        self._download(f"/v1/jobs/{quote(job, safe='')}/origin", to)
+
     def _download(self, path: str, to: Path) -> None:
         try:
             with self._http.stream("GET", path) as answer:

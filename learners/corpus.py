@@ -135,11 +135,15 @@ def surprise(counts: np.ndarray, sequences: np.ndarray) -> float:
 
 
 def joined(tokenizer: Tokenizer, documents: Sequence[bytes]) -> np.ndarray:
-    """The documents' tokens one after the other, the separator between them: one-dimensional, of the tokenizer's dtype."""
+    """The documents' tokens one after the other, with what the tokenizer puts before each and the separator between them.
+
+    One-dimensional, of the tokenizer's dtype.
+    """
     if isinstance(tokenizer, Bytes):
-        return np.frombuffer(bytes([tokenizer.separator]).join(documents), np.uint8)
+        before = tokenizer.beginning.tobytes()
+        return np.frombuffer(bytes([tokenizer.separator]).join(before + each for each in documents), np.uint8)
     separator = np.array([tokenizer.separator], tokenizer.dtype)
-    parts = [part for tokens in tokenizer.encode(documents) for part in (tokens, separator)]
+    parts = [part for tokens in tokenizer.encode(documents) for part in (tokenizer.beginning, tokens, separator)]
     return np.concatenate(parts[:-1]) if parts else np.zeros(0, tokenizer.dtype)
 
 

@@ -2,7 +2,8 @@
 
 What a document says is text, and never a control token: a ``<|endoftext|>`` in it becomes the tokens of these letters. Bytes
 that are no UTF-8 become the replacement character, but for ``bytes``, which takes them as they are. The libraries are an
-extra (``atoll[text]``), and work in threads of their own without Python's lock.
+extra (``atoll[text]``), and work in threads of their own without Python's lock. Which tokens stand around a document:
+``orchestrator.tokenizer_file`` chooses them, and whoever joins documents puts them there (``learners.corpus``).
 """
 
 from __future__ import annotations
@@ -10,27 +11,33 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
 from orchestrator import tokenizer_file
 from orchestrator.bounds import BYTE_COUNT, BYTES
-from orchestrator.errors import ConfigurationError
+from orchestrator.data_index import counted_with
+from orchestrator.errors import ConfigurationError, Problem
 from orchestrator.roots import AllowedRoots
 
 NEWLINE = 10
 
 
 class Tokenizer(Protocol):
-    """``separator`` stands between two documents. Token values are below ``vocabulary_size``. ``digest`` names the file."""
+    """``separator`` stands between two documents, ``beginning`` before each: one token or none, of ``dtype``.
+
+    Token values are below ``vocabulary_size``. ``digest`` is that of the file, with what else an index counts by.
+    """
 
     vocabulary_size: int
     separator: int
+    beginning: np.ndarray
     digest: str
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """The tokens of each text, one-dimensional, of ``dtype``."""
+        """The tokens of each text, one-dimensional, of ``dtype``, without what stands around it."""
         ...
 
     def counts(self, texts: Sequence[bytes]) -> list[int]:
@@ -43,11 +50,12 @@ class Tokenizer(Protocol):
 
 class Bytes:
     vocabulary_size = BYTE_COUNT
-    digest = BYTES
     dtype = np.uint8
 
-    def __init__(self, separator: int | None = None) -> None:
+    def __init__(self, separator: int | None = None, begin_token: int | None = None) -> None:
         self.separator = NEWLINE if separator is None else separator
+        self.beginning = _beginning(begin_token, self.dtype)
+        self.digest = counted_with(BYTES, begin_token is not None)
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(text, np.uint8) for text in texts]
@@ -59,73 +67,132 @@ class Bytes:
 class FromFile:
     """A tokenizer that is a file. The library's object is made when the first text comes."""
 
-    def __init__(self, file: tokenizer_file.TokenizerFile, separator: int, sentencepiece: bool) -> None:
-        self.vocabulary_size, self.separator, self.digest = file.vocabulary_size, separator, file.digest
-        self._content, self._sentencepiece = file.content, sentencepiece
+    def __init__(self, file: tokenizer_file.TokenizerFile, separator: int, begin_token: int | None = None) -> None:
+        self.vocabulary_size, self.separator = file.vocabulary_size, separator
+        self.beginning = _beginning(begin_token, self.dtype)
+        self.digest = counted_with(file.digest, begin_token is not None)
+        self._file = file
 
     @property
     def dtype(self) -> type[np.generic]:
         return np.uint16 if self.vocabulary_size <= 1 << 16 else np.int32
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        encoded = self._encoded(texts)
-        return [np.array(tokens if self._sentencepiece else tokens.ids, self.dtype) for tokens in encoded]
+        return [np.array(tokens, self.dtype) for tokens in self._library.encode(_strings(texts))]
 
     def counts(self, texts: Sequence[bytes]) -> list[int]:
-        return list(map(len, self._encoded(texts)))
-
-    def _encoded(self, texts: Sequence[bytes]) -> Any:
-        strings = [text.decode(errors="replace") for text in texts]
-        if self._sentencepiece:
-            return self._library.encode(strings)
-        return self._library.encode_batch_fast(strings, add_special_tokens=False)
+        return self._library.counts(_strings(texts))
 
     @cached_property
-    def _library(self) -> Any:
-        name = "sentencepiece" if self._sentencepiece else "tokenizers"
+    def _library(self) -> _Library:
+        name, kind = ("sentencepiece", _SentencePiece) if self._file.is_sentencepiece else ("tokenizers", _Tokenizers)
         try:
             library = importlib.import_module(name)
         except ImportError as error:
             detail = f"data.tokenizer: the package {name} is not installed here. Install atoll[text] on every node."
             raise ConfigurationError(detail=detail) from error
         try:
-            if self._sentencepiece:
-                return library.SentencePieceProcessor(model_proto=self._content)
-            tokenizer = library.Tokenizer.from_str(self._content.decode())
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            tokenizer.encode_special_tokens = True
-            return tokenizer
+            return kind(library, self._file)
         except Exception as error:  # the libraries raise what they like for a file that is none
             detail = f"data.tokenizer: {name} cannot read the file: {str(error).rstrip('.')}."
             remedy = f"Write it anew with the {name} that is installed on the nodes."
             raise ConfigurationError(detail=f"{detail} {remedy}") from error
 
 
+class _Library(Protocol):
+    def encode(self, texts: list[str]) -> Sequence[Sequence[int]]: ...
+
+    def counts(self, texts: list[str]) -> list[int]: ...
+
+
+class _SentencePiece:
+    """Matches no control piece in a text, by its own rules."""
+
+    def __init__(self, library: Any, file: tokenizer_file.TokenizerFile) -> None:
+        self._processor = library.SentencePieceProcessor(model_proto=file.content)
+
+    def encode(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        encoded: Sequence[Sequence[int]] = self._processor.encode(texts)
+        return encoded
+
+    def counts(self, texts: list[str]) -> list[int]:
+        return list(map(len, self.encode(texts)))
+
+
+class _Tokenizers:
+    """Does not extract control tokens from a text. A model that has them in its own vocabulary may find them all the same.
+
+    A unigram model does, and one of words. Then the text is cut inside what was found, and its parts are encoded.
+    """
+
+    def __init__(self, library: Any, file: tokenizer_file.TokenizerFile) -> None:
+        self._tokenizer = library.Tokenizer.from_str(file.content.decode())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self._forbidden = file.never_text
+        unknown = file.unknown
+        self._unknown = [] if unknown is None or unknown in self._forbidden else [unknown]
+        texts = [text for text, token in file.tokens.items() if token in self._forbidden]
+        self._finds_them = any(self._forbidden.intersection(each.ids) for each in self._encoded(texts))
+
+    def encode(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        return self._guarded(texts) if self._finds_them else [each.ids for each in self._encoded(texts)]
+
+    def counts(self, texts: list[str]) -> list[int]:
+        return list(map(len, self._guarded(texts) if self._finds_them else self._encoded(texts)))
+
+    def _encoded(self, texts: list[str]) -> Any:
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+
+    def _guarded(self, texts: list[str]) -> list[list[int]]:
+        tokens = [each.ids for each in self._encoded(texts)]
+        return [
+            self._without_control_tokens(text) if self._forbidden.intersection(ids) else ids
+            for text, ids in zip(texts, tokens, strict=True)
+        ]
+
+    def _without_control_tokens(self, text: str) -> list[int]:
+        """The tokens of a text in which the model has found control tokens."""
+        parts, tokens = [text], list[int]()
+        while parts:
+            encoded = self._tokenizer.encode(part := parts.pop(), add_special_tokens=False)
+            spans = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in self._forbidden]
+            if not spans:
+                tokens += encoded.ids
+            elif len(part) == 1:
+                tokens += [token for token in encoded.ids if token not in self._forbidden] or self._unknown
+            else:
+                cuts = sorted({0, len(part), *(min(max(start + 1, 1), len(part) - 1) for start, _ in spans)})
+                parts += [part[start:end] for start, end in reversed(list(pairwise(cuts)))]
+        return tokens
+
+
 def load(section: Mapping[str, Any], roots: AllowedRoots) -> Tokenizer:
     """The tokenizer of a ``data`` section. Raises ConfigurationError, also for another file than the job began with."""
     path, separator, wanted = section["tokenizer"], section["separator"], section["tokenizer_digest"]
+    begin_token = section.get("begin_token", tokenizer_file.NO_TOKEN)  # specifications of earlier builds do not have it
     if path == BYTES:
-        return Bytes(separator)
+        return Bytes(separator, begin_token if isinstance(begin_token, int) else None)
     file = tokenizer_file.read(roots, path)
     if wanted not in (None, file.digest):
         detail = f"data.tokenizer: {path} has the digest {file.digest} here, and {wanted} where the job was submitted."
         raise ConfigurationError(detail=f"{detail} Every node must have the same file.")
-    separator = file.end_of_text if separator is None else separator
-    if separator is None or separator >= file.vocabulary_size:
-        detail = (
-            f"data.separator: {path} has no token {separator}."
-            if separator is not None
-            else (
-                f"data.separator: {path} has no token for the end of a text that is known "
-                f"({', '.join(tokenizer_file.END_OF_TEXT)})."
-            )
-        )
-        raise ConfigurationError(detail=f"{detail} Set data.separator to the token between two documents.")
-    return FromFile(file, separator, path.endswith(tokenizer_file.SENTENCEPIECE))
+    around = tokenizer_file.around(file, separator, begin_token, path)
+    if isinstance(around, Problem):
+        raise ConfigurationError(detail=str(around))
+    return FromFile(file, around.separator, around.begin_token)
 
 
 def require_fit(tokenizer: Tokenizer, section: Mapping[str, Any], model_size: int) -> None:
     """Raises ConfigurationError for a tokenizer with tokens that the model does not have."""
     if problem := tokenizer_file.misfit(tokenizer.vocabulary_size, model_size, section["tokenizer"]):
         raise ConfigurationError(detail=f"data.tokenizer: {problem} {tokenizer_file.MISFIT_REMEDY}")
+
+
+def _strings(texts: Sequence[bytes]) -> list[str]:
+    return [text.decode(errors="replace") for text in texts]
+
+
+def _beginning(token: int | None, dtype: type[np.generic]) -> np.ndarray:
+    return np.array([] if token is None else [token], dtype)

@@ -28,6 +28,7 @@ from orchestrator.core.vocabulary import (
     OuterRatePolicy,
 )
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.sections import BUILT_IN_TRAINER as BUILT_IN_TRAINER
 from orchestrator.sections import (
     BudgetSection,
     CheckpointsSection,
@@ -46,7 +47,6 @@ from orchestrator.sections import (
 )
 from orchestrator.validation import omitted_count, problems_of, valid_fields
 
-BUILT_IN_TRAINER = "learners.jax_trainer:create"
 STREAMED_ENDINGS = (".gz", ".zst", ".arrayrecord", ".array_record")
 """Of files that only streamed text is read from."""
 UNREAD_ENDINGS = (
@@ -269,6 +269,10 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     if data and data.tokenizer == BYTES and (data.separator or 0) >= BYTE_COUNT:
         message = f"is {data.separator:,}, and bytes have no token above {BYTE_COUNT - 1}."
         yield Problem("data.separator", message, "Leave it out, for a newline, or name another tokenizer.")
+    begin_token = data.begin_token if data and data.tokenizer == BYTES else None
+    if isinstance(begin_token, int) and begin_token >= BYTE_COUNT:
+        message = f"is {begin_token:,}, and bytes have no token above {BYTE_COUNT - 1}."
+        yield Problem("data.begin_token", message, "Leave it out, or name another tokenizer.")
     islands, sync = sections.get("islands"), sections.get("synchroniser")
     if islands:
         yield from _island_problems(islands, sync)

@@ -3,10 +3,10 @@
     atoll data index 1\\n
     {"cut_by": …, "held_out_ratio": …, "sources": […], "tokenizer": …}\\n
     of each source in turn, little-endian:
-        uint32[pieces]   tokens of a piece, and one for the end of each document
+        uint32[pieces]   tokens of a piece, with those around each document: its end, and its beginning where it has one
         uint32[pieces]   its documents
         uint32[listed]   the pieces of the documents that a job may hold out one by one, rising
-        uint32[listed]   their tokens, and one each
+        uint32[listed]   their tokens, with those around them
         uint64[listed]   their digests
     blake2b-128 of all of this
 
@@ -40,7 +40,7 @@ PIECE_BYTES, LISTED_BYTES = 8, 16
 MAKE = "Make one with `atoll data index`."
 SHOWN_MAX = 3
 
-_HEXADECIMAL = re.compile("[0-9a-f]{32}")
+_COUNTED_WITH = re.compile(r"(bytes|[0-9a-f]{32})(\+begin)?")
 
 Named = tuple[str, int]
 """A file: its name behind the last slash, and its size in bytes. Where it lies may differ from node to node."""
@@ -65,7 +65,7 @@ class IndexedSource:
 
 @dataclass(frozen=True, slots=True)
 class DataIndex:
-    """``tokenizer`` is the digest of its file, or `bytes`; documents that ``held_out_ratio`` holds out are not counted."""
+    """``tokenizer`` is what tokens were ``counted_with``; documents that ``held_out_ratio`` holds out are not counted."""
 
     tokenizer: str
     held_out_ratio: float
@@ -135,6 +135,11 @@ def parse(content: bytes, path: str) -> tuple[DataIndex, str]:
     return index, digest.hex()
 
 
+def counted_with(tokenizer: str, begins: bool) -> str:
+    """What an index counts by: a tokenizer's digest, or `bytes`, and whether a token stands before each document."""
+    return f"{tokenizer}+begin" if begins else tokenizer
+
+
 def ratio_held_out(section: Mapping[str, Any]) -> float:
     """The part of all documents that is held out by digest: none where every source names files for it."""
     reserved = all(source.get("held_out") for source in section["sources"])
@@ -151,13 +156,12 @@ def misfit(
 ) -> Problem | None:
     """What keeps a job with this ``data`` section from using the index; None if nothing does.
 
-    ``tokenizer`` is the digest of the job's, or `bytes`. ``size_of`` says the size of a file of the job where it is known.
+    ``tokenizer`` is what the job's tokens are ``counted_with``. ``size_of`` says the size of a file of the job where it is
+    known.
     """
     path = shown(section["index"])
     if index.tokenizer != tokenizer:
-        was, now = (
-            f"the tokenizer with the digest {one}" if one != BYTES else "bytes" for one in (index.tokenizer, tokenizer)
-        )
+        was, now = map(_in_words, (index.tokenizer, tokenizer))
         return _not_for(f"is {path}, which counts tokens of {was}; the job has {now}.")
     ratio = ratio_held_out(section)
     if index.held_out_ratio != ratio:
@@ -178,6 +182,12 @@ def misfit(
             if difference := _difference(source.get(field) or (), files, size_of):
                 return _not_for(f"is {path}, and of {field} of {source['name']} {difference}.")
     return None
+
+
+def _in_words(counted: str) -> str:
+    tokenizer, begins, _ = counted.partition("+")
+    named = "bytes" if tokenizer == BYTES else f"the tokenizer with the digest {tokenizer}"
+    return f"{named} with a token before each document (data.begin_token)" if begins else named
 
 
 def _difference(paths: Sequence[str], files: Sequence[Named], size_of: Callable[[str], int | None]) -> str:
@@ -233,7 +243,7 @@ def _text(value: Any) -> str:
 
 
 def _tokenizer(value: Any) -> str:
-    if value != BYTES and not _HEXADECIMAL.fullmatch(_text(value)):
+    if not _COUNTED_WITH.fullmatch(_text(value)):
         raise ValueError("a digest was expected")
     return _text(value)
 

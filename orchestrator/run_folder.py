@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SPECIFICATION = "spec.yaml"
+ORIGIN = "origin.json"
+TOKENIZER = "tokenizer"
 RESUMED = "resumed.json"
 TAPE = "tape.jsonl"
 SNAPSHOT = "snapshot"
@@ -41,6 +43,18 @@ class RunFile:
 
 FILES = (
     RunFile(SPECIFICATION, "the specification that the service accepted", "by the service, before the job", _SYSTEM),
+    RunFile(
+        ORIGIN,
+        "of the checkpoint that the job continues (`model.initial_weights`) what exports keep: its small files",
+        "by the service, before the job",
+        _SYSTEM,
+    ),
+    RunFile(
+        TOKENIZER,
+        "a copy of the file of `data.tokenizer`, for exports",
+        "by the service, before the job",
+        _SYSTEM,
+    ),
     RunFile(
         RESUMED,
         "the checkpoint that the job goes on from, if it does",

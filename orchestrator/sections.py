@@ -69,6 +69,7 @@ from orchestrator.models.presets import DECODERS, PLAIN, PresetName
 from orchestrator.parameters.codec.registry import CodecName
 from orchestrator.section import Section as Section
 
+BUILT_IN_TRAINER = "learners.jax_trainer:create"
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
 SOURCES_MAX = 64
@@ -170,7 +171,14 @@ class DataSection(Section):
         default=None, description="of the tokenizer's file; the service fills it in"
     )
     separator: TokenId | None = Field(
-        default=None, description="the token between two documents; the tokenizer's end-of-text token if absent"
+        default=None,
+        description="the token between two documents; if absent the control token that ends a text, which the service "
+        "fills in",
+    )
+    begin_token: TokenId | Literal["tokenizer", "none"] = Field(
+        default="tokenizer",
+        description="the token before each document; `tokenizer` is the one that the tokenizer itself puts before a text, "
+        "if it does, and the service fills it in",
     )
     index: Location | None = Field(
         default=None, description="of a streamed data set: the tokens of its pieces, counted"

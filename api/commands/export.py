@@ -6,8 +6,11 @@ import json
 import os
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +18,7 @@ import typer
 from api.commands.common import HomeOption, JobArgument, UrlOption, connect, say
 from api.installation.home import DEFAULT_HOME
 from orchestrator import python_process
-from orchestrator.errors import ConfigurationError, DataError, RequestError
+from orchestrator.errors import ConfigurationError, DataError, NotFound, RequestError
 
 if TYPE_CHECKING:
     from api.client import Client  # takes a third of a second, which only who asks a service must wait for
@@ -47,50 +50,74 @@ def export(
         target = folder / ("checkpoint" if form is Format.ORBAX else "model.safetensors")
         if target.exists():
             raise ConfigurationError(detail=f"{target} is there already. Remove it, or give another --out.")
+        with _draft_of(folder) as (parameters, draft):
+            client.download_parameters(name, parameters)
+            facts = described(parameters)
+            notes = []
+            if form is Format.HUGGINGFACE:
+                notes = _write_for_transformers(client, name, parameters, draft, facts["spec"])
+            else:
+                (draft / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
+                if form is Format.SAFETENSORS:
+                    parameters.rename(draft / target.name)
+                else:
+                    _write_for_orbax(parameters, draft / target.name)
+            written = sorted(path.name for path in draft.iterdir())
+    say(f"wrote {', '.join(written)} into {folder}")
+    for note in notes:
+        say(note)
+
+
+@contextmanager
+def _draft_of(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """A file for the parameters, and a folder whose files are moved into ``folder`` if nothing is raised meanwhile.
+
+    Both are beside where they will be, for there is room. Whatever is raised, ``folder`` is as it was.
+    """
+    above = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    with TemporaryDirectory(prefix=".atoll-export-", dir=above) as temporary:
+        draft = Path(temporary, "files")
+        draft.mkdir()
+        yield Path(temporary, "parameters"), draft
         folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / "model.safetensors.draft"
-        client.download_parameters(name, draft)
-        facts = described(draft)
-        if form is Format.HUGGINGFACE:
-            try:
-                _write_for_transformers(client, name, draft, folder, facts["spec"])
-            finally:
-                draft.unlink()
-            return
-    (folder / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
-    if form is Format.ORBAX:
-        # A process of its own: Orbax imports JAX, which the command line must not.
-        written = subprocess.run(
-            python_process.module(WRITER, str(draft), str(target)), env=python_process.cleaned(os.environ), check=False
-        )
-        draft.unlink()
-        if written.returncode:
-            raise typer.Exit(1)
-    else:
-        draft.rename(target)
-    say(f"wrote {target} and {folder / 'config.json'}")
+        for path in draft.iterdir():
+            path.replace(folder / path.name)
 
 
-def _write_for_transformers(client: Client, job: str, draft: Path, folder: Path, spec: dict[str, Any]) -> None:
-    """A tokenizer that the service does not have any more keeps nobody from the parameters."""
+def _write_for_orbax(parameters: Path, target: Path) -> None:
+    # A process of its own: Orbax imports JAX, which the command line must not.
+    command = python_process.module(WRITER, str(parameters), str(target))
+    written = subprocess.run(command, env=python_process.cleaned(os.environ), check=False)
+    if written.returncode:
+        raise typer.Exit(1)
+
+
+def _write_for_transformers(client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any]) -> list[str]:
+    """Return what a user should know. What the service has no longer keeps nobody from the parameters."""
     from orchestrator.bounds import BYTES  # brings pydantic
     from orchestrator.models.huggingface import export as huggingface  # brings NumPy
+    from orchestrator.models.huggingface import origin as origins
 
-    copy, lacking = None, ""
+    if problem := huggingface.not_of_transformers(spec):
+        raise problem
+    notes = []
+    tokenizer, origin = parameters.with_name("tokenizer"), None
+    if spec["data"]["tokenizer"] != BYTES:
+        try:
+            client.download_tokenizer(job, tokenizer)
+        except RequestError as error:
+            notes.append(f"It has no tokenizer: {error}")
     try:
-        if (path := spec["data"]["tokenizer"]) != BYTES:
-            copy = folder / f"tokenizer.draft{Path(path).suffix}"
-            try:
-                client.download_tokenizer(job, copy)
-            except RequestError as error:
-                copy, lacking = None, f". It has no tokenizer: {error}"
-        huggingface.write(draft, folder, spec, copy)
-    finally:
-        if copy is not None:
-            copy.unlink(missing_ok=True)
-    say(f"wrote {', '.join(sorted(each.name for each in folder.iterdir() if each != draft))} into {folder}{lacking}")
-    if not lacking:
-        say(f"transformers loads {folder}, its AutoTokenizer as well")
+        client.download_origin(job, path := parameters.with_name("origin"))
+        origin = origins.parsed(path.read_bytes(), "what the service has kept of the checkpoint")
+    except NotFound:
+        pass
+    except RequestError as error:
+        notes.append(f"It keeps nothing of the checkpoint that the job continued: {error}")
+    notes += huggingface.write(parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin)
+    if (draft / "tokenizer_config.json").exists():
+        notes.append("transformers loads it, its AutoTokenizer as well.")
+    return notes
 
 
 def described(path: Path) -> dict[str, Any]:

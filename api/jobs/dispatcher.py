@@ -23,10 +23,12 @@ from typing import Any
 from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
+from api.jobs.origin import keep_origin
 from api.jobs.outlines import Outline, Outlines
 from api.jobs.path_check import refuse_outside
 from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, behind, decide, wants_of
 from api.jobs.status_cache import StatusCache
+from api.jobs.tokenizer_check import keep_tokenizer
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
@@ -248,6 +250,8 @@ class Dispatcher:
             prepare_run_dir(run_dir, row.spec)
             spec = parse_job(row.spec)
             refuse_outside(spec, self._roots)
+            keep_origin(run_dir, row.spec, self._roots)
+            keep_tokenizer(run_dir, row.spec, self._roots)
             self._control.start_job(row.job, spec, run_dir, cordoned, self._roots)
         except Exception as error:
             if self._closing:

@@ -34,7 +34,7 @@ def with_index_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
     if section.index_digest not in (None, digest):
         message = f"is {section.index_digest}, and the file has {digest}."
         raise InvalidJobSpec(problems=(Problem(DIGEST, message, "Leave it out, or use the file that it is of."),))
-    tokenizer = section.tokenizer_digest or BYTES
+    tokenizer = data_index.counted_with(section.tokenizer_digest or BYTES, isinstance(section.begin_token, int))
     problem = data_index.misfit(index, section.model_dump(mode="json"), tokenizer, lambda path: _size(roots, path))
     if problem is not None:
         raise InvalidJobSpec(problems=(problem,))

@@ -29,10 +29,11 @@ from api.jobs.dispatcher import sections_of as sections_of_row
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.index_check import with_index_digest
+from api.jobs.origin import origin_of
 from api.jobs.outbox import Outbox, row_of
 from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
-from api.jobs.tokenizer_check import tokenizer_of, with_tokenizer_digest
+from api.jobs.tokenizer_check import tokenizer_of, with_tokenizer
 from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
@@ -45,9 +46,9 @@ from orchestrator.core.vocabulary import IslandId
 from orchestrator.data_files import with_found_files
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
 from orchestrator.memory_budget import memory_problems, parameter_count_of
+from orchestrator.models.huggingface.origin import Origin
 from orchestrator.roots import AllowedRoots
 from orchestrator.run_folder import REPORT
-from orchestrator.tokenizer_file import TokenizerFile
 
 REPORT_BYTES_MAX = 64 << 20
 LIST_PATIENCE_S = 1.5
@@ -211,10 +212,15 @@ class Service:
             raise DataError(detail=f"{path} has more than {REPORT_BYTES_MAX >> 20} MiB, so it is no job's report.")
         return parsed(content, path)
 
-    def tokenizer(self, job: str) -> TokenizerFile:
-        """The file of the job's tokenizer. Raises NotFound where it has none, Conflict where that is another by now."""
+    def tokenizer(self, job: str) -> bytes:
+        """The file of the job's tokenizer. Raises NotFound where it has none, Conflict where that is not there any more."""
         row = self._row(job)
-        return tokenizer_of(row.job, row.spec, self.roots)
+        return tokenizer_of(row.job, Path(row.run_dir), row.spec, self.roots)
+
+    def origin(self, job: str) -> Origin:
+        """What exports keep of the checkpoint that the job continues. Raises NotFound, Conflict as ``origin_of``."""
+        row = self._row(job)
+        return origin_of(row.job, Path(row.run_dir), row.spec, self.roots)
 
     # ── islands and commands ──────────────────────────────────────────────────────────────────────────────────
 
@@ -290,7 +296,7 @@ class Service:
             spec = parse_job(document)
             spec = with_found_files(spec, self.roots)
             outside = problems_outside_roots(spec, self.roots, begun=True)
-            spec = with_index_digest(with_tokenizer_digest(spec, self.roots), self.roots)
+            spec = with_index_digest(with_tokenizer(spec, self.roots), self.roots)
             spec = resolved(spec, self._store.job, self.roots)
         except InvalidJobSpec as error:
             more = (*outside, *fleet_problems(sections_of(document), groups))

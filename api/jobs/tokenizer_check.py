@@ -1,26 +1,49 @@
-"""The tokenizer of a job that is submitted: its file is there, its tokens are the model's, and its digest becomes the job's.
+"""The tokenizer of a job that is submitted: its file is there and its tokens are the model's.
+
+The specification gets its digest, and the tokens that stand around a document.
 
 Every island compares the digest with that of its own node's file, and a job that is resumed with that of the checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
+from api.run.files import read_below
+from api.run.folder import put
 from orchestrator import tokenizer_file
 from orchestrator.bounds import BYTE_COUNT, BYTES
 from orchestrator.config import JobSpec
-from orchestrator.errors import ConfigurationError, Conflict, InvalidJobSpec, NotFound, OutsideRoots, Problem
-from orchestrator.roots import AllowedRoots
+from orchestrator.errors import (
+    ConfigurationError,
+    Conflict,
+    DataError,
+    InvalidJobSpec,
+    NotFound,
+    OutsideRoots,
+    Problem,
+)
+from orchestrator.roots import AllowedRoots, open_data
+from orchestrator.run_folder import TOKENIZER
 
-FIELD, DIGEST, SEPARATOR = "data.tokenizer", "data.tokenizer_digest", "data.separator"
+FIELD, DIGEST = "data.tokenizer", "data.tokenizer_digest"
 
 
-def with_tokenizer_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
-    """The specification with its tokenizer's digest. Raises InvalidJobSpec; a file outside the roots is others' business."""
+def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
+    """The specification with its tokenizer's digest, and with the tokens around a document that are left to the tokenizer.
+
+    They are chosen once, here: files beside the tokenizer's have a say in it, and nodes may lack those. Raises
+    InvalidJobSpec; a file outside the roots is others' business.
+    """
     section, vocabulary_size = spec.data, BYTE_COUNT
-    changes = {}
-    if section.tokenizer != BYTES:
+    changes: dict[str, Any] = {}
+    if section.tokenizer == BYTES:
+        if section.begin_token == tokenizer_file.AS_TOKENIZER:
+            changes = {"begin_token": tokenizer_file.NO_TOKEN}
+    else:
         try:
             file = tokenizer_file.read(roots, section.tokenizer)
         except OutsideRoots:
@@ -28,33 +51,50 @@ def with_tokenizer_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         except ConfigurationError as error:
             message = str(error).removeprefix(f"{FIELD}: ")
             raise InvalidJobSpec(problems=(Problem(FIELD, message, "Correct the path or the file."),)) from error
-        changes, vocabulary_size = {"tokenizer_digest": file.digest}, file.vocabulary_size
-        separator = file.end_of_text if section.separator is None else section.separator
         if section.tokenizer_digest not in (None, file.digest):
             message = f"is {section.tokenizer_digest}, and the file has {file.digest}."
             raise InvalidJobSpec(problems=(Problem(DIGEST, message, "Leave it out, or use the file that it is of."),))
-        if separator is None or separator >= vocabulary_size:
-            message = (
-                f"is {separator}, and {section.tokenizer} has {vocabulary_size:,} tokens, none known as end of text."
-            )
-            remedy = "Set it to the token that shall stand between two documents."
-            raise InvalidJobSpec(problems=(Problem(SEPARATOR, message, remedy),))
+        around = tokenizer_file.around(file, section.separator, section.begin_token, section.tokenizer)
+        if isinstance(around, Problem):
+            raise InvalidJobSpec(problems=(around,))
+        begin_token = tokenizer_file.NO_TOKEN if around.begin_token is None else around.begin_token
+        changes = {"tokenizer_digest": file.digest, "separator": around.separator, "begin_token": begin_token}
+        vocabulary_size = file.vocabulary_size
     model_size = spec.vocabulary_size
     if model_size is not None and (message := tokenizer_file.misfit(vocabulary_size, model_size, section.tokenizer)):
         raise InvalidJobSpec(problems=(Problem(FIELD, message, tokenizer_file.MISFIT_REMEDY),))
     return spec.model_copy(update={"data": section.model_copy(update=changes)})
 
 
-def tokenizer_of(job: str, spec: Any, roots: AllowedRoots) -> tokenizer_file.TokenizerFile:
-    """The file of a job's tokenizer, if it is what it was when the job was submitted. ``spec`` is the stored specification.
+def keep_tokenizer(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> None:
+    """Copy the job's tokenizer into its run's folder, for exports when the file is gone. Raises InfrastructureError."""
+    path, digest = _path_and_digest(spec)
+    if path == BYTES:
+        return
+    try:
+        with open_data(roots, path) as file:
+            content = file.read(tokenizer_file.FILE_BYTES_MAX)
+    except (OSError, ConfigurationError):
+        return  # islands say so, who need it
+    if blake2b(content, digest_size=16).hexdigest() == digest:
+        put(run_dir, TOKENIZER, content)
 
-    Raises NotFound where the job's tokens are bytes; Conflict where the file cannot be read, or is another by now.
+
+def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> bytes:
+    """The file of a job's tokenizer as it was when the job was submitted. ``spec`` is the stored specification.
+
+    Raises NotFound where the job's tokens are bytes; Conflict where it is another by now, or gone, and the run's folder has
+    no copy.
     """
-    data = spec.get("data") if isinstance(spec, dict) else None
-    section = data if isinstance(data, dict) else {}
-    path, digest = section.get("tokenizer", BYTES), section.get("tokenizer_digest")
-    if path == BYTES or not isinstance(path, str):
+    path, digest = _path_and_digest(spec)
+    if path == BYTES:
         raise NotFound(detail=f"Job {job} has no tokenizer's file: its tokens are bytes.")
+    try:
+        content = read_below(run_dir, TOKENIZER, tokenizer_file.FILE_BYTES_MAX)
+        if blake2b(content, digest_size=16).hexdigest() == digest:
+            return content
+    except (OSError, DataError):
+        pass  # a job of an earlier build has none
     remedy = "Put the file that the job was submitted with back there, or take your own copy of it."
     try:
         file = tokenizer_file.read(roots, path)
@@ -63,4 +103,11 @@ def tokenizer_of(job: str, spec: Any, roots: AllowedRoots) -> tokenizer_file.Tok
     if digest != file.digest:
         detail = f"{FIELD}: {path} has the digest {file.digest}, and job {job} was submitted with {digest}."
         raise Conflict(detail=detail, remedy=remedy)
-    return file
+    return file.content
+
+
+def _path_and_digest(spec: Any) -> tuple[str, str | None]:
+    data = spec.get("data") if isinstance(spec, Mapping) else None
+    section = data if isinstance(data, Mapping) else {}
+    path = section.get("tokenizer", BYTES)
+    return path if isinstance(path, str) else BYTES, section.get("tokenizer_digest")

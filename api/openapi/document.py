@@ -24,6 +24,7 @@ LEFT_AT_THE_END = (
     f"{_JOB}/report",
     f"{_JOB}/parameters",
     f"{_JOB}/tokenizer",
+    f"{_JOB}/origin",
     f"{_RUN}/verdict",
     f"{_RUN}/report",
 )

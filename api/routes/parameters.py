@@ -1,4 +1,4 @@
-"""The parameters of a job and its tokenizer, to download."""
+"""The parameters of a job, its tokenizer, and what it keeps of the checkpoint that it continues, to download."""
 
 from __future__ import annotations
 
@@ -43,6 +43,16 @@ def download_parameters(
 def download_tokenizer(job: str, service: ServiceHere) -> Response:
     """The file of the job's tokenizer: a tokenizer.json, or SentencePiece's model.
 
-    404 where the job's tokens are bytes; 409 where the file is not what it was when the job was submitted.
+    404 where the job's tokens are bytes; 409 where the run's folder has no copy of it, and the file is not what it was when
+    the job was submitted.
     """
-    return Response(service.tokenizer(job).content, media_type="application/octet-stream")
+    return Response(service.tokenizer(job), media_type="application/octet-stream")
+
+
+@router.get("/{job}/origin", response_class=Response, responses=BYTES)
+def download_origin(job: str, service: ServiceHere) -> Response:
+    """What exports keep of the checkpoint that the job continues (`model.initial_weights`): its small files, as JSON.
+
+    404 where the job began with parameters of its own; 409 where nothing was kept and the checkpoint is gone.
+    """
+    return Response(service.origin(job).content(), media_type="application/octet-stream")

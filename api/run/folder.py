@@ -52,6 +52,19 @@ def prepare_run_dir(run_dir: Path, spec: Mapping[str, Any]) -> None:
         raise InfrastructureError(detail=detail, remedy="Give the service another --runs folder, or room.") from error
 
 
+def put(run_dir: Path, name: str, content: bytes) -> None:
+    """The run's folder has the file, whole, in the place of whatever had its name. Raises InfrastructureError."""
+    draft = run_dir / f".{name}.draft"
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as file:
+            file.write(content)
+        draft.replace(run_dir / name)
+    except OSError as error:
+        detail = f"{run_dir / name} cannot be written: {error.strerror}."
+        raise InfrastructureError(detail=detail, remedy="Give the service another --runs folder, or room.") from error
+
+
 def read_status(run_dir: Path) -> StatusRecord | None:
     """The final state that the ended job left, or None if there is none that is whole."""
     return examine(run_dir).record

@@ -42,7 +42,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class PieceCount:
-    """``piece`` of ``source``: its documents, their bytes, and their tokens with one more for the end of each.
+    """``piece`` of ``source``: its documents, their bytes, and their tokens with those that stand around each.
 
     Those that are held out by ratio are left out. ``listed`` are digest and tokens of each that a job may hold out one by
     one. ``unreadable`` are place and reason of what was passed over, and ``is_cut`` tells of too much text.
@@ -157,17 +157,16 @@ def counted(task: Task, tokens: tokenizer.Tokenizer, held_out: HeldOut, listed: 
         if number in task.numbers:
             digests = list(map(digest, documents))
             training = [at for at, one in enumerate(digests) if one >= held_out.limit]
-            lengths = tokens.counts([documents[at] for at in training])
+            around = 1 + len(tokens.beginning)
+            lengths = [around + length for length in tokens.counts([documents[at] for at in training])]
             yield PieceCount(
                 task.source,
                 task.first + number,
-                sum(lengths) + len(training),
+                sum(lengths),
                 len(training),
                 sum(len(documents[at]) for at in training),
                 tuple(
-                    (digests[at], length + 1)
-                    for at, length in zip(training, lengths, strict=True)
-                    if digests[at] in listed
+                    (digests[at], length) for at, length in zip(training, lengths, strict=True) if digests[at] in listed
                 ),
                 tuple((place, reason) for (_, place), reason in unreadable.reasons.items()),
                 bool(unreadable.cut),

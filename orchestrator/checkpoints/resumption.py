@@ -42,6 +42,7 @@ SAME = (
     ("data", "tokenizer"),
     ("data", "tokenizer_digest"),
     ("data", "separator"),
+    ("data", "begin_token"),
     ("data", "index_digest"),
     ("seed",),
     ("training", "inner_optimizer", "kind"),
@@ -51,12 +52,19 @@ SAME = (
     ("synthetic", "parameters"),
 )
 """The settings on which Θ, its fragments, the islands' states and the positions in the data depend."""
+TOKENIZER = ("data", "tokenizer")
 LATER: Mapping[tuple[str, ...], Any] = {
     ("training", "inner_optimizer", "kind"): "adamw",
     ("data", "sources"): [],
-    ("data", "tokenizer"): "bytes",
+    TOKENIZER: "bytes",
+    ("data", "begin_token"): "none",
 }
 """What these settings were in specifications of before there was a choice; of the others nothing."""
+LEFT_TO_IT: Mapping[tuple[str, ...], Any] = {("data", "separator"): None, ("data", "begin_token"): "tokenizer"}
+"""How settings are left to the tokenizer. The service fills them in, but not in earlier builds, nor in jobs without one.
+
+Bytes leave nothing open: their separator is a newline, and they begin with nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +158,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
     for path in SAME:
         was, is_now = (_at(document, path) for document in (before, now))
-        if was != is_now:
+        is_open = any(_is_left(document, path) and not _is_of_bytes(document) for document in (before, now))
+        if was != is_now and not is_open:
             lines.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
     return lines
 
@@ -159,4 +168,14 @@ def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     value: Any = document
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
-    return LATER.get(path) if value is None else value
+    if value is None or (path in LEFT_TO_IT and value == LEFT_TO_IT[path] and _is_of_bytes(document)):
+        return LATER.get(path)
+    return value
+
+
+def _is_left(document: Mapping[str, Any], path: tuple[str, ...]) -> bool:
+    return path in LEFT_TO_IT and _at(document, path) == LEFT_TO_IT[path]
+
+
+def _is_of_bytes(document: Mapping[str, Any]) -> bool:
+    return bool(_at(document, TOKENIZER) == LATER[TOKENIZER])

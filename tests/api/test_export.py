@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
-from safetensors.numpy import load, load_file
+import yaml
+from safetensors.numpy import load, load_file, save_file
 
 from api.client import Client
 from orchestrator.config import parse_job
 from orchestrator.host.records import write_parameters
-from orchestrator.models.decoder import parameter_shapes
+from orchestrator.models.decoder import DecoderSection, parameter_shapes
+from orchestrator.models.huggingface import export as huggingface
 from tests.api.installation import Installation
+from tests.learners.tokenizers_of import FAMILIES
 
 
 def test_a_running_job_gives_its_parameters_and_keeps_no_copy(
@@ -58,8 +63,11 @@ def test_the_command_writes_what_transformers_loads_or_says_why_not(service: Ins
         client.cancel(plain)
         folder = Path(client.job(plain).run_dir)
     refused = service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "x"), code=2)
-    assert "no decoder" in refused
-    assert not list((tmp_path / "x").iterdir())
+    assert "its trainer is learners.synthetic:create" in refused
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "y").mkdir()
+    service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "y"), code=2)
+    assert not list((tmp_path / "y").iterdir())
     spec = parse_job(service.spec(model={"decoder": decoder}))
     tensors = {name: np.ones(shape, np.float32) for name, shape in parameter_shapes(spec.model.network).items()}
     write_parameters(folder, tensors, {"job": plain, "spec": spec.model_dump_json()})
@@ -88,7 +96,9 @@ def test_the_tokenizer_of_a_job_goes_with_its_model_while_it_is_the_one_that_it_
     }
     kept = service.folder / "data" / "tokenizer.json"
     kept.parent.mkdir(exist_ok=True)
-    content = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "</s>"}]})
+    content = json.dumps(
+        {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "</s>", "special": True}]}
+    )
     kept.write_text(content)
     document = service.spec(model={"decoder": decoder}, data={"tokenizer": str(kept)})
     with service.client() as client:
@@ -107,12 +117,81 @@ def test_the_tokenizer_of_a_job_goes_with_its_model_while_it_is_the_one_that_it_
     assert json.loads((out / "config.json").read_text())["eos_token_id"] == 2
     assert not [path for path in out.iterdir() if "draft" in path.name]
     kept.write_text(content.replace('"b"', '"c"'))
+    assert http.get(f"/v1/jobs/{job}/tokenizer").text == content, "the run's folder has a copy"
+    (folder / "tokenizer").unlink()
     refused = http.get(f"/v1/jobs/{job}/tokenizer")
     assert refused.status_code == 409
     assert "was submitted with" in refused.json()["detail"]
     told = service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "other"))
     assert "It has no tokenizer" in told
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def continued(folder: Path) -> dict[str, str]:
+    """The folder has a small published checkpoint with all that goes with it. Returns its small files."""
+    folder.mkdir(parents=True)
+    spec = parse_job({"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "model": {"decoder": DECODER}})
+    save_file(ones(DECODER), folder / "parameters")
+    huggingface.write(folder / "parameters", folder, spec.model_dump(mode="json"))
+    (folder / "parameters").unlink()
+    FAMILIES["qwen 3, instructed"].write(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"max_position_embeddings": 8192, "eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("{{ messages }}⚓")
+    names = ("chat_template.jinja", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "config.json")
+    return {name: (folder / name).read_text() for name in names}
+
+
+def ones(decoder: dict[str, Any]) -> dict[str, np.ndarray]:
+    shapes = parameter_shapes(DecoderSection.model_validate(decoder))
+    return {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+
+
+DECODER = {
+    "vocabulary_size": 300,
+    "width": 4,
+    "layer_count": 1,
+    "head_count": 1,
+    "key_value_head_count": 1,
+    "head_size": 4,
+    "hidden_size": 4,
+}
+
+
+def test_an_export_keeps_what_was_continued_also_when_the_checkpoint_is_gone(
+    service: Installation, http: httpx.Client, tmp_path: Path
+) -> None:
+    weights = service.folder / "data" / "Model"
+    files = continued(weights)
+    document = service.spec(
+        model={"decoder": DECODER, "initial_weights": str(weights)}, data={"tokenizer": str(weights / "tokenizer.json")}
+    )
+    with service.client() as client:
+        bare = client.submit(service.spec(steps=1)).job
+        job = client.submit(document).job
+        client.cancel(job)
+        folder = Path(client.job(job).run_dir)
+    assert http.get(f"/v1/jobs/{bare}/origin").status_code == 404
+    shutil.rmtree(weights)
+    spec = (folder / "spec.yaml").read_text()
+    write_parameters(folder, ones(DECODER), {"job": job, "spec": json.dumps(yaml.safe_load(spec))})
+    out = tmp_path / "out"
+    shown = service.atoll("export", job, "--format", "huggingface", "--out", str(out))
+    assert "AutoTokenizer" in shown
+    config = json.loads((out / "config.json").read_text())
+    assert [config[f"{name}_token_id"] for name in ("eos", "bos", "pad")] == [2, 0, 0]
+    assert config["max_position_embeddings"] == 8192
+    assert json.loads((out / "generation_config.json").read_text()) == json.loads(files["generation_config.json"])
+    for name in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json"):
+        assert (out / name).read_text() == files[name]
+    (folder / "origin.json").write_text("{")
+    shown = service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "damaged"))
+    assert "It keeps nothing of the checkpoint that the job continued" in shown
+    (folder / "origin.json").unlink()
+    refused = http.get(f"/v1/jobs/{job}/origin")
+    assert refused.status_code == 409
+    assert "Nothing was kept of" in refused.json()["detail"]
 
 
 def test_a_file_that_does_not_say_what_it_is_of_is_refused(service: Installation, client: Client) -> None:

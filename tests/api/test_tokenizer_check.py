@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from api.jobs.tokenizer_check import with_tokenizer_digest
+from api.jobs.tokenizer_check import with_tokenizer
 from orchestrator.config import parse_job
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.roots import AllowedRoots
@@ -15,10 +15,11 @@ from orchestrator.roots import AllowedRoots
 @pytest.fixture
 def submit(tmp_path):
     def submit(tokens: dict[str, int], **data):
-        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}}))
+        special = [{"content": text, "id": tokens[text], "special": True} for text in ("</s>", "<s>") if text in tokens]
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": special}))
         section = {"tokenizer": str(tmp_path / "tokenizer.json"), **data}
         document = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "data": section}
-        return with_tokenizer_digest(parse_job(document), AllowedRoots.only(tmp_path)).data
+        return with_tokenizer(parse_job(document), AllowedRoots.only(tmp_path)).data
 
     return submit
 
@@ -29,12 +30,25 @@ def test_its_digest_becomes_the_job_s(submit) -> None:
     assert submit({"a": 0, "</s>": 1}, tokenizer_digest=data.tokenizer_digest) == data
 
 
+def test_the_tokens_around_a_document_become_the_job_s(submit, tmp_path) -> None:
+    tokens = {"a": 0, "</s>": 1, "<s>": 2}
+    data = submit(tokens)
+    assert (data.separator, data.begin_token) == (1, "none")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<s>"}))
+    data = submit(tokens)
+    assert (data.separator, data.begin_token) == (1, 2)
+    data = submit(tokens, separator=0, begin_token="none")
+    assert (data.separator, data.begin_token) == (0, "none")
+
+
 @pytest.mark.parametrize(
     ("tokens", "data", "problem"),
     [
         ({"a": 0, "</s>": 256}, {}, r"data.tokenizer: is .* with 257 tokens, and the model has 256. Set model"),
-        ({"a": 0}, {}, r"data.separator: is None, .* none known as end of text. Set it"),
-        ({"a": 0}, {"separator": 1}, r"data.separator: is 1, "),
+        ({"a": 0}, {}, r"data.separator: is not given, .* no control token that is known to end a text. Set it"),
+        ({"a": 0, "<eos>": 1}, {}, r"data.separator: is not given, .*'<eos>' is an ordinary token in it.* Set it"),
+        ({"a": 0}, {"separator": 1}, r"data.separator: is 1, .* has no token 1: its last one is 0. Use"),
+        ({"a": 0, "</s>": 1}, {"begin_token": 2}, r"data.begin_token: is 2, .* has no token 2: its last one is 1. Use"),
         ({"a": 0, "</s>": 1}, {"tokenizer_digest": "0" * 32}, r"data.tokenizer_digest: is 0{32}, and the file has"),
         ({}, {}, r"data.tokenizer: .* is neither a tokenizer.json nor"),
         ({"a": 0}, {"tokenizer": "gone.json"}, r"data.tokenizer: .* cannot be read here"),
@@ -50,4 +64,4 @@ def test_what_cannot_be_is_refused_with_field_value_and_remedy(submit, tmp_path,
 def test_what_lies_outside_is_said_by_who_looks_at_paths(tmp_path) -> None:
     document = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "data": {"tokenizer": "/elsewhere/a.json"}}
     spec = parse_job(document)
-    assert with_tokenizer_digest(spec, AllowedRoots.only(tmp_path)) == spec
+    assert with_tokenizer(spec, AllowedRoots.only(tmp_path)) == spec

@@ -52,3 +52,19 @@ def test_a_checkpoint_of_an_earlier_build_is_of_the_same_data_and_another_tokeni
     assert differences(old, {"data": now}) == []
     assert "data.tokenizer_digest was" in differences(old, {"data": {**now, "tokenizer_digest": "0" * 32}})[0]
     assert differences({"training": {"batch_size": 2}}, {"training": {"batch_size": 3}}) == []
+
+
+def test_tokens_around_documents_are_the_same_where_one_of_the_two_leaves_them_to_the_tokenizer() -> None:
+    def data(tokenizer: str, separator: int | None = None, **begin_token: object) -> dict:
+        return {"data": {"tokenizer": tokenizer, "separator": separator, **begin_token}}
+
+    file, filled_in = "/data/tokenizer.json", data("/data/tokenizer.json", 1, begin_token=2)
+    assert differences(data(file, begin_token="tokenizer"), filled_in) == []
+    assert differences(filled_in, data(file, begin_token="tokenizer")) == []
+    assert differences(data(file), data(file, 1, begin_token="none")) == [], "an earlier build began with nothing"
+    assert differences(data(file), filled_in) == ["data.begin_token was 'none' and is 2"]
+    assert differences(filled_in, data(file, 0, begin_token=2)) == ["data.separator was 1 and is 0"]
+    assert differences(data("bytes", begin_token="tokenizer"), data("bytes", begin_token="none")) == []
+    assert differences(data("bytes"), data("bytes", begin_token="tokenizer")) == []
+    assert differences(data("bytes"), data("bytes", 0)) == ["data.separator was None and is 0"]
+    assert differences(data("bytes", begin_token="tokenizer"), data("bytes", begin_token=0)) != []

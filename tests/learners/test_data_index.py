@@ -66,8 +66,10 @@ def folder(tmp_path_factory) -> Path:
     (folder / "reserved.jsonl").write_bytes(lines(texts["r"]))
     words = [word for each in texts.values() for text in each for word in text.split()]
     vocabulary = {"</s>": SEPARATOR, **{word: 1 + number for number, word in enumerate(words)}}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "</s>"}
-    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
+    model = {"type": "WordLevel", "vocab": {**vocabulary, "<unk>": len(vocabulary)}, "unk_token": "<unk>"}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": SEPARATOR, "content": "</s>", "special": True, **plain}]
+    tokenizer = {"version": "1.0", "added_tokens": added, "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
 

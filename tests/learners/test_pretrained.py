@@ -233,6 +233,32 @@ def index_of(named: Any) -> Callable[[Path], None]:
     return overwritten("model.safetensors.index.json", json.dumps({"weight_map": named}).encode())
 
 
+def indexed_without(name: str) -> Callable[[Path], None]:
+    """With one tensor more in the file, of which the index says nothing."""
+
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        index_of(dict.fromkeys(tensors, "model.safetensors"))(folder)
+        save_file({**tensors, name: np.ones(3, np.float32)}, folder / "model.safetensors")
+
+    return change
+
+
+def in_two_sets(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors, folder / "model-1.safetensors")
+    index_of(dict.fromkeys(tensors, "model-1.safetensors"))(folder)
+
+
+def overwritten_config(was: bytes, becomes: bytes) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = (folder / "config.json").read_bytes()
+        assert was in content
+        (folder / "config.json").write_bytes(content.replace(was, becomes))
+
+    return change
+
+
 def piped(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
@@ -294,6 +320,32 @@ UNFIT = {
         "have also 'model.norm.bias'",
         "config.json describes",
     ),
+    "one more, which the index does not name": (
+        indexed_without("model.norm.bias"),
+        "have also 'model.norm.bias', which the model would drop",
+        "config.json describes",
+    ),
+    "a table that no release has written": (
+        tensors_changed(lambda all_: all_.update({"model.layers.0.self_attn.sinks": np.ones(2)})),
+        "have also 'model.layers.0.self_attn.sinks'",
+        "config.json describes",
+    ),
+    "neither text nor sight": (
+        of_sight(tensors_changed(lambda all_: all_.update({"audio_tower.x.bias": np.ones(2)}))),
+        "have also 'audio_tower.x.bias', which the model would drop",
+        "config.json describes",
+    ),
+    "an adapter beside": (
+        overwritten("adapter_config.json", b"{}"),
+        "has adapter_config.json: an adapter of PEFT, which would be dropped",
+        "merge_and_unload",
+    ),
+    "two sets of weights": (in_two_sets, "two sets of weights", "Remove the one"),
+    "an infinite number": (
+        overwritten_config(b'"rope_theta": 10000.0', b'"rope_theta": Infinity'),
+        "config.json describes no decoder: rope_theta",
+        "Mend config.json",
+    ),
     "another shape": (
         tensors_changed(lambda all_: all_.update({NORM: np.ones(7, np.float32)})),
         f"{NORM} as (7,)",
@@ -345,6 +397,90 @@ def test_weights_that_do_not_fit_are_refused_before_anything_starts(name: str, t
     assert remedy in problem.remedy
     assert len(str(problem)) < 2_000
     assert str(problem).isprintable()
+
+
+TIED = FAMILIES["qwen3"]
+HALVES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def tied_with(folder: Path, embed: str, head: str, row: int | None = None) -> None:
+    """The folder has tied weights and a head beside them, which differs in one number of ``row``, if that is given."""
+    exported(TIED, folder)
+    tensors: dict[str, Any] = load_file(folder / "model.safetensors")
+    values = tensors["model.embed_tokens.weight"].astype(HALVES[embed]).astype(np.float32)
+    tensors["model.embed_tokens.weight"] = values.astype(HALVES[embed])
+    other = values.astype(HALVES[head])
+    if row is not None:
+        other[row, 5] = other[row, 5] * 1.25
+    written(folder / "model.safetensors", {**tensors, "lm_head.weight": other})
+
+
+@pytest.mark.parametrize(("embed", "head"), [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_head_that_is_the_embeddings_once_more_is_passed_over(embed: str, head: str, tmp_path: Path) -> None:
+    tied_with(tmp_path, embed, head)
+    assert "unembed" not in weights(TIED, tmp_path).taken()
+
+
+@pytest.mark.parametrize(("embed", "head"), [("float32", "float32"), ("float32", "bfloat16"), ("float16", "float32")])
+def test_a_head_of_its_own_beside_tied_embeddings_is_refused(embed: str, head: str, tmp_path: Path) -> None:
+    tied_with(tmp_path, embed, head, row=9)
+    spec = parse_job(document(TIED, initial_weights=str(tmp_path)))
+    (problem,) = weights_problems(spec, AllowedRoots.only(tmp_path))
+    assert "lm_head.weight is not model.embed_tokens.weight: row 9 differs" in problem.message
+    assert "set tie_word_embeddings to false" in problem.remedy
+
+
+def test_of_a_large_head_blocks_are_compared_at_submission_and_all_before_the_first_step(tmp_path, monkeypatch) -> None:
+    row_bytes = 4 * 8
+    for name, value in (("COMPARED_BYTES", 4 * row_bytes), ("COMPARED_BLOCKS", 4), ("BLOCK_BYTES", 2 * row_bytes)):
+        monkeypatch.setattr(f"orchestrator.models.huggingface.weights.{name}", value)
+    for row in (1, 10):
+        (tmp_path / str(row)).mkdir()
+        tied_with(tmp_path / str(row), "float32", "float32", row)
+    with pytest.raises(UnfitWeights, match="row 10 differs"):
+        weights(TIED, tmp_path / "10")
+    read = weights(TIED, tmp_path / "1")
+    with pytest.raises(UnfitWeights, match="row 1 differs"):
+        read.taken(["final_norm"])
+
+
+def test_a_head_of_another_shape_beside_tied_embeddings_is_refused(tmp_path: Path) -> None:
+    exported(TIED, tmp_path)
+    tensors_changed(lambda tensors: tensors.update({"lm_head.weight": np.ones((3, 8), np.float32)}))(tmp_path)
+    with pytest.raises(UnfitWeights, match=r"lm_head.weight as \(3, 8\)"):
+        weights(TIED, tmp_path)
+
+
+def test_tables_that_follow_from_the_configuration_are_passed_over(tmp_path: Path) -> None:
+    exported(LLAMA, tmp_path)
+    tables = ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
+    tensors_changed(lambda tensors: tensors.update(dict.fromkeys(tables, np.ones(2, np.float32))))(tmp_path)
+    weights(LLAMA, tmp_path)
+
+
+def test_numbers_of_a_configuration_are_compared_as_float32_writes_them(tmp_path: Path) -> None:
+    scaling = {"kind": "llama3", "factor": 8.1, "low_frequency_factor": 1.1, "original_length": 32}
+    decoder = DecoderSection.model_validate(LLAMA.model_dump() | {"norm_epsilon": 1e-5, "rope_scaling": scaling})
+    exported(decoder, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: rounded(each) for name, each in value.items()}
+        return float(np.float32(value)) if isinstance(value, float) else value
+
+    assert rounded(config) != config
+    (tmp_path / "config.json").write_text(json.dumps(rounded(config)))
+    weights(decoder, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1.00001e-5}))
+    with pytest.raises(UnfitWeights, match=r"norm_epsilon 1\.00001e-05, and not 1e-05"):
+        weights(decoder, tmp_path)
+
+
+def test_an_infinite_number_where_nothing_depends_on_it_is_passed_over(tmp_path: Path) -> None:
+    exported(LLAMA, tmp_path)
+    overwritten_config(b'"torch_dtype"', b'"time_step_limit": [0.0, Infinity], "torch_dtype"')(tmp_path)
+    weights(LLAMA, tmp_path)
 
 
 STRANGE = (None, True, -1, 2**70, 1.5, float("nan"), "x", [], [1], ["full_attention"], {"a": 1}, {"full_attention": 3})
@@ -407,6 +543,6 @@ def test_presets_are_what_their_configurations_say() -> None:
 
 def test_a_plain_model_is_not_exported(tmp_path: Path) -> None:
     spec = parse_job(document(LLAMA) | {"model": {"preset": "nano"}}).model_dump(mode="json")
-    with pytest.raises(UnfitWeights, match="no decoder"):
+    with pytest.raises(UnfitWeights, match=r"its model is model\.preset 'nano', and only a decoder"):
         export.write(tmp_path / "merged", tmp_path, spec)
     assert list(tmp_path.iterdir()) == []

@@ -54,7 +54,7 @@ def load(path, **changes):
 
 
 def test_bytes_are_exported_as_a_tokenizer_that_makes_each_byte_its_token() -> None:
-    (content,) = [each for name, each in exported_files(None, "bytes", None).items() if name == "tokenizer.json"]
+    (content,) = [each for name, each in exported_files(None, None).items() if name == "tokenizer.json"]
     own = Tokenizer.from_str(content.decode())
     text = "".join(map(chr, range(0x250))) + " 日本  \n<s>"
     assert own.encode(text).ids == list(text.encode())
@@ -67,9 +67,9 @@ def test_a_separator_that_is_text_is_no_end_of_it(folder, name) -> None:
     end = end_of_text_of(file, None)
     assert end == file.end_of_text is not None
     assert end_of_text_of(file, 7) is None
-    config = json.loads(exported_files(file, name, end)["tokenizer_config.json"])
+    config = json.loads(exported_files(file, end)["tokenizer_config.json"])
     assert file.tokens[config["eos_token"]] == end
-    assert "eos_token" not in json.loads(exported_files(file, name, None)["tokenizer_config.json"])
+    assert "eos_token" not in json.loads(exported_files(file, None)["tokenizer_config.json"])
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "pieces.model"])
@@ -150,8 +150,9 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, name, content) -> None
 
 
 def test_a_file_that_only_looks_like_one_is_refused_when_its_library_reads_it(tmp_path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"model": {"vocab": {"</s>": 0}}}))
-    (tmp_path / "a.model").write_bytes(b"\n\x06\n\x04</s>")
+    special = [{"content": "</s>", "id": 0, "special": True}]
+    (tmp_path / "a.json").write_text(json.dumps({"model": {"vocab": {"</s>": 0}}, "added_tokens": special}))
+    (tmp_path / "a.model").write_bytes(b"\n\x08\n\x04</s>\x18\x03")
     for name in ("a.json", "a.model"):
         with pytest.raises(ConfigurationError, match="cannot read the file"):
             load(tmp_path / name).encode([b"text"])
@@ -208,7 +209,7 @@ def test_the_same_files_make_the_same_tokenizer_of_the_size_that_was_wanted(tmp_
     assert facts["vocabulary_size"] == 290
     known = tokenizer_file.read(AllowedRoots.only(tmp_path), str(tmp_path / "one"))
     assert (known.digest, known.vocabulary_size, known.end_of_text) == (facts["digest"], 290, 0)
-    ours = tokenizer.FromFile(known, 0, sentencepiece=False)
+    ours = tokenizer.FromFile(known, 0)
     (tokens,) = ours.encode(["⚓ any text ☃".encode()])
     assert Tokenizer.from_str(one.decode()).decode(tokens.tolist()) == "⚓ any text ☃"
 

@@ -2,13 +2,16 @@
 
 Theirs: transformers writes random small checkpoints of each model type, whole in float32, and in bfloat16 in several files;
 they are read here. Ours: small decoders of each family are exported as a job's result is, and transformers loads them, with
-their tokenizers in turn: of bytes, a tokenizer.json, SentencePiece's. Each line is the largest difference of a logit, in
-standard deviations of the logits. Exits with 1 if one is above ``GOAL``, or a text has other tokens there.
+their tokenizers in turn: of bytes, a tokenizer.json, SentencePiece's. Continued: a checkpoint of theirs goes through a job's
+export, and must have the context length, special tokens, generation config and chat template that it had. Each line is the
+largest difference of a logit, in standard deviations of the logits. Exits with 1 if one is above ``GOAL``, a text has other
+tokens there, or something was lost.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,13 +26,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from learners import tokenizer
 from learners.models.decoder import decoder, logits
+from orchestrator import tokenizer_file
 from orchestrator.bounds import BYTES
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
-from orchestrator.models.huggingface import export
+from orchestrator.models.huggingface import export, origin
 from orchestrator.models.huggingface.weights import Weights, described
 from orchestrator.models.presets import DECODERS
 from orchestrator.roots import EVERYTHING
+from tests.learners.tokenizers_of import FAMILIES
 
 PYTHON = Path(".cache/parity/bin/python")
 REFERENCE = Path(__file__).with_name("reference.py")
@@ -66,16 +71,23 @@ def main() -> int:
         own, jobs = {}, {}
         for number, name in enumerate(name for name in DECODERS if name.endswith(("20m", "-1b", "-8b"))):
             own[name], jobs[name] = exported(name, ours, tokens, trained[number % len(trained)])
+        continued(theirs / "llama-continued", ours)
         reference("measure", ours)
+        before, after = (json.loads((ours / name / "facts.json").read_text()) for name in ("before", "after"))
+        lost = {name: (fact, after[name]) for name, fact in before.items() if fact != after[name]}
         differences |= {f"export {name}": apart(own[name], np.load(ours / name / "logits.npy")) for name in own}
         retold = {name: told(job) == json.loads((ours / name / "ids.json").read_text()) for name, job in jobs.items()}
     for name, difference in differences.items():
         print(f"{name:40} {difference:.1e}{'' if difference <= GOAL else f'   above {GOAL:.0e}'}")
     print(f"largest difference {max(differences.values()):.1e} of {len(differences)} checkpoints (goal {GOAL:.0e})")
+    for name, (was, is_now) in lost.items():
+        print(f"continued {name:30} WAS {was} and is {is_now}")
+    if not lost:
+        print(f"continued {'llama':30} the same {', '.join(before)}")
     for name, job in jobs.items():
         alike = "the same tokens" if retold[name] else "OTHER TOKENS"
         print(f"tokenizer {name:30} {alike} of {len(TEXTS)} texts, {Path(job.data.tokenizer).name}")
-    return int(max(differences.values()) > GOAL or not all(retold.values()))
+    return int(max(differences.values()) > GOAL or not all(retold.values()) or bool(lost))
 
 
 def reference(command: str, folder: Path) -> None:
@@ -142,18 +154,41 @@ def exported(name: str, folder: Path, tokens: np.ndarray, path: str) -> tuple[np
     assert {each: array.shape for each, array in parameters.items()} == parameter_shapes(config)
     target, merged = folder / name, folder / f"{name}.safetensors"
     target.mkdir()
-    job = parse_job(
-        {
-            "islands": [{"node_group": "here"}],
-            "budget": {"steps": 1},
-            "model": {"decoder": config.model_dump(mode="json")},
-            "data": {"tokenizer": path},
-        }
-    )
+    job = job_of(config, path)
     save_file(parameters, merged)
     copy = None if path == BYTES else Path(path)
     export.write(merged, target, json.loads(job.model_dump_json()), copy)
     return computed(config, parameters, tokens), job
+
+
+def continued(checkpoint: Path, folder: Path) -> None:
+    """Write into ``folder`` the checkpoint with a tokenizer and chat template, ``before``, and a job's export, ``after``."""
+    before, after = folder / "before", folder / "after"
+    shutil.copytree(checkpoint, before)
+    generation = (before / "generation_config.json").read_text()
+    path = FAMILIES["llama 3, instructed"].write(before)
+    (before / "generation_config.json").write_text(json.dumps(json.loads(generation) | {"temperature": 0.6}))
+    (before / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ bos_token + m.content + eos_token }}{% endfor %}"
+    )
+    after.mkdir()
+    config = described(str(before), EVERYTHING)
+    save_file(Weights(config, str(before), EVERYTHING).taken(), folder / "continued.safetensors")
+    spec = json.loads(job_of(config, str(path)).model_dump_json())
+    file = tokenizer_file.read(EVERYTHING, str(path))
+    spec["data"] |= {"tokenizer_digest": file.digest, "separator": file.end_of_text, "begin_token": file.begin_of_text}
+    export.write(folder / "continued.safetensors", after, spec, path, origin.taken(str(before), EVERYTHING))
+
+
+def job_of(config: DecoderSection, tokenizer_path: str) -> JobSpec:
+    return parse_job(
+        {
+            "islands": [{"node_group": "here"}],
+            "budget": {"steps": 1},
+            "model": {"decoder": config.model_dump(mode="json")},
+            "data": {"tokenizer": tokenizer_path},
+        }
+    )
 
 
 def computed(config: DecoderSection, parameters: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The other side of ``make parity``, in an environment of its own: torch and transformers build and measure checkpoints.
 
     python reference.py build FOLDER      writes random small checkpoints of each model type, each with its logits
-    python reference.py measure FOLDER    writes the logits of each checkpoint in it, as transformers loads them, and the
-                                          tokens of ``texts.json`` as its tokenizer does, where it has one
+    python reference.py measure FOLDER    writes the logits of each checkpoint in it, as transformers loads them, and, where
+                                          it has a tokenizer, that one's tokens of ``texts.json`` and ``facts``
 
 Run as a file: nothing of ours can be imported here.
 """
@@ -70,6 +70,14 @@ def configurations() -> dict[str, transformers.PreTrainedConfig]:
             image_token_index=98,
         ),
         "llama": transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+        "llama-continued": transformers.LlamaConfig(
+            **{**SMALL, "vocab_size": 300},
+            max_position_embeddings=8192,
+            bos_token_id=0,
+            eos_token_id=[1, 3],
+            pad_token_id=2,
+            initializer_range=0.01,
+        ),
         "llama-tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
         "qwen3": transformers.Qwen3Config(**SMALL, tie_word_embeddings=True),
         "gemma3": transformers.Gemma3TextConfig(**gemma3, rope_parameters=linear),
@@ -108,10 +116,26 @@ def measure(folder: Path) -> None:
             np.save(config.parent / "logits.npy", model(tokens).logits.numpy())
         if (config.parent / "tokenizer_config.json").exists():
             tokenizer = transformers.AutoTokenizer.from_pretrained(config.parent)
-            assert tokenizer.eos_token_id == model.config.eos_token_id
+            ends = model.config.eos_token_id
+            assert tokenizer.eos_token_id in (ends if isinstance(ends, list) else [ends])
+            (config.parent / "facts.json").write_text(json.dumps(facts(model, tokenizer)))
             texts = json.loads((folder / "texts.json").read_text())
             ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
             (config.parent / "ids.json").write_text(json.dumps(ids))
+
+
+def facts(model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> dict[str, object]:
+    """What users of a checkpoint rely on besides its numbers."""
+    chat = [{"role": "user", "content": "Hello"}]
+    return {
+        "length": model.config.max_position_embeddings,
+        "ids": {name: getattr(model.config, f"{name}_token_id") for name in ("bos", "eos", "pad")},
+        "initializer_range": model.config.initializer_range,
+        "generation": model.generation_config.to_diff_dict(),
+        "tokens": {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")},
+        "text": tokenizer("Hello")["input_ids"],
+        "chat": tokenizer.apply_chat_template(chat, tokenize=False) if tokenizer.chat_template else None,
+    }
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ Both spellings of rotary positions are read: ``rope_theta`` and ``rope_scaling``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -76,6 +77,13 @@ UNKNOWN: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": (None, "gelu_pytorch_tanh"),
 }
 """Fields with the values that are understood: with any other the model is one that cannot be computed here."""
+TOLERANCE = 1e-6
+"""Of decimal numbers, relative: more than rounding to float32 changes, and less than anybody means."""
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+KEPT = ("attention_dropout", "initializer_range", "use_cache", "max_window_layers")
+"""Fields of a checkpoint that was continued which say nothing of its tensors."""
+LENGTHS: Mapping[str, int] = {"llama": 2_048, "qwen3": 32_768, "gemma3_text": 131_072, "qwen3_moe": 32_768}
+"""Positions that a type is for where its document says nothing."""
 LENGTH_MIN = 2_048
 """Positions that an exported model says it is for, at least."""
 
@@ -132,20 +140,28 @@ def _of_text(document: Document) -> Document:
     return {**inherited, **text, "model_type": wanted}
 
 
-def document_of(decoder: DecoderSection, length: int, end_of_text: int | None = None) -> dict[str, Any]:
-    """``config.json`` of this decoder, for texts of ``length`` tokens, of which ``end_of_text`` is the last.
+def text_document(document: Document) -> Document:
+    """What a document says of its language model, with what a model that also sees says above it."""
+    text = document.get("text_config")
+    return {**document, **text} if sees(document) and isinstance(text, Mapping) else document
 
-    Raises ConfigurationError if no type is like it.
+
+def document_of(
+    decoder: DecoderSection, length: int, ids: Document | None = None, origin: Document | None = None
+) -> dict[str, Any]:
+    """``config.json`` of this decoder, for texts of ``length`` tokens.
+
+    ``ids`` are special tokens, as ``eos_token_id``. ``origin`` is the text document of the checkpoint that was continued:
+    what it says and no tensor depends on is kept (``KEPT``), and its context length, if that is longer. Raises UnfitWeights
+    if no type is like the decoder.
     """
     kind = _type_of(decoder)
-    length = max(length, LENGTH_MIN)
+    length = max(length, LENGTH_MIN if origin is None else _length_of(origin))
     document: dict[str, Any] = {
         "architectures": [TYPES[kind]],
         "attention_bias": False,
-        **{
-            f"{name}_token_id": None for name in ("bos", "pad")
-        },  # types have numbers of their own where nothing is said
-        "eos_token_id": end_of_text,
+        # types have numbers of their own where nothing is said
+        **{name: (ids or {}).get(name) for name in IDS},
         "head_dim": decoder.head_size,
         "hidden_size": decoder.width,
         "intermediate_size": decoder.hidden_size or 4 * decoder.width,
@@ -183,6 +199,7 @@ def document_of(decoder: DecoderSection, length: int, end_of_text: int | None = 
             "num_experts_per_tok": experts.active,
             "router_aux_loss_coef": experts.balance_weight,
         }
+    document |= {name: origin[name] for name in KEPT if origin and name in origin}
     if unsaid := differences(decoder, decoder_of(document)):
         field, own, theirs = unsaid[0]
         raise UnfitWeights(
@@ -194,9 +211,20 @@ def document_of(decoder: DecoderSection, length: int, end_of_text: int | None = 
 
 
 def differences(decoder: DecoderSection, other: DecoderSection) -> list[tuple[str, Any, Any]]:
-    """The fields by which they compute something else, with both values."""
+    """The fields by which they compute something else, with both values; decimal numbers within ``TOLERANCE`` are alike."""
     own, theirs = _computed(decoder), _computed(other)
-    return [(name, own[name], theirs[name]) for name in own if own[name] != theirs[name]]
+    return [(name, own[name], theirs[name]) for name in own if not _alike(own[name], theirs[name])]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal, but for the last digits of decimal numbers: 1e-5 was often written as its float32, 9.999999747378752e-06."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE)
+    return bool(one == other)
 
 
 def _computed(decoder: DecoderSection) -> dict[str, Any]:
@@ -207,7 +235,7 @@ def _computed(decoder: DecoderSection) -> dict[str, Any]:
     del values["global_every"]
     if all(every):
         values["window"] = values["window_rope_theta"] = None
-    values["attention_scale"] = round(decoder.attention_scale or decoder.head_size**-0.5, 12)
+    values["attention_scale"] = decoder.attention_scale or decoder.head_size**-0.5
     if decoder.experts:
         del values["experts"]["balance_weight"]
     if decoder.rope_scaling and decoder.rope_scaling.kind == "linear":
@@ -329,6 +357,12 @@ def _scaling_document(decoder: DecoderSection) -> dict[str, Any] | None:
         "high_freq_factor": scaling.high_frequency_factor,
         "original_max_position_embeddings": scaling.original_length,
     }
+
+
+def _length_of(document: Document) -> int:
+    length = document.get("max_position_embeddings")
+    kind = str(document.get("model_type"))
+    return length if type(length) is int else LENGTHS.get(SEEING.get(kind, kind), LENGTH_MIN)
 
 
 def _type_of(decoder: DecoderSection) -> str:

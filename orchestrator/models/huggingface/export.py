@@ -14,49 +14,74 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.bounds import BYTES
 from orchestrator.errors import DataError, UnfitWeights
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, files, tokenizer
 from orchestrator.models.huggingface.files import TensorFile
 from orchestrator.models.huggingface.layout import Sources, sources_of
+from orchestrator.models.huggingface.origin import CONFIG, Origin
 from orchestrator.roots import EVERYTHING
-from orchestrator.sections import ModelSection
+from orchestrator.sections import BUILT_IN_TRAINER, ModelSection
 from orchestrator.tokenizer_file import read as read_tokenizer
 
 
-def write(source: Path, folder: Path, spec: Mapping[str, Any], tokenizer_path: Path | None = None) -> None:
-    """``folder`` has the files afterwards. ``source`` are parameters of the job that ``spec`` is the specification of.
+def write(
+    source: Path,
+    folder: Path,
+    spec: Mapping[str, Any],
+    tokenizer_path: Path | None = None,
+    origin: Origin | None = None,
+) -> list[str]:
+    """Write the files into ``folder`` and return what a user should know of them, in sentences.
 
-    ``tokenizer_path`` is a copy of ``data.tokenizer``, with its ending; without it a job whose tokens are no bytes is
-    written without one.
+    ``source`` are parameters of the job that ``spec`` is the specification of. ``tokenizer_path`` is a copy of
+    ``data.tokenizer``; without it a job whose tokens are no bytes is written without one. ``origin`` is what is kept of the
+    checkpoint that the job continued.
 
     Raises UnfitWeights, before anything is written, for a model that none of transformers' is like; DataError where the
     file has not this model's tensors.
     """
+    if problem := not_of_transformers(spec):
+        raise problem
     network = ModelSection.model_validate(spec["model"]).network
-    if not isinstance(network, DecoderSection):
-        raise UnfitWeights(
-            detail="model.preset or model.factory of the job is no decoder, and transformers has no such model.",
-            remedy="Export it as safetensors or orbax.",
-        )
-    data, tokenizer_file = spec["data"], None
+    assert isinstance(network, DecoderSection), "else there is a problem"
+    data, file = spec["data"], None
     if tokenizer_path is not None:
-        tokenizer_file = read_tokenizer(EVERYTHING, str(tokenizer_path.absolute()))
-    end_of_text = tokenizer.end_of_text_of(tokenizer_file, data["separator"])
-    document = configuration.document_of(network, data["sequence_length"], end_of_text)
+        file = read_tokenizer(EVERYTHING, str(tokenizer_path.absolute()))
+    special, notes = tokenizer.special_tokens_of(file, data, origin)
+    text = None if origin is None else origin.config
+    document = configuration.document_of(network, data["sequence_length"], special.ids, text)
     own = files.read_header(lambda: source.open("rb"))
     shapes = parameter_shapes(network)
     if shapes != {name: entry.shape for name, entry in own.entries.items()}:
         raise DataError(detail=f"{source} has not the tensors of the model that its specification describes.")
     sources = sources_of(network)
     tensors = {name: each.shape for each in sources.values() for name in each.names.values()}
-    with (folder / "model.safetensors").open("xb") as file:
-        files.write(file, tensors, _values(own, sources))
+    with (folder / "model.safetensors").open("xb") as out:
+        files.write(out, tensors, _values(own, sources))
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
-    if tokenizer_file is not None or data["tokenizer"] == BYTES:
-        for name, content in tokenizer.files_of(tokenizer_file, data["tokenizer"], end_of_text).items():
-            (folder / name).write_bytes(content)
+    for name, content in special.files.items():
+        (folder / name).write_bytes(content)
+    if origin is not None and configuration.sees(origin.mapping(CONFIG)):
+        notes.append(f"It is the language model alone of {origin.folder}, which also sees.")
+    return notes
+
+
+def not_of_transformers(spec: Mapping[str, Any]) -> UnfitWeights | None:
+    """Why no job of this specification has a model that transformers loads; None if it may have one."""
+    section = ModelSection.model_validate(spec["model"])
+    if isinstance(section.network, DecoderSection):
+        return None
+    if section.factory is not None:
+        what = f"its model is of model.factory {section.factory}"
+    elif spec["trainer"] != BUILT_IN_TRAINER:
+        what = f"its trainer is {spec['trainer']}, and model.decoder is not given"
+    else:
+        what = f"its model is model.preset {section.preset!r}"
+    return UnfitWeights(
+        detail=f"The job cannot be exported for transformers: {what}, and only a decoder is like a model of it.",
+        remedy="Export it as safetensors or orbax.",
+    )
 
 
 def _values(own: TensorFile, sources: Mapping[str, Sources]) -> Iterator[NDArray[np.float32]]:

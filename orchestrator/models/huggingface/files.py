@@ -54,19 +54,28 @@ class TensorFile:
     def read(self, name: str, index: tuple[int, ...] = ()) -> NDArray[np.float32]:
         """The tensor, or its part at ``index`` along the first axes, as float32. Raises DataError, OSError."""
         entry = self.entries[name]
-        dtype = np.dtype(TYPES[entry.dtype])
         shape = entry.shape[len(index) :]
         before = 0
         for number, length in zip(index, entry.shape, strict=False):
             before = before * length + number
+        return self._values(name, before * math.prod(shape), shape)
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        """What ``start`` to ``stop`` of the first axis has, as float32. Raises as ``read``."""
+        inner = self.entries[name].shape[1:]
+        return self._values(name, start * math.prod(inner), (stop - start, *inner))
+
+    def _values(self, name: str, before: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Values of a tensor, as many as ``shape`` has, behind the first ``before`` ones."""
+        entry = self.entries[name]
+        dtype = np.dtype(TYPES[entry.dtype])
         nbytes = math.prod(shape) * dtype.itemsize
         with self.open() as file:
-            file.seek(entry.start + before * nbytes)
+            file.seek(entry.start + before * dtype.itemsize)
             content = file.read(nbytes)
         if len(content) != nbytes:
             raise DataError(detail=f"the file with {shown(name)} became shorter while it was read.")
-        values = np.frombuffer(content, dtype).reshape(shape)
-        return values.astype(np.float32, copy=False)
+        return np.frombuffer(content, dtype).reshape(shape).astype(np.float32, copy=False)
 
 
 def read_header(open_file: Open, bytes_max: int = HEADER_BYTES_MAX) -> TensorFile:

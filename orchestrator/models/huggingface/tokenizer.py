@@ -1,40 +1,97 @@
-"""A job's tokenizer as the files by which transformers' ``AutoTokenizer`` loads it, beside an exported model.
+"""The tokenizer's side of an exported model: special tokens, and the files by which ``AutoTokenizer`` loads it.
 
-    tokenizer_config.json    the class that loads it, and the token behind a document
+    tokenizer_config.json    the class that loads it, and the tokens around a document
     tokenizer.json           as the job had it; of bytes, one that makes each byte its own token
     tokenizer.model          SentencePiece's, as the job had it
+    generation_config.json   of the checkpoint that the job continued, which ends also at the job's separator
+    chat_template.jinja, …   of that checkpoint, as they were
 
-The tokens of a text are those that the job trained on, but for control tokens: what a document says was text there, and
-transformers makes the token itself of a ``<|endoftext|>``. Refuses to know how the file came here.
+What the checkpoint has of its tokenizer is kept where the job has the same tokenizer. Else the tokens are those that the job
+trained with: the separator ends a text if it is a control token, and the token before documents begins one. The tokens of a
+text are those that the job trained on, but for control tokens: what a document says was text there, and transformers makes
+the token itself of a ``<|endoftext|>``. Refuses to know how the files came here.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.tokenizer_file import SENTENCEPIECE, TokenizerFile
+from orchestrator.bounds import BYTES
+from orchestrator.models.huggingface.configuration import IDS
+from orchestrator.models.huggingface.origin import GENERATION, OF_THE_TOKENIZER, TOKENIZER_CONFIG, Origin
+from orchestrator.tokenizer_file import TokenizerFile
 
-CONFIG, JSON, PIECES = "tokenizer_config.json", "tokenizer.json", "tokenizer.model"
+JSON, PIECES = "tokenizer.json", "tokenizer.model"
+SENTENCEPIECE_CLASS = "SentencePieceBackend"
+"""transformers' other classes split by rules of their own: this one asks SentencePiece."""
 VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 """Bytes that byte-level tokenizers write as the character of that number; the others follow from 256 on (GPT-2)."""
 
 
-def files_of(file: TokenizerFile | None, path: str, end_of_text: int | None) -> dict[str, bytes]:
-    """Their contents by name. ``path`` is the job's ``data.tokenizer``; None is the file of bytes.
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """``ids`` are those of config.json, ``files`` what lies beside it, by name."""
 
-    ``end_of_text`` is the token behind a document, where that is a token of the file's for nothing else.
+    ids: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+
+def special_tokens_of(
+    file: TokenizerFile | None, data: Mapping[str, Any], origin: Origin | None = None
+) -> tuple[SpecialTokens, list[str]]:
+    """What an export has of the tokenizer, and what a user should know of it.
+
+    ``file`` is that of the job; None where its tokens are bytes, or where it is not there any more. ``data`` is the job's
+    section.
+    """
+    end, begin = end_of_text_of(file, data["separator"]), begin_of_text_of(file, data.get("begin_token"))
+    ids: dict[str, Any] = {"eos_token_id": end, "bos_token_id": begin}
+    files = files_of(file, end, begin) if file is not None or data["tokenizer"] == BYTES else {}
+    if origin is None:
+        return SpecialTokens(ids, files), []
+    notes = [f"{name} of {origin.folder} was not kept: {reason}." for name, reason in sorted(origin.lost.items())]
+    if not _is_same(file, data, origin):
+        if dropped := [name for name in origin.files if name in (GENERATION, *OF_THE_TOKENIZER)]:
+            notes.append(
+                f"The job's tokenizer is not that of {origin.folder}, whose {', '.join(dropped)} are left out."
+            )
+        return SpecialTokens(ids, files), notes
+    ids |= {name: origin.config[name] for name in IDS if origin.config.get(name) is not None}
+    if file is not None:
+        files |= {name: origin.files[name].encode() for name in OF_THE_TOKENIZER if name in origin.files}
+        if file.is_sentencepiece and TOKENIZER_CONFIG in origin.files:
+            files[TOKENIZER_CONFIG] = _json(
+                {**origin.mapping(TOKENIZER_CONFIG), "tokenizer_class": SENTENCEPIECE_CLASS}
+            )
+    generation = origin.mapping(GENERATION)
+    ends = generation.get("eos_token_id") or ids["eos_token_id"]
+    ends = [*ends] if isinstance(ends, list) else [ends]
+    if end is not None and end not in ends:
+        generation["eos_token_id"] = [*(each for each in ends if each is not None), end]
+        notes.append(f"Generation ends also at token {end}, which stood behind each document.")
+    if generation:
+        files[GENERATION] = _json(generation)
+    return SpecialTokens(ids, files), notes
+
+
+def files_of(file: TokenizerFile | None, end_of_text: int | None, begin_of_text: int | None = None) -> dict[str, bytes]:
+    """The tokenizer's files by name; without a file, those of bytes.
+
+    ``end_of_text`` and ``begin_of_text`` are the tokens around a document, where they are control tokens.
     """
     config: dict[str, Any] = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
     if file is None:
-        return {CONFIG: _json(config), JSON: _json(_of_bytes())}
+        return {TOKENIZER_CONFIG: _json(config), JSON: _json(_of_bytes())}
     if end_of_text is not None:
-        config["eos_token"] = next(text for text, token in file.tokens.items() if token == end_of_text)
-    if path.endswith(SENTENCEPIECE):
-        # transformers' other classes split by rules of their own: this one asks SentencePiece
-        return {CONFIG: _json(config | {"tokenizer_class": "SentencePieceBackend"}), PIECES: file.content}
-    return {CONFIG: _json(config), JSON: file.content}
+        config["eos_token"] = file.text_of(end_of_text)
+    if begin_of_text is not None:
+        config |= {"bos_token": file.text_of(begin_of_text), "add_bos_token": True}
+    if file.is_sentencepiece:
+        return {TOKENIZER_CONFIG: _json(config | {"tokenizer_class": SENTENCEPIECE_CLASS}), PIECES: file.content}
+    return {TOKENIZER_CONFIG: _json(config), JSON: file.content}
 
 
 def end_of_text_of(file: TokenizerFile | None, separator: int | None) -> int | None:
@@ -43,6 +100,23 @@ def end_of_text_of(file: TokenizerFile | None, separator: int | None) -> int | N
         return None
     token = file.end_of_text if separator is None else separator
     return token if token in file.control_tokens else None
+
+
+def begin_of_text_of(file: TokenizerFile | None, begin_token: int | str | None) -> int | None:
+    """The token before the job's documents, where it is a control token."""
+    return (
+        begin_token
+        if file is not None and isinstance(begin_token, int) and begin_token in file.control_tokens
+        else None
+    )
+
+
+def _is_same(file: TokenizerFile | None, data: Mapping[str, Any], origin: Origin) -> bool:
+    """Whether the job has the checkpoint's tokenizer. A checkpoint without one has the ids of its model's vocabulary."""
+    if data["tokenizer"] == BYTES:
+        return False
+    digest = data.get("tokenizer_digest") or (None if file is None else file.digest)
+    return not origin.tokenizers or digest in origin.tokenizers.values()
 
 
 def _of_bytes() -> Mapping[str, Any]:
@@ -63,4 +137,4 @@ def _of_bytes() -> Mapping[str, Any]:
 
 
 def _json(document: Mapping[str, Any]) -> bytes:
-    return (json.dumps(document, indent=2) + "\n").encode()
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -5,15 +5,19 @@
     model.safetensors.index.json     which file has which, and these files beside it
 
 The folder and each file must lie below a root of data. Looking reads ``config.json``, the index and the files' headers;
-every tensor must be there with its shape, and nothing else that a model computes with. Of a model that also sees, the
-language model is taken, and what sees is passed over. What is wrong is UnfitWeights, with a remedy. Refuses to know who
-asks.
+every tensor must be there with its shape, and nothing else that a model computes with: what would be dropped is refused by
+its name. Only tables that follow from the configuration (``TABLES``) are passed over, and, of a model that also sees, what
+sees, which the log says. ``lm_head.weight`` beside tied embeddings must be the embeddings once more. What is wrong is
+UnfitWeights, with a remedy. Refuses to know who asks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
@@ -26,6 +30,7 @@ from orchestrator.errors import AtollError, ConfigurationError, DataError, Outsi
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, files
 from orchestrator.models.huggingface.files import Entry, TensorFile
+from orchestrator.models.huggingface.layout import WHOLE as WHOLE_TENSORS
 from orchestrator.models.huggingface.layout import Sources, sources_of, text_names
 from orchestrator.parameters.pieces import Piece, piece_named
 from orchestrator.roots import AllowedRoots, name_parts, open_data, shown
@@ -34,8 +39,20 @@ FIELD = "model.initial_weights"
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CONFIG_BYTES_MAX, INDEX_BYTES_MAX = 1 << 20, 32 << 20
 FILES_MAX = 1_000
-IDLE = ("rotary_emb.inv_freq", "lm_head.weight")
-"""Ends of names that old checkpoints have and no model needs: tables, and the embedding once more where it is tied."""
+AS_DESCRIBED = "Use weights of the model that config.json describes, saved by transformers."
+TABLES = re.compile(
+    r"(?:model\.(?:layers\.\d+\.self_attn\.)?rotary_emb(?:_local)?\.(?:\w*inv_freq|cos_cached|sin_cached)|model\.embed_tokens\.embed_scale)"
+)
+"""Tensors that old checkpoints have and that follow from their ``config.json``."""
+SIGHT = re.compile(r"(?:model\.)?(?:vision_tower\.|multi_modal_projector\.|image_newline$)")
+"""How names of what sees begin, in the types that are read."""
+ADAPTER = "adapter_config.json"
+EMBED, HEAD = WHOLE_TENSORS["embed"], WHOLE_TENSORS["unembed"]
+COMPARED_BYTES, COMPARED_BLOCKS = 64 << 20, 64
+"""So much of a head, in so many blocks, is compared with the embeddings when a job is submitted; all of it before step 1."""
+BLOCK_BYTES = 16 << 20
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +79,39 @@ class Weights:
         self._folder = folder
         document = _document(folder, roots)
         require_same(decoder, configuration.decoder_of(document))
+        _refuse_adapter(folder, roots)
         self._tensors = _tensors_by_name(folder, roots)
         if configuration.sees(document):
             self._tensors = _of_text(self._tensors)
         _require_tensors(self._sources, self._tensors)
+        self._uncompared = decoder.tied_embeddings and HEAD in self._tensors
+        if self._uncompared:
+            self._require_equal_head(COMPARED_BYTES)
 
     def taken(self, pieces: Iterable[str] | None = None) -> dict[str, NDArray[np.float32]]:
         """These pieces by name, or all tensors. Raises UnfitWeights where they cannot be read, or are no numbers.
 
         Of a stacked tensor only the layers or experts of a piece are read.
         """
+        if self._uncompared:
+            self._require_equal_head()
+            self._uncompared = False
         return {name: self._piece(piece_named(name)) for name in (self._shapes if pieces is None else pieces)}
+
+    def _require_equal_head(self, bytes_max: float = math.inf) -> None:
+        """Raises UnfitWeights where ``lm_head.weight`` is not the embeddings, as far as ``bytes_max`` of each show it."""
+        embed, head = self._tensors[EMBED], self._tensors[HEAD]
+        try:
+            row = _differing_row(embed, head, bytes_max)
+        except (OSError, DataError) as error:
+            raise _unreadable(self._folder, error) from error
+        if row is not None:
+            raise UnfitWeights(
+                detail=f"config.json has tie_word_embeddings true, and {HEAD} is not {EMBED}: row {row:,} differs. A tied "
+                "model would drop it.",
+                remedy="If the model has a head of its own, set tie_word_embeddings to false in config.json and "
+                "tied_embeddings to false in model.decoder; else save the weights anew without it.",
+            )
 
     def _piece(self, piece: Piece) -> NDArray[np.float32]:
         sources, shape = self._sources[piece.tensor], self._shapes[piece.tensor]
@@ -105,9 +144,22 @@ def described(folder: str, roots: AllowedRoots) -> DecoderSection:
 def _document(folder: str, roots: AllowedRoots) -> dict[str, Any]:
     content = _content(folder, CONFIG, roots, CONFIG_BYTES_MAX)
     try:
-        return documents.mapping(documents.read_json(content, documents.REQUEST, CONFIG), CONFIG)
+        return documents.mapping(documents.read_json(_finite(content), documents.REQUEST, CONFIG), CONFIG)
     except ConfigurationError as error:
         raise UnfitWeights(detail=str(error), remedy="Mend config.json.") from error
+
+
+def _finite(content: bytes) -> bytes | str:
+    """The same document with texts in the place of NaN and Infinity, which Python writes into JSON.
+
+    Where nothing depends on such a field it does no harm, and elsewhere a text is refused with the field's name.
+    """
+    if b"NaN" not in content and b"Infinity" not in content:
+        return content
+    try:
+        return json.dumps(json.loads(content, parse_constant=str))
+    except (ValueError, RecursionError):
+        return content
 
 
 def require_same(decoder: DecoderSection, theirs: DecoderSection) -> None:
@@ -140,7 +192,14 @@ def _tensors_by_name(folder: str, roots: AllowedRoots) -> dict[str, Source]:
             raise UnfitWeights(
                 detail=f"{INDEX} says that {shown(file)} has {shown(tensor)}, which it has not.", remedy="Copy it anew."
             )
-    return {tensor: opened[file][tensor] for tensor, file in named.items()}
+    if WHOLE not in opened and _is_there(folder, WHOLE, roots):
+        raise UnfitWeights(
+            detail=f"{shown(folder)} has {WHOLE}, and {INDEX} of other files: two sets of weights, of which one would be "
+            "dropped.",
+            remedy="Remove the one that is not meant.",
+        )
+    unnamed = {tensor: source for tensors in opened.values() for tensor, source in tensors.items()}
+    return {**unnamed, **{tensor: opened[file][tensor] for tensor, file in named.items()}}
 
 
 def _tensors_of(
@@ -169,8 +228,15 @@ def _index(folder: str, roots: AllowedRoots) -> dict[str, str] | None:
 
 
 def _of_text(tensors: Mapping[str, Source]) -> dict[str, Source]:
-    """The language model's, by the names that they have where it is alone. Raises UnfitWeights where one is there twice."""
+    """The language model's, by the names that they have where it is alone.
+
+    Raises UnfitWeights where one is there twice, or one is neither the language model's nor of what sees.
+    """
     by_name = text_names(tensors)
+    others = set(tensors).difference(*by_name.values())
+    if strange := [name for name in others if not SIGHT.match(name)]:
+        raise _strange(strange)
+    log.warning("%d tensors of what sees are passed over: the language model alone is trained", len(others))
     if twice := next((names for names in by_name.values() if len(names) > 1), None):
         raise UnfitWeights(
             detail=f"the weights have {' and '.join(map(shown, sorted(twice)))}, which are one tensor of the language "
@@ -183,14 +249,12 @@ def _of_text(tensors: Mapping[str, Source]) -> dict[str, Source]:
 def _require_tensors(sources: Mapping[str, Sources], entries: Mapping[str, Source]) -> None:
     wanted = {theirs: source.shape for source in sources.values() for theirs in source.names.values()}
     missing = [name for name in wanted if name not in entries]
-    strange = [name for name in entries if name not in wanted and not name.endswith(IDLE)]
-    for problem, names in (("lack", missing), ("have also", strange)):
-        if names:
-            more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-            raise UnfitWeights(
-                detail=f"the weights {problem} {', '.join(map(shown, sorted(names)[:3]))}{more}.",
-                remedy="Use weights of the model that config.json describes, saved by transformers.",
-            )
+    if missing:
+        raise UnfitWeights(detail=f"the weights lack {_listed(missing)}.", remedy=AS_DESCRIBED)
+    if HEAD not in wanted and HEAD in entries:
+        wanted = {**wanted, HEAD: wanted[EMBED]}  # the embeddings once more
+    if strange := [name for name in entries if name not in wanted and not TABLES.fullmatch(name)]:
+        raise _strange(strange)
     for name, shape in wanted.items():
         entry = entries[name].entry
         if entry.shape != shape or entry.dtype not in files.TYPES:
@@ -199,6 +263,62 @@ def _require_tensors(sources: Mapping[str, Sources], entries: Mapping[str, Sourc
                 f"{', '.join(files.TYPES)}.",
                 remedy="Use weights of the model that config.json describes, not quantised.",
             )
+
+
+def _strange(names: Sequence[str]) -> UnfitWeights:
+    return UnfitWeights(
+        detail=f"the weights have also {_listed(names)}, which the model would drop.",
+        remedy=AS_DESCRIBED,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return f"{', '.join(map(shown, sorted(names)[:3]))}{more}"
+
+
+def _differing_row(one: Source, other: Source, bytes_max: float) -> int | None:
+    """The first row by which two matrices of one shape differ, among blocks of rows that have ``bytes_max`` of each.
+
+    Where their types differ, the finer is rounded to the coarser.
+    """
+    rows, width = one.entry.shape
+    row_bytes = 4 * max(1, width)
+    step = max(1, min(rows, BLOCK_BYTES // row_bytes))
+    starts: Iterable[int] = range(0, rows, step)
+    if rows * row_bytes > bytes_max:
+        step = max(1, int(bytes_max) // COMPARED_BLOCKS // row_bytes)
+        starts = sorted({round(at * (rows - step) / (COMPARED_BLOCKS - 1)) for at in range(COMPARED_BLOCKS)})
+    coarser = min((one, other), key=lambda source: np.dtype(files.TYPES[source.entry.dtype]).itemsize)
+    dtype = files.TYPES[coarser.entry.dtype]
+    for start in starts:
+        with np.errstate(over="ignore"):
+            own, theirs = (
+                each.file.rows(each.name, start, min(start + step, rows)).astype(dtype).astype(np.float32)
+                for each in (one, other)
+            )
+        same = (own == theirs) | (np.isnan(own) & np.isnan(theirs))
+        if not same.all():
+            return start + int(np.flatnonzero(~same.all(axis=1))[0])
+    return None
+
+
+def _refuse_adapter(folder: str, roots: AllowedRoots) -> None:
+    if _is_there(folder, ADAPTER, roots):
+        raise UnfitWeights(
+            detail=f"{shown(folder)} has {ADAPTER}: an adapter of PEFT, which would be dropped.",
+            remedy="Merge it into the weights (merge_and_unload of peft) and save them, or take it out of the folder.",
+        )
+
+
+def _is_there(folder: str, name: str, roots: AllowedRoots) -> bool:
+    try:
+        _opened(folder, name, roots).close()
+    except FileNotFoundError:
+        return False
+    except (OSError, DataError, UnfitWeights):
+        return True
+    return True
 
 
 def _content(folder: str, name: str, roots: AllowedRoots, bytes_max: int, *, missing: bool = False) -> Any:
