@@ -22,6 +22,8 @@ UNKNOWN = -1
 
 log = logging.getLogger(__name__)
 
+LINE_BYTES, LINES_PER_PIECE = 32, 16
+"""Read back at most: islands of one node that count the same piece write a line each."""
 WRITTEN_TOGETHER = 64
 MANY = 64
 
@@ -64,8 +66,11 @@ class TokenCounts:
                 self._path = None
 
     def _read_back(self) -> None:
+        if self._path is None:
+            return
         try:
-            content = self._path.read_bytes() if self._path is not None else b""
+            with open(self._path, "rb") as file:
+                content = file.read(LINES_PER_PIECE * LINE_BYTES * len(self._known))
         except OSError:
             return
         for line in content.splitlines():
