@@ -105,7 +105,7 @@ class Streamed:
         Raises ConfigurationError where there is too little for so many shards, or an index does not fit; so does a draw.
         """
         cut_into = data_lanes.first_count(self._spec.get("legs", ()), shard_count)
-        shards, seed = cache(self._shards), self._spec["seed"]
+        shards, seed = cache(self.sections), self._spec["seed"]
         groups = _Groups(self._group_text)
 
         @cache
@@ -133,6 +133,10 @@ class Streamed:
             return np.stack(drawn).astype(np.int32)
 
         return draw
+
+    def sections(self, shard: int, count: int) -> list[Sections]:
+        """What a shard has of each source."""
+        return [self._sections(number, shard, count) for number in range(len(self._located))]
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
         """Batches of one source each, all of one shape; any number of the first ones has about each source's share."""
@@ -362,10 +366,6 @@ class Streamed:
             return ""
         (path, _), reason = unreadable[0]
         return f" {len(unreadable):,} records and pieces cannot be read; of {shown(path)}: {reason}."
-
-    def _shards(self, shard: int, count: int) -> list[Sections]:
-        """What a shard has of each source."""
-        return [self._sections(number, shard, count) for number in range(len(self._located))]
 
     def _sections(self, number: int, shard: int, count: int) -> Sections:
         source, tokens = self._located[number], self._tokens[number]

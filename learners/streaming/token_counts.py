@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 LINE_BYTES, LINES_PER_PIECE = 32, 16
 """Read back at most: islands of one node that count the same piece write a line each."""
 WRITTEN_TOGETHER = 64
-MANY = 64
+MANY = 256
 
 Count = Callable[[Sequence[int]], Iterable[tuple[int, int]]]
 """The tokens of pieces, each with its number. They are read for it."""
@@ -45,7 +45,7 @@ class TokenCounts:
         missing = pieces[self._known[pieces] == UNKNOWN].tolist()
         counted = list[tuple[int, int]]()
         if len(missing) >= MANY:
-            log.warning("%d pieces are read to count their tokens, before the next sequence is drawn", len(missing))
+            log.info("%d pieces are read to count their tokens, before the next sequence is drawn", len(missing))
         try:
             for piece, tokens in count(missing) if missing else ():
                 if self._known[piece] == UNKNOWN:  # two threads may count the same piece
