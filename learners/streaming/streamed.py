@@ -123,6 +123,7 @@ class Streamed:
                 group, within = section.place(place.number)
                 first = group.offset + within * self._length
                 window = groups.window((shard, source), place.section, source, section, group, first, self._length + 1)
+                groups.count_ahead((shard, source), sections, place, rank)
             except NoSequence as error:
                 raise self._no_sequence(source, error) from error
             self._drawn.add((shard, source), sections, place, window)
@@ -498,7 +499,9 @@ class _Groups:
     def __init__(self, read: Callable[[int, Group], GroupText]) -> None:
         self._read = read
         self._threads = ThreadPoolExecutor(READERS, "text")
+        self._counting = ThreadPoolExecutor(1, "counting")
         self._present: dict[tuple[int, int], _Present] = {}
+        self._ahead: dict[tuple[int, int], tuple[int, int]] = {}
 
     def window(
         self,
@@ -518,6 +521,18 @@ class _Groups:
         more = present.following.result().window(0, count - len(window.tokens))
         tokens = np.concatenate([window.tokens, more.tokens])
         return Window(tokens, window.is_repeated, window.omitted + more.omitted)
+
+    def count_ahead(self, whose: tuple[int, int], sections: Sections, place: Place, number: int) -> None:
+        """While sequence ``number`` and its neighbours are drawn, count what the next section needs.
+
+        On a node that is new in a later epoch that is all of the section, and may take longer than a step should.
+        """
+        if len(sections.sections) == 1 or self._ahead.get(whose) == (place.epoch, place.section):
+            return
+        self._ahead[whose] = place.epoch, place.section
+        following = sections.place(number - place.rank + sections.quotas[place.section])
+        # what cannot be read is raised again when it is drawn
+        self._counting.submit(sections.sections[following.section].place, following.number)
 
     def _moved_to(
         self, whose: tuple[int, int], section_number: int, source: int, section: Section, group: Group

@@ -16,6 +16,7 @@ import zstandard
 from learners import jax_trainer
 from learners.streaming import files, order, streamed
 from learners.text import Text
+from learners.tokenizer import Bytes
 from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.roots import AllowedRoots
@@ -156,6 +157,54 @@ def test_sources_are_mixed_by_their_weights(make_text) -> None:
     counts = documents_of(list(map(make_text().draw(0, 1), range(256))))
     web = sum(count for name, count in counts.items() if name[0] == "w")
     assert web / counts.total() == pytest.approx(0.75, abs=0.02)
+
+
+def windows_of(draw, first: int, count: int) -> list[bytes]:
+    return [bytes(row[1:]) for number in range(first, count) for row in draw(number).astype(np.uint8)]
+
+
+@pytest.mark.parametrize("sample", [0.8, 1.0, 1.3])
+def test_what_is_drawn_twice_of_a_part_in_sections_is_counted_and_what_is_passed_over_comes_next(
+    make_text, folder, monkeypatch, sample
+) -> None:
+    """The sample is right, or promises too much or too little."""
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)
+    monkeypatch.setattr(order, "SECTION_BYTES", 20_000)
+    sampled = streamed.Streamed._sampled
+
+    def wrong(self, *of):
+        tokens, stored = sampled(self, *of)
+        return int(tokens * sample), stored
+
+    monkeypatch.setattr(streamed.Streamed, "_sampled", wrong)
+    sources = [{"name": "code", "files": [str(folder / "code-0.jsonl")]}]
+    text = make_text(sources=sources, batch_size=1)
+    (sections,) = streamed.Streamed(text.spec, text.spec["roots"], Bytes()).sections(0, 1)
+    assert len(sections.sections) > 2
+    epoch = sum(sections.quotas)
+    for section in sections.sections:
+        section.place(10_000)
+    draw = text.draw(0, 1)
+    drawn = windows_of(draw, 0, epoch)
+    once = len(set(drawn))
+    draw(epoch)  # the next section, or the same again: what is left of the last one is known
+    has, flaws = sum(section.sequence_count for section in sections.sections), text.flaws()
+    assert flaws.repeated_sequences == pytest.approx(epoch - once, abs=5)
+    assert (once < 0.9 * epoch) == (sample > 1)
+    assert flaws.omitted_sequences == pytest.approx(has - once, abs=0.02 * has)
+    if sample < 1:
+        following = windows_of(draw, epoch, 2 * epoch)
+        assert len({*drawn, *following}) > 0.98 * has, "what was passed over was not drawn next"
+
+
+def test_what_was_not_drawn_of_a_promise_is_not_counted(make_text, folder, monkeypatch) -> None:
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)
+    monkeypatch.setattr(order, "SECTION_BYTES", 20_000)
+    monkeypatch.setattr(streamed, "SAMPLED_PIECES_MAX", 1)
+    text = make_text(batch_size=1)
+    list(map(text.draw(0, 1), range(50)))
+    flaws = text.flaws()
+    assert flaws.repeated_sequences + flaws.omitted_sequences == 0
 
 
 def test_islands_with_other_batches_and_in_other_numbers_go_on_behind_the_cursors(make_text) -> None:
