@@ -181,8 +181,8 @@ class Section:
         """Count pieces until the group of sequence ``number`` is known."""
         order, ends = self._order
         while not self._is_known(number) and not self._is_counted:
-            known, wanted = len(self._counted), self._pieces_wanted(number)
-            more = self._tokens_of(self._pieces[order[known:wanted]])
+            before, wanted = len(self._counted), self._pieces_wanted(number)
+            more = self._tokens_of(self._pieces[order[before:wanted]])
             self._counted = np.concatenate([self._counted, more])
             tokens = np.cumsum(self._counted)
             large = self._large(ends[ends <= wanted], tokens)
@@ -193,14 +193,14 @@ class Section:
     def _pieces_wanted(self, number: int) -> int:
         """How many pieces to count next: most of those before a sequence at once, and then no more than a group."""
         _, ends = self._order
-        known, total = len(self._counted), int(self._counted.sum())
-        group_end = int(ends[np.searchsorted(ends, known, side="right")])
+        count, total = len(self._counted), int(self._counted.sum())
+        group_end = int(ends[np.searchsorted(ends, count, side="right")])
         if not total:
             return group_end
         last = int(self._first.ends[-1]) if len(self._first.ends) else 0
-        if np.any((ends > last) & (ends <= known)):  # a group's end is known but for the tokens behind it
-            group_end = known + 1
-        far = min(number * self._length * known // total, 2 * known)
+        if np.any((ends > last) & (ends <= count)):  # a group's end is known but for the tokens behind it
+            group_end = count + 1
+        far = min(number * self._length * count // total, 2 * count)
         return min(max(group_end, far), len(self._pieces))
 
     # ── groups ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -70,11 +70,11 @@ class SourceTokens:
         """The tokens of these pieces, one piece behind the other, as many as were counted. Raises what reading raises."""
         counted = self.of(np.array(pieces, np.int64)).tolist()
         with self._lock:
-            found = {piece: self._held.pop(piece) for piece in pieces if piece in self._held}
-        found.update(self._read([piece for piece in pieces if piece not in found]))
+            texts = {piece: self._held.pop(piece) for piece in pieces if piece in self._held}
+        texts.update(self._read([piece for piece in pieces if piece not in texts]))
         parts, repeats, omissions, at = [], list[tuple[int, int]](), list[tuple[int, int]](), 0
         for piece, count in zip(pieces, counted, strict=True):
-            tokens = found[piece]
+            tokens = texts[piece]
             if len(tokens) != count:
                 self._misread(piece, count, len(tokens))
                 if len(tokens) < count:

@@ -21,8 +21,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -39,6 +38,7 @@ from learners.held_out import HeldOutBatch
 from learners.streaming import index
 from learners.streaming.documents import COMPRESSED, Reader, Unreadable, kind_of
 from learners.streaming.files import HELD_OUT, TRAINING, Files, located, rules
+from learners.streaming.groups import Groups
 from learners.streaming.held_out import HeldOut, digest, smallest
 from learners.streaming.order import Group, Mixture, NoSequence, Place, Section, Sections, divided, key
 from learners.streaming.source_tokens import GroupText, SourceTokens, Window
@@ -59,7 +59,6 @@ TOKEN_BYTES_MAX = 8
 """Of hardly any text a token has more, on average."""
 SOURCE_SEQUENCES_MIN = 4
 """Held out of a source with a small weight, so that its loss says something."""
-READERS = 2
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class Streamed:
         """
         cut_into = data_lanes.first_count(self._spec.get("legs", ()), shard_count)
         shards, seed = cache(self.sections), self._spec["seed"]
-        groups = _Groups(self._group_text)
+        groups = Groups(self._group_text)
 
         @cache
         def mixture(shard: int) -> Mixture:
@@ -283,8 +282,8 @@ class Streamed:
     def _source_tokens(self, number: int, counts: np.ndarray | TokenCounts) -> SourceTokens:
         source, separator = self._located[number], self._tokenizer.separator
 
-        def misread(piece: int, counted: int, found: int) -> None:
-            self._misread(source, piece, counted, found)
+        def misread(piece: int, counted: int, has: int) -> None:
+            self._misread(source, piece, counted, has)
             if isinstance(counts, TokenCounts):
                 counts.forget()
 
@@ -305,11 +304,11 @@ class Streamed:
         by = (held_out.limit, sorted(held_out.reserved))
         return kept_in(folder / "atoll" / "tokens", *of, *by) if changed else None
 
-    def _misread(self, source: Source, piece: int, counted: int, found: int) -> None:
+    def _misread(self, source: Source, piece: int, counted: int, has: int) -> None:
         """A piece with other tokens than were counted is one that cannot be read, which the job passes over or ends by."""
         pieces = source.files.pieces
         path, number, count = source.files.paths[pieces.file[piece]], int(pieces.number[piece]), pieces.count[piece]
-        reason = f"it has {found:,} tokens to train on, and {{}} has counted {counted:,}. {{}}"
+        reason = f"it has {has:,} tokens to train on, and {{}} has counted {counted:,}. {{}}"
         if self._is_indexed:
             reason = reason.format("data.index", index.ANEW)
         else:
@@ -483,90 +482,12 @@ class _Drawn:
         self._at[whose] = (place, count + 1)
 
 
-@dataclass(slots=True)
-class _Present:
-    """A group that is being drawn from, and the one that follows in its section."""
-
-    section: int
-    group: Group
-    text: Future[GroupText]
-    following: Future[GroupText]
-
-
-class _Groups:
-    """The tokens of each shard's and source's present group, and of the next one, which a thread reads meanwhile."""
-
-    def __init__(self, read: Callable[[int, Group], GroupText]) -> None:
-        self._read = read
-        self._threads = ThreadPoolExecutor(READERS, "text")
-        self._counting = ThreadPoolExecutor(1, "counting")
-        self._present: dict[tuple[int, int], _Present] = {}
-        self._ahead: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def window(
-        self,
-        whose: tuple[int, int],
-        section_number: int,
-        source: int,
-        section: Section,
-        group: Group,
-        first: int,
-        count: int,
-    ) -> Window:
-        """``count`` tokens from the ``first`` of a group, the last of them from the beginning of the next one."""
-        present = self._moved_to(whose, section_number, source, section, group)
-        window = present.text.result().window(first, count)
-        if len(window.tokens) == count:
-            return window
-        more = present.following.result().window(0, count - len(window.tokens))
-        tokens = np.concatenate([window.tokens, more.tokens])
-        return Window(tokens, window.is_repeated, window.omitted + more.omitted)
-
-    def count_ahead(self, whose: tuple[int, int], sections: Sections, place: Place, number: int) -> None:
-        """While sequence ``number`` and its neighbours are drawn, count what the next section needs.
-
-        On a node that is new in a later epoch that is all of the section, and may take longer than a step should.
-        """
-        if len(sections.sections) == 1 or self._ahead.get(whose) == (place.epoch, place.section):
-            return
-        self._ahead[whose] = place.epoch, place.section
-        following = sections.place(number - place.rank + sections.quotas[place.section])
-        # what cannot be read is raised again when it is drawn
-        self._counting.submit(sections.sections[following.section].place, following.number)
-
-    def _moved_to(
-        self, whose: tuple[int, int], section_number: int, source: int, section: Section, group: Group
-    ) -> _Present:
-        before = self._present.get(whose)
-        if before is not None and (before.section, before.group.number) == (section_number, group.number):
-            return before
-        text = None
-        if before is not None:
-            if before.section == section_number and before.group.number < group.number:
-                text = before.following if section.place(before.group.following)[0].number == group.number else None
-            if text is None:
-                before.following.cancel()
-        present = _Present(
-            section_number,
-            group,
-            text or self._threads.submit(self._read, source, group),
-            self._threads.submit(self._read_following, source, section, group),
-        )
-        self._present[whose] = present
-        return present
-
-    def _read_following(self, source: int, section: Section, group: Group) -> GroupText:
-        """Here and not before, because the pieces up to the end of that group may have to be counted for it."""
-        following, _ = section.place(group.following)
-        return self._read(source, following)
-
-
 def _has_tokens(tokens: SourceTokens, pieces: np.ndarray, least: int) -> bool:
     """Whether these pieces have so many tokens. No more of them are counted than that needs."""
-    found = 0
+    count = 0
     for piece in pieces:
-        found += int(tokens.of(np.array([piece]))[0])
-        if found >= least:
+        count += int(tokens.of(np.array([piece]))[0])
+        if count >= least:
             return True
     return False
 
