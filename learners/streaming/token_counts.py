@@ -56,7 +56,8 @@ class TokenCounts:
                     counted.clear()
         finally:
             self._keep(counted)
-        return self._known[pieces]
+        tokens_of: np.ndarray = self._known[pieces]
+        return tokens_of
 
     def forget(self) -> None:
         """Remove what is kept: the text is not what was counted. This life goes on with its numbers."""
