@@ -146,7 +146,7 @@ def _text() -> list[Panel]:
         ),
         curves(
             "Repeated and omitted text",
-            "Sequences a second that come twice in an epoch, or not at all, beside what their files promised.",
+            "Sequences a second that are drawn a second time in an epoch, or passed over in it.",
             "cps",
             Query(f"rate(atoll_island_repeated_sequences_total{{{JOB}}}[{RATE}])", "{{island}}, twice"),
             Query(f"rate(atoll_island_omitted_sequences_total{{{JOB}}}[{RATE}])", "{{island}}, omitted"),

@@ -159,7 +159,8 @@ class DataSection(Section):
     The commands of ``atoll`` take files relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). Every island's node must have or reach them, below a root (`atoll up --data`). So it is with
     ``tokenizer``: `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of SentencePiece; and with
-    ``index``, which `atoll data index` makes: with it every sequence of streamed text comes once in an epoch.
+    ``index``, which `atoll data index` makes. Without it islands count streamed text as they read it, and the length of an
+    epoch is estimated where an island's part of a source has more than 1 GiB.
     """
 
     source: Literal["builtin", "files", "streamed"] = "builtin"

@@ -133,9 +133,9 @@ _FAMILIES = (
         "counter",
         "atoll_island_repeated_sequences",
         ISLAND,
-        "Sequences read twice in an epoch. Much of the rate of all sequences: files of one source differ in density.",
+        "Sequences drawn a second time in an epoch. A rise: the text has changed, or is large and has no data.index.",
     ),
-    Family("counter", "atoll_island_omitted_sequences", ISLAND, "Sequences left out of an epoch, likewise."),
+    Family("counter", "atoll_island_omitted_sequences", ISLAND, "Sequences passed over in their epoch, likewise."),
     # ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────
     Family("gauge", "atoll_island_state", (*ISLAND, "state"), "1 for the state the island is in, 0 for the others."),
     Family("counter", "atoll_island_restarts", ISLAND, "Times the island was placed again. A steady rise: it flaps."),

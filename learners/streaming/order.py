@@ -1,9 +1,10 @@
 """Where a sequence of a streamed data set comes from: arithmetic over what is known without reading the text.
 
 A source's files are cut into *pieces* by their sizes alone, which belong to shards for the whole job. In each epoch a
-shard's pieces have another order; neighbours in it make *groups* of some megabytes, which are read as a whole. A group has
-as many sequences as its bytes promise, or an index has counted, so that the group of sequence k, and its place there, follow
-from k: no island has to count what it has read. Sources are mixed in blocks, in each of which every source has its share.
+shard's pieces have another order; neighbours in it make *groups* of some megabytes, which are read as a whole. Sequence k
+begins at token k · length of the epoch's text, so its group and its place there follow from k and the tokens of the pieces
+before: those of an index, or those that an island counts as far as it reads. Sources are mixed in blocks, in each of which
+every source has its share.
 
 All orders are by a hash of a number and a key (SplitMix64), so that they are the same wherever and whenever they are
 computed. Pure. Sources: SplitMix64 is Steele, Lea, Flood, OOPSLA 2014; the rest is ours.
@@ -11,7 +12,8 @@ computed. Pure. Sources: SplitMix64 is Steele, Lea, Flood, OOPSLA 2014; the rest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -23,8 +25,14 @@ PIECES_WANTED = 512
 """Of a source: so many that every shard has some, unless they would be too large or small."""
 GROUP_BYTES = 4 << 20
 """What is read, shuffled and held in memory together."""
+SECTION_BYTES = 1 << 30
+"""As much of a shard and source as an island may have to count again after a restart."""
 BLOCK_SEQUENCES = 1024
 """Of a shard: so many sequences hold every source's share."""
+
+
+TokensOf = Callable[[np.ndarray], np.ndarray]
+"""The tokens of pieces by their numbers, the end of each document counted as one: (pieces,) int64 both ways."""
 
 
 def key(*parts: object) -> int:
@@ -77,10 +85,11 @@ def listed(pieces: Pieces, name: str, what: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What is read together: ``pieces`` of the source, in this order. ``number`` counts a shard's groups over all epochs.
+    """Pieces of a source that are read together, in this order. ``number`` counts a section's groups over all epochs.
 
-    ``quota`` is how many sequences it is to give in this ``epoch``, and ``following`` the first sequence behind them. The
-    first one begins with the group's token ``offset``: an exact one before it may belong to the group before.
+    ``quota`` sequences begin in the group, in this ``epoch`` of its section, and ``following`` is the number of the first
+    sequence behind them. The first one begins at the group's token ``offset``: the tokens before it end the sequence that
+    began in the group before.
     """
 
     number: int
@@ -88,68 +97,203 @@ class Group:
     quota: int
     epoch: int
     following: int
-    offset: int = 0
+    offset: int
 
 
-class ShardOfSource:
-    """One shard's pieces of one source, epoch after epoch. ``tokens`` are those that each piece is thought to have.
+class NoSequence(Exception):
+    """All pieces were counted, and their ``token_count`` tokens are not one sequence."""
 
-    Where they are ``exact``, and count the end of each document, an epoch's pieces are one text, and its sequences lie in it
-    one behind the other: N tokens give (N − 1) // ``length`` of them, which no more than ``length`` tokens are left of. A
-    sequence is of the group in which it begins, and the last of a group goes on into the next one.
+    def __init__(self, token_count: int) -> None:
+        super().__init__(f"{token_count} tokens")
+        self.token_count = token_count
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The groups of one epoch, as far as they are known.
+
+    Group i ends before piece ``ends[i]`` of ``order``. Up to there ``begun[i]`` sequences begin in ``tokens[i]`` tokens.
     """
 
-    def __init__(
-        self, pieces: np.ndarray, sizes: np.ndarray, tokens: np.ndarray, length: int, by: int, exact: bool = False
-    ) -> None:
-        self._pieces, self._sizes, self._tokens, self._length, self._by = pieces, sizes, tokens, length, by
-        self._exact = exact
-        self.sequence_count = (int(tokens.sum()) - exact) // length
-        self._epoch = lru_cache(maxsize=2)(self._ordered)
+    order: np.ndarray
+    ends: np.ndarray
+    begun: np.ndarray
+    tokens: np.ndarray
+
+
+class Section:
+    """Pieces of one source and shard that are drawn as one text, epoch after epoch, every token once in each.
+
+    ``tokens_of`` returns the tokens of pieces, the end of each document counted as one. It may have to read them, so it is
+    asked for no more than a sequence needs: in the first epoch for the pieces up to its group and a little beyond. What it
+    returns for a piece must never change. An epoch's pieces lie one behind the other in an order of its own: N tokens give
+    (N − 1) // ``length`` sequences, and no more than ``length`` tokens are left over. A sequence belongs to the group in
+    which it begins; the last one of a group goes on into the next group. Safe for several threads.
+    """
+
+    def __init__(self, pieces: np.ndarray, sizes: np.ndarray, tokens_of: TokensOf, length: int, by: int) -> None:
+        self._pieces, self._sizes, self._tokens_of, self._length, self._by = pieces, sizes, tokens_of, length, by
+        self._order = self._ordered(0)
+        self._counted = np.zeros(0, np.int64)  # of the first epoch's pieces, in their order
+        self._first = _Layout(*self._order, np.zeros(0, np.int64), np.zeros(0, np.int64))
+        self._lock = threading.RLock()
+        self._layout = lru_cache(maxsize=2)(self._whole)
         self._group = lru_cache(maxsize=2)(self._made)
 
+    @property
+    def sequence_count(self) -> int | None:
+        """The sequences of an epoch; None until all pieces are counted."""
+        return self._sequences() if self._is_counted else None
+
+    @property
+    def sequence_count_expected(self) -> int:
+        """The same, expected from the pieces that are counted so far."""
+        counted_bytes = int(self._sizes[self._order[0][: len(self._counted)]].sum())
+        return int(self._counted.sum()) * int(self._sizes.sum()) // max(1, counted_bytes) // self._length
+
     def place(self, number: int) -> tuple[Group, int]:
-        """The group that sequence ``number`` of this shard and source is of, and its number there."""
-        epoch, within = divmod(number, self.sequence_count)
-        _, _, sums, _ = self._epoch(epoch)
-        index = int(np.searchsorted(sums, within, side="right"))
+        """The group of sequence ``number``, and its number there. Raises NoSequence, and what ``tokens_of`` raises."""
+        if not self._is_known(number):  # else draws need not wait for a thread that counts ahead
+            with self._lock:
+                self._count_up_to(number)
+        epoch, within = divmod(number, self._sequences()) if self._is_counted else (0, number)
+        begun = self._layout_of(epoch).begun
+        index = int(np.searchsorted(begun, within, side="right"))
         group, order = self._group(epoch, index)
-        return group, int(order[within - (int(sums[index - 1]) if index else 0)])
+        return group, int(order[within - (int(begun[index - 1]) if index else 0)])
+
+    # ── counting ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _is_counted(self) -> bool:
+        return len(self._counted) == len(self._pieces)
+
+    def _is_known(self, number: int) -> bool:
+        if self._is_counted:
+            return self._sequences() > 0
+        begun = self._first.begun
+        return len(begun) > 0 and number < int(begun[-1])
+
+    def _sequences(self) -> int:
+        return (int(self._counted.sum()) - 1) // self._length
+
+    def _count_up_to(self, number: int) -> None:
+        """Count pieces until the group of sequence ``number`` is known."""
+        order, ends = self._order
+        while not self._is_known(number) and not self._is_counted:
+            before, wanted = len(self._counted), self._pieces_wanted(number)
+            more = self._tokens_of(self._pieces[order[before:wanted]])
+            self._counted = np.concatenate([self._counted, more])
+            tokens = np.cumsum(self._counted)
+            large = self._large(ends[ends <= wanted], tokens)
+            self._first = _Layout(order, large, -(-tokens[large - 1] // self._length), tokens[large - 1])
+        if not self._is_known(number):
+            raise NoSequence(int(self._counted.sum()))
+
+    def _pieces_wanted(self, number: int) -> int:
+        """How many pieces to count next: most of those before a sequence at once, and then no more than a group."""
+        _, ends = self._order
+        count, total = len(self._counted), int(self._counted.sum())
+        group_end = int(ends[np.searchsorted(ends, count, side="right")])
+        if not total:
+            return group_end
+        last = int(self._first.ends[-1]) if len(self._first.ends) else 0
+        if np.any((ends > last) & (ends <= count)):  # a group's end is known but for the tokens behind it
+            group_end = count + 1
+        far = min(number * self._length * count // total, 2 * count)
+        return min(max(group_end, far), len(self._pieces))
+
+    # ── groups ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _made(self, epoch: int, index: int) -> tuple[Group, np.ndarray]:
         """A group, and the order in which its sequences are drawn."""
-        order, ends, sums, tokens = self._epoch(epoch)
-        first, before = (int(ends[index - 1]), int(sums[index - 1])) if index else (0, 0)
-        pieces = tuple(int(piece) for piece in self._pieces[order[first : int(ends[index])]])
-        quota = int(sums[index]) - before
+        layout = self._layout_of(epoch)
+        first, before = (int(layout.ends[index - 1]), int(layout.begun[index - 1])) if index else (0, 0)
+        pieces = tuple(int(piece) for piece in self._pieces[layout.order[first : int(layout.ends[index])]])
+        quota = int(layout.begun[index]) - before
         # there are never more groups than pieces, so that a number is of one group only
         number = epoch * len(self._pieces) + index
-        offset = before * self._length - int(tokens[index - 1]) if self._exact and index else 0
-        group = Group(number, pieces, quota, epoch, epoch * self.sequence_count + int(sums[index]), offset)
+        offset = before * self._length - int(layout.tokens[index - 1]) if index else 0
+        epoch_begins = epoch * self._sequences() if epoch else 0
+        group = Group(number, pieces, quota, epoch, epoch_begins + int(layout.begun[index]), offset)
         by = key("group", self._by, number)
         # the last sequence needs the next group as well, which is being read meanwhile
-        return group, np.append(shuffled(quota - 1, by), quota - 1) if self._exact else shuffled(quota, by)
+        return group, np.append(shuffled(quota - 1, by), quota - 1)
 
-    def _ordered(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The order of the pieces; behind which piece each group ends; and the sequences and tokens up to there."""
+    def _layout_of(self, epoch: int) -> _Layout:
+        return self._layout(epoch) if self._is_counted else self._first
+
+    def _whole(self, epoch: int) -> _Layout:
+        order, ends = self._ordered(epoch)
+        counted = np.zeros(len(self._pieces), np.int64)
+        counted[self._order[0]] = self._counted
+        tokens = np.cumsum(counted[order])
+        ends = np.append(self._large(ends[:-1], tokens), ends[-1])
+        begun = np.minimum(-(-tokens[ends - 1] // self._length), self._sequences())
+        return _Layout(order, ends, begun, tokens[ends - 1])
+
+    def _ordered(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The order of the pieces, and how many of them there are up to the end of each group."""
         order = shuffled(len(self._pieces), key("epoch", self._by, epoch))
         groups = (np.cumsum(self._sizes[order]) - 1) // GROUP_BYTES
-        ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(order))
-        tokens = np.cumsum(self._tokens[order])
-        if not self._exact:
-            return order, ends, tokens[ends - 1] // self._length, tokens[ends - 1]
-        ends = self._with_sequences(ends, tokens)
-        begun = np.minimum(-(-tokens[ends - 1] // self._length), self.sequence_count)
-        return order, ends, begun, tokens[ends - 1]
+        return order, np.append(np.flatnonzero(np.diff(groups)) + 1, len(order))
 
-    def _with_sequences(self, ends: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The ends of groups so large that a sequence begins in each, and that none goes on beyond the next one."""
+    def _large(self, ends: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """The ends of groups in each of which a sequence begins, and none goes on beyond the next group.
+
+        ``tokens`` are those up to the end of each piece. Where more follow, the same ends and perhaps more are found later.
+        """
         total, large, before = int(tokens[-1]), list[int](), 0
-        for end in ends[:-1].tolist():
+        for end in ends.tolist():
             if tokens[end - 1] - before >= self._length and total - tokens[end - 1] >= 2 * self._length:
                 large.append(end)
                 before = int(tokens[end - 1])
-        return np.array([*large, int(ends[-1])])
+        return np.array(large, np.int64)
+
+
+class Sections:
+    """One shard's pieces of one source: a section, or in a large source several, which are drawn one after the other.
+
+    Only the section at hand must be counted to know where a sequence is, so that what an island has to read after a restart
+    has a bound. Of several sections each gives its quota of sequences in an epoch, and goes on behind them in the next one:
+    whatever the quotas are, every place of a section is drawn before any is drawn again.
+    """
+
+    def __init__(self, sections: Sequence[Section], quotas: Sequence[int], by: int) -> None:
+        self.sections, self.quotas, self._by = sections, quotas, by
+        self._epoch = lru_cache(maxsize=2)(self._ordered)
+
+    def place(self, number: int) -> Place:
+        """Where sequence ``number`` is. Raises as ``Section.place``."""
+        if len(self.sections) == 1:
+            return Place(0, 0, number)
+        epoch, within = divmod(number, sum(self.quotas))
+        order, ends = self._epoch(epoch)
+        at = int(np.searchsorted(ends, within, side="right"))
+        section = int(order[at])
+        rank = within - (int(ends[at - 1]) if at else 0)
+        return Place(section, epoch, epoch * self.quotas[section] + rank, rank)
+
+    def _ordered(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        order = shuffled(len(self.sections), key("sections", self._by, epoch))
+        return order, np.cumsum(np.array(self.quotas, np.int64)[order])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Sequence ``number`` of a section. Of several sections it is the section's ``rank``-th in this ``epoch``."""
+
+    section: int
+    epoch: int
+    number: int
+    rank: int = 0
+
+
+def divided(sizes: np.ndarray) -> np.ndarray:
+    """The section of each of a shard's pieces, of about one size and at most ``SECTION_BYTES``: (pieces,) int64."""
+    behind = np.cumsum(sizes)
+    count = max(1, -(-int(behind[-1]) // SECTION_BYTES)) if len(sizes) else 1
+    return (behind - 1) * count // max(1, int(behind[-1]))
 
 
 class Mixture:

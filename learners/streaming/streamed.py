@@ -1,30 +1,32 @@
 """A streamed data set: the sequences of a shard by number, a few megabytes of its files in memory at a time.
 
 Responsible for turning what ``order`` says into tokens: groups of pieces are read and tokenised in a thread while steps go
-on, the group that follows before it is needed. How many sequences a group gives is promised before it is read: from its
-bytes, in a small source those of its text and in a large one those that are stored, and from how many tokens a sample of the
-source has for each; so a group with fewer repeats some, and of one with more some are left out, other ones in each epoch.
-Both are counted, and a few in a hundred. The sample is the same for all islands, so that they agree. With an index
-(``data.index``) nothing is promised: tokens were counted, the last sequence of a group goes on into the next one, and in an
-epoch every sequence of a shard comes once.
+on, the group that follows before it is needed. Where sequence k is follows from the tokens of the pieces before it. An index
+(``data.index``) has counted them all. Without one an island counts its own pieces as it reads them, keeps the numbers on its
+node (``token_counts``), and draws the same sequences: in an epoch every one of its shard comes once. When it begins again
+elsewhere it has to count what was drawn before, so a shard of more than ``SECTION_BYTES`` is drawn in sections, and how many
+sequences of a section an epoch has is estimated by a sample of the source.
 
 Which documents are held out follows from their content (``held_out``): whoever trains leaves these out wherever they are,
 and whoever measures reads pieces until it has found enough of them.
 
 What an island holds: two groups of each source (of each shard that it goes on with, after a resumption), as tokens of one,
-two or four bytes. What it has read when it begins: the sizes of all files, the sample or index, one group of each source;
-all of a source that is small; and what is measured of files that a source reserves.
+two or four bytes, and a few pieces that were counted ahead. What it has read when it begins: the sizes of all files, two
+groups of each source; all of a source that is small; a sample of one that is drawn in sections; what is measured of files
+that a source reserves; and, of what was drawn before, the pieces whose tokens are not known on this node.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil, inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,26 +37,28 @@ from learners.data import Draw, origins
 from learners.held_out import HeldOutBatch
 from learners.streaming import index
 from learners.streaming.documents import COMPRESSED, Reader, Unreadable, kind_of
-from learners.streaming.files import HELD_OUT, TRAINING, Files, located
+from learners.streaming.files import HELD_OUT, TRAINING, Files, located, rules
+from learners.streaming.groups import Groups
 from learners.streaming.held_out import HeldOut, digest, smallest
-from learners.streaming.order import Group, Mixture, ShardOfSource, key
+from learners.streaming.order import Group, Mixture, NoSequence, Place, Section, Sections, divided, key
+from learners.streaming.source_tokens import GroupText, SourceTokens, Window
+from learners.streaming.token_counts import TokenCounts, kept_in
 from learners.tokenizer import Tokenizer
 from orchestrator.core.vocabulary import DataFlaws
 from orchestrator.data_index import ratio_held_out
 from orchestrator.errors import ConfigurationError
-from orchestrator.roots import AllowedRoots, shown
+from orchestrator.roots import AllowedRoots, open_data, shown
 
-SAMPLED_PIECES, SAMPLED_PIECES_MAX = 3, 16
-"""Of each kind of file of a source: the first ones, and more where there is no text in these."""
+SAMPLED_PIECES, SAMPLED_PIECES_MAX, SAMPLED_DOCUMENTS = 3, 32, 2_000
+"""Of each kind of file of a source: the first pieces, and more until they have so many documents."""
+SEARCHED_PIECES_MAX = 1_024
+"""Looked at for a first document."""
 SEARCHED_BYTES = 256 << 20
 """So far a source is searched for documents that are held out by ratio."""
 TOKEN_BYTES_MAX = 8
 """Of hardly any text a token has more, on average."""
 SOURCE_SEQUENCES_MIN = 4
 """Held out of a source with a small weight, so that its loss says something."""
-READERS = 2
-LENDERS_MAX = 16
-"""Groups that are looked at for a sequence in the place of one that has none."""
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +76,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a source's first pieces say of it: ``tokens`` that each piece is thought to have, and how often each token is."""
+    """What a source's first pieces say of it: how often each token is, and ``tokens`` that each piece is thought to have."""
 
     tokens: np.ndarray
     token_counts: np.ndarray
@@ -85,23 +89,23 @@ class Streamed:
         self._spec, self._roots, self._tokenizer = spec, roots, tokenizer
         self._length = spec["data"]["sequence_length"]
         self._unreadable = Unreadable(spec["data"]["unreadable_max"])
-        self._is_exact = spec["data"]["index"] is not None
-        self._promises = _Promises()
+        self._is_indexed = spec["data"]["index"] is not None
+        self._drawn = _Drawn()
         self._listed: dict[str, list[list[tuple[int, int]]]] = {}
 
     def flaws(self) -> DataFlaws:
         """What was not read as it lies in the files, so far."""
-        repeated, omitted = self._promises.repeated, self._promises.omitted
+        repeated, omitted = self._drawn.repeated, self._drawn.omitted(self._length)
         return DataFlaws(len(self._unreadable.reasons), repeated, omitted, len(self._unreadable.cut))
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
         """How to draw a shard's batches.
 
-        Raises ConfigurationError where there is too little for so many shards, or an index does not fit.
+        Raises ConfigurationError where there is too little for so many shards, or an index does not fit; so does a draw.
         """
         cut_into = data_lanes.first_count(self._spec.get("legs", ()), shard_count)
-        shards, seed = cache(self._shards), self._spec["seed"]
-        groups = _Groups(self._tokens_of)
+        shards, seed = cache(self.sections), self._spec["seed"]
+        groups = Groups(self._group_text)
 
         @cache
         def mixture(shard: int) -> Mixture:
@@ -111,21 +115,28 @@ class Streamed:
 
         def sequence(shard: int, number: int) -> np.ndarray:
             source, rank = mixture(shard).source(number)
-            of_source = shards(shard, cut_into)[source]
-            group, within = of_source.place(rank)
-            if self._is_exact:
+            sections = shards(shard, cut_into)[source]
+            place = sections.place(rank)
+            section = sections.sections[place.section]
+            try:
+                group, within = section.place(place.number)
                 first = group.offset + within * self._length
-                return groups.window(shard, source, of_source, group, first, self._length + 1)
-            tokens = groups.tokens(shard, source, of_source, group)
-            available = max(1, (len(tokens) - 1) // self._length)
-            first = (within + group.epoch * group.quota) % available * self._length
-            return tokens[first : first + self._length + 1]
+                window = groups.window((shard, source), place.section, source, section, group, first, self._length + 1)
+                groups.count_ahead((shard, source), sections, place, rank)
+            except NoSequence as error:
+                raise self._no_sequence(source, error) from error
+            self._drawn.add((shard, source), sections, place, window)
+            return window.tokens
 
         def draw(number: int) -> np.ndarray:
             drawn = [sequence(*origin) for origin in origins(self._spec, shard_index, shard_count, number)]
             return np.stack(drawn).astype(np.int32)
 
         return draw
+
+    def sections(self, shard: int, count: int) -> list[Sections]:
+        """What a shard has of each source."""
+        return [self._sections(number, shard, count) for number in range(len(self._located))]
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
         """Batches of one source each, all of one shape; any number of the first ones has about each source's share."""
@@ -256,13 +267,53 @@ class Streamed:
         )
 
     @cached_property
-    def _tokens(self) -> list[np.ndarray]:
-        """Of each source the tokens that each piece trains with: counted by an index, or what a sample lets expect."""
-        if not self._is_exact:
-            return [sample.tokens for sample in self._samples]
-        files = {source.name: source.files for source in self._located}
-        counted = index.load(self._spec["data"], self._roots, self._tokenizer.digest, files)
-        return [counted[source.name].without(self._held_out.reserved) for source in self._located]
+    def _tokens(self) -> list[SourceTokens]:
+        """Of each source the tokens that each piece trains with: counted by an index, or when they are asked for."""
+        if self._is_indexed:
+            files = {source.name: source.files for source in self._located}
+            indexed = index.load(self._spec["data"], self._roots, self._tokenizer.digest, files)
+            counts = [indexed[source.name].without(self._held_out.reserved) for source in self._located]
+            return [self._source_tokens(number, counted) for number, counted in enumerate(counts)]
+        return [
+            self._source_tokens(number, TokenCounts(len(source.files.pieces), self._kept(source)))
+            for number, source in enumerate(self._located)
+        ]
+
+    def _source_tokens(self, number: int, counts: np.ndarray | TokenCounts) -> SourceTokens:
+        source, separator = self._located[number], self._tokenizer.separator
+
+        def misread(piece: int, counted: int, has: int) -> None:
+            self._misread(source, piece, counted, has)
+            if isinstance(counts, TokenCounts):
+                counts.forget()
+
+        return SourceTokens(counts, lambda pieces: self._read(source, pieces), separator, misread)
+
+    def _kept(self, source: Source) -> Path | None:
+        """Where this node keeps the counts of a source; None where there is no place for it."""
+        try:
+            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        except RuntimeError:  # nobody's home is known
+            return None
+        files, held_out = source.files, self._held_out
+        changed = []
+        for path in files.paths if folder.is_absolute() else ():
+            with suppress(OSError):
+                changed.append("" if "://" in path else _changed_at(self._roots, path))
+        of = (files.paths, files.sizes, changed, rules(files.paths), source.reader.text_field, self._tokenizer.digest)
+        by = (held_out.limit, sorted(held_out.reserved))
+        return kept_in(folder / "atoll" / "tokens", *of, *by) if changed else None
+
+    def _misread(self, source: Source, piece: int, counted: int, has: int) -> None:
+        """A piece with other tokens than were counted is one that cannot be read, which the job passes over or ends by."""
+        pieces = source.files.pieces
+        path, number, count = source.files.paths[pieces.file[piece]], int(pieces.number[piece]), pieces.count[piece]
+        reason = f"it has {has:,} tokens to train on, and {{}} has counted {counted:,}. {{}}"
+        if self._is_indexed:
+            reason = reason.format("data.index", index.ANEW)
+        else:
+            reason = reason.format("this island", "Files must not change while a job reads them")
+        self._unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
 
     @cached_property
     def _samples(self) -> list[Sample]:
@@ -270,111 +321,121 @@ class Streamed:
 
     def _sample(self, source: Source) -> Sample:
         """By a sample of each kind of file. Its pieces are read whole, as those of an island are."""
-        pieces, sizes = source.files.pieces, self._sizes(source)
-        order = source.files.order[sizes[source.files.order] > 0]
+        pieces, order = source.files.pieces, source.files.order
         sample = Sample(np.zeros(len(pieces), np.int64), np.zeros(self._tokenizer.vocabulary_size, np.int64))
         kinds = np.array([_stored_as(path) for path in source.files.paths])[pieces.file]
-        for kind in sorted(set(kinds[order])) or kinds[:1]:
-            token_count, byte_count = self._counted(source, order[kinds[order] == kind], sizes, sample.token_counts)
-            sample.tokens[kinds == kind] = sizes[kinds == kind] * token_count // byte_count
+        for kind in sorted(set(kinds[order])):
+            token_count, byte_count = self._sampled(source, order[kinds[order] == kind], sample.token_counts)
+            sizes = pieces.size[kinds == kind]
+            sample.tokens[kinds == kind] = (sizes * (token_count / byte_count)).astype(np.int64)
+        if not np.any(sample.token_counts):
+            raise self._no_text(source)
         return sample
 
-    def _sizes(self, source: Source) -> np.ndarray:
-        """What a piece's tokens are in proportion to: the bytes of its text, with one for each end, or as it is stored."""
-        if not source.files.is_small:
-            return source.files.pieces.size
-        listing, held_out = self._listing(source), self._held_out
-        trained = [sum(size + 1 for number, size in piece if not held_out.has_digest(number)) for piece in listing]
-        return np.array(trained, np.int64)
-
-    def _counted(
-        self, source: Source, pieces: np.ndarray, sizes: np.ndarray, token_counts: np.ndarray
-    ) -> tuple[int, int]:
-        """Tokens, and ``sizes``, of the first of these pieces. Their tokens are counted."""
-        token_count = byte_count = 0
-        for looked_at, piece in enumerate(pieces[:SAMPLED_PIECES_MAX]):
-            if looked_at >= SAMPLED_PIECES and token_count > looked_at:  # one of each is its end
+    def _sampled(self, source: Source, pieces: np.ndarray, token_counts: np.ndarray) -> tuple[int, int]:
+        """Tokens, and bytes as stored, of the first of these pieces. Their tokens are counted."""
+        token_count = byte_count = document_count = 0
+        for looked_at, piece in enumerate(pieces[:SEARCHED_PIECES_MAX].tolist()):
+            pieces_wanted = SAMPLED_PIECES if document_count >= SAMPLED_DOCUMENTS else SAMPLED_PIECES_MAX
+            if document_count and looked_at >= pieces_wanted:
                 break
-            tokens = joined(self._tokenizer, self._training_documents(source, int(piece)))
+            documents = self._training_documents(source, piece)
+            tokens = joined(self._tokenizer, documents)
             token_counts += np.bincount(tokens, minlength=len(token_counts))
-            token_count += len(tokens) + 1
-            byte_count += int(sizes[piece])
-        if token_count <= min(len(pieces), SAMPLED_PIECES_MAX):
-            detail = f"data.sources: the first pieces of {source.name} have no text to train on."
-            if unreadable := list(self._unreadable.reasons.items()):
-                (path, _), reason = unreadable[0]
-                detail += f" {len(unreadable):,} records and pieces cannot be read; of {shown(path)}: {reason}."
-            raise ConfigurationError(
-                detail=f"{detail} Look at its files, at text_field, and at how much of them is held out."
-            )
+            token_count += len(tokens) + bool(documents)
+            byte_count += int(source.files.pieces.size[piece])
+            document_count += len(documents)
         return token_count, byte_count
 
-    def _shards(self, shard: int, count: int) -> list[ShardOfSource]:
-        """What a shard has of each source."""
-        seed, shards = self._spec["seed"], []
-        for source, tokens in zip(self._located, self._tokens, strict=True):
-            mine = source.files.order[shard::count]
-            by, sizes = key(seed, shard, source.name), source.files.pieces.size[mine]
-            shards.append(ShardOfSource(mine, sizes, tokens[mine], self._length, by, self._is_exact))
-        return shards
+    def _no_text(self, source: Source) -> ConfigurationError:
+        detail = f"data.sources: the first pieces of {source.name} have no text to train on."
+        return ConfigurationError(
+            detail=f"{detail}{self._unread()} Look at its files, at text_field, and at how much of them is held out."
+        )
+
+    def _no_sequence(self, source_index: int, error: NoSequence) -> ConfigurationError:
+        name = self._located[source_index].name
+        detail = f"data.sources: an island's part of {name} has {error.token_count:,} tokens, and no sequence of "
+        return ConfigurationError(
+            detail=f"{detail}{self._length}.{self._unread()} Add text or files, or lower data.sequence_length; a document "
+            "belongs to one island whole, and so does a little that is compressed."
+        )
+
+    def _unread(self) -> str:
+        if not (unreadable := list(self._unreadable.reasons.items())):
+            return ""
+        (path, _), reason = unreadable[0]
+        return f" {len(unreadable):,} records and pieces cannot be read; of {shown(path)}: {reason}."
+
+    def _sections(self, number: int, shard: int, count: int) -> Sections:
+        source, tokens = self._located[number], self._tokens[number]
+        mine = source.files.order[shard::count]
+        sizes, by = source.files.pieces.size[mine], key(self._spec["seed"], shard, source.name)
+        section_of = np.zeros(len(mine), np.int64) if self._is_indexed else divided(sizes)
+        section_count = int(section_of.max(initial=0)) + 1
+        if section_count == 1:
+            return Sections([Section(mine, sizes, tokens.of, self._length, by)], [], by)
+        expected = self._samples[number].tokens[mine]
+        sections, quotas = [], []
+        for at in range(section_count):
+            own = section_of == at
+            sections.append(Section(mine[own], sizes[own], tokens.of, self._length, key("section", by, at)))
+            quotas.append(max(1, int(expected[own].sum()) // self._length))
+        log.warning(
+            "%s: this island's part has %.1f GiB and no data.index. An epoch of it is estimated to have %d sequences: "
+            "some may be drawn twice in an epoch, or only in the next one. Make an index with `atoll data index`",
+            source.name,
+            int(sizes.sum()) / (1 << 30),
+            sum(quotas),
+        )
+        return Sections(sections, quotas, by)
 
     def _require_enough(self, count: int) -> None:
-        """Every shard has a sequence of each source: else the job is refused, and not only the island whose shard it is."""
+        """Every shard has a sequence of each source: else the job is refused, and not only the island whose shard it is.
+
+        Of a large source without an index that is found by the island.
+        """
         for source, tokens in zip(self._located, self._tokens, strict=True):
-            least = min(int(tokens[source.files.order[shard::count]].sum()) for shard in range(count))
-            if least < self._length + self._is_exact:
+            shards = [source.files.order[shard::count] for shard in range(count)]
+            enough = all(map(len, shards))
+            if enough and (self._is_indexed or source.files.is_small):
+                enough = all(_has_tokens(tokens, shard, self._length + 1) for shard in shards)
+            if not enough:
+                if not any(_has_tokens(tokens, shard, 1) for shard in shards):
+                    raise self._no_text(source)
                 raise ConfigurationError(
                     detail=f"data.sources: {source.name} has {len(source.files.order)} pieces of text, which do not give "
                     f"each of {count} islands a sequence of {self._length} tokens. Add text or files, or lower "
                     "data.sequence_length; a line without end, and a little that is compressed, is all of one piece."
                 )
 
-    def _tokens_of(self, source_index: int, of_source: ShardOfSource, group: Group) -> np.ndarray:
-        """The tokens of a group, or, where hardly any of it can be read, of the next one that has a sequence.
+    def _group_text(self, source_index: int, group: Group) -> GroupText:
+        return self._tokens[source_index].text(group.pieces)
 
-        Raises as ``Reader.documents``; ConfigurationError where there is none in all of an epoch, or far ahead.
-        """
-        source = self._located[source_index]
-        if self._is_exact:
-            return np.concatenate([self._exact_tokens(source_index, piece) for piece in group.pieces])
-        tokens = self._read(source, group)
-        self._promises.kept(source.name, group, (len(tokens) - 1) // self._length)
-        lender = group
-        for _ in range(LENDERS_MAX):
-            if len(tokens) > self._length or lender.epoch > group.epoch + 1:
-                break
-            lender, _ = of_source.place(lender.following)
-            tokens = self._read(source, lender)
-        if len(tokens) <= self._length:
-            raise ConfigurationError(
-                detail=f"data.sources: {source.name} has no sequence of {self._length} tokens in an island's part of it, "
-                "as far as that can be read. Add text, or lower data.unreadable_max, which says what cannot be read."
-            )
-        return tokens
+    def _read(self, source: Source, pieces: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """The tokens of these pieces, the separator behind each document; a compressed file is decompressed once."""
+        by_file = dict[int, list[int]]()
+        for piece in pieces:
+            by_file.setdefault(int(source.files.pieces.file[piece]), []).append(piece)
+        for file, own in by_file.items():
+            if len(own) > 1 and source.files.paths[file].endswith(COMPRESSED):
+                yield from self._read_in_one_pass(source, file, own)
+            else:
+                yield from ((piece, self._with_ends(self._training_documents(source, piece))) for piece in own)
 
-    def _read(self, source: Source, group: Group) -> np.ndarray:
-        return joined(
-            self._tokenizer,
-            [document for piece in group.pieces for document in self._training_documents(source, piece)],
-        )
+    def _read_in_one_pass(self, source: Source, file: int, pieces: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        files, wanted = source.files, {int(source.files.pieces.number[piece]): piece for piece in pieces}
+        count = int(files.pieces.count[pieces[0]])
+        for number, documents in source.reader.pieces(files.paths[file], count, files.sizes[file]):
+            if number in wanted:
+                training = [text for text in documents if not self._held_out.has(text)]
+                yield wanted.pop(number), self._with_ends(training)
+            if not wanted:
+                return
 
-    def _exact_tokens(self, source_index: int, piece: int) -> np.ndarray:
-        """The tokens of a piece, the separator behind each document: as many as the index has of it, whatever is there.
-
-        Where that is another number, the piece counts as one that cannot be read, which the job passes over or ends by.
-        """
-        source, counted = self._located[source_index], int(self._tokens[source_index][piece])
-        documents = self._training_documents(source, piece)
+    def _with_ends(self, documents: list[bytes]) -> np.ndarray:
         last = np.full(int(bool(documents)), self._tokenizer.separator, self._tokenizer.dtype)
-        tokens = np.concatenate([joined(self._tokenizer, documents), last])
-        if len(tokens) == counted:
-            return tokens
-        pieces = source.files.pieces
-        path, number, count = source.files.paths[pieces.file[piece]], int(pieces.number[piece]), pieces.count[piece]
-        reason = f"it has {len(tokens):,} tokens to train on, and data.index has counted {counted:,}. {index.ANEW}"
-        self._unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
-        self._promises.broken(source.name, ceil((counted - len(tokens)) / self._length))
-        return np.resize(tokens if len(tokens) else np.array([self._tokenizer.separator], tokens.dtype), counted)
+        return np.concatenate([joined(self._tokenizer, documents), last])
 
     def _training_documents(self, source: Source, piece: int) -> list[bytes]:
         return [text for text in self._documents(source, source.files, piece) if not self._held_out.has(text)]
@@ -385,69 +446,55 @@ class Streamed:
         return source.reader.documents(files.paths[file], number, count, files.sizes[file])
 
 
-class _Promises:
-    """How many sequences groups have given more and fewer than was promised of them. For all threads of an island."""
+class _Drawn:
+    """What was drawn a second time in its epoch, and what was passed over. For all threads of an island.
+
+    ``add`` is called with each sequence that is drawn. A section that gives more sequences than it has repeats its first
+    ones; one that gives fewer leaves some for the next epoch, which count in proportion to what this island drew of it.
+    """
 
     def __init__(self) -> None:
-        self.repeated = self.omitted = 0
+        self.repeated = 0
+        self._omitted_tokens, self._left = 0, 0.0
+        self._at: dict[tuple[int, int], tuple[Place, int]] = {}
         self._lock = threading.Lock()
 
-    def broken(self, name: str, sequence_count: int) -> None:
-        """A piece has so many sequences fewer, if negative more, than an index says."""
+    def omitted(self, length: int) -> int:
+        """Sequences of ``length`` that were passed over."""
+        return ceil(self._omitted_tokens / length) + round(self._left)
+
+    def add(self, whose: tuple[int, int], sections: Sections, place: Place, window: Window) -> None:
+        has = sections.sections[place.section].sequence_count
+        again = len(sections.sections) > 1 and has is not None and place.rank >= has
         with self._lock:
-            self.repeated += max(0, sequence_count)
-            self.omitted += max(0, -sequence_count)
-        log.warning("%s: a piece has about %d sequences fewer than its index says", name, sequence_count)
+            self.repeated += window.is_repeated or again
+            self._omitted_tokens += window.omitted
+            if len(sections.sections) > 1:
+                self._count_left(whose, sections, place)
 
-    def kept(self, name: str, group: Group, sequence_count: int) -> None:
-        repeated, omitted = max(0, group.quota - sequence_count), max(0, sequence_count - group.quota)
-        with self._lock:
-            self.repeated += repeated
-            self.omitted += omitted
-        log.info(
-            "%s, group %d: %d sequences of %d were promised; %d come twice, %d not at all",
-            name,
-            group.number,
-            group.quota,
-            sequence_count,
-            repeated,
-            omitted,
-        )
+    def _count_left(self, whose: tuple[int, int], sections: Sections, place: Place) -> None:
+        before, count = self._at.get(whose, (place, 0))
+        if (before.section, before.epoch) != (place.section, place.epoch):
+            section, quota = sections.sections[before.section], sections.quotas[before.section]
+            has = section.sequence_count or section.sequence_count_expected
+            self._left += max(0, has - quota) * count / quota
+            count = 0
+        self._at[whose] = (place, count + 1)
 
 
-class _Groups:
-    """The tokens of each shard's and source's present group, and of the next one, which a thread reads meanwhile."""
+def _has_tokens(tokens: SourceTokens, pieces: np.ndarray, least: int) -> bool:
+    """Whether these pieces have so many tokens. No more of them are counted than that needs."""
+    count = 0
+    for piece in pieces:
+        count += int(tokens.of(np.array([piece]))[0])
+        if count >= least:
+            return True
+    return False
 
-    def __init__(self, read: Callable[[int, ShardOfSource, Group], np.ndarray]) -> None:
-        self._read = read
-        self._threads = ThreadPoolExecutor(READERS, "text")
-        self._present: dict[tuple[int, int], int] = {}
-        self._held: dict[tuple[int, int], dict[int, Future[np.ndarray]]] = {}
 
-    def tokens(self, shard: int, source: int, of_source: ShardOfSource, group: Group) -> np.ndarray:
-        whose = shard, source
-        if self._present.get(whose) != group.number:
-            following, _ = of_source.place(group.following)
-            before = self._held.get(whose, {})
-            self._held[whose] = {
-                wanted.number: before.get(wanted.number) or self._threads.submit(self._read, source, of_source, wanted)
-                for wanted in (group, following)
-            }
-            for number in before.keys() - self._held[whose].keys():
-                before[number].cancel()
-            self._present[whose] = group.number
-        return self._held[whose][group.number].result()
-
-    def window(
-        self, shard: int, source: int, of_source: ShardOfSource, group: Group, first: int, count: int
-    ) -> np.ndarray:
-        """``count`` tokens from the ``first`` of a group, the last of them from the beginning of the next one."""
-        window = self.tokens(shard, source, of_source, group)[first : first + count]
-        if len(window) == count:
-            return window
-        following, _ = of_source.place(group.following)
-        more = self._held[shard, source][following.number].result()[: count - len(window)]
-        return np.concatenate([window, more])
+def _changed_at(roots: AllowedRoots, path: str) -> int:
+    with open_data(roots, path) as file:
+        return os.fstat(file.fileno()).st_mtime_ns
 
 
 def _stored_as(path: str) -> str:

@@ -1,7 +1,8 @@
 """What islands did not read of their text as it lies in its files: counts of all their lives, by island.
 
-Each life of an island reports its own totals (``core.vocabulary.DataFlaws``), and reads some text again that the life before
-had read: what is amiss there counts in both. A fold over events. Refuses to know what text there is.
+Each life of an island reports its own totals (``core.vocabulary.DataFlaws``) of what it has read and drawn. It reads some
+text again that the life before had read: what is amiss there counts in both. A fold over events. Refuses to know what text
+there is.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def _remark(total: Mapping[str, int]) -> str:
     phrases = (
         ("unreadable_records", "records or pieces of files could not be read and were passed over"),
         ("cut_pieces", "pieces of files were cut for their size"),
-        ("repeated_sequences", "sequences came twice in an epoch"),
-        ("omitted_sequences", "sequences were left out of one"),
+        ("repeated_sequences", "sequences were drawn a second time in the same epoch"),
+        ("omitted_sequences", "sequences were passed over in their epoch"),
     )
-    return ", ".join(f"{total[kind]:,} {what}" for kind, what in phrases if total[kind])
+    remark = ", ".join(f"{total[kind]:,} {what}" for kind, what in phrases if total[kind])
+    if total["repeated_sequences"] or total["omitted_sequences"]:
+        remark += "; `atoll data index` counts the text, so that each comes once"
+    return remark

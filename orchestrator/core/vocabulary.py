@@ -111,8 +111,8 @@ class DataFlaws:
     """What one life of an island did not read as it lies in its files; all zero where nothing was amiss.
 
     unreadable_records   records, and pieces of files, that were passed over
-    repeated_sequences   sequences that came twice in an epoch, because a group of pieces had fewer than its size promised
-    omitted_sequences    sequences that an epoch left out, because a group had more
+    repeated_sequences   sequences that were drawn a second time in an epoch: a part of the text had fewer than was expected
+    omitted_sequences    sequences that were passed over where others were drawn: a part of the text had more
     cut_pieces           pieces of files with so much text that the rest of it was left out
     """
 

@@ -35,6 +35,11 @@ def compiled_programs_stay_here(tmp_path_factory: pytest.TempPathFactory) -> Non
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
 
 
+@pytest.fixture(autouse=True)
+def counts_of_tokens_stay_here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def new_island(make_job) -> Iterator:
     islands: list[Island] = []

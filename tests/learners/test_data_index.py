@@ -1,4 +1,4 @@
-"""With an index an epoch has every token once: on any number of islands, with any batches, over a resumption."""
+"""An epoch has every token once, with an index and without: on any islands, with any batches, over a resumption."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 
@@ -87,12 +87,15 @@ def section(folder: Path, **changes) -> dict:
 
 @dataclass(frozen=True)
 class Indexed:
+    """``path`` is None where islands count for themselves."""
+
     folder: Path
-    path: Path
+    path: Path | None
     small: bool
 
     def text(self, make_job, length: int, batch_size: int = 1, seed: int = 0, legs=(), **changes) -> Text:
-        data = section(self.folder, index=str(self.path), sequence_length=length, **changes)
+        named = {"index": str(self.path)} if self.path is not None else {}
+        data = section(self.folder, sequence_length=length, **named, **changes)
         job = make_job(data=data, seed=seed, training={"batch_size": batch_size})
         return Text({**job, "roots": EVERYTHING, "legs": legs})
 
@@ -123,6 +126,11 @@ def indexed(request, folder, make_job):
         yield Indexed(folder, path, request.param == "small")
 
 
+@pytest.fixture(scope="module", params=["indexed", "counted as it is read"])
+def counted(request, indexed):
+    return indexed if request.param == "indexed" else replace(indexed, path=None)
+
+
 def words_of(folder: Path) -> dict[int, str]:
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     return {token: word for word, token in vocabulary.items()}
@@ -142,9 +150,9 @@ batches = st.lists(st.integers(1, 6), min_size=1, max_size=5)
     seed=st.integers(0, 99),
 )
 def test_an_epoch_has_every_token_once_on_any_islands_with_any_batches_over_a_resumption(
-    indexed: Indexed, make_job: Callable, before, after, drawn, length, seed
+    counted: Indexed, make_job: Callable, before, after, drawn, length, seed
 ) -> None:
-    by_piece, names = indexed.documents(length), words_of(indexed.folder)
+    by_piece, names = counted.documents(length), words_of(counted.folder)
     stream_count = len(before)
     documents = [[text for piece in by_piece[stream::stream_count] for text in piece] for stream in range(stream_count)]
     token_counts = [sum(len(words) + 1 for words in of_stream) for of_stream in documents]
@@ -164,11 +172,11 @@ def test_an_epoch_has_every_token_once_on_any_islands_with_any_batches_over_a_re
                 sequences.append(row)
 
     for index, (size, count) in enumerate(zip(before, drawn, strict=False)):
-        texts.append(indexed.text(make_job, length, size, seed))
+        texts.append(counted.text(make_job, length, size, seed))
         draw = texts[-1].draw(index, stream_count)
         for batch in range(count):
             take((), index, size, batch, draw)
-    resumed = [indexed.text(make_job, length, size, seed, legs) for size in after]
+    resumed = [counted.text(make_job, length, size, seed, legs) for size in after]
     draws = [text.draw(index, len(after)) for index, text in enumerate(resumed)]
     batch = 0
     while not wanted <= covered.keys():
@@ -191,15 +199,26 @@ def test_an_epoch_has_every_token_once_on_any_islands_with_any_batches_over_a_re
     assert all(text.flaws() == NO_FLAWS for text in (*texts, *resumed))
 
 
-def test_each_epoch_has_another_order_and_leaves_another_rest(indexed: Indexed, make_job) -> None:
-    text, length = indexed.text(make_job, 24), 24
-    count = (sum(len(words) + 1 for piece in indexed.documents(length) for words in piece) - 1) // length
+def test_each_epoch_has_another_order_and_leaves_another_rest(counted: Indexed, make_job) -> None:
+    text, length = counted.text(make_job, 24), 24
+    count = (sum(len(words) + 1 for piece in counted.documents(length) for words in piece) - 1) // length
     draw = text.draw(0, 1)
     epochs = [Counter(bytes(draw(number).data) for number in range(first, first + count)) for first in (0, count)]
     assert all(max(epoch.values()) == 1 for epoch in epochs)
     assert epochs[0] != epochs[1]
-    again = indexed.text(make_job, 24).draw(0, 1)
+    again = counted.text(make_job, 24).draw(0, 1)
     assert all(np.array_equal(draw(number), again(number)) for number in (count + 3, 5, count - 1, 0))
+
+
+def test_the_same_sequences_are_drawn_with_an_index_and_without(indexed: Indexed, make_job) -> None:
+    """Also by islands that begin anywhere, and have to count what comes before."""
+    with_index = indexed.text(make_job, 24).draw(1, 3)
+    without = [replace(indexed, path=None).text(make_job, 24) for _ in range(3)]
+    for text, first in zip(without, (0, 70, 333), strict=True):
+        draw = text.draw(1, 3)
+        assert all(
+            np.array_equal(draw(number), with_index(number)) for number in (first, first + 1, first + 40, 3, 999)
+        )
 
 
 def test_sources_with_reserved_files_are_indexed_together_and_nothing_that_is_measured_is_trained_on(

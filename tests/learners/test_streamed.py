@@ -16,6 +16,8 @@ import zstandard
 from learners import jax_trainer
 from learners.streaming import files, order, streamed
 from learners.text import Text
+from learners.tokenizer import Bytes
+from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.roots import AllowedRoots
 
@@ -148,9 +150,7 @@ def test_what_an_island_did_not_read_as_it_lies_there_is_counted(make_text, tmp_
     sources = [{"name": "damaged", "files": [str(tmp_path / "damaged.jsonl")]}]
     spec = make_text(sources=sources, root=tmp_path, unreadable_max=1).spec
     trainer = jax_trainer.create(spec, 0, 1)
-    flaws = [trainer.step(0).flaws for _ in range(420)][-1]
-    assert flaws.unreadable_records == 1
-    assert flaws.repeated_sequences + flaws.omitted_sequences > 0
+    assert [trainer.step(0).flaws for _ in range(420)][-1] == DataFlaws(unreadable_records=1)
 
 
 def test_sources_are_mixed_by_their_weights(make_text) -> None:
@@ -159,14 +159,52 @@ def test_sources_are_mixed_by_their_weights(make_text) -> None:
     assert web / counts.total() == pytest.approx(0.75, abs=0.02)
 
 
-def test_in_an_epoch_nearly_everything_is_drawn_nearly_once(make_text, folder) -> None:
+def windows_of(draw, first: int, count: int) -> list[bytes]:
+    return [bytes(row[1:]) for number in range(first, count) for row in draw(number).astype(np.uint8)]
+
+
+@pytest.mark.parametrize("sample", [0.8, 1.0, 1.3])
+def test_what_is_drawn_twice_of_a_part_in_sections_is_counted_and_what_is_passed_over_comes_next(
+    make_text, folder, monkeypatch, sample
+) -> None:
+    """The sample is right, or promises too much or too little."""
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)
+    monkeypatch.setattr(order, "SECTION_BYTES", 20_000)
+    sampled = streamed.Streamed._sampled
+
+    def wrong(self, *of):
+        tokens, stored = sampled(self, *of)
+        return int(tokens * sample), stored
+
+    monkeypatch.setattr(streamed.Streamed, "_sampled", wrong)
     sources = [{"name": "code", "files": [str(folder / "code-0.jsonl")]}]
-    draw = make_text(sources=sources).draw(0, 1)
-    token_count = 0.9 * 500 * (len(word("c", 0)) + 1)
-    epoch = [draw(number) for number in range(int(token_count / LENGTH / 4))]
-    windows = Counter(bytes(row) for row in np.concatenate(epoch).astype(np.uint8))
-    assert sum(1 for count in windows.values() if count > 1) / len(windows) < 0.1
-    assert len(documents_of(epoch)) > 0.95 * 450
+    text = make_text(sources=sources, batch_size=1)
+    (sections,) = streamed.Streamed(text.spec, text.spec["roots"], Bytes()).sections(0, 1)
+    assert len(sections.sections) > 2
+    epoch = sum(sections.quotas)
+    for section in sections.sections:
+        section.place(10_000)
+    draw = text.draw(0, 1)
+    drawn = windows_of(draw, 0, epoch)
+    once = len(set(drawn))
+    draw(epoch)  # the next section, or the same again: what is left of the last one is known
+    has, flaws = sum(section.sequence_count for section in sections.sections), text.flaws()
+    assert flaws.repeated_sequences == pytest.approx(epoch - once, abs=5)
+    assert (once < 0.9 * epoch) == (sample > 1)
+    assert flaws.omitted_sequences == pytest.approx(has - once, abs=0.02 * has)
+    if sample < 1:
+        following = windows_of(draw, epoch, 2 * epoch)
+        assert len({*drawn, *following}) > 0.98 * has, "what was passed over was not drawn next"
+
+
+def test_what_was_not_drawn_of_a_promise_is_not_counted(make_text, folder, monkeypatch) -> None:
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)
+    monkeypatch.setattr(order, "SECTION_BYTES", 20_000)
+    monkeypatch.setattr(streamed, "SAMPLED_PIECES_MAX", 1)
+    text = make_text(batch_size=1)
+    list(map(text.draw(0, 1), range(50)))
+    flaws = text.flaws()
+    assert flaws.repeated_sequences + flaws.omitted_sequences == 0
 
 
 def test_islands_with_other_batches_and_in_other_numbers_go_on_behind_the_cursors(make_text) -> None:
@@ -249,8 +287,8 @@ def test_islands_share_a_small_compressed_file_though_most_pieces_of_it_are_empt
         assert text.flaws().repeated_sequences < 20
 
 
-def test_a_group_without_text_is_lent_the_next_one_s(make_text, tmp_path, monkeypatch) -> None:
-    """Of a large file a long line is all in one piece, and those that it goes on in promise text that they have not."""
+def test_pieces_without_text_have_no_sequences(make_text, tmp_path, monkeypatch) -> None:
+    """A long line is all in one piece, and the pieces that it goes on in have no text."""
     monkeypatch.setattr(files, "SMALL_BYTES", 0)
     lines = [word("c", number) for number in range(300)]
     lines.insert(150, " ".join(word("w", number) for number in range(700)))
@@ -259,17 +297,18 @@ def test_a_group_without_text_is_lent_the_next_one_s(make_text, tmp_path, monkey
     text = make_text(sources=[{"name": "a", "files": [str(tmp_path / "a.jsonl")]}], root=tmp_path)
     batches = np.concatenate(list(map(text.draw(0, 1), range(600))))
     assert min(len(set(row)) for row in batches.tolist()) > 3
-    assert text.flaws().repeated_sequences > 100
+    assert text.flaws() == NO_FLAWS
 
 
-def test_a_shard_without_a_sequence_is_refused_where_its_bytes_promised_some(make_text, tmp_path, monkeypatch) -> None:
+def test_a_shard_without_a_sequence_is_refused_though_it_has_many_pieces(make_text, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(files, "SMALL_BYTES", 0)
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": word("c", 1) * 9}) + "\n" * 20_000)
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": word("w", n)}) + "\n" for n in range(99)))
     sources = [{"name": "a", "files": [str(tmp_path / "a.jsonl")], "held_out": [str(tmp_path / "b.jsonl")]}]
-    monkeypatch.setattr(streamed, "SAMPLED_PIECES_MAX", 100)
     text = make_text(sources=sources, root=tmp_path)
-    with pytest.raises(ConfigurationError, match=r"no sequence of 32 tokens in an island's part .*unreadable_max"):
+    with pytest.raises(
+        ConfigurationError, match=r"island's part of a has 0 tokens, and no sequence of 32\. .*Add text"
+    ):
         [text.draw(shard, 2)(0) for shard in range(2)]
 
 

@@ -1,15 +1,29 @@
-"""Which sequence is where, by arithmetic: every piece to one shard or held out, every promise kept, nothing counted."""
+"""Which sequence is where, by arithmetic: every piece to one shard, every place once, and little counted for it."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.streaming.order import BLOCK_SEQUENCES, GROUP_BYTES, Mixture, ShardOfSource, cut, listed, shuffled
+from learners.streaming import order
+from learners.streaming.order import (
+    BLOCK_SEQUENCES,
+    GROUP_BYTES,
+    Mixture,
+    NoSequence,
+    Section,
+    Sections,
+    cut,
+    divided,
+    listed,
+    shuffled,
+)
 
 sizes = st.lists(st.integers(0, 3 << 20), min_size=1, max_size=6)
 
@@ -41,34 +55,117 @@ def test_each_piece_is_listed_once_and_alike_for_every_job(sizes) -> None:
     assert list(listed(pieces, "web", "training")) == list(listed(cut(sizes), "web", "training"))
 
 
+@dataclass
+class Counted:
+    """Pieces of these tokens, ``scale`` bytes for each, and which of them were counted, in turn."""
+
+    tokens: np.ndarray
+    scale: int = 1
+    asked: list[int] = field(default_factory=list)
+
+    def of(self, pieces: np.ndarray) -> np.ndarray:
+        self.asked += pieces.tolist()
+        return self.tokens[pieces]
+
+    def section(self, length: int, by: int) -> Section:
+        return Section(np.arange(len(self.tokens)), self.tokens * self.scale + 1, self.of, length, by)
+
+
 @st.composite
-def shards(draw) -> ShardOfSource:
-    tokens = draw(st.lists(st.integers(0, 400), min_size=1, max_size=30))
+def drawable(draw) -> tuple[Counted, int, int]:
+    """Pieces with a sequence at least, its length, and a key."""
+    tokens = draw(st.lists(st.integers(0, 400), min_size=1, max_size=30).filter(lambda tokens: sum(tokens) > 1))
     scale = draw(st.sampled_from([1, GROUP_BYTES // 300]))
-    array = np.array(tokens, np.int64)
-    length = draw(st.integers(1, max(1, sum(tokens))))
-    return ShardOfSource(np.arange(len(tokens)) + 7, array * scale + 1, array, length, draw(st.integers(0, 9)))
+    return Counted(np.array(tokens, np.int64), scale), draw(st.integers(1, sum(tokens) - 1)), draw(st.integers(0, 9))
 
 
-@given(shards().filter(lambda shard: shard.sequence_count), st.integers(0, 3))
-def test_in_an_epoch_each_group_gives_what_it_promised_each_sequence_once(shard, epoch) -> None:
-    first = epoch * shard.sequence_count
-    places = [shard.place(number) for number in range(first, first + shard.sequence_count)]
-    groups = {group.number: group for group, _ in places}
-    given = Counter((group.number, within) for group, within in places)
-    assert max(given.values()) == 1
-    assert {(number, i) for number, group in groups.items() for i in range(group.quota)} == set(given)
-    pieces = [piece for group in groups.values() for piece in group.pieces]
-    assert len(pieces) == len(set(pieces))
-    ordered = [number for number, _ in given]
-    assert ordered == sorted(ordered), "a group was left and come back to"
+@given(drawable(), st.integers(0, 2))
+def test_in_an_epoch_each_place_of_the_text_is_in_one_sequence(drawn, epoch) -> None:
+    counted, length, by = drawn
+    section = counted.section(length, by)
+    count = (int(counted.tokens.sum()) - 1) // length
+    places = [section.place(number) for number in range(epoch * count, (epoch + 1) * count)]
+    begins, before = {}, 0
+    for group in {group.number: group for group, _ in places}.values():
+        begins[group.number] = before
+        before += int(counted.tokens[list(group.pieces)].sum())
+    starts = [begins[group.number] + group.offset + within * length for group, within in places]
+    assert sorted(starts) == [number * length for number in range(count)]
+    numbers = [group.number for group, _ in places]
+    assert numbers == sorted(numbers), "a group was left and come back to"
+    assert {group.epoch for group, _ in places} == {epoch}
 
 
-@given(shards().filter(lambda shard: shard.sequence_count), st.integers(0, 200))
-def test_the_group_that_follows_is_known(shard, number) -> None:
-    group, _ = shard.place(number)
-    assert shard.place(group.following - 1)[0] == group
-    assert shard.place(group.following)[0].number > group.number
+@given(drawable(), st.integers(0, 400))
+def test_where_a_sequence_is_does_not_depend_on_what_was_counted_before(drawn, number) -> None:
+    counted, length, by = drawn
+    section, again = counted.section(length, by), counted.section(length, by)
+    forwards = [section.place(before) for before in range(number + 1)]
+    assert again.place(number) == forwards[-1]
+    assert again.place(0) == forwards[0]
+
+
+@given(drawable())
+def test_no_more_is_counted_than_the_next_sequence_needs(drawn) -> None:
+    counted, length, by = drawn
+    section = counted.section(length, by)
+    count = (int(counted.tokens.sum()) - 1) // length
+    for number in range(count):
+        group, _ = section.place(number)
+        own = [counted.asked.index(piece) for piece in group.pieces]
+        behind = counted.asked[max(own) + 1 :]
+        assert int(counted.tokens[behind[:-1]].sum()) < 2 * length
+    assert len(counted.asked) == len(set(counted.asked)), "a piece was counted twice"
+
+
+@given(drawable(), st.integers(0, 200))
+def test_the_group_that_follows_is_known(drawn, number) -> None:
+    counted, length, by = drawn
+    section = counted.section(length, by)
+    group, _ = section.place(number)
+    assert section.place(group.following - 1)[0] == group
+    assert section.place(group.following)[0].number > group.number
+
+
+@given(st.lists(st.integers(0, 5), max_size=9), st.integers(0, 3))
+def test_pieces_without_a_sequence_are_refused_when_all_of_them_were_counted(tokens, more) -> None:
+    counted = Counted(np.array(tokens, np.int64))
+    section = counted.section(max(1, sum(tokens) + more), 0)
+    for _ in range(2):
+        with pytest.raises(NoSequence) as caught:
+            section.place(0)
+        assert caught.value.token_count == counted.tokens.sum()
+
+
+@given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=4000))
+def test_a_shard_is_divided_into_sections_of_a_largest_size(sizes) -> None:
+    array = np.array(sizes, np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "SECTION_BYTES", 16 << 20)
+        by_section = np.bincount(divided(array), array)
+    assert by_section.min() > 0
+    assert by_section.max() <= (16 << 20) + (1 << 20)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 90), min_size=3, max_size=9), min_size=2, max_size=4),
+    st.lists(st.integers(1, 60), min_size=4, max_size=4),
+    st.integers(0, 3),
+)
+def test_each_section_gives_its_quota_and_no_place_again_before_all_others(tokens, quotas, by) -> None:
+    """Whatever the quotas are."""
+    length = 2
+    of_sections = [Counted(np.array(each, np.int64)).section(length, by) for each in tokens]
+    divided_shard = Sections(of_sections, quotas[: len(of_sections)], by)
+    epoch_count, epochs = sum(divided_shard.quotas), 5
+    drawn = [divided_shard.place(number) for number in range(epochs * epoch_count)]
+    for epoch in range(epochs):
+        own = drawn[epoch * epoch_count : (epoch + 1) * epoch_count]
+        assert Counter(place.section for place in own) == dict(enumerate(divided_shard.quotas))
+        assert len([1 for a, b in pairwise(own) if a.section != b.section]) == len(of_sections) - 1
+        assert {place.epoch for place in own} == {epoch}
+    for number, quota in enumerate(divided_shard.quotas):
+        assert [place.number for place in drawn if place.section == number] == list(range(epochs * quota))
 
 
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=8), st.integers(0, 5))
