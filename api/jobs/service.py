@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 from api.auth.code import OWN_PACKAGES, code_problems
 from api.checkpoints.archive import Archive, archive_of
@@ -212,8 +212,8 @@ class Service:
             raise DataError(detail=f"{path} has more than {REPORT_BYTES_MAX >> 20} MiB, so it is no job's report.")
         return parsed(content, path)
 
-    def tokenizer(self, job: str) -> bytes:
-        """The file of the job's tokenizer. Raises NotFound where it has none, Conflict where that is not there any more."""
+    def tokenizer(self, job: str) -> tuple[IO[bytes], int]:
+        """The file of the job's tokenizer, open, and its size. Raises NotFound where it has none, Conflict where it is gone."""
         row = self._row(job)
         return tokenizer_of(row.job, Path(row.run_dir), row.spec, self.roots)
 

@@ -7,12 +7,13 @@ Every island compares the digest with that of its own node's file, and a job tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from api.run.files import read_below
+from api.run.files import open_below
 from api.run.folder import put
 from orchestrator import tokenizer_file
 from orchestrator.bounds import BYTE_COUNT, BYTES
@@ -20,16 +21,17 @@ from orchestrator.config import JobSpec
 from orchestrator.errors import (
     ConfigurationError,
     Conflict,
-    DataError,
     InvalidJobSpec,
     NotFound,
     OutsideRoots,
     Problem,
+    first_line,
 )
 from orchestrator.roots import AllowedRoots, open_data
 from orchestrator.run_folder import TOKENIZER
 
 FIELD, DIGEST = "data.tokenizer", "data.tokenizer_digest"
+PIECE_BYTES = 256 << 10
 
 
 def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
@@ -80,30 +82,42 @@ def keep_tokenizer(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) 
         put(run_dir, TOKENIZER, content)
 
 
-def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> bytes:
-    """The file of a job's tokenizer as it was when the job was submitted. ``spec`` is the stored specification.
+def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> tuple[IO[bytes], int]:
+    """The file of a job's tokenizer as it was when the job was submitted, open, and its size. The caller closes it.
 
-    Raises NotFound where the job's tokens are bytes; Conflict where it is another by now, or gone, and the run's folder has
-    no copy.
+    Its digest is taken piece by piece: no request holds it in memory. ``spec`` is the stored specification. Raises NotFound
+    where the job's tokens are bytes; Conflict where the file is another by now, or gone, and the run's folder has no copy.
     """
     path, digest = _path_and_digest(spec)
     if path == BYTES:
         raise NotFound(detail=f"Job {job} has no tokenizer's file: its tokens are bytes.")
-    try:
-        content = read_below(run_dir, TOKENIZER, tokenizer_file.FILE_BYTES_MAX)
-        if blake2b(content, digest_size=16).hexdigest() == digest:
-            return content
-    except (OSError, DataError):
-        pass  # a job of an earlier build has none
+    reason = ""
+    for opened in (
+        lambda: open_below(run_dir, TOKENIZER),
+        lambda: open_data(roots, path),
+    ):  # earlier builds kept no copy
+        try:
+            file = opened()
+        except (OSError, ConfigurationError) as error:
+            reason = f"{FIELD}: {path} cannot be read here ({first_line(error)})."
+            continue
+        size, digest_there = _measured(file)
+        if digest_there == digest:
+            file.seek(0)
+            return file, size
+        file.close()
+        reason = f"{FIELD}: {path} has the digest {digest_there}, and job {job} was submitted with {digest}."
     remedy = "Put the file that the job was submitted with back there, or take your own copy of it."
-    try:
-        file = tokenizer_file.read(roots, path)
-    except ConfigurationError as error:
-        raise Conflict(detail=str(error), remedy=remedy) from error
-    if digest != file.digest:
-        detail = f"{FIELD}: {path} has the digest {file.digest}, and job {job} was submitted with {digest}."
-        raise Conflict(detail=detail, remedy=remedy)
-    return file.content
+    raise Conflict(detail=reason, remedy=remedy)
+
+
+def _measured(file: IO[bytes]) -> tuple[int, str]:
+    """The file's size and digest; what is longer than a tokenizer may be is read no further."""
+    size, digest = 0, blake2b(digest_size=16)
+    while size <= tokenizer_file.FILE_BYTES_MAX and (piece := file.read(PIECE_BYTES)):
+        size += len(piece)
+        digest.update(piece)
+    return size, digest.hexdigest()
 
 
 def _path_and_digest(spec: Any) -> tuple[str, str | None]:

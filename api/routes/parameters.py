@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import IO, Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
@@ -11,6 +12,7 @@ from api.http.pools import DOWNLOADS, chunks_in
 from api.http.routing import runs_in
 from api.http.streams import Stream
 from api.jobs.parameters import Parameters
+from api.jobs.tokenizer_check import PIECE_BYTES
 from api.routes.dependencies import ServiceHere
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(DOWNLOADS))
@@ -39,14 +41,23 @@ def download_parameters(
     return Stream(request, chunks_in(DOWNLOADS, export.chunks()), "application/octet-stream", headers)
 
 
-@router.get("/{job}/tokenizer", response_class=Response, responses=BYTES)
-def download_tokenizer(job: str, service: ServiceHere) -> Response:
+@router.get("/{job}/tokenizer", response_class=Stream, responses=BYTES)
+def download_tokenizer(request: Request, job: str, service: ServiceHere) -> Stream:
     """The file of the job's tokenizer: a tokenizer.json, or SentencePiece's model.
 
     404 where the job's tokens are bytes; 409 where the run's folder has no copy of it, and the file is not what it was when
     the job was submitted.
     """
-    return Response(service.tokenizer(job), media_type="application/octet-stream")
+    file, size = service.tokenizer(job)
+    headers = {"Content-Length": str(size)}
+    return Stream(request, chunks_in(DOWNLOADS, _pieces(file)), "application/octet-stream", headers)
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    """All of the file, which is closed after."""
+    with file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
 
 
 @router.get("/{job}/origin", response_class=Response, responses=BYTES)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from api.jobs.tokenizer_check import with_tokenizer
+from api.jobs.tokenizer_check import PIECE_BYTES, keep_tokenizer, tokenizer_of, with_tokenizer
 from orchestrator.config import parse_job
-from orchestrator.errors import InvalidJobSpec
+from orchestrator.errors import Conflict, InvalidJobSpec
 from orchestrator.roots import AllowedRoots
 
 
@@ -65,3 +69,35 @@ def test_what_lies_outside_is_said_by_who_looks_at_paths(tmp_path) -> None:
     document = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "data": {"tokenizer": "/elsewhere/a.json"}}
     spec = parse_job(document)
     assert with_tokenizer(spec, AllowedRoots.only(tmp_path)) == spec
+
+
+def stored(path: Path, content: bytes) -> dict[str, Any]:
+    path.write_bytes(content)
+    return {"data": {"tokenizer": str(path), "tokenizer_digest": blake2b(content, digest_size=16).hexdigest()}}
+
+
+def test_a_downloaded_tokenizer_is_the_runs_copy_or_else_the_file_read_piece_by_piece(tmp_path: Path) -> None:
+    """However large it is, a request holds a piece of it in memory, and nothing is parsed."""
+    content, run_dir = b"\x00not parsed" * 1_000_000, tmp_path / "run"
+    run_dir.mkdir()
+    spec, roots = stored(tmp_path / "tokenizer.json", content), AllowedRoots.only(tmp_path)
+    for _ in ("the file", "the run's copy"):
+        tracemalloc.start()
+        file, size = tokenizer_of("mine", run_dir, spec, roots)
+        highest = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert highest < 4 * PIECE_BYTES < size == len(content)
+        with file:
+            assert file.read() == content
+        keep_tokenizer(run_dir, spec, roots)
+        (tmp_path / "tokenizer.json").unlink(missing_ok=True)
+
+
+def test_a_tokenizer_that_is_another_by_now_is_refused(tmp_path: Path) -> None:
+    spec, roots = stored(tmp_path / "tokenizer.json", b"as it was"), AllowedRoots.only(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(b"as it is")
+    with pytest.raises(Conflict, match="and job mine was submitted with"):
+        tokenizer_of("mine", tmp_path / "run", spec, roots)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(Conflict, match="cannot be read here"):
+        tokenizer_of("mine", tmp_path / "run", spec, roots)
