@@ -213,7 +213,7 @@ class Service:
         return parsed(content, path)
 
     def tokenizer(self, job: str) -> tuple[IO[bytes], int]:
-        """The file of the job's tokenizer, open, and its size. Raises NotFound where it has none, Conflict where it is gone."""
+        """The file of the job's tokenizer, open, and its size. Raises NotFound if it has none, Conflict if it is gone."""
         row = self._row(job)
         return tokenizer_of(row.job, Path(row.run_dir), row.spec, self.roots)
 

@@ -92,12 +92,11 @@ def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> tup
     if path == BYTES:
         raise NotFound(detail=f"Job {job} has no tokenizer's file: its tokens are bytes.")
     reason = ""
-    for opened in (
-        lambda: open_below(run_dir, TOKENIZER),
-        lambda: open_data(roots, path),
-    ):  # earlier builds kept no copy
+    kept, named = partial(open_below, run_dir, TOKENIZER), partial(open_data, roots, path)
+    openings: tuple[Callable[[], IO[bytes]], ...] = (kept, named)  # earlier builds kept no copy
+    for opening in openings:
         try:
-            file = opened()
+            file = opening()
         except (OSError, ConfigurationError) as error:
             reason = f"{FIELD}: {path} cannot be read here ({first_line(error)})."
             continue

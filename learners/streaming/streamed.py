@@ -301,7 +301,7 @@ class Streamed:
             with suppress(OSError):
                 changed.append("" if "://" in path else _changed_at(self._roots, path))
         of = (files.paths, files.sizes, changed, rules(files.paths), source.reader.text_field, self._tokenizer.digest)
-        by = (held_out.limit, sorted(held_out.reserved))
+        by = (held_out.limit, sorted(held_out.reserved), self._tokenizer.beginning.tolist())
         return kept_in(folder / "atoll" / "tokens", *of, *by) if changed else None
 
     def _misread(self, source: Source, piece: int, counted: int, has: int) -> None:
