@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from api.installation.check_result import CheckResult, State
@@ -25,7 +25,7 @@ from api.installation.clock import own_clock, service_clock, synchronised
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.store_history import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
-from orchestrator import home_files, python_process
+from orchestrator import home_files, program_cache, python_process
 from orchestrator.config import read_document
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, InfrastructureError
@@ -60,6 +60,7 @@ def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> lis
         lambda: own_clock(synchronised(), LOCK, time.time()),
         lambda: _service_clock(home, url),
         lambda: _home(home),
+        lambda: compiled_programs(built(os.environ)),
         lambda: _shared_memory(Path("/dev/shm")),
         lambda: _cores(groups, os.cpu_count() or 1),
     ]
@@ -220,6 +221,13 @@ def _home_problems(path: Path) -> Iterator[tuple[str, str]]:
     token = path / "token"
     if token.is_file() and token.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         yield f"{token} may be read by others", f"chmod 600 {token}, and revoke the token: others may have it"
+
+
+def compiled_programs(environment: Mapping[str, str]) -> CheckResult:
+    """Whether islands with this environment keep their compiled programs."""
+    if problem := program_cache.problem(environment):
+        return CheckResult("compiled programs", State.WARNING, problem.detail, problem.remedy)
+    return CheckResult("compiled programs", State.OK, "islands find them again when they start anew")
 
 
 def _shared_memory(place: Path) -> CheckResult:

@@ -35,7 +35,7 @@ from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.job_roots import roots_of
 from api.installation.shipped import CONFIGS
-from orchestrator import home_files, python_process, user_packages
+from orchestrator import home_files, program_cache, python_process, user_packages
 from orchestrator.environment import built, refuse_unset
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.marks import marked_pids
@@ -133,6 +133,8 @@ def start(wanted: Installation, say: Say) -> Address:
         raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
     home.require_room()
     _look_for_store(wanted, say)
+    if wanted.with_cluster and (problem := program_cache.problem(built(os.environ, wanted.passed))):
+        say(f"warning: {problem}")
     had_cluster = has_cluster(home)
     try:
         if wanted.with_cluster:

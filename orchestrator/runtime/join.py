@@ -31,7 +31,7 @@ from types import FrameType
 
 import psutil
 
-from orchestrator import notices, python_process, user_packages
+from orchestrator import notices, program_cache, python_process, user_packages
 from orchestrator.certificates import folders, peer
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError
@@ -106,6 +106,8 @@ class Joined:
         self._options.own_address = own_address(self._options)
         refuse_unfit_certificates(self._options)
         refuse_wrong_token(self._options)
+        if problem := program_cache.problem(environment(self._options)):
+            log.warning("%s", problem)
         with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
             process = subprocess.Popen(
                 ray_start(self._options, Path(folder)),

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from api.installation.check_result import CheckResult, State
-from api.installation.doctor import examine, locked, memory
+from api.installation.doctor import compiled_programs, examine, locked, memory
 from api.installation.home import Home
 from api.installation.shipped import CONFIGS
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -57,6 +57,14 @@ def test_a_home_open_to_others_is_wrong_and_the_secret_is_not_told(findings: dic
     assert "read by others" in home.detail
     assert "chmod" in home.remedy
     assert "secret" not in home.detail + home.remedy
+
+
+def test_a_home_that_keeps_no_compiled_programs_is_a_warning_with_a_remedy(tmp_path: Path) -> None:
+    finding = compiled_programs({"HOME": "/sys"})
+    assert finding.state is State.WARNING
+    assert "/sys/.cache" in finding.detail
+    assert "XDG_CACHE_HOME" in finding.remedy
+    assert compiled_programs({"HOME": str(tmp_path)}).state is State.OK
 
 
 def test_a_missing_groups_file_is_wrong(findings: dict[str, CheckResult]) -> None:
