@@ -280,7 +280,7 @@ def _processes(process: subprocess.Popen[str]) -> CheckResult:
     if pids := census["orphaned"]:
         detail = f"{len(pids)} belong to a cluster whose files are gone"
         return CheckResult(
-            "processes", State.WRONG, detail, f"Nobody ends them any more: kill {' '.join(map(str, pids))}"
+            "processes", State.WRONG, detail, f"`atoll down` does not find them any more: kill {' '.join(map(str, pids))}"
         )
     if census["damage"]:
         detail = f"{len(census['own'])} of this home, whose cluster.json is damaged"

@@ -158,12 +158,12 @@ def _read(home: Path) -> ClusterFile | None:
 
 def _is_of_another(cluster: ClusterFile, home: Path) -> bool:
     """Whether the file came here with the copy of another home, whose cluster is none of ours."""
-    marks = [
-        e[HOME_MARKER] for _, e in processes.marked_by_any() if e[CLUSTER_MARKER] == cluster.id and HOME_MARKER in e
-    ]
-    if foreign := any(is_foreign(home, mark) for mark in marks):
-        _say(f"{ClusterFile.path(home)} is that of the cluster of {path_in(marks[0])}, which is left alone")
-    return foreign
+    for process, environment in processes.marked_by_any():
+        mark = environment.get(HOME_MARKER)
+        if environment[CLUSTER_MARKER] == cluster.id and mark and is_foreign(home, mark, process.pid):
+            _say(f"{ClusterFile.path(home)} is that of the cluster of {path_in(mark)}, which is left alone")
+            return True
+    return False
 
 
 def _say(text: str) -> None:
