@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from orchestrator import printable
+from orchestrator import printable, socket_room
 from orchestrator.certificates import folders
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
@@ -37,7 +37,7 @@ from orchestrator.ports import free_port, is_loopback
 from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
-from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
+from orchestrator.runtime.homes import clusters_of, leave_marks, remove
 from orchestrator.runtime.ray_start import (
     Place,
     RayProgram,
@@ -49,6 +49,7 @@ from orchestrator.runtime.ray_start import (
     start_node,
 )
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
+from orchestrator.socket_room import CLUSTER_PREFIX
 
 START_TIMEOUT_S = 180.0
 ATTEMPTS = 4
@@ -175,8 +176,10 @@ def _prepare(
 ) -> ClusterFile:
     """All that a cluster needs but its processes."""
     home.mkdir(parents=True, exist_ok=True)
-    # Ray's socket paths must stay below 107 bytes: not under HOME, which may be deep
-    temp_dir = Path(tempfile.mkdtemp(prefix=PREFIX))
+    room = socket_room.for_cluster()  # not under HOME, which may be deep
+    if room.note:
+        _say(room.note)
+    temp_dir = Path(tempfile.mkdtemp(prefix=CLUSTER_PREFIX, dir=room.folder))
     certificates = _certificates(temp_dir, [place.address for place in places.values()])
     cluster = ClusterFile(
         id=uuid.uuid4().hex,

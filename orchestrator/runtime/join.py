@@ -31,7 +31,7 @@ from types import FrameType
 
 import psutil
 
-from orchestrator import notices, program_cache, python_process, user_packages
+from orchestrator import notices, program_cache, python_process, socket_room, user_packages
 from orchestrator.certificates import folders, peer
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError
@@ -39,6 +39,7 @@ from orchestrator.runtime import local_node, token_check
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.ray_command import MODULE
 from orchestrator.runtime.settings import GROUP_LABEL, PARTITION_TOLERANCE_S, REGION_LABEL, ray_environment
+from orchestrator.socket_room import JOIN_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,6 @@ GONE_S = 3.0
 """``ray start --block`` ends within a second of a raylet that died, and never after one that went by itself."""
 PATIENCE_S = 120.0
 """For the head, which may be beginning."""
-FOLDER_PREFIX = "atoll-join-"
 DRAIN_BY_RAY_S = 1
 """Ray drains again at SIGTERM; by then this has been done."""
 
@@ -100,6 +100,9 @@ class Joined:
         """Returns the exit code, when nothing of the node is left."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told_to_end)
+        room = socket_room.for_join()
+        if room.note:
+            log.warning("%s", room.note)
         self._wait_for_head()
         if self._signal is not None:
             return 0
@@ -108,7 +111,7 @@ class Joined:
         refuse_wrong_token(self._options)
         if problem := program_cache.problem(environment(self._options)):
             log.warning("%s", problem)
-        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix=JOIN_PREFIX, dir=room.folder, ignore_cleanup_errors=True) as folder:
             process = subprocess.Popen(
                 ray_start(self._options, Path(folder)),
                 env=environment(self._options),

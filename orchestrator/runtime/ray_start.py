@@ -27,6 +27,7 @@ from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL
 from orchestrator.runtime.ray_command import EACH, MODULE, WITH_DASHBOARD, codes, request
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
+from orchestrator.socket_room import node_folder
 
 PASSED, PACKAGES = "passed-environment.json", "package-folders.json"
 OBJECT_STORE_BYTES_MAX = 2 << 30
@@ -205,7 +206,7 @@ def packages_of(cluster: ClusterFile) -> tuple[str, ...]:
 
 def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -> Start:
     # a folder for each node: nodes that start at once in one folder take the same socket names
-    folder = Path(program.cluster.temp_dir, name)
+    folder = Path(program.cluster.temp_dir, node_folder(name))
     folder.mkdir(exist_ok=True)
     shared_memory_bytes = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 1 << 30
     return program.start(
