@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -41,7 +41,7 @@ from api.commands import (
     tokenizer,
     tokens,
 )
-from api.commands.common import INTERRUPTED, say
+from api.commands.common import INTERRUPTED, print_in_any_encoding, say, write_nowhere
 from api.installation.home import TOKEN_VARIABLE
 from orchestrator import python_process
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
@@ -97,8 +97,13 @@ for module in (
 def main() -> None:
     """Run a command and exit with a code that means something."""
     python_process.take_encoding()
+    print_in_any_encoding()
     try:
-        app(prog_name=PROGRAM)
+        try:
+            app(prog_name=PROGRAM)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a disk that is full gets a message
     except AtollError as error:
         say(f"atoll: {error}")
         sys.exit(exit_code(error))
@@ -106,10 +111,47 @@ def main() -> None:
         say("atoll: interrupted")
         sys.exit(INTERRUPTED)
     except OSError as error:
-        if error.errno not in REFUSALS_OF_THE_DISK:
+        if (explained := explain(error)) is None:
             raise
-        say(f"atoll: {error.strerror}: {error.filename or 'a file of the home folder'}. {disk_remedy(error)}.")
-        sys.exit(1)
+        message, code = explained
+        say(f"atoll: {message}")
+        sys.exit(code)
+
+
+def explain(error: OSError) -> tuple[str, int] | None:
+    """What this machine refused the command, and the exit code; None for an error that is a fault of ours."""
+    if cannot_be_written(sys.stdout):
+        write_nowhere(1)
+        reason = "" if error.errno == errno.EPIPE else f": {error.strerror}"
+        return f"standard output cannot be written{reason}. Look at what it is redirected to", 1
+    if isinstance(error, FileNotFoundError) and is_working_folder_gone():
+        return (
+            "the working folder was removed. Change to another one, or give folders and files (--home, --runs) as absolute "
+            "paths",
+            2,
+        )
+    if error.errno in REFUSALS_OF_THE_DISK:
+        return f"{error.strerror}: {error.filename or 'a file of the home folder'}. {disk_remedy(error)}.", 1
+    return None
+
+
+def cannot_be_written(stream: TextIO | None) -> bool:
+    """Whether this stream still holds text that it cannot get rid of."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        return True
+    return False
+
+
+def is_working_folder_gone() -> bool:
+    """Whether relative paths lead nowhere."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def exit_code(error: AtollError) -> int:

@@ -77,8 +77,8 @@ def _room(prefix: str, below: int) -> Room:
     if place is None:
         raise ConfigurationError(
             detail=f"There is no folder for Ray's temporary files: TMPDIR ({wanted or 'not set'}) {problem}, and "
-            f"{' and '.join(map(str, PLACES))} cannot be written either. Set TMPDIR to a folder that this user can write and "
-            f"whose path has at most {characters_max} bytes; nothing was started."
+            f"{' and '.join(map(str, PLACES))} cannot be written either. Set TMPDIR to a folder that this user can write, "
+            f"with a path of at most {characters_max} bytes; nothing was started."
         )
     is_as_wanted = not wanted or place == Path(wanted) or not Path(wanted).is_absolute()
     return Room(place, "" if is_as_wanted else f"TMPDIR ({wanted}) {problem}: temporary files are in {place} instead")

@@ -5,7 +5,10 @@ Light on purpose: the client and rich are imported when a command runs, not when
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,8 +96,31 @@ def until_interrupted() -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """Progress, for people: on stderr, so that what is printed on stdout stays clean."""
-    echo_lines(message, err=True)
+    """Progress, for people: on stderr, so that what is printed on stdout stays clean.
+
+    Where nobody can read it, as on a terminal that was closed, the command goes on without.
+    """
+    try:
+        echo_lines(message, err=True)
+    except OSError:
+        write_nowhere(2)
+
+
+def print_in_any_encoding() -> None:
+    """Replace characters that the terminal's encoding lacks, here and in Pythons that this process becomes or starts."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors=printable.ENCODING_ERRORS)
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    if errors in ("", "strict"):
+        os.environ["PYTHONIOENCODING"] = f"{encoding}:replace"
+
+
+def write_nowhere(descriptor: int) -> None:
+    """What is written to this standard stream is dropped from here on, also what Python writes as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def echo(text: str = "") -> None:

@@ -31,11 +31,11 @@ import psutil
 from api.auth.code import refuse_unfit
 from api.installation import store_history
 from api.installation.binding import Binding
-from api.installation.detached import start_detached
+from api.installation.detached import start_detached, working_folder
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.job_roots import roots_of
 from api.installation.shipped import CONFIGS
-from orchestrator import home_files, program_cache, python_process, user_packages
+from orchestrator import home_files, program_cache, python_process, signals, user_packages
 from orchestrator.environment import built, refuse_unset
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.marks import marked_pids
@@ -46,6 +46,7 @@ PORT_FIRST = 8470
 PORT_COUNT = 100
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
+CLUSTER_STOP_TIMEOUT_S = 60.0
 PATIENCE_S = 10.0
 HEAD_TIMEOUT_S = 1.0
 
@@ -88,7 +89,8 @@ class Installation:
 def up(wanted: Installation, say: Say) -> Address:
     """The cluster and the service run and answer. Says what it does; already up is said and changes nothing.
 
-    Raises Conflict while another process starts or ends something in this home.
+    Raises Conflict while another process starts or ends something in this home. A signal that ends it is an exception of
+    ``orchestrator.signals``; what was started by then is ended.
     """
     wanted.binding.refuse_if_unfit()
     refuse_unfit(wanted.packages)
@@ -100,8 +102,12 @@ def up(wanted: Installation, say: Say) -> Address:
             say(f"--allow {package}: it cannot be found here, and jobs that name it will fail. {user_packages.REMEDY}")
             if user_packages.is_in(package, "."):
                 say(f"There is a {package} in the working folder. If that is meant, add --packages .")
-    with wanted.home.locked_for_change("up"):
-        return start(wanted, say)
+    with signals.as_exceptions(), wanted.home.locked_for_change("up"):
+        try:
+            return start(wanted, say)
+        except (KeyboardInterrupt, SystemExit):
+            say("interrupted; what was started by then is ended")
+            raise
 
 
 def down(home: Home, say: Say) -> None:
@@ -142,12 +148,13 @@ def start(wanted: Installation, say: Say) -> Address:
             options = ["--groups", str(wanted.groups), *tolerance_of(wanted), *passed_of(wanted), *folders_of(wanted)]
             _cluster("up", home, *options, passed=wanted.passed)
         address = _start_service(wanted, say, port)
+        say(f"up at {address.url} (home {home.path}, runs {address.runs})")
     except BaseException:
-        _end_service(home, say)
-        if wanted.with_cluster and not had_cluster:
-            _cluster("down", home)
+        with signals.ignored():
+            _end_service(home, say)
+            if wanted.with_cluster and not had_cluster:
+                _cluster("down", home)
         raise
-    say(f"up at {address.url} (home {home.path}, runs {address.runs})")
     return address
 
 
@@ -189,7 +196,18 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
         database = {DATABASE_VARIABLE: wanted.database} if wanted.database else {}  # argv is seen by all
         environment = built(os.environ, wanted.passed) | database
-        process = start_detached(command, home, environment=environment, listener=listener)
+        with signals.held():
+            process = start_detached(command, home, environment=environment, listener=listener)
+    try:
+        return _answer_of(process, home)
+    except BaseException:  # it may not hold the home yet, and be found by nobody
+        with signals.ignored():
+            _end_process(process, STOP_TIMEOUT_S)
+        raise
+
+
+def _answer_of(process: subprocess.Popen[bytes], home: Home) -> Address:
+    """The address of the service that this process is, once it answers. Raises InfrastructureError."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -201,9 +219,18 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
         if address and address.pid == process.pid and (ready := _answering(home, timeout_s=START_TIMEOUT_S)):
             return ready
         time.sleep(0.05)
-    process.kill()
     detail = f"The service did not answer within {START_TIMEOUT_S:.0f} s. Its last words:\n{tail(home.log)}"
     raise InfrastructureError(detail=detail, remedy=f"\nThe whole log is {home.log}.")
+
+
+def _end_process(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """The process is gone: by SIGTERM, or else after this time by SIGKILL."""
+    process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _end_service(home: Home, say: Say) -> bool:
@@ -319,9 +346,22 @@ def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ())
     """Let the embedded cluster be started or ended; it prints its own progress."""
     command = python_process.module(CLUSTER_MODULE, verb, "--home", str(home.path), *options)
     environment = built(os.environ, passed)
-    code = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False, umask=0o077
-    ).returncode
+    with signals.held():
+        process = subprocess.Popen(
+            command,
+            cwd=working_folder(home),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            umask=0o077,
+            start_new_session=True,  # signals of this terminal are for this process, which passes them on
+        )
+    try:
+        code = process.wait()
+    except BaseException:
+        with signals.ignored():  # it alone knows children that have no mark yet
+            _end_process(process, CLUSTER_STOP_TIMEOUT_S)
+        raise
     if code == 2:
         raise ConfigurationError(detail="The embedded cluster cannot be started like this; see the message above.")
     if code:

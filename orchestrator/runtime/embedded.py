@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from orchestrator import printable, socket_room
+from orchestrator import printable, signals, socket_room
 from orchestrator.certificates import folders
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
@@ -80,21 +80,22 @@ def up(
     if cluster is not None and not processes.marked(cluster.id):
         down(home)  # what a machine's restart left of it
         cluster = None
-    if cluster is None:
-        cluster = _prepare(home, groups, places, partition_tolerance_s)
-    fresh = not processes.marked(cluster.id)
-    pass_on(cluster, passed)
-    if give_packages(cluster, packages) and not fresh:
-        _say("--packages: nodes that run already look in no other folder than before; `atoll down` first, for all to")
+    is_fresh = cluster is None
     try:
+        if cluster is None:
+            cluster = _prepare(home, groups, places, partition_tolerance_s)
+        pass_on(cluster, passed)
+        if give_packages(cluster, packages) and not is_fresh:
+            _say("--packages: nodes that run already look in no other folder than before; `atoll down` first, for all to")
         for _ in range(ATTEMPTS - 1):
             with suppress(InfrastructureError):  # a port that was free has been taken, say
                 _start_missing(cluster, _remembered_groups(cluster, groups), places, dashboard=dashboard)
                 return cluster
         _start_missing(cluster, _remembered_groups(cluster, groups), places, dashboard=dashboard)
     except BaseException:
-        if fresh:
-            down(home)
+        if is_fresh:
+            with signals.ignored():
+                down(home)
         raise
     return cluster
 
@@ -168,13 +169,21 @@ def _is_of_another(cluster: ClusterFile, home: Path) -> bool:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    with suppress(OSError):  # a terminal that was closed is no reason to leave processes behind
+        print(text, file=sys.stderr)
 
 
 def _prepare(
     home: Path, groups: tuple[NodeGroup, ...], places: Mapping[str, Place], partition_tolerance_s: float
 ) -> ClusterFile:
-    """All that a cluster needs but its processes."""
+    """All that a cluster needs but its processes. A signal waits: a folder without a mark would be found by nobody."""
+    with signals.held():
+        return _prepared(home, groups, places, partition_tolerance_s)
+
+
+def _prepared(
+    home: Path, groups: tuple[NodeGroup, ...], places: Mapping[str, Place], partition_tolerance_s: float
+) -> ClusterFile:
     home.mkdir(parents=True, exist_ok=True)
     room = socket_room.for_cluster()  # not under HOME, which may be deep
     if room.note:
@@ -288,6 +297,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--partition-tolerance-s", type=float, default=PARTITION_TOLERANCE_S)
     options = parser.parse_args(arguments)
     os.umask(0o077)
+    with signals.as_exceptions():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         refuse_unset(os.environ, options.pass_environment)
         if options.action == "down":
@@ -305,7 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
                 packages=options.packages,
             )
     except AtollError as error:
-        print(printable.lines(str(error)), file=sys.stderr)
+        _say(printable.lines(str(error)))
         return 2 if isinstance(error, ConfigurationError) else 1
     return 0
 

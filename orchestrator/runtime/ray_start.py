@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from orchestrator import python_process, user_packages
+from orchestrator import python_process, signals, user_packages
 from orchestrator.environment import built
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -64,9 +64,11 @@ class RayProgram:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """What was started goes on."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """What was started goes on. What was not, because a signal ends this, is not begun any more."""
         if self._forking is not None:
+            if kind is not None and not issubclass(kind, Exception):
+                self._forking.kill()
             for end in (self._forking.stdin, self._forking.stdout):
                 assert end is not None
                 end.close()
@@ -74,7 +76,7 @@ class RayProgram:
 
     def start(self, name: str, place: Place, arguments: list[str]) -> Start:
         log, mark = log_of(self.cluster, name), {NODE_MARKER: name}
-        with log.open("wb") as file:
+        with log.open("wb") as file, signals.held():
             if place.enter:
                 return self._process([*place.enter, *self._command(*arguments)], mark, file, subprocess.DEVNULL, file)
             if self._forking is None:
