@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
@@ -37,11 +37,12 @@ from api.commands import (
     science,
     service,
     simulate,
+    streams,
     tapes,
     tokenizer,
     tokens,
 )
-from api.commands.common import INTERRUPTED, print_in_any_encoding, say, write_nowhere
+from api.commands.common import INTERRUPTED, say
 from api.installation.home import TOKEN_VARIABLE
 from orchestrator import python_process
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
@@ -97,13 +98,12 @@ for module in (
 def main() -> None:
     """Run a command and exit with a code that means something."""
     python_process.take_encoding()
-    print_in_any_encoding()
+    streams.prepare()
     try:
         try:
             app(prog_name=PROGRAM)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, where a disk that is full gets a message
+            streams.finish()
     except AtollError as error:
         say(f"atoll: {error}")
         sys.exit(exit_code(error))
@@ -120,29 +120,18 @@ def main() -> None:
 
 def explain(error: OSError) -> tuple[str, int] | None:
     """What this machine refused the command, and the exit code; None for an error that is a fault of ours."""
-    if cannot_be_written(sys.stdout):
-        write_nowhere(1)
-        reason = "" if error.errno == errno.EPIPE else f": {error.strerror}"
-        return f"standard output cannot be written{reason}. Look at what it is redirected to", 1
+    if refusal := streams.refusal():
+        streams.drop(1)
+        return f"standard output cannot be written: {refusal.strerror}. Look at where it is redirected to.", 1
     if isinstance(error, FileNotFoundError) and is_working_folder_gone():
         return (
             "the working folder was removed. Change to another one, or give folders and files (--home, --runs) as absolute "
-            "paths",
+            "paths.",
             2,
         )
     if error.errno in REFUSALS_OF_THE_DISK:
         return f"{error.strerror}: {error.filename or 'a file of the home folder'}. {disk_remedy(error)}.", 1
     return None
-
-
-def cannot_be_written(stream: TextIO | None) -> bool:
-    """Whether this stream still holds text that it cannot get rid of."""
-    try:
-        if stream is not None:
-            stream.flush()
-    except OSError:
-        return True
-    return False
 
 
 def is_working_folder_gone() -> bool:

@@ -5,10 +5,7 @@ Light on purpose: the client and rich are imported when a command runs, not when
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from api.commands import completion
+from api.commands import completion, streams
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
 from orchestrator import printable
 
@@ -103,24 +100,7 @@ def say(message: str) -> None:
     try:
         echo_lines(message, err=True)
     except OSError:
-        write_nowhere(2)
-
-
-def print_in_any_encoding() -> None:
-    """Replace characters that the terminal's encoding lacks, here and in Pythons that this process becomes or starts."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors=printable.ENCODING_ERRORS)
-    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
-    if errors in ("", "strict"):
-        os.environ["PYTHONIOENCODING"] = f"{encoding}:replace"
-
-
-def write_nowhere(descriptor: int) -> None:
-    """What is written to this standard stream is dropped from here on, also what Python writes as it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+        streams.drop(2)
 
 
 def echo(text: str = "") -> None:
