@@ -22,6 +22,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -196,14 +199,12 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
         database = {DATABASE_VARIABLE: wanted.database} if wanted.database else {}  # argv is seen by all
         environment = built(os.environ, wanted.passed) | database
-        with signals.held():
-            process = start_detached(command, home, environment=environment, listener=listener)
-    try:
-        return _answer_of(process, home)
-    except BaseException:  # it may not hold the home yet, and be found by nobody
-        with signals.ignored():
-            _end_process(process, STOP_TIMEOUT_S)
-        raise
+        # until it holds the home, only this process knows of it
+        with _begun(
+            lambda: start_detached(command, home, environment=environment, listener=listener), STOP_TIMEOUT_S
+        ) as process:
+            listener.close()
+            return _answer_of(process, home)
 
 
 def _answer_of(process: subprocess.Popen[bytes], home: Home) -> Address:
@@ -223,14 +224,23 @@ def _answer_of(process: subprocess.Popen[bytes], home: Home) -> Address:
     raise InfrastructureError(detail=detail, remedy=f"\nThe whole log is {home.log}.")
 
 
-def _end_process(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """The process is gone: by SIGTERM, or else after this time by SIGKILL."""
-    process.terminate()
+@contextmanager
+def _begun(begin: Callable[[], subprocess.Popen[bytes]], timeout_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that ``begin`` starts. An exception of the block ends it: by SIGTERM, after this time by SIGKILL."""
+    process = None
     try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        with signals.held():
+            process = begin()
+        yield process
+    except BaseException:
+        if process is not None:
+            with signals.ignored():
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout_s)
+                process.kill()
+                process.wait()
+        raise
 
 
 def _end_service(home: Home, say: Say) -> bool:
@@ -346,8 +356,8 @@ def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ())
     """Let the embedded cluster be started or ended; it prints its own progress."""
     command = python_process.module(CLUSTER_MODULE, verb, "--home", str(home.path), *options)
     environment = built(os.environ, passed)
-    with signals.held():
-        process = subprocess.Popen(
+    with _begun(
+        lambda: subprocess.Popen(
             command,
             cwd=working_folder(home),
             env=environment,
@@ -355,13 +365,10 @@ def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ())
             stdout=sys.stderr.fileno(),
             umask=0o077,
             start_new_session=True,  # signals of this terminal are for this process, which passes them on
-        )
-    try:
+        ),
+        CLUSTER_STOP_TIMEOUT_S,  # it ends its own children: it alone knows those that have no mark yet
+    ) as process:
         code = process.wait()
-    except BaseException:
-        with signals.ignored():  # it alone knows children that have no mark yet
-            _end_process(process, CLUSTER_STOP_TIMEOUT_S)
-        raise
     if code == 2:
         raise ConfigurationError(detail="The embedded cluster cannot be started like this; see the message above.")
     if code:
