@@ -25,7 +25,7 @@ from api.installation.clock import own_clock, service_clock, synchronised
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.store_history import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
-from orchestrator import home_files, program_cache, python_process, socket_room
+from orchestrator import home_files, object_store, program_cache, python_process, socket_room
 from orchestrator.config import read_document
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
@@ -62,7 +62,7 @@ def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> lis
         lambda: _home(home),
         lambda: compiled_programs(built(os.environ)),
         temporary_files,
-        lambda: _shared_memory(Path("/dev/shm")),
+        lambda: shared_memory(Path("/dev/shm")),
         lambda: _cores(groups, os.cpu_count() or 1),
     ]
     findings = [check() for check in local]
@@ -242,9 +242,11 @@ def temporary_files() -> CheckResult:
     return CheckResult("temporary files", State.OK, f"in {room.folder}")
 
 
-def _shared_memory(place: Path) -> CheckResult:
+def shared_memory(place: Path) -> CheckResult:
     if not place.is_dir():
         return CheckResult("shared memory", State.OK, f"there is no {place} on this system")
+    if note := object_store.note(place):
+        return CheckResult("shared memory", State.WARNING, note, f"Mount {place} writable.")
     free = shutil.disk_usage(place).free
     if free < SHARED_MEMORY_BYTES:
         remedy = "Mount a larger one; for a container: --shm-size=2g."

@@ -28,12 +28,12 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from orchestrator import printable, signals, socket_room
+from orchestrator import object_store, printable, signals, socket_room
 from orchestrator.certificates import folders
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
-from orchestrator.ports import free_port, is_loopback
+from orchestrator.ports import LOOPBACK, free_port, is_loopback
 from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
@@ -186,13 +186,14 @@ def _prepared(
 ) -> ClusterFile:
     home.mkdir(parents=True, exist_ok=True)
     room = socket_room.for_cluster()  # not under HOME, which may be deep
-    if room.note:
-        _say(room.note)
+    for note in (room.note, object_store.note()):
+        if note:
+            _say(note)
     temp_dir = Path(tempfile.mkdtemp(prefix=CLUSTER_PREFIX, dir=room.folder))
     certificates = _certificates(temp_dir, [place.address for place in places.values()])
     cluster = ClusterFile(
         id=uuid.uuid4().hex,
-        address=f"{places.get(CONTROL_GROUP, Place()).address}:{free_port()}",
+        address=f"{places.get(CONTROL_GROUP, Place()).address}:{_head_port()}",
         temp_dir=str(temp_dir),
         environment={
             **ray_environment(temp_dir / "token", partition_tolerance_s, temp_dir / "head-storage", certificates),
@@ -206,6 +207,18 @@ def _prepared(
     leave_marks(cluster, home)
     cluster.write(home)
     return cluster
+
+
+def _head_port() -> int:
+    """Raises InfrastructureError where this machine has no loopback."""
+    try:
+        return free_port()
+    except OSError as error:
+        raise InfrastructureError(
+            detail=f"No port of {LOOPBACK} can be used: {error.strerror}.",
+            remedy="The loopback interface is down, or lacks that address: `ip address show lo` tells, `ip link set lo up` "
+            "brings it up.",
+        ) from error
 
 
 def _certificates(temp_dir: Path, addresses: Sequence[str]) -> Path | None:

@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from orchestrator import notices, program_cache, python_process, signals, socket_room, user_packages
+from orchestrator import notices, object_store, program_cache, python_process, signals, socket_room, user_packages
 import psutil
 from orchestrator.certificates import folders, peer
 from orchestrator.environment import built
@@ -103,8 +103,9 @@ class Joined:
             if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
                 signal.signal(number, self._told_to_end)
         room = socket_room.for_join()
-        if room.note:
-            log.warning("%s", room.note)
+        for note in (room.note, object_store.note()):
+            if note:
+                log.warning("%s", note)
         self._wait_for_head()
         if self._signal is not None:
             return 0
@@ -240,6 +241,7 @@ def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
         *("--labels", ",".join(f"{name}={value}" for name, value in labels.items())),
         *("--resources", options.resources, "--dashboard-agent-listen-port", "0"),
         *ports_of(options.ports),
+        *object_store.options(folder),
     ]
     for option, value in (
         ("--num-cpus", options.cpus),

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from orchestrator import python_process, signals, user_packages
+from orchestrator import object_store, python_process, signals, user_packages
 from orchestrator.environment import built
+from orchestrator.object_store import SHARED_MEMORY
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
@@ -210,7 +211,7 @@ def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -
     # a folder for each node: nodes that start at once in one folder take the same socket names
     folder = Path(program.cluster.temp_dir, node_folder(name))
     folder.mkdir(exist_ok=True)
-    shared_memory_bytes = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 1 << 30
+    shared_memory_bytes = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.exists() else 1 << 30
     return program.start(
         name,
         place,
@@ -220,5 +221,6 @@ def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -
             *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
             *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
             *("--include-log-monitor", "false", "--disable-usage-stats"),
+            *object_store.options(folder),
         ],
     )
