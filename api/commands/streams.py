@@ -9,12 +9,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 from orchestrator import printable
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 
 class _Output(io.FileIO):
@@ -22,7 +19,7 @@ class _Output(io.FileIO):
 
     refusal: OSError | None = None
 
-    def write(self, data: ReadableBuffer) -> int:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:

@@ -18,6 +18,7 @@ import errno
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITI
 from orchestrator.socket_room import CLUSTER_PREFIX
 
 START_TIMEOUT_S = 180.0
+LOOPBACK_TIMEOUT_S = 5.0
 ATTEMPTS = 4
 RAYLET = "raylet"
 AUTHORITY, CERTIFICATES = "authority", "certificates"
@@ -189,11 +191,28 @@ def _prepared(
     for note in (room.note, object_store.note()):
         if note:
             _say(note)
+    port = _head_port()
     temp_dir = Path(tempfile.mkdtemp(prefix=CLUSTER_PREFIX, dir=room.folder))
+    try:
+        return _marked_cluster(home, groups, places, partition_tolerance_s, temp_dir, port)
+    except BaseException:  # it may have no mark yet
+        remove(temp_dir)
+        raise
+
+
+def _marked_cluster(
+    home: Path,
+    groups: tuple[NodeGroup, ...],
+    places: Mapping[str, Place],
+    partition_tolerance_s: float,
+    temp_dir: Path,
+    port: int,
+) -> ClusterFile:
+    """The cluster whose folder this is. The folder says whose it is, and the home's file names it."""
     certificates = _certificates(temp_dir, [place.address for place in places.values()])
     cluster = ClusterFile(
         id=uuid.uuid4().hex,
-        address=f"{places.get(CONTROL_GROUP, Place()).address}:{_head_port()}",
+        address=f"{places.get(CONTROL_GROUP, Place()).address}:{port}",
         temp_dir=str(temp_dir),
         environment={
             **ray_environment(temp_dir / "token", partition_tolerance_s, temp_dir / "head-storage", certificates),
@@ -210,14 +229,16 @@ def _prepared(
 
 
 def _head_port() -> int:
-    """Raises InfrastructureError where this machine has no loopback."""
+    """Raises InfrastructureError where this machine cannot reach itself."""
     try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=LOOPBACK_TIMEOUT_S).close()
         return free_port()
     except OSError as error:
         raise InfrastructureError(
-            detail=f"No port of {LOOPBACK} can be used: {error.strerror}.",
-            remedy="The loopback interface is down, or lacks that address: `ip address show lo` tells, `ip link set lo up` "
-            "brings it up.",
+            detail=f"This machine cannot reach itself at {LOOPBACK}: {error.strerror or error}.",
+            remedy="Its loopback interface is down, or lacks that address: look with `ip address show lo`, and bring it up "
+            "with `ip link set lo up`.",
         ) from error
 
 

@@ -45,7 +45,7 @@ def clusters_of(home: Path) -> list[HomeCluster]:
             one.pids.append(process.pid)
             if is_own(folder := Path(environment.get(TOKEN_VARIABLE, "")).parent):
                 one.temp_dirs.add(folder)
-    for folder in (found for place in socket_room.places() for found in place.glob(f"{CLUSTER_PREFIX}*")):
+    for folder in (each for place in socket_room.places() for each in place.glob(f"{CLUSTER_PREFIX}*")):
         if not is_own(folder) or not _is_marked(folder, home):
             continue
         by_process = next((one.id for one in clusters.values() if folder in one.temp_dirs), None)
