@@ -88,7 +88,9 @@ def up(
             cluster = _prepare(home, groups, places, partition_tolerance_s)
         pass_on(cluster, passed)
         if give_packages(cluster, packages) and not is_fresh:
-            _say("--packages: nodes that run already look in no other folder than before; `atoll down` first, for all to")
+            _say(
+                "--packages: nodes that run already look in no other folder than before; `atoll down` first, for all to"
+            )
         for _ in range(ATTEMPTS - 1):
             with suppress(InfrastructureError):  # a port that was free has been taken, say
                 _start_missing(cluster, _remembered_groups(cluster, groups), places, dashboard=dashboard)

@@ -30,7 +30,6 @@ from pathlib import Path
 from types import FrameType
 
 from orchestrator import notices, object_store, program_cache, python_process, signals, socket_room, user_packages
-import psutil
 from orchestrator.certificates import folders, peer
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError
