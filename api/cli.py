@@ -37,6 +37,7 @@ from api.commands import (
     science,
     service,
     simulate,
+    streams,
     tapes,
     tokenizer,
     tokens,
@@ -97,8 +98,12 @@ for module in (
 def main() -> None:
     """Run a command and exit with a code that means something."""
     python_process.take_encoding()
+    streams.prepare()
     try:
-        app(prog_name=PROGRAM)
+        try:
+            app(prog_name=PROGRAM)
+        finally:
+            streams.finish()
     except AtollError as error:
         say(f"atoll: {error}")
         sys.exit(exit_code(error))
@@ -106,10 +111,36 @@ def main() -> None:
         say("atoll: interrupted")
         sys.exit(INTERRUPTED)
     except OSError as error:
-        if error.errno not in REFUSALS_OF_THE_DISK:
+        if (explained := explain(error)) is None:
             raise
-        say(f"atoll: {error.strerror}: {error.filename or 'a file of the home folder'}. {disk_remedy(error)}.")
-        sys.exit(1)
+        message, code = explained
+        say(f"atoll: {message}")
+        sys.exit(code)
+
+
+def explain(error: OSError) -> tuple[str, int] | None:
+    """What this machine refused the command, and the exit code; None for an error that is a fault of ours."""
+    if refusal := streams.refusal():
+        streams.drop(1)
+        return f"standard output cannot be written: {refusal.strerror}. Look at where it is redirected to.", 1
+    if isinstance(error, FileNotFoundError) and is_working_folder_gone():
+        return (
+            "the working folder was removed. Change to another one, or give folders and files (--home, --runs) as absolute "
+            "paths.",
+            2,
+        )
+    if error.errno in REFUSALS_OF_THE_DISK:
+        return f"{error.strerror}: {error.filename or 'a file of the home folder'}. {disk_remedy(error)}.", 1
+    return None
+
+
+def is_working_folder_gone() -> bool:
+    """Whether relative paths lead nowhere."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def exit_code(error: AtollError) -> int:

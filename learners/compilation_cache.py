@@ -3,75 +3,129 @@
 A restarted island finds its compiled step on disk and trains seconds earlier. When several islands start on one node, the
 first compiles and the others wait for it, instead of all compiling the same program on the same cores.
 
-JAX writes cache entries in place, without a lock. A process killed in the middle would leave a torn entry that every
-later start reads, warns of and never replaces. So the holder of the lock leaves a mark for as long as it writes; who
-finds a mark with the lock free empties the cache.
+JAX writes cache entries in place, without a lock. A process killed in the middle, or a disk that is full, would leave a torn
+entry that every later start reads, warns of and never replaces. So the holder of the lock leaves a mark for as long as it
+writes, and leaves it there if a write failed; who finds a mark with the lock free empties the cache.
+
+Nothing of it is needed: where the folder cannot be made, locked or written, JAX compiles without it, and one warning of the
+process says why (``orchestrator.program_cache``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import logging
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+from orchestrator import program_cache
+from orchestrator.errors import InfrastructureError
+
+log = logging.getLogger(__name__)
+
 LOCK_WAIT_MAX_S = 90.0
 """After this long compile without the lock: its holder may be a stopped process, and islands never wait for others."""
+COMPLAINT_OF_JAX = "persistent compilation cache entry"
 
 _used: Path | None = None
+_enabled: bool = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]  # made by JAX as it is imported
+_warned = False
 
 
-def directory() -> Path:
-    """JAX's own setting where there is one, else a folder of ours in the user's cache."""
-    if configured := jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # made by JAX as it is imported
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll" / "xla"
+def directory() -> Path | None:
+    """JAX's own setting where there is one, else a folder of ours in the user's cache. None where only JAX can use it.
+
+    Raises InfrastructureError where nothing says where it is.
+    """
+    configured = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    return program_cache.directory({**os.environ, **({program_cache.SETTING: configured} if configured else {})})
 
 
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
     """Within it, JAX compiles through the cache, and no other process of ours on this host writes to it."""
-    folder = directory()
-    folder.mkdir(parents=True, exist_ok=True)
-    _use(folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    with (folder / "lock").open("w") as lock:
-        if not _acquired(lock.fileno()):
-            yield
-            return
+    if not _enabled:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            if (folder := directory()) is not None:
+                stack.enter_context(_cache_in(folder))
+        except InfrastructureError as reason:
+            _do_without(reason)
+        yield
+
+
+@contextlib.contextmanager
+def _cache_in(folder: Path) -> Iterator[None]:
+    """JAX uses this folder. Raises InfrastructureError before the block, never behind it."""
+    with program_cache.open_lock(folder) as lock:
+        is_held = _acquired(lock, folder)
         mark = folder / "being-written"
+        if is_held:
+            _begin_writing(folder, mark)
+        _use(folder)
+        with warnings.catch_warnings(record=True) as complaints:
+            warnings.simplefilter("always")
+            yield
+        failed = [text for one in complaints if COMPLAINT_OF_JAX in (text := str(one.message))]
+        for one in complaints:
+            if COMPLAINT_OF_JAX not in str(one.message):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        if failed:  # an entry may be torn; the mark stays
+            _do_without(program_cache.unusable(folder, OSError(0, failed[0].rpartition(": ")[2])))
+        elif is_held:
+            with contextlib.suppress(OSError):
+                mark.unlink(missing_ok=True)
+
+
+def _begin_writing(folder: Path, mark: Path) -> None:
+    """Empty the cache if its last writer did not finish, and leave a mark. Raises InfrastructureError."""
+    try:
         if mark.exists():
             for entry in folder.glob("*-cache"):
                 entry.unlink(missing_ok=True)
         mark.touch()
-        yield
-        mark.unlink(missing_ok=True)
+    except OSError as error:
+        raise program_cache.unusable(folder, error) from error
+    program_cache.require_room(folder)
 
 
 def _use(folder: Path) -> None:
     """JAX decides at its first compilation whether it has a cache, and where, and then believes it for good."""
     global _used
+    jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if folder != _used:
         jax_cache.reset_cache()
         _used = folder
 
 
-def _acquired(descriptor: int) -> bool:
-    """Take the lock; the kernel gives it back when this process closes the file or dies."""
+def _do_without(reason: InfrastructureError) -> None:
+    """JAX compiles without a cache from here on, until the next ``exclusive`` finds that it can be used."""
+    global _used, _warned
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax_cache.reset_cache()
+    _used = None
+    if not _warned:
+        log.warning("%s", reason)
+        _warned = True
+
+
+def _acquired(lock: IO[bytes], folder: Path) -> bool:
+    """Take the lock, waiting for it ``LOCK_WAIT_MAX_S`` at most. Raises InfrastructureError where there are no locks."""
     give_up_at = time.monotonic() + LOCK_WAIT_MAX_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > give_up_at:
-                return False
-            time.sleep(0.02)
-        else:
-            return True
+    while not program_cache.take(lock, folder):
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.02)
+    return True

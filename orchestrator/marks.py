@@ -35,15 +35,19 @@ def is_of(home: Path, mark: str, pid: int | None = None) -> bool:
     with suppress(OSError):
         if place == _place(home):
             return True
-    return pid is not None and _same_folders(pid)
+    return pid is not None and sees_same_folders(pid)
 
 
-def is_foreign(home: Path, mark: str) -> bool:
-    """Whether the mark is certainly that of another folder; one that was moved is the same."""
+def is_foreign(home: Path, mark: str, pid: int | None = None) -> bool:
+    """Whether the mark is certainly that of another folder; one that was moved is the same.
+
+    A folder of the same path is another one to the process ``pid``, if that does not see the same folders as we do.
+    """
     place, _, path = _parts(mark)
     with suppress(OSError):
-        return path != str(home.resolve()) and place != _place(home)
-    return path != str(home.resolve())
+        if place == _place(home):
+            return False
+    return path != str(home.resolve()) or (pid is not None and not sees_same_folders(pid))
 
 
 def path_in(mark: str) -> Path:
@@ -77,10 +81,35 @@ def _place(home: Path) -> str:
     return f"{about.st_dev}:{about.st_ino}"
 
 
-def _same_folders(pid: int) -> bool:
-    """Whether the process is in our mount namespace; where there are none, it is."""
-    if not Path("/proc/self/ns/mnt").exists():
+def sees_same_folders(pid: int) -> bool:
+    """Whether a path means the same file to this process as to us: it shares our mount namespace and our root folder.
+
+    A container has a mount namespace of its own, a chroot only a root. What cannot be looked at does not see the same.
+    Where there are no namespaces, all processes do.
+    """
+    return _shares_namespace(pid, "mnt") and _shares_root(pid)
+
+
+def is_of_this_system(pid: int) -> bool:
+    """Whether this process is of the same container, chroot or plain machine as we are.
+
+    Another container may have its own `atoll`, which we cannot see, to end what runs in it.
+    """
+    return sees_same_folders(pid) and _shares_namespace(pid, "pid")
+
+
+def _shares_namespace(pid: int, kind: str) -> bool:
+    if not Path(f"/proc/self/ns/{kind}").exists():
         return True
     with suppress(OSError):
-        return os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        return os.readlink(f"/proc/{pid}/ns/{kind}") == os.readlink(f"/proc/self/ns/{kind}")
+    return False
+
+
+def _shares_root(pid: int) -> bool:
+    if not os.path.lexists("/proc/self/root"):
+        return True
+    with suppress(OSError):
+        theirs, ours = f"/proc/{pid}/root", "/proc/self/root"
+        return os.readlink(theirs) == os.readlink(ours) and os.path.samestat(os.stat(theirs), os.stat(ours))
     return False

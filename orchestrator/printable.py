@@ -9,6 +9,7 @@ Source: Unicode's Cc, Cf, Zl and Zp; "Trojan Source", arXiv:2111.00169, for the 
 
 from __future__ import annotations
 
+import codecs
 import re
 import unicodedata
 
@@ -32,6 +33,38 @@ _TABLE_OF_LINES = {number: shown for number, shown in _TABLE.items() if chr(numb
 _HAZARD_IN_JSON = re.compile(
     "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
+
+
+_NEAREST = str.maketrans(
+    {
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\u2500\u2501", "-"),
+        **dict.fromkeys("\u2018\u2019\u2032", "'"),
+        **dict.fromkeys("\u201c\u201d\u2033", '"'),
+        **dict.fromkeys("\u2190\u2264", "<"),
+        **dict.fromkeys("\u2192\u2265\u25b6", ">"),
+        **dict.fromkeys("\u2026\u00b7", "."),
+        **dict.fromkeys("\u2022\u25cf", "*"),
+        **dict.fromkeys("\u00d7\u2717", "x"),
+        **dict.fromkeys("\u2502\u2503", "|"),
+        **dict.fromkeys(map(chr, range(0x250C, 0x254C)), "+"),
+        **dict.fromkeys(map(chr, range(0x2581, 0x2590)), "#"),
+        "\u00a0": " ",
+    }
+)
+"""Dashes, arrows and marks that tables and messages are drawn with, for terminals that have none of them."""
+ENCODING_ERRORS = "atoll.nearest"
+"""Name of the rule, registered below, for what a stream's encoding does not have."""
+
+
+def nearest(error: UnicodeError) -> tuple[str, int]:
+    """For ``codecs.register_error``: one character for one, so that columns stay where they are; "?" where none is near."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    wanted = error.object[error.start : error.end].translate(_NEAREST)
+    return "".join(character if character.isascii() else "?" for character in wanted), error.end
+
+
+codecs.register_error(ENCODING_ERRORS, nearest)
 
 
 def line(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from api.commands import completion
+from api.commands import completion, streams
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
 from orchestrator import printable
 
@@ -93,8 +93,14 @@ def until_interrupted() -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """Progress, for people: on stderr, so that what is printed on stdout stays clean."""
-    echo_lines(message, err=True)
+    """Progress, for people: on stderr, so that what is printed on stdout stays clean.
+
+    Where nobody can read it, as on a terminal that was closed, the command goes on without.
+    """
+    try:
+        echo_lines(message, err=True)
+    except OSError:
+        streams.drop(2)
 
 
 def echo(text: str = "") -> None:

@@ -22,12 +22,13 @@ from api.commands.common import (
 from api.installation.binding import Binding
 from api.installation.database import refuse_password_in_view
 from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
+from api.installation.shipped import CONFIGS
 from api.installation.up import RAY_CONTROL, Installation
 from api.installation.up import down as take_down
 from api.installation.up import up as bring_up
 from orchestrator.ports import LOOPBACK
 
-GROUPS = Installation(Home(DEFAULT_HOME), DEFAULT_RUNS).groups
+GROUPS = CONFIGS / "groups.yaml"
 DEMO_HOME = DEFAULT_HOME / "demo"
 OWNER_ALONE = 0o077
 """What is left in home and runs by these commands is nobody else's to read."""

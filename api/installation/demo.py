@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from api.installation.up import Installation, Say, end, start
 from api.schemas import Job
 from api.terminal.summary import lines_that_matter
 from api.terminal.watch import watch
+from orchestrator import signals
 from orchestrator.config import read_job_document
 from orchestrator.errors import AtollError, Conflict, NotFound
 from orchestrator.run_folder import REPORT_PAGE
@@ -32,11 +31,11 @@ REPORT_TIMEOUT_S = 60.0
 
 
 def run_demo(wanted: Installation, spec: Path | None, island: str, console: Console, say: Say) -> int:
-    """Run the demo and return its exit code: 1 if the job did not complete or has no report, 130 when interrupted."""
+    """Run the demo and return its exit code: 1 if the job did not complete or has no report, 128 and the number of a signal
+    that ended it.
+    """
     document = read_job_document(spec or CONFIGS / "demo.yaml")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # whoever ends this ends all of it
-    with wanted.home.locked_for_change("demo"):
+    with signals.as_exceptions(), wanted.home.locked_for_change("demo"):
         return _run_demo(wanted, document, island, console, say)
 
 
@@ -51,9 +50,12 @@ def _run_demo(wanted: Installation, document: dict[str, Any], island: str, conso
             report = wait_for_report(client, ended)
     except KeyboardInterrupt:
         say("interrupted; ending what was started")
-        return 130
+        return signals.SIGNALLED + signal.SIGINT
+    except SystemExit as by_signal:
+        say("interrupted; ending what was started")
+        return int(by_signal.code or 0)
     finally:
-        with signals_ignored():
+        with signals.ignored():
             end(wanted.home, say)
     for text in lines_that_matter(report):
         console.print(text, highlight=False, soft_wrap=True)
@@ -93,16 +95,3 @@ def wait_for_report(client: Client, job: Job) -> dict[str, object]:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
-
-
-@contextmanager
-def signals_ignored() -> Iterator[None]:
-    """A second Ctrl-C does not stop the tidying up."""
-    before = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

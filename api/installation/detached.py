@@ -22,14 +22,14 @@ def start_detached(
     folder: Path | None = None,
     listener: socket.socket | None = None,
 ) -> subprocess.Popen[bytes]:
-    """``command`` runs with this environment, in ``folder`` (ours, if not given), and has inherited ``listener``.
+    """``command`` runs with this environment, in ``folder`` (default: ``working_folder``), and has inherited ``listener``.
 
     What it writes is its user's alone.
     """
     with home.log.open("ab") as log:
         return subprocess.Popen(
             command,
-            cwd=folder,
+            cwd=folder or working_folder(home),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -38,3 +38,11 @@ def start_detached(
             start_new_session=True,  # Ctrl-C in this terminal is not meant for it
             pass_fds=() if listener is None else (listener.fileno(),),
         )
+
+
+def working_folder(home: Home) -> Path:
+    """The folder that a process of the installation runs in: ours, or the home where ours was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return home.path

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from api.installation.check_result import CheckResult, State
@@ -25,10 +25,10 @@ from api.installation.clock import own_clock, service_clock, synchronised
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.store_history import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
-from orchestrator import home_files, python_process
+from orchestrator import home_files, object_store, program_cache, python_process, socket_room
 from orchestrator.config import read_document
 from orchestrator.environment import built
-from orchestrator.errors import AtollError, InfrastructureError
+from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
 from orchestrator.memory_budget import EVALUATOR_BYTES, island_bytes_per_parameter, shard_bytes_per_parameter
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
@@ -60,7 +60,9 @@ def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> lis
         lambda: own_clock(synchronised(), LOCK, time.time()),
         lambda: _service_clock(home, url),
         lambda: _home(home),
-        lambda: _shared_memory(Path("/dev/shm")),
+        lambda: compiled_programs(built(os.environ)),
+        temporary_files,
+        lambda: shared_memory(Path("/dev/shm")),
         lambda: _cores(groups, os.cpu_count() or 1),
     ]
     findings = [check() for check in local]
@@ -222,9 +224,29 @@ def _home_problems(path: Path) -> Iterator[tuple[str, str]]:
         yield f"{token} may be read by others", f"chmod 600 {token}, and revoke the token: others may have it"
 
 
-def _shared_memory(place: Path) -> CheckResult:
+def compiled_programs(environment: Mapping[str, str]) -> CheckResult:
+    """Whether islands with this environment keep their compiled programs."""
+    if problem := program_cache.problem(environment):
+        return CheckResult("compiled programs", State.WARNING, problem.detail, problem.remedy)
+    return CheckResult("compiled programs", State.OK, "islands find them again when they start anew")
+
+
+def temporary_files() -> CheckResult:
+    """Whether Ray's files, and the paths of its sockets, have a place."""
+    try:
+        room = socket_room.for_cluster()
+    except ConfigurationError as error:
+        return CheckResult("temporary files", State.WRONG, error.detail, "Set TMPDIR to another folder.")
+    if room.note:
+        return CheckResult("temporary files", State.WARNING, room.note, "Fine if that disk has room; or set TMPDIR.")
+    return CheckResult("temporary files", State.OK, f"in {room.folder}")
+
+
+def shared_memory(place: Path) -> CheckResult:
     if not place.is_dir():
         return CheckResult("shared memory", State.OK, f"there is no {place} on this system")
+    if note := object_store.note(place):
+        return CheckResult("shared memory", State.WARNING, note, f"Mount {place} writable.")
     free = shutil.disk_usage(place).free
     if free < SHARED_MEMORY_BYTES:
         remedy = "Mount a larger one; for a container: --shm-size=2g."
@@ -272,7 +294,10 @@ def _processes(process: subprocess.Popen[str]) -> CheckResult:
     if pids := census["orphaned"]:
         detail = f"{len(pids)} belong to a cluster whose files are gone"
         return CheckResult(
-            "processes", State.WRONG, detail, f"Nobody ends them any more: kill {' '.join(map(str, pids))}"
+            "processes",
+            State.WRONG,
+            detail,
+            f"`atoll down` does not find them any more: kill {' '.join(map(str, pids))}",
         )
     if census["damage"]:
         detail = f"{len(census['own'])} of this home, whose cluster.json is damaged"

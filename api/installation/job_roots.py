@@ -30,6 +30,14 @@ def roots_of(
     if database and database.startswith("sqlite"):
         file = database.partition(":///")[2].partition("?")[0]
         private += [Path(f"{file}{suffix}").resolve() for suffix in ("", "-wal", "-shm", "-journal") if file]
-    roots = defaults(home.resolve(), runs.resolve(), checkpoints, data, Path.cwd(), private)
+    roots = defaults(home.resolve(), runs.resolve(), checkpoints, data, _working_folder(home), private)
     refuse_unreachable(roots.checkpoints)
     return roots
+
+
+def _working_folder(home: Path) -> Path:
+    """Where it was removed, the home: that is no default root, so there is none."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return home.resolve()

@@ -19,8 +19,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -31,11 +31,11 @@ import psutil
 from api.auth.code import refuse_unfit
 from api.installation import store_history
 from api.installation.binding import Binding
-from api.installation.detached import start_detached
+from api.installation.detached import start_detached, working_folder
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.job_roots import roots_of
 from api.installation.shipped import CONFIGS
-from orchestrator import home_files, python_process, user_packages
+from orchestrator import home_files, program_cache, python_process, signals, user_packages
 from orchestrator.environment import built, refuse_unset
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.marks import marked_pids
@@ -46,6 +46,7 @@ PORT_FIRST = 8470
 PORT_COUNT = 100
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
+CLUSTER_STOP_TIMEOUT_S = 60.0
 PATIENCE_S = 10.0
 HEAD_TIMEOUT_S = 1.0
 
@@ -88,7 +89,8 @@ class Installation:
 def up(wanted: Installation, say: Say) -> Address:
     """The cluster and the service run and answer. Says what it does; already up is said and changes nothing.
 
-    Raises Conflict while another process starts or ends something in this home.
+    Raises Conflict while another process starts or ends something in this home. A signal that ends it is an exception of
+    ``orchestrator.signals``; what was started by then is ended.
     """
     wanted.binding.refuse_if_unfit()
     refuse_unfit(wanted.packages)
@@ -100,8 +102,12 @@ def up(wanted: Installation, say: Say) -> Address:
             say(f"--allow {package}: it cannot be found here, and jobs that name it will fail. {user_packages.REMEDY}")
             if user_packages.is_in(package, "."):
                 say(f"There is a {package} in the working folder. If that is meant, add --packages .")
-    with wanted.home.locked_for_change("up"):
-        return start(wanted, say)
+    with signals.as_exceptions(), wanted.home.locked_for_change("up"):
+        try:
+            return start(wanted, say)
+        except (KeyboardInterrupt, SystemExit):
+            say("interrupted; what was started by then is ended")
+            raise
 
 
 def down(home: Home, say: Say) -> None:
@@ -133,6 +139,8 @@ def start(wanted: Installation, say: Say) -> Address:
         raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
     home.require_room()
     _look_for_store(wanted, say)
+    if wanted.with_cluster and (problem := program_cache.problem(built(os.environ, wanted.passed))):
+        say(f"warning: {problem}")
     had_cluster = has_cluster(home)
     try:
         if wanted.with_cluster:
@@ -140,12 +148,13 @@ def start(wanted: Installation, say: Say) -> Address:
             options = ["--groups", str(wanted.groups), *tolerance_of(wanted), *passed_of(wanted), *folders_of(wanted)]
             _cluster("up", home, *options, passed=wanted.passed)
         address = _start_service(wanted, say, port)
+        say(f"up at {address.url} (home {home.path}, runs {address.runs})")
     except BaseException:
-        _end_service(home, say)
-        if wanted.with_cluster and not had_cluster:
-            _cluster("down", home)
+        with signals.ignored():
+            _end_service(home, say)
+            if wanted.with_cluster and not had_cluster:
+                _cluster("down", home)
         raise
-    say(f"up at {address.url} (home {home.path}, runs {address.runs})")
     return address
 
 
@@ -187,7 +196,16 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
         database = {DATABASE_VARIABLE: wanted.database} if wanted.database else {}  # argv is seen by all
         environment = built(os.environ, wanted.passed) | database
-        process = start_detached(command, home, environment=environment, listener=listener)
+        # until it holds the home, only this process knows of it
+        with _begun(
+            lambda: start_detached(command, home, environment=environment, listener=listener), STOP_TIMEOUT_S
+        ) as process:
+            listener.close()
+            return _answer_of(process, home)
+
+
+def _answer_of(process: subprocess.Popen[bytes], home: Home) -> Address:
+    """The address of the service that this process is, once it answers. Raises InfrastructureError."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -199,9 +217,27 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
         if address and address.pid == process.pid and (ready := _answering(home, timeout_s=START_TIMEOUT_S)):
             return ready
         time.sleep(0.05)
-    process.kill()
     detail = f"The service did not answer within {START_TIMEOUT_S:.0f} s. Its last words:\n{tail(home.log)}"
     raise InfrastructureError(detail=detail, remedy=f"\nThe whole log is {home.log}.")
+
+
+@contextmanager
+def _begun(begin: Callable[[], subprocess.Popen[bytes]], timeout_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that ``begin`` starts. An exception of the block ends it: by SIGTERM, after this time by SIGKILL."""
+    process = None
+    try:
+        with signals.held():
+            process = begin()
+        yield process
+    except BaseException:
+        if process is not None:
+            with signals.ignored():
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout_s)
+                process.kill()
+                process.wait()
+        raise
 
 
 def _end_service(home: Home, say: Say) -> bool:
@@ -317,9 +353,19 @@ def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ())
     """Let the embedded cluster be started or ended; it prints its own progress."""
     command = python_process.module(CLUSTER_MODULE, verb, "--home", str(home.path), *options)
     environment = built(os.environ, passed)
-    code = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False, umask=0o077
-    ).returncode
+    with _begun(
+        lambda: subprocess.Popen(
+            command,
+            cwd=working_folder(home),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            umask=0o077,
+            start_new_session=True,  # signals of this terminal are for this process, which passes them on
+        ),
+        CLUSTER_STOP_TIMEOUT_S,  # it ends its own children: it alone knows those that have no mark yet
+    ) as process:
+        code = process.wait()
     if code == 2:
         raise ConfigurationError(detail="The embedded cluster cannot be started like this; see the message above.")
     if code:

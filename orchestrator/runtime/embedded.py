@@ -18,6 +18,7 @@ import errno
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,16 +29,16 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from orchestrator import printable
+from orchestrator import object_store, printable, signals, socket_room
 from orchestrator.certificates import folders
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
-from orchestrator.ports import free_port, is_loopback
+from orchestrator.ports import LOOPBACK, free_port, is_loopback
 from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
-from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
+from orchestrator.runtime.homes import clusters_of, leave_marks, remove
 from orchestrator.runtime.ray_start import (
     Place,
     RayProgram,
@@ -49,8 +50,10 @@ from orchestrator.runtime.ray_start import (
     start_node,
 )
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
+from orchestrator.socket_room import CLUSTER_PREFIX
 
 START_TIMEOUT_S = 180.0
+LOOPBACK_TIMEOUT_S = 5.0
 ATTEMPTS = 4
 RAYLET = "raylet"
 AUTHORITY, CERTIFICATES = "authority", "certificates"
@@ -79,21 +82,24 @@ def up(
     if cluster is not None and not processes.marked(cluster.id):
         down(home)  # what a machine's restart left of it
         cluster = None
-    if cluster is None:
-        cluster = _prepare(home, groups, places, partition_tolerance_s)
-    fresh = not processes.marked(cluster.id)
-    pass_on(cluster, passed)
-    if give_packages(cluster, packages) and not fresh:
-        _say("--packages: nodes that run already look in no other folder than before; `atoll down` first, for all to")
+    is_fresh = cluster is None
     try:
+        if cluster is None:
+            cluster = _prepare(home, groups, places, partition_tolerance_s)
+        pass_on(cluster, passed)
+        if give_packages(cluster, packages) and not is_fresh:
+            _say(
+                "--packages: nodes that run already look in no other folder than before; `atoll down` first, for all to"
+            )
         for _ in range(ATTEMPTS - 1):
             with suppress(InfrastructureError):  # a port that was free has been taken, say
                 _start_missing(cluster, _remembered_groups(cluster, groups), places, dashboard=dashboard)
                 return cluster
         _start_missing(cluster, _remembered_groups(cluster, groups), places, dashboard=dashboard)
     except BaseException:
-        if fresh:
-            down(home)
+        if is_fresh:
+            with signals.ignored():
+                down(home)
         raise
     return cluster
 
@@ -158,29 +164,57 @@ def _read(home: Path) -> ClusterFile | None:
 
 def _is_of_another(cluster: ClusterFile, home: Path) -> bool:
     """Whether the file came here with the copy of another home, whose cluster is none of ours."""
-    marks = [
-        e[HOME_MARKER] for _, e in processes.marked_by_any() if e[CLUSTER_MARKER] == cluster.id and HOME_MARKER in e
-    ]
-    if foreign := any(is_foreign(home, mark) for mark in marks):
-        _say(f"{ClusterFile.path(home)} is that of the cluster of {path_in(marks[0])}, which is left alone")
-    return foreign
+    for process, environment in processes.marked_by_any():
+        mark = environment.get(HOME_MARKER)
+        if environment[CLUSTER_MARKER] == cluster.id and mark and is_foreign(home, mark, process.pid):
+            _say(f"{ClusterFile.path(home)} is that of the cluster of {path_in(mark)}, which is left alone")
+            return True
+    return False
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    with suppress(OSError):  # a terminal that was closed is no reason to leave processes behind
+        print(text, file=sys.stderr)
 
 
 def _prepare(
     home: Path, groups: tuple[NodeGroup, ...], places: Mapping[str, Place], partition_tolerance_s: float
 ) -> ClusterFile:
-    """All that a cluster needs but its processes."""
+    """All that a cluster needs but its processes. A signal waits: a folder without a mark would be found by nobody."""
+    with signals.held():
+        return _prepared(home, groups, places, partition_tolerance_s)
+
+
+def _prepared(
+    home: Path, groups: tuple[NodeGroup, ...], places: Mapping[str, Place], partition_tolerance_s: float
+) -> ClusterFile:
     home.mkdir(parents=True, exist_ok=True)
-    # Ray's socket paths must stay below 107 bytes: not under HOME, which may be deep
-    temp_dir = Path(tempfile.mkdtemp(prefix=PREFIX))
+    room = socket_room.for_cluster()  # not under HOME, which may be deep
+    for note in (room.note, object_store.note()):
+        if note:
+            _say(note)
+    port = _head_port()
+    temp_dir = Path(tempfile.mkdtemp(prefix=CLUSTER_PREFIX, dir=room.folder))
+    try:
+        return _marked_cluster(home, groups, places, partition_tolerance_s, temp_dir, port)
+    except BaseException:  # it may have no mark yet
+        remove(temp_dir)
+        raise
+
+
+def _marked_cluster(
+    home: Path,
+    groups: tuple[NodeGroup, ...],
+    places: Mapping[str, Place],
+    partition_tolerance_s: float,
+    temp_dir: Path,
+    port: int,
+) -> ClusterFile:
+    """The cluster whose folder this is. The folder says whose it is, and the home's file names it."""
     certificates = _certificates(temp_dir, [place.address for place in places.values()])
     cluster = ClusterFile(
         id=uuid.uuid4().hex,
-        address=f"{places.get(CONTROL_GROUP, Place()).address}:{free_port()}",
+        address=f"{places.get(CONTROL_GROUP, Place()).address}:{port}",
         temp_dir=str(temp_dir),
         environment={
             **ray_environment(temp_dir / "token", partition_tolerance_s, temp_dir / "head-storage", certificates),
@@ -194,6 +228,20 @@ def _prepare(
     leave_marks(cluster, home)
     cluster.write(home)
     return cluster
+
+
+def _head_port() -> int:
+    """Raises InfrastructureError where this machine cannot reach itself."""
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=LOOPBACK_TIMEOUT_S).close()
+        return free_port()
+    except OSError as error:
+        raise InfrastructureError(
+            detail=f"This machine cannot reach itself at {LOOPBACK}: {error.strerror or error}.",
+            remedy="Its loopback interface is down, or lacks that address: look with `ip address show lo`, and bring it up "
+            "with `ip link set lo up`.",
+        ) from error
 
 
 def _certificates(temp_dir: Path, addresses: Sequence[str]) -> Path | None:
@@ -285,6 +333,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--partition-tolerance-s", type=float, default=PARTITION_TOLERANCE_S)
     options = parser.parse_args(arguments)
     os.umask(0o077)
+    with signals.as_exceptions():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         refuse_unset(os.environ, options.pass_environment)
         if options.action == "down":
@@ -302,7 +355,7 @@ def main(arguments: list[str] | None = None) -> int:
                 packages=options.packages,
             )
     except AtollError as error:
-        print(printable.lines(str(error)), file=sys.stderr)
+        _say(printable.lines(str(error)))
         return 2 if isinstance(error, ConfigurationError) else 1
     return 0
 

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import home_files
+from orchestrator import home_files, socket_room
 from orchestrator.errors import DataError
 from orchestrator.marks import is_of, mark_of, of_home
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CLUSTER_MARKER, TOKEN_VARIABLE
+from orchestrator.socket_room import CLUSTER_PREFIX
 
-PREFIX = "atoll-"
 MARK = "home"
 
 
@@ -46,7 +45,7 @@ def clusters_of(home: Path) -> list[HomeCluster]:
             one.pids.append(process.pid)
             if is_own(folder := Path(environment.get(TOKEN_VARIABLE, "")).parent):
                 one.temp_dirs.add(folder)
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in (each for place in socket_room.places() for each in place.glob(f"{CLUSTER_PREFIX}*")):
         if not is_own(folder) or not _is_marked(folder, home):
             continue
         by_process = next((one.id for one in clusters.values() if folder in one.temp_dirs), None)
@@ -69,7 +68,12 @@ def is_own(folder: Path) -> bool:
     with suppress(OSError):
         about = folder.lstat()
         is_folder = folder.is_dir() and not folder.is_symlink()
-        return is_folder and folder.is_absolute() and folder.name.startswith(PREFIX) and about.st_uid == os.geteuid()
+        return (
+            is_folder
+            and folder.is_absolute()
+            and folder.name.startswith(CLUSTER_PREFIX)
+            and about.st_uid == os.geteuid()
+        )
     return False
 
 

@@ -29,16 +29,15 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
-from orchestrator import notices, python_process, user_packages
+from orchestrator import notices, object_store, program_cache, python_process, signals, socket_room, user_packages
 from orchestrator.certificates import folders, peer
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError
-from orchestrator.runtime import local_node, token_check
+from orchestrator.runtime import local_node, processes, token_check
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.ray_command import MODULE
 from orchestrator.runtime.settings import GROUP_LABEL, PARTITION_TOLERANCE_S, REGION_LABEL, ray_environment
+from orchestrator.socket_room import JOIN_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,8 @@ GONE_S = 3.0
 """``ray start --block`` ends within a second of a raylet that died, and never after one that went by itself."""
 PATIENCE_S = 120.0
 """For the head, which may be beginning."""
-FOLDER_PREFIX = "atoll-join-"
+FOLDER_MARKER = "ATOLL_JOIN_FOLDER"
+"""In the environment of every process of the node, for it to be found by, whichever of them started it."""
 DRAIN_BY_RAY_S = 1
 """Ray drains again at SIGTERM; by then this has been done."""
 
@@ -98,18 +98,25 @@ class Joined:
 
     def run(self) -> int:
         """Returns the exit code, when nothing of the node is left."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._told_to_end)
+        for number in signals.ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
+                signal.signal(number, self._told_to_end)
+        room = socket_room.for_join()
+        for note in (room.note, object_store.note()):
+            if note:
+                log.warning("%s", note)
         self._wait_for_head()
         if self._signal is not None:
             return 0
         self._options.own_address = own_address(self._options)
         refuse_unfit_certificates(self._options)
         refuse_wrong_token(self._options)
-        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
+        if problem := program_cache.problem(environment(self._options)):
+            log.warning("%s", problem)
+        with tempfile.TemporaryDirectory(prefix=JOIN_PREFIX, dir=room.folder, ignore_cleanup_errors=True) as folder:
             process = subprocess.Popen(
                 ray_start(self._options, Path(folder)),
-                env=environment(self._options),
+                env={**environment(self._options), FOLDER_MARKER: folder},
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 umask=0o077,
@@ -118,7 +125,7 @@ class Joined:
             try:
                 return self._until_it_ends(process)
             finally:
-                end(process)
+                end(process, Path(folder))
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _told_to_end(self, number: int, _frame: FrameType | None) -> None:
@@ -233,6 +240,7 @@ def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
         *("--labels", ",".join(f"{name}={value}" for name, value in labels.items())),
         *("--resources", options.resources, "--dashboard-agent-listen-port", "0"),
         *ports_of(options.ports),
+        *object_store.options(folder),
     ]
     for option, value in (
         ("--num-cpus", options.cpus),
@@ -274,21 +282,16 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing that it started is left: asked first, then by SIGKILL."""
-    started = []
-    with suppress(psutil.NoSuchProcess):
-        started = psutil.Process(process.pid).children(recursive=True)
+def end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Nothing that it started is left: asked first, then by SIGKILL. ``folder`` marks its processes."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(ENDED_S)
-    for each in started:
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
     if process.poll() is None:
         process.kill()
         process.wait()
+    processes.kill_marked(FOLDER_MARKER, str(folder))
 
 
 if __name__ == "__main__":

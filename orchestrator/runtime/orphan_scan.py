@@ -2,19 +2,24 @@
 
     python -m orchestrator.runtime.orphan_scan --home .atoll      one JSON object on stdout
 
-Responsible for telling a home's own processes, those of another home's cluster, and those that nobody can end with
-`atoll down` any more, because their home and the files of their cluster are gone. Refuses to end any.
+Responsible for telling a home's own processes, those of another home's cluster, and orphans: those that `atoll down` cannot
+end any more, because their home and the files of their cluster are gone. A process is an orphan only if that is certain.
+A container, or a chroot, has files that cannot be looked up here: its processes are another's. Refuses to end any.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from orchestrator.errors import DataError
-from orchestrator.marks import HOME_MARKER, is_foreign, of_home, path_in
+from orchestrator.marks import HOME_MARKER, is_foreign, is_of_this_system, of_home, path_in
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CLUSTER_MARKER, TOKEN_VARIABLE
@@ -34,12 +39,34 @@ def census(home: Path) -> dict[str, object]:
     for process, environment in processes.marked_by_any():
         mark = environment.get(HOME_MARKER, "")
         by_file = cluster is not None and environment[CLUSTER_MARKER] == cluster.id
-        if of_home(home, environment, process.pid) or (by_file and not (mark and is_foreign(home, mark))):
+        if of_home(home, environment, process.pid) or (by_file and not (mark and is_foreign(home, mark, process.pid))):
             pids["own"].append(process.pid)
         else:
-            has_owner = Path(environment.get(TOKEN_VARIABLE, "")).is_file() or (mark and path_in(mark).is_dir())
-            pids["elsewhere" if has_owner else "orphaned"].append(process.pid)
+            pids["orphaned" if _is_orphan(process, environment) else "elsewhere"].append(process.pid)
     return {**pids, "answers": cluster.answers() if cluster is not None else None, "damage": damage}
+
+
+def _is_orphan(process: psutil.Process, environment: Mapping[str, str]) -> bool:
+    """Whether its cluster's files are gone, its home too, and it lives on."""
+    token, mark = environment.get(TOKEN_VARIABLE, ""), environment.get(HOME_MARKER, "")
+    files = [Path(token), *([path_in(mark)] if mark else [])]
+    return (
+        Path(token).is_absolute()
+        and is_of_this_system(process.pid)
+        and all(map(_is_gone, files))
+        and process.is_running()  # after all that was looked up: it may have ended with its files just now
+    )
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether nothing is there. A folder that this user may not look into, or whose disk does not answer, is no answer."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from orchestrator.errors import InfrastructureError
 from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER
 
 SIGHTING_TOLERANCE_S = 1.0
+KILL_TIMEOUT_S = 10.0
+EXEC_S = 0.05
+"""A process that is just becoming another program has no environment for an instant, and so no mark."""
 
 
 def marked(cluster_id: str, node: str | None = None) -> list[psutil.Process]:
@@ -45,11 +48,7 @@ def nodes_with(cluster_id: str, name: str) -> set[str]:
 def marked_by_any() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
     """Every live process that carries some cluster's mark, with its environment. Zombies are over; only their parent can
     remove them."""
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            environment = process.environ()
-            if CLUSTER_MARKER in environment and _alive(process):
-                yield process, environment
+    return _with_variable(CLUSTER_MARKER)
 
 
 def end_all(cluster_id: str, polite_s: float = 0.5) -> int:
@@ -61,17 +60,34 @@ def end_all(cluster_id: str, polite_s: float = 0.5) -> int:
     for process in running:
         _signal(process, signal.SIGTERM)
     psutil.wait_procs(running, timeout=polite_s)
-    return len({process.pid for process in running} | kill_all(cluster_id))
+    ended = {process.pid for process in running} | kill_all(cluster_id)
+    time.sleep(EXEC_S)
+    return len(ended | kill_all(cluster_id))
 
 
-def kill_all(cluster_id: str, node: str | None = None, timeout_s: float = 10.0) -> set[int]:
+def kill_all(cluster_id: str, node: str | None = None, timeout_s: float = KILL_TIMEOUT_S) -> set[int]:
     """SIGKILL every marked process, of this node if one is given, until none is left. Returns which there were.
 
     Raises InfrastructureError when some cannot be ended.
     """
+    return _kill_all(lambda: marked(cluster_id, node), timeout_s)
+
+
+def kill_marked(name: str, value: str) -> set[int]:
+    """As ``kill_all``, those that have this variable in their environment."""
+
+    def left() -> list[psutil.Process]:
+        return [process for process, environment in _with_variable(name) if environment[name] == value]
+
+    killed = _kill_all(left, KILL_TIMEOUT_S)
+    time.sleep(EXEC_S)
+    return killed | _kill_all(left, KILL_TIMEOUT_S)
+
+
+def _kill_all(find: Callable[[], list[psutil.Process]], timeout_s: float) -> set[int]:
     killed = set()
     deadline = time.monotonic() + timeout_s
-    while left := marked(cluster_id, node):  # again and again: those that live may start others meanwhile
+    while left := find():  # again and again: those that live may start others meanwhile
         if time.monotonic() > deadline:
             pids = ", ".join(str(process.pid) for process in left)
             raise InfrastructureError(detail=f"Processes {pids} do not end.", remedy="Look at them with ps.")
@@ -109,6 +125,15 @@ def _began(pid: int) -> float:
         raise psutil.NoSuchProcess(pid) from error
     ticks = int(text.rpartition(")")[2].split()[19])  # behind the name, which may have any character
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _with_variable(name: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """Every live process that has this variable in its environment, as far as this user may look."""
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            environment = process.environ()
+            if name in environment and _alive(process):
+                yield process, environment
 
 
 def _alive(process: psutil.Process) -> bool:

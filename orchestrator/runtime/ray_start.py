@@ -19,14 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from orchestrator import python_process, user_packages
+from orchestrator import object_store, python_process, signals, user_packages
 from orchestrator.environment import built
+from orchestrator.object_store import SHARED_MEMORY
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL
 from orchestrator.runtime.ray_command import EACH, MODULE, WITH_DASHBOARD, codes, request
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
+from orchestrator.socket_room import node_folder
 
 PASSED, PACKAGES = "passed-environment.json", "package-folders.json"
 OBJECT_STORE_BYTES_MAX = 2 << 30
@@ -63,9 +65,11 @@ class RayProgram:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """What was started goes on."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """What was started goes on. What was not, because a signal ends this, is not begun any more."""
         if self._forking is not None:
+            if kind is not None and not issubclass(kind, Exception):
+                self._forking.kill()
             for end in (self._forking.stdin, self._forking.stdout):
                 assert end is not None
                 end.close()
@@ -73,7 +77,7 @@ class RayProgram:
 
     def start(self, name: str, place: Place, arguments: list[str]) -> Start:
         log, mark = log_of(self.cluster, name), {NODE_MARKER: name}
-        with log.open("wb") as file:
+        with log.open("wb") as file, signals.held():
             if place.enter:
                 return self._process([*place.enter, *self._command(*arguments)], mark, file, subprocess.DEVNULL, file)
             if self._forking is None:
@@ -205,9 +209,9 @@ def packages_of(cluster: ClusterFile) -> tuple[str, ...]:
 
 def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -> Start:
     # a folder for each node: nodes that start at once in one folder take the same socket names
-    folder = Path(program.cluster.temp_dir, name)
+    folder = Path(program.cluster.temp_dir, node_folder(name))
     folder.mkdir(exist_ok=True)
-    shared_memory_bytes = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 1 << 30
+    shared_memory_bytes = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.exists() else 1 << 30
     return program.start(
         name,
         place,
@@ -217,5 +221,6 @@ def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -
             *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
             *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
             *("--include-log-monitor", "false", "--disable-usage-stats"),
+            *object_store.options(folder),
         ],
     )

@@ -6,8 +6,11 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
+import pytest
 import yaml
 
 from tests.api.installation import CONTROL, ROOT, Installation, environment, interruptible
@@ -15,6 +18,7 @@ from tests.waiting import PATIENCE_S
 
 SCRIPT = """
 import sys
+from contextlib import suppress
 from pathlib import Path
 from rich.console import Console
 from api.installation.demo import run_demo
@@ -41,6 +45,12 @@ def start_demo(cold: Installation, steps: int) -> subprocess.Popen[str]:
     )
 
 
+def command_line_of(pid: int) -> str:
+    with suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
+
+
 def test_the_demo_kills_an_island_a_third_in_and_ends_with_its_report(cold: Installation) -> None:
     demo = start_demo(cold, steps=400)
     said = demo.communicate(timeout=PATIENCE_S)[0]
@@ -55,17 +65,38 @@ def test_the_demo_kills_an_island_a_third_in_and_ends_with_its_report(cold: Inst
     assert str(Path(report["job_id"]) / "report.html") in said
 
 
-def test_an_interrupted_demo_ends_what_it_started(cold: Installation) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_demo_ends_what_it_started(cold: Installation, number: signal.Signals) -> None:
     demo = start_demo(cold, steps=20_000)
     assert demo.stdout is not None
     for text in demo.stdout:
         if "training" in text:
             break
     assert cold.home.running()
-    demo.send_signal(signal.SIGINT)
+    demo.send_signal(number)
     said = demo.communicate(timeout=PATIENCE_S)[0]
-    assert demo.returncode == 130, said
+    assert demo.returncode == 128 + number, said
     assert not cold.home.running()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_service_that_does_not_hold_its_home_yet_is_ended_by_the_signal_that_ends_up(
+    cold: Installation, number: signal.Signals
+) -> None:
+    command = cold.command("up", "--runs", str(cold.runs), "--control", CONTROL, *cold.roots)
+    up = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True, preexec_fn=interruptible
+    )
+    assert up.stderr is not None
+    for text in up.stderr:
+        if "starting the service" in text:
+            break
+    up.send_signal(number)
+    said = up.communicate(timeout=PATIENCE_S)[1]
+    assert up.returncode == 128 + number, said
+    assert "interrupted; what was started by then is ended" in said
+    assert not cold.home.discovered_address()
+    assert [pid for pid in psutil.pids() if str(cold.home.path) in command_line_of(pid)] == []
 
 
 def test_a_second_demo_in_the_same_home_starts_nothing_and_ends_nothing(cold: Installation) -> None:

@@ -6,17 +6,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pytest
 
 from api.installation.check_result import CheckResult, State
-from api.installation.doctor import examine, locked, memory
+from api.installation.doctor import compiled_programs, examine, locked, memory
 from api.installation.home import Home
 from api.installation.shipped import CONFIGS
+from orchestrator.marks import HOME_MARKER
 from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.embedded import down
 from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.settings import CLUSTER_MARKER, TOKEN_VARIABLE
 from tests.api.clocks import a_service
@@ -59,6 +62,14 @@ def test_a_home_open_to_others_is_wrong_and_the_secret_is_not_told(findings: dic
     assert "secret" not in home.detail + home.remedy
 
 
+def test_a_home_that_keeps_no_compiled_programs_is_a_warning_with_a_remedy(tmp_path: Path) -> None:
+    finding = compiled_programs({"HOME": "/sys"})
+    assert finding.state is State.WARNING
+    assert "/sys/.cache" in finding.detail
+    assert "XDG_CACHE_HOME" in finding.remedy
+    assert compiled_programs({"HOME": str(tmp_path)}).state is State.OK
+
+
 def test_a_missing_groups_file_is_wrong(findings: dict[str, CheckResult]) -> None:
     assert findings["cores"].state is State.WRONG
     assert "groups.yaml" in findings["cores"].remedy
@@ -86,20 +97,34 @@ def test_the_command_prints_the_same_and_ends_with_1_if_something_is_wrong(tmp_p
     assert found["cores"]["found"].endswith((CONFIGS / "groups.yaml").name)
 
 
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces and changes its root, which needs root")
+WAITS = "print(os.getpid(), flush=True); input()"
+
+
 @pytest.fixture
-def marked(tmp_path: Path) -> Iterator[tuple[int, Path]]:
-    """A process of a cluster, and where that cluster keeps its token."""
-    token = tmp_path / "token"
-    mark = {CLUSTER_MARKER: "some-cluster", TOKEN_VARIABLE: str(token)}
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, **mark})
-    while psutil.Process(process.pid).environ().get(CLUSTER_MARKER) is None:
-        assert process.poll() is None
-    yield process.pid, token
-    process.communicate(b"\n", timeout=PATIENCE_S)
+def begin_marked(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Begin a process of a cluster with its token at ``tmp_path / "token"``; return its id as this process sees it."""
+    begun: list[subprocess.Popen[bytes]] = []
+    mark = {CLUSTER_MARKER: "some-cluster", TOKEN_VARIABLE: str(tmp_path / "token")}
+
+    def begin(*enter: str, first: str = "pass", more: Mapping[str, str] = MappingProxyType({})) -> int:
+        command = [*enter, sys.executable, "-c", f"import os; {first}; {WAITS}"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **mark, **more}
+        )
+        begun.append(process)
+        assert process.stdout is not None
+        own = int(process.stdout.readline())
+        children = psutil.Process(process.pid).children()  # of `unshare`, which has the mark, too
+        return children[0].pid if children else own
+
+    yield begin
+    for process in begun:
+        process.communicate(b"\n", timeout=PATIENCE_S)
 
 
-def test_processes_are_of_this_home_of_another_or_of_nobody(marked: tuple[int, Path], tmp_path: Path) -> None:
-    pid, token = marked
+def test_processes_are_of_this_home_of_another_or_of_nobody(begin_marked: Callable[..., int], tmp_path: Path) -> None:
+    pid, token = begin_marked(), tmp_path / "token"
     home = tmp_path / "home"
     assert pid in census(home)["orphaned"]
     token.write_text("")
@@ -107,6 +132,51 @@ def test_processes_are_of_this_home_of_another_or_of_nobody(marked: tuple[int, P
     ClusterFile("some-cluster", "127.0.0.1:1", str(tmp_path), {}).write(home)
     assert census(home)["own"] == [pid]
     assert census(home)["answers"] is False
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    "enter", [("unshare", "-m"), ("unshare", "-pf"), ("unshare", "-pmf")], ids=["folders", "pids", "container"]
+)
+def test_processes_in_a_container_are_anothers_though_their_files_are_not_here(
+    enter: tuple[str, ...], begin_marked: Callable[..., int], tmp_path: Path
+) -> None:
+    pid = begin_marked(*enter)
+    scanned = census(tmp_path / "home")
+    assert pid in scanned["elsewhere"]
+    assert pid not in scanned["orphaned"]
+
+
+@NEEDS_ROOT
+def test_processes_in_a_chroot_are_anothers_also_where_its_home_has_the_same_path(
+    begin_marked: Callable[..., int], tmp_path: Path
+) -> None:
+    home, root = tmp_path / "home", tmp_path / "root"
+    home.mkdir()
+    root.mkdir()
+    pid = begin_marked(first=f"os.chroot({str(root)!r})", more={HOME_MARKER: f"1:1:{home}"})
+    assert pid in census(home)["elsewhere"]
+    ClusterFile("some-cluster", "127.0.0.1:1", str(tmp_path), {}).write(home)  # a copy of the home in the chroot
+    assert pid in census(home)["elsewhere"]
+    assert down(home) == 0, "nor does `atoll down` end them"
+    assert psutil.pid_exists(pid)
+
+
+@NEEDS_ROOT
+def test_processes_of_another_user_are_anothers_where_his_folders_cannot_be_looked_into(
+    begin_marked: Callable[..., int], tmp_path: Path
+) -> None:
+    """As on a disk of the network that root may not read: here it is root without that privilege."""
+    (tmp_path / "his").mkdir(mode=0o700)
+    (tmp_path / "his" / "token").write_text("")
+    os.chown(tmp_path / "his", 54321, 54321)
+    without = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
+    pid = begin_marked(*without, more={TOKEN_VARIABLE: str(tmp_path / "his" / "token")})
+    command = [*without, sys.executable, "-m", "orchestrator.runtime.orphan_scan"]
+    command += ["--home", str(tmp_path / "home")]
+    ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ran.returncode == 0, ran.stderr
+    assert pid in json.loads(ran.stdout)["elsewhere"]
 
 
 def test_a_lock_file_is_read_with_extras_and_markers() -> None:

@@ -25,9 +25,10 @@ from orchestrator.marks import HOME_MARKER, is_foreign, is_of, mark_of, marked_p
 from orchestrator.ports import free_port
 from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.homes import PREFIX, is_own, leave_marks
+from orchestrator.runtime.homes import is_own, leave_marks
 from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER, TOKEN_VARIABLE
+from orchestrator.socket_room import CLUSTER_PREFIX
 from tests.api.installation import Installation
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -246,7 +247,7 @@ class Marked:
 
     def __init__(self, home: Path) -> None:
         home.mkdir(exist_ok=True)
-        self.home, self.temp_dir = home, Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.home, self.temp_dir = home, Path(tempfile.mkdtemp(prefix=CLUSTER_PREFIX))
         (self.temp_dir / "token").write_text("x")
         environment = {TOKEN_VARIABLE: str(self.temp_dir / "token"), HOME_MARKER: mark_of(home)}
         self.file = ClusterFile(f"cluster-{home.name}-{os.getpid()}", "127.0.0.1:1", str(self.temp_dir), environment)
@@ -318,7 +319,7 @@ def test_a_cluster_file_names_no_folder_that_is_removed_but_a_clusters(tmp_path:
     ClusterFile("nobody", "127.0.0.1:1", str(precious), {}).write(home)
     assert embedded.down(home) == 0
     assert precious.is_dir()
-    link = tmp_path / f"{PREFIX}link"
+    link = tmp_path / f"{CLUSTER_PREFIX}link"
     link.symlink_to(precious)
     assert not is_own(link)
 

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learners import compilation_cache, jax_trainer
+from learners import jax_trainer
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import taken
 from tests.bench.device_memory import highest
@@ -272,28 +270,6 @@ def test_a_state_goes_on_on_another_mesh(make_job, new_trainer, tmp_path):
     back.import_state(dict(np.load(there)))
     back.seek(5)
     assert back.step(5).loss == pytest.approx(alone.step(5).loss, rel=1e-4)
-
-
-def test_a_cache_left_by_a_process_killed_while_writing_is_emptied():
-    folder = compilation_cache.directory()
-    with compilation_cache.exclusive():
-        jax.jit(lambda x: x * 3 + 1)(jnp.ones(3)).block_until_ready()
-    entries = set(folder.glob("*-cache"))
-    assert entries
-    (folder / "being-written").touch()
-    with compilation_cache.exclusive():
-        assert not set(folder.glob("*-cache"))
-    assert not (folder / "being-written").exists()
-
-
-def test_a_stopped_process_that_holds_the_cache_delays_others_only_so_long(monkeypatch):
-    monkeypatch.setattr(compilation_cache, "LOCK_WAIT_MAX_S", 0.1)
-    with compilation_cache.exclusive():
-        holder = (Path(compilation_cache.directory()) / "lock").open("w")
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with compilation_cache.exclusive():
-            assert float(jax.jit(lambda x: x * 5)(2.0)) == 10
 
 
 def test_a_state_leaves_and_reaches_the_devices_array_by_array(new_trainer):

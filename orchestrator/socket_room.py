@@ -1,0 +1,96 @@
+"""A folder for a Ray node that is short enough for the paths of its sockets.
+
+    TMPDIR/atoll-1a2b3c4d/us-east/session_2026-11-25_13-51-32_123456_4194304/sockets/plasma_store
+
+The system takes no longer path of a socket than ``PATH_BYTES_MAX``, and batch systems give each job a TMPDIR of half of
+that. Responsible for finding another folder then, and for refusing, before anything is started, where none is short enough.
+It leaves it to the caller to make the folder. Source: unix(7); Ray 2.60, ``Node._prepare_socket_file``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import ConfigurationError
+
+PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107
+SOCKET = "session_2026-11-25_13-51-32_123456_4194304/sockets/plasma_store"
+"""The longest of Ray's, with a process id as long as Linux has them."""
+RANDOM_CHARACTERS = 8
+"""Of ``tempfile.mkdtemp``."""
+NODE_CHARACTERS_MAX = 8
+CLUSTER_PREFIX, JOIN_PREFIX = "atoll-", "atoll-join-"
+"""Of the folder of an embedded cluster, which has one for each node in it, and of a node that joins."""
+PLACES = (Path("/tmp"), Path("/var/tmp"))
+"""Tried where the usual folder for temporary files is too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The folder in which a temporary folder is short enough. ``note`` says why it is not the usual one, if it is not."""
+
+    folder: Path
+    note: str = ""
+
+
+def node_folder(name: str) -> str:
+    """The name of a node's folder: its own name, or a short one that no node's name can be."""
+    if len(name) <= NODE_CHARACTERS_MAX:
+        return name
+    digest = base64.b32encode(hashlib.sha256(name.encode()).digest()).decode().lower()
+    return f"~{digest}"[:NODE_CHARACTERS_MAX]
+
+
+def for_cluster() -> Room:
+    """Where an embedded cluster may have its folder. Raises ConfigurationError where no place is short enough."""
+    return _room(CLUSTER_PREFIX, NODE_CHARACTERS_MAX + 1)
+
+
+def for_join() -> Room:
+    """Where a node that joins a cluster may have its folder. Raises as ``for_cluster``."""
+    return _room(JOIN_PREFIX, 0)
+
+
+def places() -> list[Path]:
+    """The folders in which temporary folders of clusters may be, the usual one first."""
+    try:
+        usual = [Path(tempfile.gettempdir()).absolute()]
+    except OSError:  # none can be written
+        usual = []
+    return list(dict.fromkeys([*usual, *PLACES]))
+
+
+def _room(prefix: str, below: int) -> Room:
+    characters_max = PATH_BYTES_MAX - len(f"/{prefix}") - RANDOM_CHARACTERS - below - len(f"/{SOCKET}")
+    wanted = os.environ.get("TMPDIR", "")
+    place = next((place for place in places() if _bytes(place) <= characters_max and _can_be_written(place)), None)
+    if _bytes(wanted) > characters_max:
+        problem = f"has {_bytes(wanted)} bytes, and at most {characters_max} leave room for the sockets of Ray"
+    else:
+        problem = "cannot be written"
+    if place is None:
+        raise ConfigurationError(
+            detail=f"There is no folder for Ray's temporary files: TMPDIR ({wanted or 'not set'}) {problem}, and "
+            f"{' and '.join(map(str, PLACES))} cannot be written either. Set TMPDIR to a folder that this user can write, "
+            f"with a path of at most {characters_max} bytes; nothing was started."
+        )
+    is_as_wanted = not wanted or place == Path(wanted) or not Path(wanted).is_absolute()
+    return Room(place, "" if is_as_wanted else f"TMPDIR ({wanted}) {problem}: temporary files are in {place} instead")
+
+
+def _bytes(path: Path | str) -> int:
+    return len(os.fsencode(path))
+
+
+def _can_be_written(place: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,98 @@
+"""A command that a signal ends: when the exception comes, what ignores it, and the exit code that a shell sees."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator import signals
+from tests.waiting import PATIENCE_S
+
+
+def ran(code: str, *numbers: signal.Signals, ignoring: signal.Signals | None = None) -> tuple[int, str]:
+    """Exit code and output of a Python that gets these signals once it has printed a line."""
+
+    def begin() -> None:
+        for each in signals.ENDING:  # whoever runs the tests may ignore one
+            signal.signal(each, signal.SIG_IGN if each == ignoring else signal.SIG_DFL)
+
+    program = f"import os, signal, sys, time; from orchestrator import signals\n{code}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, preexec_fn=begin
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    for number in numbers:
+        process.send_signal(number)
+    rest, _ = process.communicate("\n", timeout=PATIENCE_S)
+    return process.returncode, first + rest
+
+
+TIDIES = """
+with signals.as_exceptions():
+    try:
+        print("begun", flush=True)
+        while True:
+            time.sleep(0.01)
+    except BaseException:
+        for each in signals.ENDING:
+            os.kill(os.getpid(), each)
+        print("tidied", flush=True)
+        raise
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -2), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_is_an_exception_and_those_that_follow_do_not_interrupt_the_tidying_up(number, code):
+    assert ran(TIDIES, number) == (code, "begun\ntidied\n")
+
+
+def test_a_signal_between_a_process_and_its_name_waits_until_it_has_one():
+    code = """
+name = None
+with signals.as_exceptions():
+    try:
+        with signals.held():
+            print("begun", flush=True)
+            sys.stdin.readline()
+            os.kill(os.getpid(), signal.SIGTERM)
+            name = "named"
+        print("not reached")
+    finally:
+        print(name, flush=True)
+"""
+    assert ran(code) == (143, "begun\nnamed\n")
+
+
+def test_a_signal_in_a_held_block_that_fails_is_not_forgotten_by_who_tries_again():
+    code = """
+from contextlib import suppress
+with signals.as_exceptions():
+    while True:
+        with suppress(ValueError), signals.held():
+            print("begun", flush=True)
+            os.kill(os.getpid(), signal.SIGHUP)
+            raise ValueError
+"""
+    assert ran(code) == (129, "begun\n")
+
+
+def test_a_signal_that_was_ignored_before_stays_ignored():
+    code = """
+with signals.as_exceptions():
+    print("begun", flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("goes on", flush=True)
+"""
+    assert ran(code, ignoring=signal.SIGHUP) == (0, "begun\ngoes on\n")
+
+
+def test_what_is_behind_the_block_has_the_handlers_of_before():
+    before = [signal.getsignal(number) for number in signals.ENDING]
+    with signals.as_exceptions(), signals.ignored():
+        assert all(signal.getsignal(number) is signal.SIG_IGN for number in signals.ENDING)
+    assert [signal.getsignal(number) for number in signals.ENDING] == before
