@@ -92,8 +92,8 @@ def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> tup
     if path == BYTES:
         raise NotFound(detail=f"Job {job} has no tokenizer's file: its tokens are bytes.")
     reason = ""
-    kept, named = partial(open_below, run_dir, TOKENIZER), partial(open_data, roots, path)
-    openings: tuple[Callable[[], IO[bytes]], ...] = (kept, named)  # earlier builds kept no copy
+    copy, original = partial(open_below, run_dir, TOKENIZER), partial(open_data, roots, path)
+    openings: tuple[Callable[[], IO[bytes]], ...] = (copy, original)  # earlier builds kept no copy
     for opening in openings:
         try:
             file = opening()
