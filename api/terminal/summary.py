@@ -21,7 +21,9 @@ def _loss(report: Mapping[str, Any]) -> str:
     final, unigram = report.get("loss_final"), report.get("loss_unigram")
     if final is None:
         return "loss      not evaluated"
-    against = f", against {unigram:.3f} of a unigram model" if unigram is not None else ""
+    initial = report.get("loss_initial")
+    against = f", {initial:.3f} at the start" if initial is not None else ""
+    against += f", against {unigram:.3f} of a unigram model" if unigram is not None else ""
     evaluations = report.get("evaluations") or {}
     bits = evaluations.get("bits_per_byte")
     per_byte = f" ({bits:.3f} bits per byte)" if bits is not None else ""

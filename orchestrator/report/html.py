@@ -66,6 +66,8 @@ def _header(report: Report) -> str:
 def _tiles(report: Report) -> str:
     unigram = report.get("loss_unigram")
     against = f"a model without context has {loss(unigram)}" if unigram else "nats per token, held out"
+    if (initial := report.get("loss_initial")) is not None:
+        against += f"; {loss(initial)} at the start"
     evaluations = report.get("evaluations") or {}
     if (bits := evaluations.get("bits_per_byte")) is not None:
         against += f"; {bits:.3f} bits per byte"
