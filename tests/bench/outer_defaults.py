@@ -1,4 +1,4 @@
-"""Which outer optimizer a job should have that names none: held-out loss by outer rate and momentum. No part of ``make bench``.
+"""Which outer optimizer to have by default: held-out loss by outer rate and momentum. No part of ``make bench``.
 
 ``python -m tests.bench.outer_defaults FILE [--stage NAME …]`` trains what ``STAGES`` lists, in virtual time, one run after
 another, and appends a line to FILE for each. Runs that FILE already holds are skipped, so the command can be stopped and
@@ -33,7 +33,7 @@ WIDE, NARROW = (4, 3.0), (2, 1.0)
 
 @dataclass(frozen=True)
 class Run:
-    """One job. ``windows`` are τ and the cap of the grace window, ``transfer_steps`` how long a publication is on its way."""
+    """One job. ``windows`` are τ and the cap of the grace window; a publication travels for ``transfer_steps``."""
 
     preset: str
     kind: str
@@ -76,34 +76,52 @@ class Run:
 
 
 def _nano() -> Iterator[Run]:
-    """Every combination, in the budget of a first job: 196,000 tokens."""
-    for interval, fragments, kind, outer in itertools.product((24, 6, 48), (8, 24), KINDS, CANDIDATES):
-        yield Run("nano", kind, interval, fragments, outer)
-
-
-def _micro() -> Iterator[Run]:
-    for fragments, kind, outer in itertools.product((24, 8), KINDS, FINALISTS):
-        yield Run("micro", kind, 24, fragments, outer, steps=144)
+    """In the budget of a first job, 196,000 tokens: all candidates with H = 24, and fewer around it."""
+    for fragments, kind, outer in itertools.product((8, 24), KINDS, CANDIDATES):
+        yield Run("nano", kind, 24, fragments, outer)
+    for interval, (fragments, kind, some) in itertools.product(
+        (6, 48),
+        ((8, "adamw", CANDIDATES), (8, "muon", FINALISTS), (24, "adamw", FINALISTS), (24, "muon", FINALISTS)),
+    ):
+        for outer in some:
+            yield Run("nano", kind, interval, fragments, outer)
 
 
 def _seeds() -> Iterator[Run]:
-    """Four islands, two seeds, twice as long."""
+    """Four islands, two seeds."""
     for seed, kind, outer in itertools.product((0, 1), KINDS, FINALISTS):
-        yield Run("nano", kind, 24, 8, outer, islands=4, steps=384, seed=seed)
+        yield Run("nano", kind, 24, 8, outer, islands=4, steps=240, seed=seed)
 
 
 def _long() -> Iterator[Run]:
-    """Many rounds: 256 with H = 6. What wins in a short run may lose here."""
-    for interval, outer in itertools.product((6, 24), FINALISTS):
-        yield Run("nano", "adamw", interval, 8, outer, steps=1536)
+    """256 rounds: what wins in a short run may lose here."""
+    for outer in FINALISTS:
+        yield Run("nano", "adamw", 6, 8, outer, steps=1536)
+
+
+def _micro() -> Iterator[Run]:
+    for outer in FINALISTS:
+        yield Run("micro", "adamw", 24, 24, outer, steps=144)
+
+
+def _micro_more() -> Iterator[Run]:
+    for (kind, fragments), outer in itertools.product((("muon", 24), ("adamw", 8)), FINALISTS):
+        yield Run("micro", kind, 24, fragments, outer, steps=144)
 
 
 def _windows() -> Iterator[Run]:
-    for transfer, windows, kind in itertools.product((0.25, 1.0), (NARROW, WIDE), KINDS):
-        yield Run("nano", kind, 24, 8, (0.5, 0.3), islands=4, windows=windows, transfer_steps=transfer)
+    for transfer, windows in itertools.product((1.0, 0.25), (NARROW, WIDE)):
+        yield Run("nano", "adamw", 24, 8, (0.5, 0.3), islands=4, windows=windows, transfer_steps=transfer)
 
 
-STAGES = {"nano": _nano, "seeds": _seeds, "micro": _micro, "windows": _windows, "long": _long}
+STAGES = {
+    "nano": _nano,
+    "micro": _micro,
+    "long": _long,
+    "seeds": _seeds,
+    "windows": _windows,
+    "micro-more": _micro_more,
+}
 
 
 def trained(run: Run) -> dict[str, Any]:
@@ -144,7 +162,9 @@ def table(held: list[dict[str, Any]]) -> str:
     lines.append("|" + "---|" * (len(names) + len(columns)))
     for setting, losses in rows.items():
         best = min(losses.values())
-        cells = ["" if (loss := losses.get(c)) is None else f"**{loss}**" if loss == best else f"{loss}" for c in columns]
+        cells = [
+            "" if (loss := losses.get(c)) is None else f"**{loss}**" if loss == best else f"{loss}" for c in columns
+        ]
         lines.append("| " + " | ".join([*setting, *cells]) + " |")
     return "\n".join(lines)
 
