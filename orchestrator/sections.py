@@ -285,8 +285,8 @@ class OuterOptimizerSection(Section):
     """
 
     kind: Literal["nesterov", "sgd"] = "nesterov"
-    lr: LearningRate = 0.7
-    momentum: RatioBelowOne = 0.9
+    lr: LearningRate = 0.5
+    momentum: RatioBelowOne = 0.3
     warmup_merges: MergeCount = Field(default=0, description="of each fragment, over which the rate rises; 0: none")
     lr_final_ratio: Ratio = Field(
         default=1.0, description="of the rate at the end of the budget, to which it falls in a line"
@@ -327,10 +327,10 @@ class SynchroniserSection(Section):
 
     fragments: FragmentCount = 8
     interval_steps: RoundSteps = 24
-    overlap_steps: RoundStepsOrNone = 2
+    overlap_steps: RoundStepsOrNone = 4
     quorum: IslandCount = 1
     grace_margin: RatioBelowOne = 0.8
-    grace_cap_steps: RoundStepsRatio | None = 1.0
+    grace_cap_steps: RoundStepsRatio | None = 3.0
     staleness_max: VersionCount = 0
     averaging: Literal["radial", "mean"] = "radial"
     outer_optimizer: OuterOptimizerSection = OuterOptimizerSection()
