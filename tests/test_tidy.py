@@ -132,6 +132,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
+    "orchestrator.advice": frozenset(
+        {
+            "orchestrator.config",
+            "orchestrator.errors",
+            "orchestrator.memory_budget",
+            "orchestrator.simulation.line_advice",
+        }
+    ),
     "orchestrator.memory_budget": frozenset(
         {
             "orchestrator.config",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from api.schemas import Job
+
 PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
 CAUSES_MAX = 4
 
@@ -15,6 +17,11 @@ def lines_that_matter(report: Mapping[str, Any]) -> list[str]:
     And what was amiss with the text, where anything was.
     """
     return [_loss(report), *_text(report), _goodput(report), _recovery(report)]
+
+
+def warning_lines(job: Job) -> list[str]:
+    """Lines that say what of the job's specification is probably a mistake."""
+    return [f"warning: {warning.path}: {warning.message} {warning.remedy}".rstrip() for warning in job.warnings]
 
 
 def _loss(report: Mapping[str, Any]) -> str:

@@ -43,6 +43,7 @@ def render(report: Report) -> str:
             card("Recoveries", _recovery_words(report), _recoveries(report), wide=True),
             card("Islands", "Each with its own data and inner optimizer.", _islands(report), wide=True),
             *_wire_cards(report),
+            *_warning_cards(report),
         )
         + _footer(report)
     )
@@ -193,6 +194,15 @@ def _wire_cards(report: Report) -> list[str]:
         words = "What the last outer step changed, and how much of that the codec of updates still owed."
         shown.append(card("Fragments", words, _norms(norms)))
     return shown
+
+
+def _warning_cards(report: Report) -> list[str]:
+    """What of the specification was probably a mistake."""
+    rows = [(escape(one["path"]), escape(one["message"]), escape(one["remedy"])) for one in report.get("warnings", [])]
+    if not rows:
+        return []
+    words = "What the specification allows, and is most likely not meant."
+    return [card("Warnings", words, table(("field", "value", "remedy"), rows, ""), wide=True)]
 
 
 def _wire_words(report: Report) -> str:
