@@ -147,18 +147,18 @@ def _lines(spec: JobSpec, measured: Sequence[Line]) -> Iterator[Problem]:
     for section in spec.islands:
         groups[section.node_group] += section.count
     step_s = _step_s(spec, parameters)
-    known = [(line, Demand(parameters, step_s, groups), f"the line to {line.name}") for line in measured]
+    of_lines = [(line, Demand(parameters, step_s, groups), f"the line to {line.name}") for line in measured]
     if cap is not None:  # of each island's connection, whatever others send
-        known.append((Line("", 0.0, 8.0 * cap), Demand(parameters, step_s, {}), "transport.bytes_per_s"))
+        of_lines.append((Line("", 0.0, 8.0 * cap), Demand(parameters, step_s, {}), "transport.bytes_per_s"))
     knobs = _knobs(spec)
     problems = [
         (utilisation_on(line, demand, knobs), problem)
-        for line, demand, where in known
+        for line, demand, where in of_lines
         if line.name in ("", *groups)
         for problem in (*_thin(line, demand, knobs, where), *_slow(spec, line, demand, knobs, where))
     ]
     if problems:
-        yield min(problems, key=lambda found: found[0])[1]
+        yield min(problems, key=lambda pair: pair[0])[1]
 
 
 def _thin(line: Line, demand: Demand, knobs: Knobs, where: str) -> Iterator[Problem]:
@@ -166,14 +166,14 @@ def _thin(line: Line, demand: Demand, knobs: Knobs, where: str) -> Iterator[Prob
         return
     bits, due_steps = demand.parameters / knobs.fragments * bits_of(knobs.codec), knobs.interval_steps / knobs.fragments
     takes_s = bits / line.bits_per_second * max(1, demand.islands.get(line.name, 1))
-    found = advised([line], demand, knobs)
+    better = advised([line], demand, knobs)
     message = f"is {knobs.codec}: by {where} a fragment of {bits / 8e6:,.3g} MB takes {takes_s:.3g} s, and one is due "
     message += f"every {due_steps:.3g} steps, which are {demand.step_s * due_steps:.3g} s at most. It comes late, and "
     message += "islands drift apart."
-    if changes := ", ".join(f"{name} {value}" for name, value in found.changes(knobs).items()):
+    if changes := ", ".join(f"{name} {value}" for name, value in better.changes(knobs).items()):
         yield Problem("synchroniser.wire", message, f"Set {changes}, or use a faster line.")
     else:
-        needed = f"{found.needed_bits_per_second / 1e6:,.0f} Mbit/s"
+        needed = f"{better.needed_bits_per_second / 1e6:,.0f} Mbit/s"
         yield Problem("synchroniser.wire", message, f"Use a smaller model, or a line of {needed}.")
 
 

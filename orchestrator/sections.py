@@ -281,6 +281,9 @@ class TrainingSection(Section):
 class OuterOptimizerSection(Section):
     """What a merge does with the average of the islands' displacements.
 
+    The defaults learned best, or as well as any, in runs of 4 to 256 rounds. More momentum overshoots there: with 0.7 and
+    0.9, the method's usual setting, such a run stands still or diverges.
+
     Its learning rate is lr · min(1, version / ``warmup_merges``) · (1 − (1 − ``lr_final_ratio``) · tokens trained / budget).
     """
 
@@ -323,7 +326,11 @@ class WireSection(Section):
 
 
 class SynchroniserSection(Section):
-    """Decoupled DiLoCo's knobs, arXiv:2604.21428; the symbols are in ``JobPolicy``."""
+    """Decoupled DiLoCo's knobs, arXiv:2604.21428; the symbols are in ``JobPolicy``.
+
+    The paper has an overlap of 2 and a grace of about one step. With these defaults all islands meet in a merge where a
+    fragment travels for up to half a step each way, and not only where it takes no time.
+    """
 
     fragments: FragmentCount = 8
     interval_steps: RoundSteps = 24
@@ -413,7 +420,8 @@ class EvaluationSection(Section):
     steps, each time the one that is furthest ahead, with what it holds of the parameters already.
 
     An evaluation takes at most ``time_ratio_max`` of the time that the merges between two of them take, by measuring the
-    first half of the ``sequences``, a quarter, and so on. The last one of a job measures all.
+    first half of the ``sequences``, a quarter, and so on. The first one of a job, before any merge, and the last one measure
+    all, however long it takes.
     """
 
     every_merges: MergeCount = 32

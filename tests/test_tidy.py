@@ -435,6 +435,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.run",
             "api.schemas",
             "api.storage",
+            "orchestrator.advice",
             "orchestrator.actors.records",
             "orchestrator.bounds",
             "orchestrator.core.commands",
