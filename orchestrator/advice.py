@@ -35,6 +35,8 @@ WAY_STEPS_MIN = 0.1
 """Of a step each way. Windows that leave a fragment less are for islands on one machine."""
 WIDE_OVERLAP_STEPS, WIDE_CAP_STEPS = 4, 3
 """Windows that all islands meet in where a publication takes a step (docs/results.md)."""
+HEAVY_MOMENTUM, HEAVY_LR, ROUNDS_MEASURED = 0.9, 0.4, 256
+"""0.7 with a momentum of 0.9 was far behind in all runs that were measured, of 4 to 256 rounds (docs/results.md)."""
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 CPU_FLOPS, ACCELERATOR_FLOPS = 1e10, 5e13
 """Per second, of a processor and of an accelerator: some tenth of what is usual. So a step is estimated as too long rather
@@ -50,7 +52,7 @@ def advice(spec: JobSpec, lines: Sequence[Line] = ()) -> tuple[Problem, ...]:
         *_warmup(spec),
         *_interval(spec),
         *_windows(spec),
-        *_outer_warmup(spec),
+        *_outer(spec),
         *_lines(spec, lines),
         *_saving(spec),
     )
@@ -116,12 +118,19 @@ def _windows(spec: JobSpec) -> Iterator[Problem]:
     )
 
 
-def _outer_warmup(spec: JobSpec) -> Iterator[Problem]:
+def _outer(spec: JobSpec) -> Iterator[Problem]:
     outer, rounds = spec.synchroniser.outer_optimizer, _rounds(spec)
     if outer.warmup_merges > rounds:
         message = f"is {outer.warmup_merges:,}, and {_merged(rounds)}: the outer rate never reaches lr {outer.lr:g}."
         remedy = f"Set it to {rounds // ROUNDS:,}, or raise the budget."
         yield Problem("synchroniser.outer_optimizer.warmup_merges", message, remedy)
+    is_heavy = outer.kind == "nesterov" and outer.momentum >= HEAVY_MOMENTUM and outer.lr >= HEAVY_LR
+    if is_heavy and spec.island_count > 1 and rounds <= ROUNDS_MEASURED and spec.trainer == BUILT_IN_TRAINER:
+        message = (
+            f"is {outer.momentum:g} with lr {outer.lr:g}, and {_merged(rounds)}. With so much momentum jobs of up to "
+        )
+        message += f"{ROUNDS_MEASURED} rounds stood still or diverged."
+        yield Problem("synchroniser.outer_optimizer.momentum", message, "Leave out both, or set them to 0.3 and 0.5.")
 
 
 def _saving(spec: JobSpec) -> Iterator[Problem]:

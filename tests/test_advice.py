@@ -76,6 +76,14 @@ def test_a_remedy_is_a_specification_that_is_taken_and_needs_no_more_advice() ->
     assert found(steps=100, synchroniser=sync, training={"inner_optimizer": inner}) == ()
 
 
+def test_the_papers_momentum_is_said_of_jobs_that_are_too_short_for_it() -> None:
+    paper = {"outer_optimizer": {"lr": 0.7, "momentum": 0.9}}
+    assert paths(found(steps=24 * 256, synchroniser=paper)) == ["synchroniser.outer_optimizer.momentum"]
+    assert found(steps=24 * 257, synchroniser=paper) == ()
+    assert found(synchroniser={"outer_optimizer": {"lr": 0.7, "momentum": 0.6}}) == ()
+    assert found(synchroniser={"outer_optimizer": {"kind": "sgd", "lr": 0.7, "momentum": 0.9}}) == ()
+
+
 def test_a_decay_that_begins_within_the_warm_up_is_said() -> None:
     wsd = {"schedule": "wsd", "decay_ratio": 0.8, "warmup_steps": 300}
     assert paths(found(training={"inner_optimizer": wsd})) == ["training.inner_optimizer.decay_ratio"]
