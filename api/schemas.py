@@ -139,6 +139,12 @@ class JobSummary(Answer):
     )
 
 
+class ProblemItem(Answer):
+    path: str
+    message: str
+    remedy: str
+
+
 class Job(JobSummary):
     """Everything about one job."""
 
@@ -158,6 +164,9 @@ class Job(JobSummary):
         default={}, description="fragments, and their interval_steps and overlap_steps, as the specification has them"
     )
     resume_refused: list[str] = Field(default=[], description="newer checkpoints that are not sound, and why")
+    warnings: list[ProblemItem] = Field(
+        default=[], description="what of the specification is allowed, and most likely not what its author wants"
+    )
 
 
 class Jobs(Answer):
@@ -300,12 +309,6 @@ class NodeGroupChange(Answer):
 class Health(Answer):
     status: str
     detail: str = ""
-
-
-class ProblemItem(Answer):
-    path: str
-    message: str
-    remedy: str
 
 
 class ProblemDocument(Answer):

@@ -175,7 +175,10 @@ class JobSpec(Section):
             standbys=plans(self.standby_sections()) if standbys else (),
             donors_max=recovery.donors_max,
             evaluation=EvaluationPolicy(
-                self.evaluation.sequences, self.evaluation.time_ratio, on_islands=self.evaluation.on == "islands"
+                self.evaluation.sequences,
+                self.evaluation.time_ratio,
+                on_islands=self.evaluation.on == "islands",
+                at_start=True,
             ),
             outer_rate=OuterRatePolicy(sync.outer_optimizer.warmup_merges, sync.outer_optimizer.lr_final_ratio),
             checkpoints=CheckpointPolicy(**self.checkpoints.model_dump(exclude={"folder"})),

@@ -136,6 +136,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
+    "orchestrator.advice": frozenset(
+        {
+            "orchestrator.config",
+            "orchestrator.errors",
+            "orchestrator.memory_budget",
+            "orchestrator.simulation.line_advice",
+        }
+    ),
     "orchestrator.memory_budget": frozenset(
         {
             "orchestrator.config",
@@ -436,6 +444,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.run",
             "api.schemas",
             "api.storage",
+            "orchestrator.advice",
             "orchestrator.actors.records",
             "orchestrator.bounds",
             "orchestrator.core.commands",

@@ -59,6 +59,7 @@ def submit(
 
     It waits in the queue while there is no room: by priority, then first come, and nobody overtakes.
     """
+    from api.terminal.summary import warning_lines
     from orchestrator.config import parse_job, read_job_document
 
     document = read_job_document(file)
@@ -77,7 +78,7 @@ def submit(
             say(
                 f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens, results in {job.run_dir}"
             )
-            for line in resumption_lines(job):
+            for line in (*resumption_lines(job), *warning_lines(job)):
                 say(line)
             if job.queue_position:
                 from api.terminal.watch import queue_place

@@ -10,9 +10,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, Line, LossPoint
+from api.schemas import (
+    Command,
+    CommandState,
+    Fragment,
+    Island,
+    Job,
+    JobState,
+    JobSummary,
+    Line,
+    LossPoint,
+    ProblemItem,
+)
 from api.storage.store import CommandRow, JobRow
 from orchestrator.actors.records import LineRecord, NormsRecord, StatusRecord
+from orchestrator.advice import advice
 from orchestrator.config import JobSpec
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandState
@@ -37,6 +49,7 @@ def job_of(
     island_plans: list[Island],
     token_budget: int,
     extents: Mapping[str, Mapping[str, Any]] | None = None,
+    warnings: Sequence[ProblemItem] = (),
     *,
     report: bool,
 ) -> Job:
@@ -95,6 +108,7 @@ def job_of(
         report_ready=report,
         resumed_from=resume.get("checkpoint"),
         resume_refused=resume.get("refused", []),
+        warnings=list(warnings),
         wire={way: codec for way, codec in _mapping(_knobs(row).get("wire")).items() if isinstance(codec, str)},
         schedule={name: value for name in SCHEDULE if type(value := _knobs(row).get(name)) is int},
     )
@@ -297,8 +311,8 @@ def _count_in(request: commands.Command | None) -> int | None:
     return None
 
 
-def plans_of(row: JobRow) -> tuple[list[Island], int, dict[str, dict[str, Any]]]:
-    """The islands the specification asks for, as yet unplaced, the token budget, and by island its hosts and mesh.
+def plans_of(row: JobRow) -> tuple[list[Island], int, dict[str, dict[str, Any]], list[ProblemItem]]:
+    """The islands the specification asks for, as yet unplaced, the token budget, by island its hosts and mesh, and warnings.
 
     None and nothing where the row has no specification that this build reads.
     """
@@ -306,7 +320,7 @@ def plans_of(row: JobRow) -> tuple[list[Island], int, dict[str, dict[str, Any]]]
         spec = JobSpec.model_validate(row.spec)
         plans = spec.policy().islands
     except ValueError:
-        return [], 0, {}
+        return [], 0, {}, []
     before = {"queued": "the job is queued", "starting": "the job is being started"}.get(row.state)
     islands = [
         Island(
@@ -320,7 +334,9 @@ def plans_of(row: JobRow) -> tuple[list[Island], int, dict[str, dict[str, Any]]]
         for plan in plans
     ]
     sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
-    return islands, spec.token_budget, {name: _extent(section) for name, section in sections.items()}
+    extents = {name: _extent(section) for name, section in sections.items()}
+    warnings = [ProblemItem(path=one.path, message=one.message, remedy=one.remedy) for one in advice(spec)]
+    return islands, spec.token_budget, extents, warnings
 
 
 def _extent(section: IslandsSection) -> dict[str, Any]:

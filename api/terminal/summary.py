@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from api.schemas import Job
+
 PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
 CAUSES_MAX = 4
 
@@ -17,11 +19,18 @@ def lines_that_matter(report: Mapping[str, Any]) -> list[str]:
     return [_loss(report), *_text(report), _goodput(report), _recovery(report)]
 
 
+def warning_lines(job: Job) -> list[str]:
+    """Lines that say what of the job's specification is probably a mistake."""
+    return [f"warning: {warning.path}: {warning.message} {warning.remedy}".rstrip() for warning in job.warnings]
+
+
 def _loss(report: Mapping[str, Any]) -> str:
     final, unigram = report.get("loss_final"), report.get("loss_unigram")
     if final is None:
         return "loss      not evaluated"
-    against = f", against {unigram:.3f} of a unigram model" if unigram is not None else ""
+    initial = report.get("loss_initial")
+    against = f", {initial:.3f} at the start" if initial is not None else ""
+    against += f", against {unigram:.3f} of a unigram model" if unigram is not None else ""
     evaluations = report.get("evaluations") or {}
     bits = evaluations.get("bits_per_byte")
     per_byte = f" ({bits:.3f} bits per byte)" if bits is not None else ""

@@ -20,6 +20,7 @@ from api.client import Client
 from api.schemas import Island, Job, JobSummary
 from api.terminal.listing import Listing
 from api.terminal.poller import POLL_S, Poller
+from api.terminal.summary import warning_lines
 
 STATE_STYLES = {
     "placing": "yellow",
@@ -107,6 +108,7 @@ def render(job: Job, note: str | None = None) -> RenderableType:
     parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job.islands, job.after_s)]
     if job.wire:
         parts.append(Text(wire_words(job), style="dim"))
+    parts += [Text(words, style="yellow") for words in warning_lines(job)]
     if job.queue_position:
         parts.append(Text(queue_place(job), style="bold yellow"))
     if job.pause_reason:

@@ -104,7 +104,9 @@ class Statistics:
             self.deaths += 1
             self.damages += bool(event.damage)
         for effect in effects:
-            if isinstance(effect, f.FinishJob):
+            if isinstance(effect, f.Evaluate):
+                self.evaluations.began(effect, self._tokens_all, unmerged=not self.merges.count)
+            elif isinstance(effect, f.FinishJob):
                 self.outcome, self.reason = effect.outcome.value, effect.reason
 
     def summary(self, at: Instant | None = None) -> dict[str, Any]:
@@ -120,6 +122,7 @@ class Statistics:
             "reason": self.reason,
             "duration_s": until,
             "parameter_count": self.parameter_count,
+            "loss_initial": self.evaluations.initial,
             "loss_final": self.evaluations.curve.last[1] if self.evaluations.curve.last else None,
             "loss_curve": [list(point) for point in self.evaluations.curve.all()],
             "evaluations": self.evaluations.summary(),

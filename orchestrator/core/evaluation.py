@@ -1,12 +1,14 @@
 """Evaluations: when Θ is measured on the held-out split, for how long at most, and on which island if islands do it.
 
-    so many merges since the last one ──▶ OPEN ──measured, or failed──▶ (none open)
+    none yet, or so many merges since ──▶ OPEN ──measured, or failed──▶ (none open)
                                            │ its island is gone, silent, or failed
                                            └──▶ OPEN on another island; beside them where there is none, or one failed
 
 There is one at a time, and none waits: while one is open, merges go on and are counted, and the next begins with the first
 merge behind it. Its limit is a share of the time that the merges between two of them take, as they came lately; whoever
-measures takes fewer sequences where all do not fit. The last one of a job has no limit: jobs are compared by it.
+measures takes fewer sequences where all do not fit. The first and the last one of a job have no limit: jobs are compared by
+the last one, and the first one says what training began with. It measures Θ as it was seeded, at version 0 or at that of
+the checkpoint that the job continues, beside the islands' start; if islands measure, the first that trains does.
 
 An island is chosen by how far it is ahead, for others wait for it least; its clock stands still meanwhile, so next time
 another is. Refuses to know: models, processes, and where Θ is measured if not on an island.
@@ -64,11 +66,21 @@ def answered(state: JobState, event: EvaluationCompleted | EvaluationFailed) -> 
 
 
 def settle(state: JobState) -> list[Effect]:
-    """After every event: replace the island that measures, if it is gone, or does not answer."""
+    """After every event: begin the first one, and replace the island that measures if it is gone or does not answer."""
     opened = state.evaluation
-    if opened is None or opened.evaluator is None or state.phase is JobPhase.FINISHED:
+    if opened is None:
+        return [_open(state, None)] if _first_is_due(state) else []
+    if opened.evaluator is None or state.phase is JobPhase.FINISHED:
         return []
     return [] if _answers(state, opened.evaluator) else [begin_anew(state, opened)]
+
+
+def _first_is_due(state: JobState) -> bool:
+    """No merge can come before it: merges need an island that trains."""
+    policy = state.policy.evaluation
+    if not policy.at_start or not state.seeded or state.evaluated is not None or state.phase is not JobPhase.RUNNING:
+        return False
+    return state.merges_since_evaluation == 0 and (not policy.on_islands or _furthest(state) is not None)
 
 
 def _open(state: JobState, limit_s: Duration | None) -> Evaluate:

@@ -264,11 +264,13 @@ class EvaluationPolicy:
     sequences       so many held-out sequences are a whole evaluation
     time_ratio_max  one takes at most so much of the time of the merges between two of them; ``None``: as long as it takes
     on_islands      an island measures it at a boundary between two steps, as long as there is one
+    at_start        Θ is measured before its first merge too; it was not on older tapes
     """
 
     sequences: int = 0
     time_ratio_max: float | None = None
     on_islands: bool = False
+    at_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +294,7 @@ class JobPolicy:
     grace_cap_steps         longest grace window, in inner steps; ``None`` waits for everyone (synchronous baselines)
     staleness_max           how many versions behind the current one a contribution's base may be
     token_budget            the job ends when its islands have trained this many tokens together
-    evaluation_every_merges  ask for an evaluation each time this many fragments have merged; 0 for the end only
+    evaluation_every_merges  ask for an evaluation each time this many fragments have merged; 0 for the ends only
     suspect_timeout_s       an island without connection is suspect at once, and lost after this long
     cut_off_timeout_s       likewise for one whose whole node cannot be reached: it may well train on
     backoff_first_s         wait before placing a lost island again, doubled at each failure in a row
@@ -304,7 +306,7 @@ class JobPolicy:
     standbys                processes that wait to take the place of a lost island (``core.standby``); none on older tapes
     checkpoints             when they are taken; absent from tapes written before there were any
     donors_max              from so many peers at once an island takes a state; one on older tapes
-    evaluation              how Θ is measured; without a limit, and beside the islands, on older tapes
+    evaluation              how Θ is measured; without a limit, beside the islands, and not at first on older tapes
     outer_rate              how the outer learning rate rises and falls; not at all on older tapes
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.

@@ -43,6 +43,7 @@ def render(report: Report) -> str:
             card("Recoveries", _recovery_words(report), _recoveries(report), wide=True),
             card("Islands", "Each with its own data and inner optimizer.", _islands(report), wide=True),
             *_wire_cards(report),
+            *_warning_cards(report),
         )
         + _footer(report)
     )
@@ -66,6 +67,8 @@ def _header(report: Report) -> str:
 def _tiles(report: Report) -> str:
     unigram = report.get("loss_unigram")
     against = f"a model without context has {loss(unigram)}" if unigram else "nats per token, held out"
+    if (initial := report.get("loss_initial")) is not None:
+        against += f"; {loss(initial)} at the start"
     evaluations = report.get("evaluations") or {}
     if (bits := evaluations.get("bits_per_byte")) is not None:
         against += f"; {bits:.3f} bits per byte"
@@ -191,6 +194,15 @@ def _wire_cards(report: Report) -> list[str]:
         words = "What the last outer step changed, and how much of that the codec of updates still owed."
         shown.append(card("Fragments", words, _norms(norms)))
     return shown
+
+
+def _warning_cards(report: Report) -> list[str]:
+    """What of the specification was probably a mistake."""
+    rows = [(escape(one["path"]), escape(one["message"]), escape(one["remedy"])) for one in report.get("warnings", [])]
+    if not rows:
+        return []
+    words = "What the specification allows, and is most likely not meant."
+    return [card("Warnings", words, table(("field", "value", "remedy"), rows, ""), wide=True)]
 
 
 def _wire_words(report: Report) -> str:

@@ -29,6 +29,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.actors.records import CommandRecord, LinesRecord, NormsRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
+from orchestrator.advice import advice
 from orchestrator.chaos.kinds import ISLANDLESS
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
@@ -367,6 +368,7 @@ class SynchroniserActor:
         facts["loss_unigram"] = self._evaluation.unigram_loss
         facts |= {"wire": self._spec.synchroniser.wire.model_dump(), "lines": self._line_records()}
         facts["fragment_norms"] = self._norm_records()
+        facts["warnings"] = [asdict(problem) for problem in advice(self._spec)]
         return report.build(self._policy, self._goodput, self._statistics, facts)
 
     def _line_records(self) -> LinesRecord:

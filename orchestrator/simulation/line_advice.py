@@ -129,6 +129,14 @@ def meeting(line: Line, demand: Demand, knobs: Knobs) -> Meeting | None:
     return Meeting(line.name, way_steps, cap, max(knobs.overlap_steps, math.ceil(cap + 2 * way_steps)))
 
 
+def way_steps_max(grace_cap_steps: float, overlap_steps: int) -> float:
+    """How long a fragment may travel each way, in steps, for islands to meet in merges: ``meeting`` the other way round.
+
+    Negative where they do not meet although it takes no time.
+    """
+    return min((grace_cap_steps - 1 + ALL_BUT_A_TENTH) / 2, (overlap_steps - grace_cap_steps) / 2)
+
+
 def table(lines: Sequence[Line], demand: Demand, current: Knobs) -> list[dict[str, Any]]:
     """A row for each line: its utilisation with each codec of COMPARED, the other knobs as they are."""
     return [

@@ -72,6 +72,7 @@ class EvaluationPart(Section):
     sequences: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 0
     time_ratio_max: TimeRatio | None = None
     on_islands: StrictBool = False
+    at_start: StrictBool = False
 
 
 class OuterRatePart(Section):

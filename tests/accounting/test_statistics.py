@@ -114,6 +114,25 @@ def test_the_loss_curve_is_against_the_tokens_of_all_islands_and_lives():
     assert summary["loss_final"] == 3.5
 
 
+def test_a_loss_counts_for_the_tokens_at_which_its_parameters_were_current_and_the_first_is_the_initial_one():
+    story = Dictation().tell(e.OuterStateSeeded(0.0, 1000, "d"), f.Evaluate(0)).train_from(0.0)
+    story.progress(1.0, 100, 1.0).tell(e.EvaluationCompleted(1.5, 0, 5.5))  # it took until others had trained
+    c = story.contribution(10, total=10)
+    story.admit(2.0, c).close(2.5, c).tell(e.MergeCompleted(3.0, 0, 1, "d", 0.01), f.Evaluate(1))
+    story.progress(4.0, 180, 1.0).tell(e.EvaluationCompleted(5.0, 1, 3.5))
+    summary = story.statistics.summary()
+    assert summary["loss_curve"] == [[0.0, 5.5, 1.5], [100.0, 3.5, 5.0]]
+    assert (summary["loss_initial"], summary["loss_final"]) == (5.5, 3.5)
+
+
+def test_a_job_that_was_not_measured_at_its_start_has_no_initial_loss():
+    story = Dictation().train_from(0.0)
+    c = story.contribution(10, total=10)
+    story.admit(1.0, c).close(1.5, c).tell(e.MergeCompleted(1.75, 0, 1, "d", 0.01), f.Evaluate(1))
+    summary = story.tell(e.EvaluationCompleted(2.0, 1, 4.0)).statistics.summary()
+    assert (summary["loss_initial"], summary["loss_final"]) == (None, 4.0)
+
+
 def test_the_timeline_covers_each_island_without_holes():
     story = _kill_and_return(Dictation().train_from(0.0)).finish(30.0)
     spans = [span for span in story.statistics.summary()["timeline"] if span[0] == "east"]

@@ -81,7 +81,7 @@ def test_where_a_fragment_travels_for_a_while_the_grace_is_advised_by_which_isla
     code, text = doctor("--parameters", "5e8", "--step-s", "1")
     assert code == 0
     assert "for 0.3 of a step" in text
-    assert "grace_cap_steps 2 and overlap_steps 3" in " ".join(text.split())
+    assert "grace_cap_steps 2 and overlap_steps 4" in " ".join(text.split())
 
 
 def test_as_json_it_has_lines_subject_utilisation_and_advice(probe: Any, large: list[str]) -> None:

@@ -85,7 +85,7 @@ def test_a_job_and_its_picture_say_codecs_and_what_lines_carried(
     add_lines(record)
     record["lines"]["islands"]["asia"] |= {"up_bytes": 2_500_000, "queued_fragments": 3}
     job = job_of(row, record, [], 0, report=False)
-    assert job.schedule == {"fragments": 4, "interval_steps": 8, "overlap_steps": 2}
+    assert job.schedule == {"fragments": 4, "interval_steps": 8, "overlap_steps": 4}
     asia = next(island.line for island in job.islands if island.island == "asia")
     assert asia is not None
     assert (asia.up_bytes, asia.queued_fragments) == (2_500_000, 3)
@@ -175,7 +175,21 @@ def test_an_islands_hosts_and_mesh_are_those_of_its_entry(stored: tuple[JobRow, 
     mesh = {"fsdp": 2, "tensor": 2}
     wide = {"node_group": "us-east", "count_max": 2, "hosts": 2, "accelerator": "gpu", "accelerators": 2, "mesh": mesh}
     row.spec = {**row.spec, "islands": [wide, {"node_group": "asia"}]}
-    islands, budget, extents = plans_of(row)
+    islands, budget, extents, _ = plans_of(row)
     job = job_of(row, None, islands, budget, extents, report=False)
     assert {one.island: (one.hosts, one.mesh) for one in job.islands} == {"us-east-0": (2, mesh), "asia": (1, {})}
     assert extents["us-east-1"] == extents["us-east-0"], "a spare's as well"
+
+
+def test_a_specification_that_is_probably_a_mistake_is_taken_with_a_warning_that_the_job_keeps(
+    service: Installation, client: Client
+) -> None:
+    once = {"steps": 20, "synchroniser": {"fragments": 4, "interval_steps": 16}}
+    submitted = client.submit(service.spec(**once))
+    (warning,) = submitted.warnings
+    assert warning.path == "synchroniser.interval_steps"
+    assert client.job(submitted.job).warnings == [warning]
+    said = service.atoll("submit", service.spec_file(**once))
+    assert f"warning: {warning.path}: {warning.message} {warning.remedy}" in said
+    assert f"warning: {warning.path}" in " ".join(service.atoll("status", "latest").split())
+    assert client.submit(service.spec(steps=200)).warnings == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.core import events
+from dataclasses import replace
+
+from orchestrator.core import events, saving
 from orchestrator.core.effects import Evaluate, FinishJob
 from orchestrator.core.vocabulary import EvaluationPolicy
 from tests.harness.story import Story, all_of, the
@@ -107,3 +109,42 @@ def test_a_part_of_the_sequences_measured_before_the_end_is_not_the_jobs_last_wo
     story.happen(events.IslandFlushed, "a", 1)
     assert the(Evaluate, completed(story, 1, sequence_count=12)).limit_s is None
     assert all_of(FinishJob, completed(story, 1))
+
+
+def test_what_was_seeded_is_measured_first_without_a_limit_and_islands_train_and_merge_meanwhile() -> None:
+    story = Story("ab", evaluation_every_merges=1, evaluation=EvaluationPolicy(24, 0.5, at_start=True))
+    first = the(Evaluate, story.seeded)
+    assert (first.global_version, first.limit_s, first.island) == (0, None, None)
+    story.starts("a", "b")
+    assert not merged(story, 1, after=10.0)
+    assert not all_of(Evaluate, completed(story, 0))
+    (second,) = merged(story, 2, after=10.0)
+    assert (second.global_version, second.limit_s is None) == (2, False)
+
+
+def test_a_job_that_continues_a_checkpoint_measures_the_checkpoint_first() -> None:
+    resumed = saving.JobResumed(0.0, "file:///run/7", "before", (3, 4), (8, 10), 700, (300, 400), (), ())
+    story = Story("ab", before=[resumed], evaluation=EvaluationPolicy(24, 0.5, at_start=True))
+    assert the(Evaluate, story.seeded).global_version == 7
+
+
+def test_a_first_evaluation_that_fails_is_not_repeated() -> None:
+    story = Story("ab", evaluation_every_merges=1, evaluation=EvaluationPolicy(24, 1.0, at_start=True))
+    assert not story.happen(events.EvaluationFailed, 0, "out of memory")
+    story.starts("a", "b")
+    assert [e.global_version for e in merged(story, 1, after=1.0)] == [1]
+
+
+def test_the_first_island_that_trains_measures_what_was_seeded_where_islands_measure() -> None:
+    story = Story("ab", evaluation_every_merges=1, evaluation=replace(ISLANDS, at_start=True))
+    assert not all_of(Evaluate, story.seeded)
+    story.is_ready("b")
+    first = the(Evaluate, story.happen(events.IslandCaughtUp, "b", 1, None, (0, 0), 0, 0.1))
+    assert (first.island, first.versions, first.limit_s) == ("b", (0, 0), None)
+
+
+def test_a_restarted_synchroniser_measures_again_what_was_being_measured_first() -> None:
+    story = Story("ab", evaluation_every_merges=1, evaluation=EvaluationPolicy(24, 1.0, at_start=True))
+    assert the(Evaluate, story.happen(events.SynchroniserRestarted, 2)).global_version == 0
+    completed(story, 0)
+    assert not all_of(Evaluate, story.happen(events.SynchroniserRestarted, 3))

@@ -46,7 +46,8 @@ class Story(Job):
     """A job whose islands are named by one letter each.
 
     With ``accounted`` every token that is offered must have been trained, and ``goodput`` and ``statistics`` add up; most
-    stories are careless about their tokens. ``before`` happens before the job starts; ``begun`` is what it began with.
+    stories are careless about their tokens. ``before`` happens before the job starts; ``begun`` is what it began with, and
+    ``seeded`` what followed when Θ existed.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Story(Job):
         for event in before:
             self.tell(event)
         self.begun = self.happen(events.JobStarted)
-        self.happen(events.OuterStateSeeded, 1000, "digest")
+        self.seeded = self.happen(events.OuterStateSeeded, 1000, "digest")
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

@@ -81,6 +81,13 @@ def test_lines_and_what_codecs_owe_are_shown_where_the_job_says_them(report):
     assert "<gone>" not in page
 
 
+def test_warnings_about_the_specification_are_in_the_report_and_none_takes_no_room(report):
+    warning = {"path": "synchroniser.interval_steps", "message": "is 500 <too long>.", "remedy": "Set it to 10."}
+    page = render({**report, "warnings": [warning]})
+    assert "<td>synchroniser.interval_steps</td><td>is 500 &lt;too long&gt;.</td><td>Set it to 10.</td>" in page
+    assert "Warnings" not in render({**report, "warnings": []})
+
+
 def test_the_headline_says_loss_goodput_and_recovery(report):
     page = render(report)
     assert f"{report['loss_final']:.3f}" in page

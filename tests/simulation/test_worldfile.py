@@ -92,7 +92,7 @@ def test_every_field_of_a_policy_comes_back(fitted):
         standbys=(IslandPlan(IslandId("spare"), NodeGroupId("spares"), "asia", 3),),
         checkpoints=CheckpointPolicy(6, 60.0, 4, 12.0),
         donors_max=3,
-        evaluation=EvaluationPolicy(64, 0.125, True),
+        evaluation=EvaluationPolicy(64, 0.125, True, True),
         outer_rate=OuterRatePolicy(9, 0.125),
     )
     for part in (policy, *(value for value in vars_of(policy).values() if is_dataclass(value))):
