@@ -74,6 +74,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.roots": frozenset({"orchestrator.errors", "orchestrator.printable", "fsspec"}),
     "orchestrator.tokenizer_file": frozenset({"orchestrator.errors", "orchestrator.roots"}),
     "orchestrator.data_index": frozenset({"orchestrator.bounds", "orchestrator.errors", "orchestrator.roots"}),
+    "orchestrator.text_records": frozenset(),
+    "orchestrator.parquet_bytes": frozenset(),
+    "orchestrator.file_kinds": frozenset({"orchestrator.text_records", "zstandard"}),
     "orchestrator.data_files": frozenset(
         {"orchestrator.config", "orchestrator.sections", "orchestrator.roots", "orchestrator.errors"}
     ),
@@ -287,6 +290,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.sections",
             "orchestrator.tokenizer_file",
             "orchestrator.data_index",
+            "orchestrator.file_kinds",
+            "orchestrator.parquet_bytes",
+            "orchestrator.text_records",
             "orchestrator.bounds",
             "orchestrator.errors",
             "array_record",
