@@ -145,7 +145,7 @@ def surprise(counts: np.ndarray, sequences: np.ndarray) -> float:
 def joined(tokenizer: Tokenizer, documents: Sequence[bytes]) -> np.ndarray:
     """The documents' tokens one after the other, with what the tokenizer puts before each and the separator between them.
 
-    Nothing stands before a ``Continuation``, which is a part of the same document. One-dimensional, of the tokenizer's dtype.
+    Nothing stands before a ``Continuation``, a part of the same document. One-dimensional, of the tokenizer's dtype.
     """
     if not documents:
         return np.zeros(0, tokenizer.dtype)

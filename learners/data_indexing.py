@@ -320,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _summary(options: argparse.Namespace, index: DataIndex, name: str, counts: Counts | None) -> str:
-    sources = [counted(source) for source in index.sources]
+    sources = [counted(source, data_index.count_around(index.tokenizer)) for source in index.sources]
     facts = {
         "output": str(options.output),
         "digest": name,

@@ -17,6 +17,8 @@ table, and the service does when a job is submitted. Refuses to know where files
 from __future__ import annotations
 
 import gzip
+import json
+import re
 import zlib
 from dataclasses import dataclass
 from enum import StrEnum
@@ -111,7 +113,6 @@ _REFUSED: dict[str, tuple[str, str]] = {
         ("records of another format", _CONVERT),
     ),
     **dict.fromkeys((".warc", ".wet", ".wat", ".arc"), ("a web archive, with headers between its texts", _CONVERT)),
-    **dict.fromkeys((".sqlite", ".sqlite3", ".db", ".duckdb"), ("a database", _CONVERT)),
     **dict.fromkeys((".npy", ".npz", ".h5", ".hdf5", ".mat", ".zarr", ".idx", ".bin"), ("numbers", _CONVERT)),
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".safetensors", ".gguf", ".onnx"), ("a model", _CONVERT)),
     **dict.fromkeys((".pkl", ".pickle", ".joblib", ".pyc", ".so", ".o", ".a", ".exe", ".dll"), ("binary", _CONVERT)),
@@ -138,7 +139,7 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"Obj\x01", *_REFUSED[".avro"]),
     (b"\x89HDF\r\n", *_REFUSED[".h5"]),
     (b"\x93NUMPY", *_REFUSED[".npy"]),
-    (b"SQLite format 3\0", *_REFUSED[".sqlite"]),
+    (b"SQLite format 3\0", "a database", _CONVERT),
     (b"WARC/1.", *_REFUSED[".warc"]),
     (b"%PDF-", *_REFUSED[".pdf"]),
     (b"{\\rtf", *_REFUSED[".rtf"]),
@@ -148,6 +149,7 @@ _BZIP2_BLOCK = b"1AY&SY"
 _SKIPPABLE = tuple(bytes([0x50 + n, 0x2A, 0x4D, 0x18]) for n in range(16))
 _TAR_AT, _TAR = 257, b"ustar"
 _BOMS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_JSON_BEGINS = re.compile(rb'\s*(\[\s*)?\{\s*"')
 UTF8_BOM = b"\xef\xbb\xbf"
 _WHITE = frozenset(b"\a\b\t\n\v\f\r\x1b")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in _WHITE)
@@ -385,24 +387,27 @@ def _no_objects(text: bytes, lines: list[bytes], field: str) -> Misfit | None:
 
 
 def _is_json(path: str, lines: list[bytes], text: bytes, field: str) -> Misfit | None:
-    """Text whose every line is a JSON object with the text in it, or that is records by their fields."""
-    common, found = None, 0
-    for line in lines:
+    """Text whose every line is a JSON object with the text in it, or that is records by their fields; or one JSON value."""
+    common, text_count, is_lines = set[str](), 0, bool(lines)
+    for number, line in enumerate(lines):
         try:
             one = object_of(line)
         except NotText:
-            return None
-        found += isinstance(one.get(field), str)
-        common = set(one) if common is None else common & set(one)
+            is_lines = False
+            break
+        text_count += isinstance(one.get(field), str)
+        common = common & set(one) if number else set(one)
+    if is_lines:
+        if text_count == len(lines):
+            return _misnamed(path, field)
+        return _misnamed(path, sorted(common)[0]) if len(lines) >= RECORDS_MIN and common else None
+    if not _JSON_BEGINS.match(text) or not re.search(re.escape(json.dumps(field).encode()) + rb'\s*:\s*"', text):
+        return None
     if not lines:
-        begins = text.lstrip()
-        is_one = begins.startswith(b"{") and f'"{field}"'.encode() in begins
-        return _misnamed(path, field) if is_one and begins[1:].lstrip().startswith(b'"') else None
-    if found == len(lines):
         return _misnamed(path, field)
-    if len(lines) >= RECORDS_MIN and common:
-        return _misnamed(path, sorted(common)[0])
-    return None
+    form, query = ("an array", ".[]") if text.lstrip().startswith(b"[") else ("an object over several lines", ".")
+    remedy = f"Write one object a line: `jq -c '{query}' OLD > NEW.jsonl`."
+    return Misfit(f"is JSON, {form} with {field!r} in it, and its name says text", remedy)
 
 
 def _misnamed(path: str, field: str) -> Misfit:

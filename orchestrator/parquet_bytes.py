@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 MAGIC = b"PAR1"
-SCHEMA_BYTES_MAX = 4 << 20
+SCHEMA_BYTES_MAX = 1 << 20
 """Of a footer, which begins with the schema."""
 HEADER_BYTES, HEADER_BYTES_MAX = 1 << 12, 1 << 20
 DEPTH_MAX = 32

@@ -80,6 +80,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.data_files": frozenset(
         {"orchestrator.config", "orchestrator.sections", "orchestrator.roots", "orchestrator.errors"}
     ),
+    "orchestrator.data_check": frozenset(
+        {
+            "orchestrator.config",
+            "orchestrator.errors",
+            "orchestrator.file_kinds",
+            "orchestrator.parquet_bytes",
+            "orchestrator.roots",
+            "orchestrator.threads",
+        }
+    ),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
     "orchestrator.actors": frozenset(
@@ -133,6 +143,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.device_mesh",
             "orchestrator.bounds",
             "orchestrator.documents",
+            "orchestrator.file_kinds",
             "orchestrator.sections",
             "orchestrator.validation",
             "orchestrator.errors",
@@ -455,6 +466,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.threads",
+            "orchestrator.data_check",
             "orchestrator.data_files",
             "orchestrator.data_index",
             "orchestrator.roots",
@@ -485,6 +497,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.certificates",
             "orchestrator.chaos",
             "orchestrator.config",
+            "orchestrator.data_check",
             "orchestrator.data_files",
             "orchestrator.errors",
             "orchestrator.kubernetes",

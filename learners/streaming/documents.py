@@ -269,11 +269,11 @@ class Reader:
         if refused := file_kinds.refusal(path):
             raise ConfigurationError(detail=f"data: {shown(path)} {refused.message}. {refused.remedy}")
         try:
-            found = file_kinds.look(path, file, self.text_field)
+            head = file_kinds.look(path, file, self.text_field)
         except file_kinds.DAMAGE:
             return  # reading says what is damaged, and where
-        if isinstance(found, Misfit) and found.is_kind:
-            raise Foreign(str(found))
+        if isinstance(head, Misfit) and head.is_kind:
+            raise Foreign(str(head))
         self._looked_at.add(path)
 
     def _rows(self, path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:

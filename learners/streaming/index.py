@@ -81,7 +81,10 @@ def load(
 
 
 def counted(indexed: IndexedSource, around: int = 1) -> Counted:
-    """The numbers of one source as arrays; ``around`` each document stand so many tokens. Raises ConfigurationError for ones that cannot be."""
+    """The numbers of one source as arrays; ``around`` each document stand so many tokens.
+
+    Raises ConfigurationError for numbers that cannot be.
+    """
     pieces, listed, at = indexed.piece_count, indexed.listed_count, 0
     columns = []
     for count, kind in ((pieces, "<u4"), (pieces, "<u4"), (listed, "<u4"), (listed, "<u4"), (listed, "<u8")):

@@ -349,8 +349,8 @@ class Streamed:
     def _no_text(self, source: Source) -> ConfigurationError:
         detail = f"data.sources: the first pieces of {source.name} have no text to train on."
         return ConfigurationError(
-            detail=f"{detail}{self._unread()} Look at its files, at text_field, at how much of them is held out, and whether a "
-            f"line of theirs is longer than {LINE_BYTES_MAX >> 20} MiB."
+            detail=f"{detail}{self._unread()} Look at its files, at text_field, at how much of them is held out, and "
+            f"whether a line of theirs is longer than {LINE_BYTES_MAX >> 20} MiB."
         )
 
     def _no_sequence(self, source_index: int, error: NoSequence) -> ConfigurationError:
