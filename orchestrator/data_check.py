@@ -112,6 +112,9 @@ class _Look:
         if missing and is_here:
             yield self._missing(missing)
         others = [seen.problem for _, seen in sorted(self.seen.items()) if seen.problem and not seen.is_missing]
+        of_field = [problem for problem in others if problem.path == self._field.text_field_path]
+        yield from of_field[:1]  # one field, one problem
+        others = [problem for problem in others if problem not in of_field]
         yield from others[:SHOWN_MAX]
         if len(others) > SHOWN_MAX:
             message = f"has {len(others) - SHOWN_MAX:,} more files that cannot be used."
@@ -140,10 +143,10 @@ class _Look:
             return _Seen(size, self._content_problem(number, path) if content and size else None)
         except OutsideRoots:
             return _Seen(None)  # which is said elsewhere
-        except ConfigurationError as error:
+        except ConfigurationError:
             if "://" in path:
                 return _Seen(None)  # its library is not here, or does not reach it
-            message = f"is {shown(path)}, which is no regular file ({first_line(error)})."
+            message = f"is {shown(path)}, which is a folder, or no regular file."
             return _Seen(None, self._problem(number, message, "Name the files of a folder: FOLDER/*.jsonl."))
         except FileNotFoundError:
             if "://" in path:

@@ -21,6 +21,8 @@ _BYTE_ARRAY, _REPEATED, _DECIMAL = 6, 2, 5
 _NULL_TYPE = 11
 _TYPES = ("bool", "int32", "int64", "int96", "float", "double", "binary", "fixed_size_binary")
 _DICTIONARY_PAGE = 2
+_VALUES = (5, 7, 8)
+"""What a header has of its page: of a data page, of a dictionary's, of a data page of version 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,12 @@ def pages(file: IO[bytes], start: int, length: int) -> Iterator[Page]:
     at, end = start, start + length
     while at < end:
         header, size = _header(file, at)
-        stored, values = header[3], header.get(5) or header.get(7) or header.get(8) or {}
-        if not isinstance(stored, int) or stored < 0 or header[2] < 0:
+        values = next((header[kind] for kind in _VALUES if isinstance(header.get(kind), dict)), {})
+        numbers = header[1], header[2], header[3], values.get(1, 0)
+        if not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise ValueError("a page has no size")
-        yield Page(header[2], int(values.get(1, 0)), header.get(1) == _DICTIONARY_PAGE)
+        kind, byte_count, stored, value_count = numbers
+        yield Page(byte_count, value_count, kind == _DICTIONARY_PAGE)
         at += size + stored
 
 
