@@ -69,7 +69,7 @@ def pages(file: IO[bytes], start: int, length: int) -> Iterator[Page]:
     at, end = start, start + length
     while at < end:
         header, size = _header(file, at)
-        values = next((header[kind] for kind in _VALUES if isinstance(header.get(kind), dict)), {})
+        values: dict[int, Any] = next((header[kind] for kind in _VALUES if isinstance(header.get(kind), dict)), {})
         numbers = header[1], header[2], header[3], values.get(1, 0)
         if not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise ValueError("a page has no size")
