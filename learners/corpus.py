@@ -67,7 +67,8 @@ def file_documents(
     section: Mapping[str, Any], roots: AllowedRoots, unreadable: Unreadable | None = None
 ) -> Iterator[bytes]:
     """The documents of ``data.files``, in the order given there. Raises OutsideRoots for one that lies below no root."""
-    reader, left = Reader(roots, section["text_field"], unreadable or Unreadable(0)), TEXT_BYTES_MAX
+    # the name that its source has in counts
+    reader, left = Reader(roots, section["text_field"], unreadable or Unreadable(0), "files"), TEXT_BYTES_MAX
     for path in section["files"]:
         try:
             for document in reader.whole(path, left):

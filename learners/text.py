@@ -93,7 +93,7 @@ class InMemory:
         return [HeldOutBatch(batch, "", self._corpus.held_out_bytes_per_token) for batch in batches]
 
     def flaws(self) -> DataFlaws:
-        return DataFlaws(unreadable_records=len(self._unreadable.reasons))
+        return DataFlaws(len(self._unreadable.reasons), sources=self._unreadable.by_source())
 
     def unigram_loss(self) -> float:
         return corpus.unigram_loss(self._corpus, self._held_out)

@@ -27,6 +27,10 @@ class NotText(ValueError):
     """A record that has no text to train on. Its message is a clause about the record: ``has no field 'text'``."""
 
 
+class NotUtf8(NotText):
+    """Its bytes are of no text in UTF-8."""
+
+
 def utf8(record: bytes) -> bytes:
     """The record itself. Raises NotText for bytes that are not UTF-8."""
     _decoded(record)
@@ -44,7 +48,7 @@ def text_of(line: bytes, field: str) -> bytes | None:
     """The text of a line's object; None where it is empty or null. Raises NotText, with the reason."""
     fields = object_of(line)
     if field not in fields:
-        raise NotText(f"has no field {field!r}{_named(fields)}")
+        raise NotText(f"has no field {field!r} (text_field){_named(fields)}")
     value = fields[field]
     if value is None:
         return None
@@ -75,7 +79,7 @@ def _decoded(record: bytes) -> str:
     try:
         return record.decode()
     except UnicodeDecodeError as error:
-        raise NotText(f"is not UTF-8 (its byte {error.start:,} is 0x{record[error.start]:02x})") from error
+        raise NotUtf8(f"is not UTF-8 (its byte {error.start:,} is 0x{record[error.start]:02x})") from error
 
 
 def _kind_of(value: Any) -> str:

@@ -32,10 +32,11 @@ from learners.streaming import expanded
 from learners.streaming.expanded import Expanded, decompressed
 from learners.streaming.parquet_rows import Rows
 from orchestrator import file_kinds
+from orchestrator.core.vocabulary import SourceFlaws
 from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line
 from orchestrator.file_kinds import UTF8_BOM, Format, Misfit, kind_of
 from orchestrator.roots import AllowedRoots, open_data, shown
-from orchestrator.text_records import NotText, plain_line, text_of, utf8
+from orchestrator.text_records import NotText, NotUtf8, plain_line, text_of, utf8
 
 DOCUMENT_BYTES_MAX = 1 << 16
 """Longer documents of text count as several parts, so that one long file can still be split."""
@@ -101,9 +102,12 @@ class Unreadable:
     most: int
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)
     cut: set[tuple[str, int]] = field(default_factory=set)
+    _of_source: dict[str, tuple[int, int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, path: str, place: int, what: str, reason: str) -> None:
+    def add(
+        self, path: str, place: int, what: str, reason: str, source: str = "", *, is_not_utf8: bool = False
+    ) -> None:
         """Raises UnreadableData when there are more than the job passes over. ``place`` tells apart what is of one file."""
         reason = reason.rstrip(".")
         with self._lock:
@@ -111,10 +115,17 @@ class Unreadable:
                 return
             self.reasons[path, place] = reason
             count = len(self.reasons)
+            so_far = self._of_source.get(source, (0, 0))
+            self._of_source[source] = so_far[0] + 1, so_far[1] + is_not_utf8
         what_and_why = f"{shown(path)}, {what}: {reason}"
         if count > self.most:
             raise UnreadableData(detail=f"{what_and_why}. It is the {count:,}. that cannot be read.", most=self.most)
         log.warning("%s; it is passed over, as %d of at most %d", what_and_why, count, self.most)
+
+    def by_source(self) -> tuple[SourceFlaws, ...]:
+        """What could not be read of each source, by its name."""
+        with self._lock:
+            return tuple(SourceFlaws(name, *counts) for name, counts in sorted(self._of_source.items()))
 
 
 def place_in(path: str, place: int) -> str:
@@ -134,6 +145,7 @@ class Reader:
     roots: AllowedRoots
     text_field: str
     unreadable: Unreadable
+    source: str = ""
     _looked_at: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def documents(self, path: str, number: int, count: int, size: int | None = None) -> list[bytes]:
@@ -149,17 +161,17 @@ class Reader:
             except (UnreadableData, ConfigurationError):
                 raise
             except Foreign as error:
-                self.unreadable.add(path, -1 - number, where, str(error))
+                self.unreadable.add(path, -1 - number, where, str(error), self.source)
                 break
             except MemoryError:
-                self.unreadable.add(path, -1 - number, where, NO_MEMORY)
+                self.unreadable.add(path, -1 - number, where, NO_MEMORY, self.source)
                 break
             except Exception as error:  # whatever a library or a store says of a file
                 if attempt + 1 < attempts and not isinstance(error, AtollError):
                     time.sleep(PAUSE_S * (attempt + 1))
                     continue
                 reason = f"{type(error).__name__}: {first_line(error)}"
-                self.unreadable.add(path, -1 - number, where, reason)
+                self.unreadable.add(path, -1 - number, where, reason, self.source)
         return []
 
     def pieces(self, path: str, count: int, size: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -224,11 +236,12 @@ class Reader:
             except AtollError:
                 raise
             except Foreign as error:
-                self.unreadable.add(path, -1, "the file", str(error))
+                self.unreadable.add(path, -1, "the file", str(error), self.source)
             except MemoryError:
-                self.unreadable.add(path, -1, "the file", NO_MEMORY)
+                self.unreadable.add(path, -1, "the file", NO_MEMORY, self.source)
             except Exception as error:  # whatever a library says of a file
-                self.unreadable.add(path, -1, "the file", f"{type(error).__name__}: {first_line(error)}")
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                self.unreadable.add(path, -1, "the file", reason, self.source)
 
     def _whole_text(self, path: str, text: io.BufferedReader[Any], bytes_max: int) -> Iterator[bytes]:
         if kind_of(path).format is Format.JSON_LINES:
@@ -294,8 +307,12 @@ class Reader:
         try:
             return utf8(text)
         except NotText as error:
-            self.unreadable.add(path, place, place_in(path, place), f"it {error}")
+            self._pass_over(path, place, place_in(path, place), error)
             return b""
+
+    def _pass_over(self, path: str, place: int, what: str, error: NotText) -> None:
+        is_not_utf8 = isinstance(error, NotUtf8)
+        self.unreadable.add(path, place, what, f"it {error}", self.source, is_not_utf8=is_not_utf8)
 
     def _texts(self, path: str, lines: Iterable[tuple[int, bytes | None]]) -> Iterator[bytes]:
         texts = (text for _, text in self._read(path, ((at, place_in(path, at), line) for at, line in lines)))
@@ -315,7 +332,7 @@ class Reader:
                 else:
                     text = plain_line(line if at else line.removeprefix(UTF8_BOM))
             except NotText as error:
-                self.unreadable.add(path, at, what, f"it {error}")
+                self._pass_over(path, at, what, error)
                 continue
             if text:
                 yield at, text

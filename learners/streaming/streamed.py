@@ -97,7 +97,8 @@ class Streamed:
     def flaws(self) -> DataFlaws:
         """What was not read as it lies in the files, so far."""
         repeated, omitted = self._drawn.repeated, self._drawn.omitted(self._length)
-        return DataFlaws(len(self._unreadable.reasons), repeated, omitted, len(self._unreadable.cut))
+        unreadable, cut = self._unreadable, len(self._unreadable.cut)
+        return DataFlaws(len(unreadable.reasons), repeated, omitted, cut, unreadable.by_source())
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
         """How to draw a shard's batches.
@@ -260,7 +261,7 @@ class Streamed:
         return Source(
             name,
             section["weight"],
-            Reader(self._roots, section["text_field"], self._unreadable),
+            Reader(self._roots, section["text_field"], self._unreadable, name),
             located(self._roots, section["files"], name, TRAINING),
             located(self._roots, reserved, name, HELD_OUT) if reserved else None,
         )

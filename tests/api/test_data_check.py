@@ -64,7 +64,11 @@ def test_files_that_are_what_they_should_be_have_no_problem(check: Check) -> Non
     [
         ("gone.jsonl", "files.0", "which is not here. Correct the path"),
         ("folder", "files.0", "is a folder, or no regular file. Name the files of a folder"),
-        ("other.jsonl", "text_field", "its first 2 lines has no field 'text'; it has 'body', 'id'. Set it to"),
+        (
+            "other.jsonl",
+            "text_field",
+            "its first 2 lines has no field 'text' (text_field); it has 'body', 'id'. Set it to",
+        ),
         ("other.parquet", "text_field", "has no such column, but 'id', 'body'. Set it to"),
         ("numbers.parquet", "text_field", "has int64 in that column, and no text"),
         ("zipped.txt", "files.0", "is compressed by gzip, and its name says text. Name it with .gz"),

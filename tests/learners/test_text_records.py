@@ -21,7 +21,7 @@ from learners.streaming import documents, files, order, parquet_rows
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen, parts
 from learners.text import Text
 from learners.tokenizer import Bytes
-from orchestrator.core.vocabulary import NO_FLAWS
+from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.roots import EVERYTHING
 from orchestrator.text_records import NotText, text_of
@@ -91,6 +91,7 @@ def test_bytes_that_are_not_utf8_cost_one_record_and_are_counted_and_named(tmp_p
         texts, unreadable = read(1)
         assert b"".join(texts).replace(b"\n", b"") == b"".join(GOOD)
         assert len(unreadable.reasons) == 1
+        assert [(flaws.unreadable_records, flaws.not_utf8_records) for flaws in unreadable.by_source()] == [(1, 1)]
         with pytest.raises(UnreadableData, match=rf"{name}.*{what}.*is not UTF-8 \(its byte \d+ is 0xea\)"):
             read(0)
 
@@ -101,8 +102,8 @@ def test_bytes_that_are_not_utf8_cost_one_record_and_are_counted_and_named(tmp_p
         (b'{"text": 5}', "has a number in the field 'text', and no text"),
         (b'{"text": ["a"]}', "has a list in the field 'text'"),
         (b'{"text": true}', "has true or false in the field 'text'"),
-        (b'{"body": "a", "id": 1}', "has no field 'text'; it has 'body', 'id'"),
-        (b"{}", "has no field 'text', nor any other"),
+        (b'{"body": "a", "id": 1}', "has no field 'text' (text_field); it has 'body', 'id'"),
+        (b"{}", "has no field 'text' (text_field), nor any other"),
         (b'"text"', "is a text, and no JSON object"),
         (b"[1]", "is a list, and no JSON object"),
         (b'{"text": "\\ud800"}', r"has half of a surrogate pair, \ud800, in the field 'text'"),
@@ -283,7 +284,7 @@ def test_what_a_job_in_memory_passes_over_is_in_its_flaws(make_job, tmp_path) ->
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b'{"text": "\xe9"}', b'{"text": 5}']))
     text = Text(spec_of(make_job, tmp_path, "files", ["a.jsonl"], unreadable_max=2))
     text.draw(0, 1)(0)
-    assert text.flaws().unreadable_records == 2
+    assert text.flaws() == DataFlaws(unreadable_records=2, sources=(SourceFlaws("files", 2, 1),))
     with pytest.raises(
         UnreadableData, match=r"data.unreadable_max is 1.*line 202: it has a number in the field 'text'"
     ):
