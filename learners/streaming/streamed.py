@@ -313,7 +313,7 @@ class Streamed:
             reason = reason.format("data.index", index.ANEW)
         else:
             reason = reason.format("this island", "Files must not change while a job reads them")
-        self._unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
+        self._unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason, source.name)
 
     @cached_property
     def _samples(self) -> list[Sample]:
