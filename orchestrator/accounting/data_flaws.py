@@ -87,13 +87,13 @@ def _remark(total: Mapping[str, int], sources: Iterable[SourceFlaws]) -> str:
         ("repeated_sequences", "sequences were drawn a second time in the same epoch"),
         ("omitted_sequences", "sequences were passed over in their epoch"),
     )
-    said = [f"{total[kind]:,} {what}" for kind, what in phrases if total[kind]]
-    said += [
+    counts = [f"{total[kind]:,} {what}" for kind, what in phrases if total[kind]]
+    counts += [
         f"of {one.source} {one.not_utf8_records:,} of {one.unreadable_records:,} because they are not UTF-8"
         for one in sources
         if one.not_utf8_records
     ]
-    remark = ", ".join(said)
+    remark = ", ".join(counts)
     if total["repeated_sequences"] or total["omitted_sequences"]:
         remark += "; `atoll data index` counts the text, so that each comes once"
     return remark

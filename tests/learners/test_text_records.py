@@ -183,8 +183,10 @@ def test_no_separator_and_no_broken_character_is_in_a_document_of_any_length(mak
     assert corpus.joined(Bytes(0), texts).tobytes() == (JAPANESE if name == "a.txt" else b"\0".join(whole))
 
 
-@pytest.mark.parametrize("is_small", [True, False])
-def test_an_index_of_plain_text_counts_what_islands_train_on(make_job, tmp_path, monkeypatch, is_small: bool) -> None:
+@pytest.mark.parametrize(("is_small", "begin_token"), [(True, None), (False, None), (True, 1)])
+def test_an_index_of_plain_text_counts_what_islands_train_on(
+    make_job, tmp_path, monkeypatch, is_small: bool, begin_token: int | None
+) -> None:
     """Whatever blocks are held out one by one, neighbours among them: else an island would count the piece as another."""
     monkeypatch.setattr(order, "PIECE_BYTES_MIN", 6_000)
     monkeypatch.setattr(documents, "PASSAGE_BYTES", 300)
@@ -193,19 +195,21 @@ def test_an_index_of_plain_text_counts_what_islands_train_on(make_job, tmp_path,
     (tmp_path / "a.txt").write_text(text)
     # of a small source a third is held out one by one, for so much is measured; of another, by ratio alone
     sizes = {"held_out_ratio": 1e-6, "sequence_length": 2_000} if is_small else {"held_out_ratio": 0.3}
+    sizes |= {} if begin_token is None else {"begin_token": begin_token}
     spec = spec_of(make_job, tmp_path, "streamed", ["a.txt"], **sizes)
+    tokens = Bytes(0, begin_token)
+
+    def in_this_process(work, section, held_out, listed, process_count):
+        for task in work:
+            yield from data_indexing.counting.counted(task, tokens, held_out, listed)
+
     monkeypatch.setattr(data_indexing.counting, "counts", in_this_process)
     data_indexing.make(spec["data"], tmp_path / "a.index", 1, progress=False)
     indexed = Text({**spec, "data": {**spec["data"], "index": str(tmp_path / "a.index")}})
     draw = indexed.draw(0, 1)
     drawn = np.concatenate([draw(number) for number in range(20 if is_small else 200)]).astype(np.uint8)
     assert indexed._text.flaws() == NO_FLAWS
-    assert all(run in text for row in drawn for run in row.tobytes().decode().split("\0"))
-
-
-def in_this_process(work, section, held_out, listed, process_count):
-    for task in work:
-        yield from data_indexing.counting.counted(task, Bytes(0), held_out, listed)
+    assert all(run in text for row in drawn for run in row.tobytes().decode().replace("\1", "").split("\0"))
 
 
 def test_every_piece_of_a_line_that_is_too_long_says_so_with_the_limit_and_a_remedy(tmp_path, monkeypatch) -> None:
