@@ -1,32 +1,32 @@
 """The text of a job that holds all of it in memory: found, in a fixed order, split by documents, and as tokens.
 
 The built-in corpus is the Python standard library's own source, without tests and installed packages: real text that is
-always there and never downloaded. Otherwise files: ``.jsonl`` and ``.parquet`` give one document per record, any other
-file is text. Everything here is a function of the documents' content alone: the same on every island and at every
-restart. Nothing here knows of batches, shards or JAX.
+always there and never downloaded. Otherwise files, of any kind that is read (``orchestrator.file_kinds``). A record is a
+document, and so is a file of plain text. Everything here is a function of the documents' content alone: the same on every
+island and at every restart. Nothing here knows of batches, shards or JAX.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from learners.streaming.documents import Continuation, Reader, Unreadable, chosen, parts
 from learners.tokenizer import Bytes, Tokenizer
 from orchestrator.bounds import BYTE_COUNT
-from orchestrator.errors import ConfigurationError, first_line
-from orchestrator.roots import AllowedRoots, open_data
+from orchestrator.errors import ConfigurationError
+from orchestrator.roots import AllowedRoots, shown
 
 NOWHERE = AllowedRoots()
-DOCUMENT_BYTES_MAX = 1 << 16
-"""Longer documents count as several, so that one long file can still be split."""
+TEXT_BYTES_MAX = 2 << 30
+"""Of all files together, for each island holds them: 2.5 times as much memory."""
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
@@ -40,12 +40,19 @@ class Corpus:
     vocabulary_size: int = BYTE_COUNT
 
 
-def load(section: Mapping[str, Any], roots: AllowedRoots = NOWHERE, tokenizer: Tokenizer | None = None) -> Corpus:
+def load(
+    section: Mapping[str, Any],
+    roots: AllowedRoots = NOWHERE,
+    tokenizer: Tokenizer | None = None,
+    unreadable: Unreadable | None = None,
+) -> Corpus:
     """Read and split what the ``data`` section of a job specification names; files only below ``roots``.
 
-    Raises ConfigurationError when a file cannot be read, or when there is too little text to hold some of it out.
+    Raises ConfigurationError when a file cannot be read, or when there is too little text to hold some of it out;
+    UnreadableData when more records cannot be read than ``unreadable`` passes over.
     """
-    documents = builtin_documents() if section["source"] == "builtin" else file_documents(section, roots)
+    is_builtin = section["source"] == "builtin"
+    documents = builtin_documents() if is_builtin else file_documents(section, roots, unreadable)
     return split(documents, section["held_out_ratio"], section["sequence_length"], tokenizer)
 
 
@@ -56,21 +63,25 @@ def builtin_documents() -> Iterator[bytes]:
         yield path.read_bytes()
 
 
-def file_documents(section: Mapping[str, Any], roots: AllowedRoots) -> Iterator[bytes]:
+def file_documents(
+    section: Mapping[str, Any], roots: AllowedRoots, unreadable: Unreadable | None = None
+) -> Iterator[bytes]:
     """The documents of ``data.files``, in the order given there. Raises OutsideRoots for one that lies below no root."""
-    for name in section["files"]:
-        path = Path(name)
+    # the name that its source has in counts
+    reader, left = Reader(roots, section["text_field"], unreadable or Unreadable(0), "files"), TEXT_BYTES_MAX
+    for path in section["files"]:
         try:
-            with open_data(roots, name) as file:
-                if path.suffix == ".jsonl":
-                    yield from _json_lines(file, path, section["text_field"])
-                elif path.suffix == ".parquet":
-                    yield from _parquet(file, path, section["text_field"])
-                else:
-                    yield file.read()
+            for document in reader.whole(path, left):
+                left -= len(document)
+                if left < 0:
+                    detail = (
+                        f"data.files have more than {TEXT_BYTES_MAX >> 20:,} MiB of text, and each island holds it."
+                    )
+                    raise ConfigurationError(detail=f"{detail} Use source: streamed, which reads a part at a time.")
+                yield document
         except OSError as error:
-            detail = f"data.files: {path} cannot be read here ({error.strerror or error}). It must exist on every node."
-            raise ConfigurationError(detail=detail) from error
+            detail = f"data.files: {shown(path)} cannot be read here ({error.strerror or error})."
+            raise ConfigurationError(detail=f"{detail} It must exist on every node.") from error
 
 
 def split(
@@ -81,26 +92,24 @@ def split(
     By digest and not by position, so that neighbours in a file do not end up on one side together. Equal documents
     stay on one side. Raises ConfigurationError when either side is shorter than one sequence.
     """
-    chunks = [chunk for document in documents for chunk in _chunks(document)]
+    chunks = [chunk for document in documents for chunk in parts(document)]
     digests = [hashlib.blake2b(chunk, digest_size=16).digest() for chunk in chunks]
     size_of = dict.fromkeys(digests, 0)
     for digest, chunk in zip(digests, chunks, strict=True):
         size_of[digest] += len(chunk)
     wanted = held_out_ratio * sum(size_of.values())
-    chosen: set[bytes] = set()
+    held_out: set[bytes] = set()
     taken = 0
     for digest in sorted(size_of):
         if taken >= wanted:
             break
-        chosen.add(digest)
+        held_out.add(digest)
         taken += size_of[digest]
-    sides: dict[bool, list[bytes]] = {True: [], False: []}
-    for digest, chunk in zip(digests, chunks, strict=True):
-        sides[digest in chosen].append(chunk)
+    sides = {side: _side(chunks, digests, held_out, side) for side in (False, True)}
     tokenizer = tokenizer or Bytes()
-    training, held_out = (joined(tokenizer, sides[side]) for side in (False, True))
-    bytes_per_token = text_bytes(sides[True]) / max(1, len(held_out))
-    corpus = Corpus(training, held_out, bytes_per_token, tokenizer.vocabulary_size)
+    training, measured = (joined(tokenizer, sides[side]) for side in (False, True))
+    bytes_per_token = text_bytes(sides[True]) / max(1, len(measured))
+    corpus = Corpus(training, measured, bytes_per_token, tokenizer.vocabulary_size)
     for side, text in (("training", corpus.training), ("held-out", corpus.held_out)):
         if len(text) <= sequence_length:
             raise ConfigurationError(
@@ -137,75 +146,34 @@ def surprise(counts: np.ndarray, sequences: np.ndarray) -> float:
 def joined(tokenizer: Tokenizer, documents: Sequence[bytes]) -> np.ndarray:
     """The documents' tokens one after the other, with what the tokenizer puts before each and the separator between them.
 
-    One-dimensional, of the tokenizer's dtype.
+    Nothing stands before a ``Continuation``, a part of the same document. One-dimensional, of the tokenizer's dtype.
     """
-    if isinstance(tokenizer, Bytes):
-        before = tokenizer.beginning.tobytes()
-        return np.frombuffer(bytes([tokenizer.separator]).join(before + each for each in documents), np.uint8)
-    separator = np.array([tokenizer.separator], tokenizer.dtype)
-    parts = [part for tokens in tokenizer.encode(documents) for part in (tokenizer.beginning, tokens, separator)]
-    return np.concatenate(parts[:-1]) if parts else np.zeros(0, tokenizer.dtype)
+    if not documents:
+        return np.zeros(0, tokenizer.dtype)
+    nothing = np.zeros(0, tokenizer.dtype)
+    between = np.concatenate([np.array([tokenizer.separator], tokenizer.dtype), tokenizer.beginning])
+    before = [nothing if isinstance(document, Continuation) else between for document in documents]
+    before[0] = before[0][1:]
+    parts = [part for pair in zip(before, tokenizer.encode(documents), strict=True) for part in pair]
+    return np.concatenate(parts)
 
 
 def text_bytes(documents: Sequence[bytes]) -> int:
     """Bytes of the documents, each separator counted as one: what the joined tokens stand for."""
-    return sum(map(len, documents)) + max(0, len(documents) - 1)
+    return sum(map(len, documents)) + max(0, document_count(documents) - 1)
+
+
+def document_count(parts: Iterable[bytes]) -> int:
+    """How many documents these are, each with its continuations: so many have an end."""
+    return sum(not isinstance(part, Continuation) for part in parts)
+
+
+def _side(chunks: Sequence[bytes], digests: Sequence[bytes], held_out: Set[bytes], side: bool) -> list[bytes]:
+    following = iter(digests)
+    return list(chosen(chunks, lambda _: (next(following) in held_out) is side))
 
 
 def _python_files(root: Path) -> Iterator[Path]:
     for folder, names, files in os.walk(root):
         names[:] = [name for name in names if name not in SKIPPED_FOLDERS]
         yield from (Path(folder, name) for name in files if name.endswith(".py"))
-
-
-def _chunks(document: bytes) -> Iterator[bytes]:
-    for start in range(0, len(document), DOCUMENT_BYTES_MAX):
-        yield document[start : start + DOCUMENT_BYTES_MAX]
-
-
-def _json_lines(lines: IO[bytes], path: Path, field: str) -> Iterator[bytes]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield json.loads(line)[field].encode()
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigurationError(
-                detail=f"data.files: {path}, line {number}, holds no object with a text field {field!r} "
-                f"({type(error).__name__}). Set data.text_field to the field's name."
-            ) from error
-
-
-def _parquet(content: IO[bytes], path: Path, field: str) -> Iterator[bytes]:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
-
-    try:
-        file = ParquetFile(content)
-        if problem := not_text(file.schema_arrow, field):
-            raise ConfigurationError(detail=f"data.files: {path} {problem}. Set data.text_field.")
-        for batch in file.iter_batches(columns=[field]):
-            yield from texts_of(batch)
-    except (ArrowException, OSError) as error:
-        detail = f"data.files: {path} is no Parquet file, or a damaged one ({first_line(error).rstrip('.')})."
-        raise ConfigurationError(detail=f"{detail} Correct it, or leave it out.") from error
-
-
-def not_text(schema: Any, field: str) -> str:
-    """What keeps a Parquet file's column from being read as texts; empty if nothing."""
-    from pyarrow import types
-
-    if (count := schema.names.count(field)) != 1:
-        return f"has {f'{count} columns' if count else 'no column'} {field!r} among {schema.names[:20]}"
-    column = schema.field(field).type
-    kind = column.value_type if types.is_dictionary(column) else column
-    kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
-    is_text = types.is_null(kind) or any(fits(kind) for fits in kinds)
-    return "" if is_text else f"has {column} in the column {field!r}, and no text"
-
-
-def texts_of(batch: Any) -> Iterator[bytes]:
-    """The texts of a Parquet file's one column, or of a part of it, without those that are empty."""
-    for text in batch.column(0).to_pylist():
-        if text:
-            yield text if isinstance(text, bytes) else str(text).encode(errors="replace")

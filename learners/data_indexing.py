@@ -30,13 +30,14 @@ from typing import IO, Any
 from learners import tokenizer
 from learners.streaming import counting
 from learners.streaming.counting import PieceCount, Task
-from learners.streaming.documents import COMPRESSED, Reader, Unreadable
+from learners.streaming.documents import Reader, Unreadable, place_in
 from learners.streaming.files import HELD_OUT, TRAINING, Files, located, rules
 from learners.streaming.held_out import HeldOut, digest
 from learners.streaming.index import counted
 from orchestrator import data_index
 from orchestrator.data_index import DataIndex, IndexedSource
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, UnreadableData
+from orchestrator.file_kinds import kind_of
 from orchestrator.roots import EVERYTHING
 
 PROGRESS_S = 1.0
@@ -72,8 +73,7 @@ class Counts:
         files = self.sources[count.source].files
         path = files.paths[files.pieces.file[count.piece]]
         for place, reason in count.unreadable:
-            what = f"the line at byte {place:,}" if place >= 0 else f"piece {-place}"
-            self._unreadable.add(path, place, what, reason)
+            self._unreadable.add(path, place, place_in(path, place), reason)
         self.pieces[count.source][count.piece] = count
         self.token_count += count.tokens
         self.document_count += count.documents
@@ -106,7 +106,7 @@ class Counts:
                 path, size = source.files.paths[file], source.files.sizes[file]
                 numbers = [piece - first for piece in absent]
                 work += counting.tasks(number, path, size, first, numbers, count, source.reader.text_field)
-        return sorted(work, key=lambda task: (not task.path.endswith(COMPRESSED), -task.size))
+        return sorted(work, key=lambda task: (not kind_of(task.path).is_compressed, -task.size))
 
     def sections(self) -> Iterator[IndexedSource]:
         """The sources of the index, when all is counted."""
@@ -320,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _summary(options: argparse.Namespace, index: DataIndex, name: str, counts: Counts | None) -> str:
-    sources = [counted(source) for source in index.sources]
+    sources = [counted(source, data_index.count_around(index.tokenizer)) for source in index.sources]
     facts = {
         "output": str(options.output),
         "digest": name,

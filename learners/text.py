@@ -16,8 +16,9 @@ import numpy as np
 from learners import corpus, data, tokenizer
 from learners.contract import HeldOutLoss
 from learners.held_out import HeldOutBatch, measure_by_source
+from learners.streaming.documents import Unreadable
 from learners.streaming.streamed import Streamed
-from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws
+from orchestrator.core.vocabulary import DataFlaws
 from orchestrator.roots import AllowedRoots
 
 
@@ -81,6 +82,7 @@ class InMemory:
 
     def __init__(self, spec: Mapping[str, Any], roots: AllowedRoots, tokens: tokenizer.Tokenizer) -> None:
         self._spec, self._roots, self._tokenizer = spec, roots, tokens
+        self._unreadable = Unreadable(spec["data"]["unreadable_max"])
 
     def draw(self, shard_index: int, shard_count: int) -> data.Draw:
         return data.shard_batches(self._corpus, self._spec, shard_index, shard_count)
@@ -91,7 +93,7 @@ class InMemory:
         return [HeldOutBatch(batch, "", self._corpus.held_out_bytes_per_token) for batch in batches]
 
     def flaws(self) -> DataFlaws:
-        return NO_FLAWS
+        return DataFlaws(len(self._unreadable.reasons), sources=self._unreadable.by_source())
 
     def unigram_loss(self) -> float:
         return corpus.unigram_loss(self._corpus, self._held_out)
@@ -103,4 +105,4 @@ class InMemory:
 
     @cached_property
     def _corpus(self) -> corpus.Corpus:
-        return corpus.load(self._spec["data"], self._roots, self._tokenizer)
+        return corpus.load(self._spec["data"], self._roots, self._tokenizer, self._unreadable)

@@ -2,13 +2,15 @@
 
     python -m learners.tokenizer_training FILES… --vocabulary-size N --output FILE [--text-field NAME] [--json]
 
-The files are of the kinds that ``data.sources`` takes, and read a piece at a time. The same files give the same tokenizer,
-byte for byte. Every byte is a token, so that no text is unknown; token 0 is ``<|endoftext|>``, the separator.
+The files are of the kinds that ``data.sources`` takes (``orchestrator.file_kinds``), and read a piece at a time. A name
+may be a pattern. The same files give the same tokenizer, byte for byte. Every byte is a token, so that no text is unknown;
+token 0 is ``<|endoftext|>``, the separator.
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
 import sys
@@ -79,6 +81,19 @@ class _Texts:
         return self._reader.documents(path, int(pieces.number[index]), int(pieces.count[index]))
 
 
+def _paths(name: str) -> list[str]:
+    """The file of this name, or those that it fits as a pattern. Raises ConfigurationError for a folder, and for none."""
+    if "://" in name or os.path.isfile(name):
+        return [name if "://" in name else os.path.abspath(name)]
+    if os.path.isdir(name):
+        raise ConfigurationError(detail=f"{name} is a folder. Name its files: {os.path.join(name, '*.jsonl')}.")
+    if glob.has_magic(name) and not os.path.lexists(name):
+        if paths := sorted(path for path in glob.glob(name) if os.path.isfile(path)):
+            return [os.path.abspath(path) for path in paths]
+        raise ConfigurationError(detail=f"{name} is a pattern that fits no file. Correct it, or name the files.")
+    return [os.path.abspath(name)]
+
+
 def _size(path: str) -> int:
     try:
         return data_bytes(EVERYTHING, path)
@@ -98,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not VOCABULARY_MIN <= options.vocabulary_size <= VOCABULARY_MAX:
             detail = f"--vocabulary-size is {options.vocabulary_size:,}. Give {VOCABULARY_MIN:,} to {VOCABULARY_MAX:,}."
             raise ConfigurationError(detail=detail)
-        paths = [path if "://" in path else os.path.abspath(path) for path in options.files]
+        paths = [path for name in options.files for path in _paths(name)]
         content, byte_count, token_count = train(
             paths, options.vocabulary_size, options.text_field, progress=not options.json
         )

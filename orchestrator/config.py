@@ -28,6 +28,7 @@ from orchestrator.core.vocabulary import (
     OuterRatePolicy,
 )
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.file_kinds import refusal
 from orchestrator.sections import BUILT_IN_TRAINER as BUILT_IN_TRAINER
 from orchestrator.sections import (
     BudgetSection,
@@ -47,13 +48,6 @@ from orchestrator.sections import (
 )
 from orchestrator.validation import omitted_count, problems_of, valid_fields
 
-STREAMED_ENDINGS = (".gz", ".zst", ".arrayrecord", ".array_record")
-"""Of files that only streamed text is read from."""
-UNREAD_ENDINGS = (
-    *(".bz2", ".xz", ".lz4", ".zip", ".7z", ".tar", ".tgz", ".tar.gz", ".tar.zst"),
-    *(".arrow", ".feather", ".tfrecord", ".npy", ".npz", ".bin", ".safetensors"),
-)
-"""Of files that are surely no text."""
 UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete examples."
 
 
@@ -305,18 +299,14 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
 
 
 def _file_problems(data: DataSection) -> Iterable[Problem]:
-    """Files that would be read as text, and whose names say that they are none."""
-    named = [(f"data.files.{number}", name, False) for number, name in enumerate(data.files)]
+    """Files whose names say that nothing reads them."""
+    named = [(f"data.files.{number}", name) for number, name in enumerate(data.files)]
     for index, source in enumerate(data.sources):
         for field, names in (("files", source.files), ("held_out", source.held_out)):
-            named += [(f"data.sources.{index}.{field}.{number}", name, True) for number, name in enumerate(names)]
-    for path, name, is_streamed in named:
-        if name.endswith(STREAMED_ENDINGS) and not is_streamed:
-            message = f"is {name}, and source: files reads .jsonl, .parquet and text that is not compressed."
-            yield Problem(path, message, "Use source: streamed, or unpack it.")
-        elif name.endswith(UNREAD_ENDINGS):
-            message = f"is {name}, and nothing of that kind is read here."
-            yield Problem(path, message, "Make text, .jsonl (also .gz, .zst), .parquet or .arrayrecord of it.")
+            named += [(f"data.sources.{index}.{field}.{number}", name) for number, name in enumerate(names)]
+    for path, name in named:
+        if refused := refusal(name):
+            yield Problem(path, f"is {name}, and it {refused.message}.", refused.remedy)
 
 
 def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSection | None) -> Iterable[Problem]:

@@ -1,8 +1,8 @@
-"""The files of a streamed job whose names are patterns: which they are, when the job is submitted.
+"""The files of a job whose names are patterns: which they are, when the job is submitted.
 
 What is found takes the pattern's place in the specification, so that every island, and a later start of the job, has the
 same files, whatever is put beside them meanwhile. Only the last component may be a pattern, of a folder on this machine.
-Refuses to know what is in the files.
+Refuses to know what is in the files: that is ``data_check``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def with_found_files(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
     Raises InvalidJobSpec for patterns that fit no file, or too many. What is outside the roots is left for others to refuse.
     """
     problems: list[Problem] = []
+    files = _found(roots, spec.data.files, "data.files", problems)
     sources = []
     for index, source in enumerate(spec.data.sources):
         replaced = {}
@@ -36,7 +37,7 @@ def with_found_files(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         problems += _on_both_sides([(source.files, source.held_out) for source in sources])
     if problems:
         raise InvalidJobSpec(problems=tuple(problems))
-    return spec.model_copy(update={"data": spec.data.model_copy(update={"sources": tuple(sources)})})
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"files": files, "sources": tuple(sources)})})
 
 
 def _found(roots: AllowedRoots, names: Sequence[str], field: str, problems: list[Problem]) -> tuple[str, ...]:

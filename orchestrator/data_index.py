@@ -6,7 +6,7 @@
         uint32[pieces]   tokens of a piece, with those around each document: its end, and its beginning where it has one
         uint32[pieces]   its documents
         uint32[listed]   the pieces of the documents that a job may hold out one by one, rising
-        uint32[listed]   their tokens, with those around them
+        uint32[listed]   their tokens, with those around them; in bits 29 to 31 how they lie in a text (``listed``)
         uint64[listed]   their digests
     blake2b-128 of all of this
 
@@ -39,6 +39,8 @@ HEADER_BYTES_MAX = 128 << 20
 PIECE_BYTES, LISTED_BYTES = 8, 16
 MAKE = "Make one with `atoll data index`."
 SHOWN_MAX = 3
+FOLLOWS, IS_FOLLOWED, IS_NEXT = 29, 30, 31
+"""Bits of a listed number of tokens: see ``listed``."""
 
 _COUNTED_WITH = re.compile(r"(bytes|[0-9a-f]{32})(\+begin)?")
 
@@ -95,9 +97,24 @@ class DataIndex:
         return content + blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-def numbers(tokens: Sequence[int], documents: Sequence[int], listed: Sequence[tuple[int, int, int]]) -> bytes:
-    """``IndexedSource.numbers``. ``listed`` are piece, tokens and digest of each document in the order of the pieces."""
-    pieces, token_counts, digests = zip(*listed, strict=True) if listed else ((), (), ())
+def listed(token_count: int, follows: bool, is_followed: bool, is_next: bool) -> int:
+    """What an index has of a document, or a part of one, that a job may hold out: its tokens, those around it, three bits.
+
+    It ``follows`` a part before it without an end between them, and ``is_followed`` so by one; ``is_next``: that one is
+    listed too, behind it.
+    """
+    return token_count | follows << FOLLOWS | is_followed << IS_FOLLOWED | is_next << IS_NEXT
+
+
+def of_listed(number: Any) -> tuple[Any, Any, Any, Any]:
+    """What ``listed`` was given, of one number or of an array of them; the last is whether, as truth values."""
+    bits = (number >> FOLLOWS & 1, number >> IS_FOLLOWED & 1, number >> IS_NEXT & 1 == 1)
+    return number & (1 << FOLLOWS) - 1, *bits
+
+
+def numbers(tokens: Sequence[int], documents: Sequence[int], entries: Sequence[tuple[int, int, int]]) -> bytes:
+    """``IndexedSource.numbers``. ``entries`` are piece, ``listed`` and digest of each, in the order of the pieces."""
+    pieces, token_counts, digests = zip(*entries, strict=True) if entries else ((), (), ())
     columns = ((tokens, "I"), (documents, "I"), (pieces, "I"), (token_counts, "I"), (digests, "Q"))
     return b"".join(struct.pack(f"<{len(column)}{kind}", *column) for column, kind in columns)
 
@@ -138,6 +155,11 @@ def parse(content: bytes, path: str) -> tuple[DataIndex, str]:
 def counted_with(tokenizer: str, begins: bool) -> str:
     """What an index counts by: a tokenizer's digest, or `bytes`, and whether a token stands before each document."""
     return f"{tokenizer}+begin" if begins else tokenizer
+
+
+def count_around(tokenizer: str) -> int:
+    """How many tokens stand around each document, by what an index counts by."""
+    return 2 if tokenizer.endswith("+begin") else 1
 
 
 def ratio_held_out(section: Mapping[str, Any]) -> float:

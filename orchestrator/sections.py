@@ -133,8 +133,9 @@ class ModelSection(Section):
 class SourceSection(Section):
     """One kind of text of a streamed data set: ``weight`` is its part of all sequences, beside the weights of the others.
 
-    What a file is its name says: .parquet, .jsonl (one object a line), .arrayrecord (a record is a text), or else text; .gz
-    and .zst behind .jsonl or a text's ending are compressed. Parquet and JSON have the text in ``text_field``.
+    A file's name says how it is read, in capitals or not: .jsonl, .json, .ndjson and .jsonlines are JSON Lines (one object a
+    line), .parquet, .arrayrecord (a record is a text), or else text in UTF-8. JSON Lines and text may be compressed: .gz,
+    .gzip, .zst, .zstd. A file whose content is something else is refused. Parquet and JSON have the text in ``text_field``.
 
     A file's name, behind the last slash, may be a pattern with ``*``, ``?`` and ``[…]``, but not of a store: the service
     that takes the job puts the files in its place that it finds. Without ``held_out`` a part of the text is held out,
@@ -153,8 +154,9 @@ class SourceSection(Section):
 class DataSection(Section):
     """The text, and how it becomes tokens. ``source: builtin`` is the Python standard library's own source.
 
-    ``source: files`` (.txt, .jsonl, .parquet) is read whole by each island, 2.5 times its size in memory: for some 100 MB.
-    ``source: streamed`` reads ``sources`` a few megabytes at a time, and each island only its own part of them.
+    ``source: files`` takes the same kinds of files, and each island holds all of their text, 2.5 times its size: for some
+    100 MB, at most 2 GiB. ``source: streamed`` reads ``sources`` a few megabytes at a time, and each island only its own
+    part of them.
 
     The commands of ``atoll`` take files relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). Every island's node must have or reach them, below a root (`atoll up --data`). So it is with
@@ -189,7 +191,8 @@ class DataSection(Section):
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
     unreadable_max: UnreadableCount = Field(
         default=0,
-        description="records and pieces of files that an island of a streamed job passes over; one more ends the job",
+        description="records that are not UTF-8 or have no text, and pieces of files, that an island passes over; one more "
+        "ends the job",
     )
 
 

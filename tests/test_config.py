@@ -236,11 +236,9 @@ def test_a_mesh_that_does_not_divide_a_built_in_model_is_refused_before_the_job_
     assert re.search(said, found[f"islands.1.{path}"])
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.zst", "a.arrayrecord"])
-def test_what_only_streamed_text_is_read_of_is_not_taken_for_text(name: str) -> None:
-    found = problems(SMALLEST | {"data": {"source": "files", "files": ["/a.txt", f"/{name}"]}})
-    assert list(found) == ["data.files.1"]
-    assert "Use source: streamed, or unpack it" in found["data.files.1"]
+@pytest.mark.parametrize("name", ["a.JSON.GZ", "a.ndjson.zstd", "a.txt.zst", "a.arrayrecord", "a.pq", "README"])
+def test_files_and_streamed_sources_take_files_of_the_same_names(name: str) -> None:
+    parse_job(SMALLEST | {"data": {"source": "files", "files": [f"/{name}"]}})
     parse_job(SMALLEST | {"data": {"source": "streamed", "sources": [{"name": "a", "files": [f"/{name}"]}]}})
 
 

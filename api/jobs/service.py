@@ -43,6 +43,7 @@ from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
+from orchestrator.data_check import data_problems
 from orchestrator.data_files import with_found_files
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
 from orchestrator.memory_budget import memory_problems, parameter_count_of
@@ -295,7 +296,7 @@ class Service:
         try:
             spec = parse_job(document)
             spec = with_found_files(spec, self.roots)
-            outside = problems_outside_roots(spec, self.roots, begun=True)
+            outside = (*problems_outside_roots(spec, self.roots, begun=True), *data_problems(spec, self.roots))
             spec = with_index_digest(with_tokenizer(spec, self.roots), self.roots)
             spec = resolved(spec, self._store.job, self.roots)
         except InvalidJobSpec as error:

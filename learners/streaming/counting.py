@@ -18,9 +18,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from learners import tokenizer
-from learners.streaming.documents import COMPRESSED, Reader, Unreadable
+from learners.corpus import document_count
+from learners.streaming.documents import Continuation, Reader, Unreadable, chosen
 from learners.streaming.held_out import HeldOut, digest
+from orchestrator import data_index
 from orchestrator.errors import AtollError, InfrastructureError
+from orchestrator.file_kinds import kind_of
 from orchestrator.roots import EVERYTHING
 
 TASK_PIECES = 8
@@ -45,7 +48,8 @@ class PieceCount:
     """``piece`` of ``source``: its documents, their bytes, and their tokens with those that stand around each.
 
     Those that are held out by ratio are left out. ``listed`` are digest and tokens of each that a job may hold out one by
-    one. ``unreadable`` are place and reason of what was passed over, and ``is_cut`` tells of too much text.
+    one, as ``data_index.listed`` has them. ``unreadable`` are place and reason of what was passed over, and ``is_cut`` tells
+    of too much text.
     """
 
     source: int
@@ -60,7 +64,7 @@ class PieceCount:
 
 def tasks(source: int, path: str, size: int, first: int, missing: Sequence[int], count: int, field: str) -> list[Task]:
     """The work on one file, of whose ``count`` pieces these are ``missing``."""
-    whole = path.endswith(COMPRESSED)
+    whole = kind_of(path).is_compressed
     step = max(1, len(missing) if whole else TASK_PIECES)
     parts = (frozenset(missing[at : at + step]) for at in range(0, len(missing), step))
     return [Task(source, path, size, first, count, part, field) for part in parts]
@@ -149,27 +153,37 @@ def counted(task: Task, tokens: tokenizer.Tokenizer, held_out: HeldOut, listed: 
     """The pieces of a task, in turn."""
     unreadable = Unreadable(most=1 << 62)
     reader = Reader(EVERYTHING, task.text_field, unreadable)
-    if task.path.endswith(COMPRESSED):
+    if kind_of(task.path).is_compressed:
         pieces = reader.pieces(task.path, task.count, task.size)
     else:
         pieces = ((n, reader.documents(task.path, n, task.count, task.size)) for n in sorted(task.numbers))
     for number, documents in pieces:
         if number in task.numbers:
             digests = list(map(digest, documents))
-            training = [at for at, one in enumerate(digests) if one >= held_out.limit]
-            around = 1 + len(tokens.beginning)
-            lengths = [around + length for length in tokens.counts([documents[at] for at in training])]
+            following = iter(digests)
+            training = list(chosen(documents, lambda _: next(following) >= held_out.limit))  # noqa: B023 used up at once
+            numbers = [one for one in digests if one >= held_out.limit]
+            lengths, around = tokens.counts(training), 1 + len(tokens.beginning)
             yield PieceCount(
                 task.source,
                 task.first + number,
-                sum(lengths),
-                len(training),
-                sum(len(documents[at]) for at in training),
-                tuple(
-                    (digests[at], length) for at, length in zip(training, lengths, strict=True) if digests[at] in listed
-                ),
+                sum(lengths) + around * document_count(training),
+                document_count(training),
+                sum(map(len, training)),
+                tuple(_listed(training, numbers, [around + length for length in lengths], listed)),
                 tuple((place, reason) for (_, place), reason in unreadable.reasons.items()),
                 bool(unreadable.cut),
             )
         unreadable.reasons.clear()
         unreadable.cut.clear()
+
+
+def _listed(
+    parts: Sequence[bytes], numbers: Sequence[int], lengths: Sequence[int], listed: Set[int]
+) -> Iterator[tuple[int, int]]:
+    """Digest and tokens of each part that a job may hold out one by one, with how it lies among the others."""
+    follows = [isinstance(part, Continuation) for part in parts] + [False]
+    for at, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+        if number in listed:
+            is_next_listed = follows[at + 1] and numbers[at + 1] in listed
+            yield number, data_index.listed(length, follows[at], follows[at + 1], is_next_listed)

@@ -1,38 +1,47 @@
-"""The documents of one piece of a file: what a file is its name says, and no more of it is read than the piece needs.
+"""The documents of one piece of a file: no more of it is read than the piece needs.
 
-    .parquet              rows r·i/n up to r·(i+1)/n
-    .arrayrecord          records likewise; a record is a text
-    .jsonl, other text    the lines that begin in bytes b·i/n up to b·(i+1)/n
-    … behind .gz, .zst    the lines that begin in what the compressed bytes of that range hold; what lies before them in the
+    Parquet               rows r·i/n up to r·(i+1)/n
+    ArrayRecord           records likewise; a record is a text
+    JSON Lines, text      the lines that begin in bytes b·i/n up to b·(i+1)/n
+    … compressed          the lines that begin in what the compressed bytes of that range hold; what lies before them in the
                           file must be decompressed as well, so that many files are better than large ones
 
-Every document of a file is in exactly one of its n pieces, whatever n is. Text that is neither records nor JSON has lines
-and no documents: lines are put together to blocks, which end behind lines that are chosen by their content, so that a
-passage gives the same blocks wherever it is. Files are anybody's: a line, a record and a piece have a largest size, a file
-has the size that it was listed with, and what is malformed is counted (``Unreadable``) up to the job's limit. Nothing here
-knows of tokens.
+What a file is, ``orchestrator.file_kinds`` says, and refuses a file whose content says something else. Every document of a
+file is in exactly one of its n pieces, whatever n is. A file of plain text is one document. It is read as blocks of lines,
+which end behind lines that are chosen by their content, so that a passage gives the same blocks wherever it is; a block
+that follows on the one before is a ``Continuation``. Files are anybody's: a line, a record and a piece have a largest size,
+a file has the size that it was listed with, and what is malformed, bytes that are not UTF-8 included, is counted
+(``Unreadable``) up to the job's limit. Nothing here knows of tokens.
 """
 
 from __future__ import annotations
 
-import gzip
+import codecs
 import io
-import json
 import logging
 import os
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import IO, Any
 
-from learners.corpus import DOCUMENT_BYTES_MAX, not_text, texts_of
+from learners.streaming import expanded
+from learners.streaming.expanded import Expanded, decompressed
+from learners.streaming.parquet_rows import Rows
+from orchestrator import file_kinds
+from orchestrator.core.vocabulary import SourceFlaws
 from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line
+from orchestrator.file_kinds import UTF8_BOM, Format, Misfit, kind_of
 from orchestrator.roots import AllowedRoots, open_data, shown
+from orchestrator.text_records import NotText, NotUtf8, plain_line, text_of, utf8
 
+DOCUMENT_BYTES_MAX = 1 << 16
+"""Longer documents of text count as several parts, so that one long file can still be split."""
 LINE_BYTES_MAX = 16 << 20
+LONG_LINE = "Break it up; a job may also read the file with source: files"
 PIECE_TEXT_MAX = 64 << 20
 """Of one piece, decompressed: sixteen times what is to be expected, and still to be held."""
 BLOCK_BYTES = 1 << 20
@@ -40,17 +49,50 @@ EXPANDED_BYTES = 16 << 10
 """Decompressed at once: lines of these belong to the same stored bytes, which should be far fewer than a piece has."""
 PASSAGE_BYTES = 1 << 13
 """Of a block of plain text, on average; at most ``DOCUMENT_BYTES_MAX``."""
-EXPANSION_MAX = 1000
-"""Bytes for each that is stored: compressed text has up to a hundred."""
-ROWS = 256
-ZSTD_WINDOW_MAX = 128 << 20
-FRAME_BYTES = 1 << 12
-"""Of a zstd frame, decompressed at once: at most 128 MiB, if somebody means harm."""
-COMPRESSED = (".gz", ".zst")
+RECORDS, RECORDS_BYTES = 256, 32 << 20
+"""Of an ArrayRecord, read at once, at most."""
+FRAME_BYTES = expanded.FRAME_BYTES
+NO_MEMORY = "it needs more memory than there is. Write the file anew with smaller rows or row groups"
 ATTEMPTS, PAUSE_S = 3, 2.0
 """To read a piece of a store."""
 
 log = logging.getLogger(__name__)
+
+
+class Continuation(bytes):
+    """A part of a document that follows directly on the part before it: no separator stands between the two."""
+
+
+class Foreign(ValueError):
+    """A file whose content is not what its name says."""
+
+
+def chosen(documents: Iterable[bytes], is_wanted: Callable[[bytes], bool]) -> Iterator[bytes]:
+    """The documents that are wanted. A part whose predecessor is not wanted follows on nothing any more."""
+    follows = False
+    for document in documents:
+        if is_wanted(document):
+            yield document if follows or not isinstance(document, Continuation) else bytes(document)
+            follows = True
+        else:
+            follows = False
+
+
+def parts(document: bytes) -> Iterator[bytes]:
+    """The document in parts of at most ``DOCUMENT_BYTES_MAX``, cut between characters."""
+    start, part = 0, bytes
+    while start < len(document):
+        end = _character(document, min(len(document), start + DOCUMENT_BYTES_MAX))
+        yield part(document[start:end])
+        start, part = end, Continuation
+
+
+def _character(text: bytes, at: int) -> int:
+    """Where the character that byte ``at`` is in begins; ``at`` itself in what is no UTF-8."""
+    for start in range(at, max(0, at - 4), -1):
+        if start == len(text) or text[start] & 0xC0 != 0x80:
+            return start
+    return at
 
 
 @dataclass
@@ -60,19 +102,40 @@ class Unreadable:
     most: int
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)
     cut: set[tuple[str, int]] = field(default_factory=set)
+    _of_source: dict[str, tuple[int, int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, path: str, place: int, what: str, reason: str) -> None:
+    def add(
+        self, path: str, place: int, what: str, reason: str, source: str = "", *, is_not_utf8: bool = False
+    ) -> None:
         """Raises UnreadableData when there are more than the job passes over. ``place`` tells apart what is of one file."""
+        reason = reason.rstrip(".")
         with self._lock:
             if (path, place) in self.reasons:
                 return
             self.reasons[path, place] = reason
             count = len(self.reasons)
+            so_far = self._of_source.get(source, (0, 0))
+            self._of_source[source] = so_far[0] + 1, so_far[1] + is_not_utf8
         what_and_why = f"{shown(path)}, {what}: {reason}"
         if count > self.most:
             raise UnreadableData(detail=f"{what_and_why}. It is the {count:,}. that cannot be read.", most=self.most)
         log.warning("%s; it is passed over, as %d of at most %d", what_and_why, count, self.most)
+
+    def by_source(self) -> tuple[SourceFlaws, ...]:
+        """What could not be read of each source, by its name."""
+        with self._lock:
+            return tuple(SourceFlaws(name, *counts) for name, counts in sorted(self._of_source.items()))
+
+
+def place_in(path: str, place: int) -> str:
+    """What a place of ``Unreadable`` is called."""
+    if place < 0:
+        return f"piece {-place}"
+    kind = kind_of(path)
+    if kind.has_lines:
+        return f"the line at byte {place:,}"
+    return f"row {place:,}" if kind.format is Format.PARQUET else f"record {place:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +145,8 @@ class Reader:
     roots: AllowedRoots
     text_field: str
     unreadable: Unreadable
+    source: str = ""
+    _looked_at: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def documents(self, path: str, number: int, count: int, size: int | None = None) -> list[bytes]:
         """The documents of piece ``number`` of ``count`` of a file; none, where that is counted as unreadable.
@@ -89,24 +154,30 @@ class Reader:
         So it is of a file that has no longer ``size`` bytes: its pieces are others now. Raises UnreadableData, and
         OutsideRoots.
         """
-        attempts = ATTEMPTS if "://" in path else 1
+        where, attempts = f"piece {number + 1} of {count}", ATTEMPTS if "://" in path else 1
         for attempt in range(attempts):
             try:
                 return list(self._bounded(path, number, self._documents(path, number, count, size)))
             except (UnreadableData, ConfigurationError):
                 raise
+            except Foreign as error:
+                self.unreadable.add(path, -1 - number, where, str(error), self.source)
+                break
+            except MemoryError:
+                self.unreadable.add(path, -1 - number, where, NO_MEMORY, self.source)
+                break
             except Exception as error:  # whatever a library or a store says of a file
                 if attempt + 1 < attempts and not isinstance(error, AtollError):
                     time.sleep(PAUSE_S * (attempt + 1))
                     continue
                 reason = f"{type(error).__name__}: {first_line(error)}"
-                self.unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
+                self.unreadable.add(path, -1 - number, where, reason, self.source)
         return []
 
     def pieces(self, path: str, count: int, size: int) -> Iterator[tuple[int, list[bytes]]]:
         """All pieces of a file in turn, each as ``documents`` has it; what is compressed is decompressed only once."""
         following = 0
-        if path.endswith(COMPRESSED):
+        if kind_of(path).is_compressed:
             try:
                 for number, documents in self._in_one_pass(path, count, size):
                     following = number + 1
@@ -122,6 +193,7 @@ class Reader:
         following = 0
         with open_data(self.roots, path) as file:
             _require_size(file, size)
+            self._require_kind(path, file)
             lines = _compressed_lines(file, path, size, size)
             for number, own in groupby(lines, lambda line: ((line[0] + 1) * count - 1) // size):
                 yield from ((empty, []) for empty in range(following, number))
@@ -141,80 +213,166 @@ class Reader:
                 return
             yield document
 
+    def whole(self, path: str, bytes_max: int) -> Iterator[bytes]:
+        """Every document of a file, one of plain text as one: for text that is held in memory anyway.
+
+        A line may have any length. Raises as ``documents``; ConfigurationError for more than ``bytes_max`` of lines; OSError
+        for a file that is not here.
+        """
+        with open_data(self.roots, path) as file:
+            try:
+                self._require_kind(path, file)
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                kind = kind_of(path)
+                if kind.format is Format.PARQUET:
+                    yield from self._rows(path, file, 0, 1)
+                elif kind.format is Format.ARRAY_RECORD:
+                    yield from self._records(path, file, 0, 1)
+                else:
+                    stored: Any = file
+                    text = Expanded(decompressed(file, kind.compression), size) if kind.is_compressed else stored
+                    yield from self._whole_text(path, io.BufferedReader(text, BLOCK_BYTES), bytes_max)
+            except AtollError:
+                raise
+            except Foreign as error:
+                self.unreadable.add(path, -1, "the file", str(error), self.source)
+            except MemoryError:
+                self.unreadable.add(path, -1, "the file", NO_MEMORY, self.source)
+            except Exception as error:  # whatever a library says of a file
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                self.unreadable.add(path, -1, "the file", reason, self.source)
+
+    def _whole_text(self, path: str, text: io.BufferedReader[Any], bytes_max: int) -> Iterator[bytes]:
+        if kind_of(path).format is Format.JSON_LINES:
+            yield from (line for _, line in self._read(path, _numbered(path, text, bytes_max)))
+            return
+        content = text.read(bytes_max + 1)
+        if len(content) > bytes_max:
+            raise _too_much(path, bytes_max)
+        if _is_plain(content):
+            document = content.removeprefix(UTF8_BOM)
+        else:
+            lines = _numbered(path, io.BytesIO(content), bytes_max)
+            document = b"".join(line for _, line in self._read(path, lines))
+        if document:
+            yield document
+
     def _documents(self, path: str, number: int, count: int, size: int | None) -> Iterator[bytes]:
         kind = kind_of(path)
         with open_data(self.roots, path) as file:
             if size is not None:
                 _require_size(file, size)
+            self._require_kind(path, file)
             file.seek(0)
-            if kind == ".parquet":
+            if kind.format is Format.PARQUET:
                 yield from self._rows(path, file, number, count)
-            elif kind == ".arrayrecord":
-                yield from _records(path, file, number, count)
+            elif kind.format is Format.ARRAY_RECORD:
+                yield from self._records(path, file, number, count)
             else:
                 yield from self._texts(path, _lines(file, path, number, count))
 
-    def _rows(self, path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:
-        from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
+    def _require_kind(self, path: str, file: IO[bytes]) -> None:
+        """Look at a file's name and first bytes before any of it is read.
 
-        parquet = ParquetFile(file, pre_buffer=False, buffer_size=BLOCK_BYTES)
-        if problem := not_text(parquet.schema_arrow, self.text_field):
-            detail = f"data.sources: {shown(path)} {problem}. Set text_field of its source."
+        Raises ConfigurationError for a name of what is not read, Foreign for bytes that contradict the name.
+        """
+        if path in self._looked_at:
+            return
+        if refused := file_kinds.refusal(path):
+            raise ConfigurationError(detail=f"data: {shown(path)} {refused.message}. {refused.remedy}")
+        try:
+            head = file_kinds.look(path, file, self.text_field)
+        except file_kinds.DAMAGE:
+            return  # reading says what is damaged, and where
+        if isinstance(head, Misfit) and head.is_kind:
+            raise Foreign(str(head))
+        self._looked_at.add(path)
+
+    def _rows(self, path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:
+        rows = Rows(file, self.text_field, look_at_pages="://" not in path)
+        if rows.problem:
+            detail = f"data: {shown(path)} {rows.problem}. Set text_field to the column that has the text."
             raise ConfigurationError(detail=detail)
-        first, last = _range(parquet.metadata.num_rows, number, count)
-        row = 0
-        for group in range(parquet.num_row_groups):
-            rows = parquet.metadata.row_group(group).num_rows
-            if first < row + rows and row < last:
-                at = row
-                for batch in parquet.iter_batches(ROWS, row_groups=[group], columns=[self.text_field]):
-                    wanted = batch.slice(max(0, first - at), max(0, min(last, at + len(batch)) - max(first, at)))
-                    yield from texts_of(wanted)
-                    at += len(batch)
-                    if at >= last:
-                        break
-            row += rows
+        for row, text in rows.texts(*_range(rows.row_count, number, count)):
+            if text and (document := self._utf8(path, row, text)):
+                yield document
+
+    def _records(self, path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:
+        for record, text in _array_records(file, number, count):
+            if text and (document := self._utf8(path, record, text)):
+                yield document
+
+    def _utf8(self, path: str, place: int, text: bytes) -> bytes:
+        try:
+            return utf8(text)
+        except NotText as error:
+            self._pass_over(path, place, place_in(path, place), error)
+            return b""
+
+    def _pass_over(self, path: str, place: int, what: str, error: NotText) -> None:
+        is_not_utf8 = isinstance(error, NotUtf8)
+        self.unreadable.add(path, place, what, f"it {error}", self.source, is_not_utf8=is_not_utf8)
 
     def _texts(self, path: str, lines: Iterable[tuple[int, bytes | None]]) -> Iterator[bytes]:
-        whole = self._whole(path, lines)
-        return self._objects(path, whole) if kind_of(path) == ".jsonl" else _blocks(whole)
+        texts = (text for _, text in self._read(path, ((at, place_in(path, at), line) for at, line in lines)))
+        return texts if kind_of(path).format is Format.JSON_LINES else _blocks(texts)
 
-    def _whole(self, path: str, lines: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
-        for at, line in lines:
-            if line is None:
-                self.unreadable.add(path, at, f"the line at byte {at:,}", f"longer than {LINE_BYTES_MAX >> 20} MiB")
-            else:
-                yield at, line
-
-    def _objects(self, path: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-        for at, line in lines:
-            if not line.strip():
-                continue
+    def _read(self, path: str, lines: Iterable[tuple[int, str, bytes | None]]) -> Iterator[tuple[int, bytes]]:
+        """The texts of lines, each of which has a place and what that is called, as far as they can be read."""
+        is_json = kind_of(path).format is Format.JSON_LINES
+        for at, what, line in lines:
             try:
-                text = json.loads(line)[self.text_field].encode()
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                reason = f"no object with a text field {self.text_field!r} ({type(error).__name__})"
-                self.unreadable.add(path, at, f"the line at byte {at:,}", reason)
+                if line is None:
+                    raise NotText(
+                        f"is longer than {LINE_BYTES_MAX >> 20} MiB, which is the most that is read. {LONG_LINE}"
+                    )
+                if is_json:
+                    text = text_of(line, self.text_field) if line.strip() else None
+                else:
+                    text = plain_line(line if at else line.removeprefix(UTF8_BOM))
+            except NotText as error:
+                self._pass_over(path, at, what, error)
                 continue
             if text:
-                yield text
+                yield at, text
 
 
-def kind_of(path: str) -> str:
-    """The kind of a file, by its name: .parquet, .arrayrecord, .jsonl, or .txt for everything else."""
-    stem = os.path.splitext(path)[0] if path.endswith(COMPRESSED) else path
-    suffix = os.path.splitext(stem)[1].replace("array_record", "arrayrecord")
-    return suffix if suffix in (".jsonl", ".parquet", ".arrayrecord") else ".txt"
+def _numbered(path: str, text: IO[bytes], bytes_max: int) -> Iterator[tuple[int, str, bytes]]:
+    left, number = bytes_max, 0
+    while line := text.readline(left + 1):
+        left -= len(line)
+        if left < 0:
+            raise _too_much(path, bytes_max)
+        yield number, f"line {number + 1:,}", line
+        number += 1
+
+
+def _too_much(path: str, bytes_max: int) -> ConfigurationError:
+    detail = (
+        f"data.files: {shown(path)} has more than {bytes_max >> 20:,} MiB of text, and each island holds all of it."
+    )
+    return ConfigurationError(detail=f"{detail} Use source: streamed, which reads a part at a time.")
+
+
+def _is_plain(content: bytes) -> bool:
+    """Whether it is UTF-8 without a NUL byte, looked at by parts, for characters take four times the memory."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(content), BLOCK_BYTES):
+            decoder.decode(content[start : start + BLOCK_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in content
 
 
 def _range(total: int, number: int, count: int) -> tuple[int, int]:
     return total * number // count, total * (number + 1) // count
 
 
-def _records(path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:
-    if "://" in path:
-        detail = f"data.sources: {shown(path)} is an arrayrecord in a store, and these are read from disks only."
-        raise ConfigurationError(detail=f"{detail} Copy it to the nodes, or use parquet.")
+def _array_records(file: IO[bytes], number: int, count: int) -> Iterator[tuple[int, bytes]]:
+    """Records with their numbers, so many at once as have ``RECORDS_BYTES``, by those before."""
     try:
         from array_record.python.array_record_module import ArrayRecordReader
     except ImportError as error:
@@ -223,33 +381,41 @@ def _records(path: str, file: IO[bytes], number: int, count: int) -> Iterator[by
     # by the descriptor that was opened below a root: the name may lead elsewhere by now
     reader = ArrayRecordReader(f"/proc/self/fd/{file.fileno()}")
     try:
-        first, last = _range(reader.num_records(), number, count)
-        for start in range(first, last, ROWS):
-            yield from reader.read(start, min(last, start + ROWS))
+        at, last = _range(reader.num_records(), number, count)
+        step = 1
+        while at < last:
+            records = reader.read(at, min(last, at + step))
+            yield from enumerate(records, at)
+            at += step
+            largest = max(map(len, records), default=0)
+            step = max(1, min(RECORDS, 4 * step, RECORDS_BYTES // max(1, largest)))
     finally:
         reader.close()
 
 
-def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Lines of plain text, put together. A block ends behind a line whose checksum says so: see ``PASSAGE_BYTES``.
+def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines of one text, put together. A block ends behind a line whose checksum says so: see ``PASSAGE_BYTES``.
 
-    A long line is several blocks, so that text without lines can still be divided.
+    A long line is several blocks, so that text without lines can still be divided. All but the first are continuations.
     """
+    part: type[bytes] = bytes
+    for block in _joined(lines):
+        # one of twice the size that it should have is cut, but never lines that are shorter than that
+        for one in parts(block) if len(block) >= 2 * DOCUMENT_BYTES_MAX else (block,):
+            yield part(one)
+            part = Continuation
+
+
+def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
     waiting, size = [], 0
-    for _, line in lines:
+    for line in lines:
         waiting.append(line)
         size += len(line)
         if size >= DOCUMENT_BYTES_MAX or zlib.crc32(line) % PASSAGE_BYTES < len(line):
-            yield from _cut(b"".join(waiting))
+            yield b"".join(waiting)
             waiting, size = [], 0
     if waiting:
-        yield from _cut(b"".join(waiting))
-
-
-def _cut(block: bytes) -> Iterator[bytes]:
-    """The block, cut where it has twice as many bytes as one should have: never in lines that are shorter than that."""
-    step = len(block) if len(block) < 2 * DOCUMENT_BYTES_MAX else DOCUMENT_BYTES_MAX
-    return (block[start : start + step] for start in range(0, len(block), step))
+        yield b"".join(waiting)
 
 
 def _require_size(file: IO[bytes], size: int) -> None:
@@ -258,11 +424,16 @@ def _require_size(file: IO[bytes], size: int) -> None:
 
 
 def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tuple[int, bytes | None]]:
-    """The lines that begin in the range, each with the byte where it begins, decompressed; None for one that is too long."""
+    """The lines that begin in the range, each with the byte where it begins, decompressed.
+
+    None for one that is too long, also if it only covers the range, with its last byte: so each piece of it says the same.
+    """
     size = file.seek(0, os.SEEK_END)
     first, last = _range(size, number, count)
-    if path.endswith(COMPRESSED):
-        yield from ((at, line) for place, at, line in _compressed_lines(file, path, size, last) if place >= first)
+    if kind_of(path).is_compressed:
+        for place, at, line in _compressed_lines(file, path, size, last):
+            if place >= first or line is None:
+                yield at, line
         return
     # of the line that byte ``first`` − 1 is in, only the end is read: if that byte ends it, the next begins at ``first``
     at = file.seek(max(0, first - 1))
@@ -270,24 +441,36 @@ def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tupl
     text = io.BufferedReader(stored, BLOCK_BYTES)
     if first:
         at += sum(map(len, _pieces_of_line(text)))
+        if at >= last and _is_too_long(file, first, at):
+            yield at - 1, None
     while at < last:
         line, length = _line(text)
         if not length:
             raise EOFError(f"it ends at byte {at:,}, and should have {size:,}")
-        yield at, line
+        yield (at if line is not None else at + length - 1), line
         at += length
+
+
+def _is_too_long(file: IO[bytes], within: int, end: int) -> bool:
+    """Whether the line that covers byte ``within`` and ends at ``end`` is longer than may be."""
+    start = max(0, end - LINE_BYTES_MAX - 1)
+    if start >= within:
+        return True
+    file.seek(start)
+    before = file.read(within - start)
+    return end - LINE_BYTES_MAX > 0 and b"\n" not in before
 
 
 def _compressed_lines(file: IO[bytes], path: str, size: int, last: int) -> Iterator[tuple[int, int, bytes | None]]:
     """The lines that are decompressed of the first ``last`` bytes: each with its place in these, and as ``_lines``."""
     file.seek(0)
-    stored: Any = _Expanded(_decompressed(file, path), size)
+    stored: Any = Expanded(decompressed(file, kind_of(path).compression), size)
     text, at = io.BufferedReader(stored, EXPANDED_BYTES), 0
     while (place := min(file.tell(), size - 1)) < last:
         line, length = _line(text)
         if not length:
             return
-        yield place, at, line
+        yield place, (at if line is not None else at + length - 1), line
         at += length
 
 
@@ -305,64 +488,3 @@ def _pieces_of_line(text: io.BufferedReader[Any]) -> Iterator[bytes]:
         yield piece
         if piece.endswith(b"\n"):
             return
-
-
-class _Expanded(io.RawIOBase):
-    """Decompressed text, as long as it is not thousands of times what is stored: then somebody means harm, or erred."""
-
-    def __init__(self, text: Any, stored_bytes: int) -> None:
-        self._text, self._left = text, PIECE_TEXT_MAX + EXPANSION_MAX * stored_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._text.readinto(buffer)
-        self._left -= count
-        if self._left < 0:
-            raise ValueError(f"decompressed it is more than {EXPANSION_MAX:,} times its size")
-        return count
-
-
-def _decompressed(file: IO[bytes], path: str) -> Any:
-    if path.endswith(".gz"):
-        return gzip.GzipFile(fileobj=file)
-    try:
-        import zstandard
-    except ImportError as error:
-        detail = "data.sources: the package zstandard is not installed here. Install atoll[text] on every node."
-        raise ConfigurationError(detail=detail) from error
-    return _Zstandard(file, zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX))
-
-
-class _Zstandard(io.RawIOBase):
-    """The text of one zstd frame after another. Raises EOFError for a file that ends within one.
-
-    The library's own reader ends there too, as if that were the text's end.
-    """
-
-    def __init__(self, file: IO[bytes], decompressor: Any) -> None:
-        self._file, self._decompressor = file, decompressor
-        self._frame: Any = None
-        self._text = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._text:
-            stored = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
-            if stored or self._frame is None or self._frame.eof:
-                stored = stored or self._file.read(FRAME_BYTES)
-                if not stored:
-                    return 0
-                self._frame = self._decompressor.decompressobj()
-            else:
-                stored = self._file.read(FRAME_BYTES)
-                if not stored:
-                    raise EOFError("it ends within a zstd frame")
-            self._text = memoryview(self._frame.decompress(stored))
-        count = min(len(buffer), len(self._text))
-        buffer[:count] = self._text[:count]
-        self._text = self._text[count:]
-        return count

@@ -16,10 +16,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from learners import corpus
 from learners.streaming import documents, order
 from learners.streaming.order import Pieces, cut, listed
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, first_line
+from orchestrator.file_kinds import Compression, Format, kind_of
 from orchestrator.roots import AllowedRoots, data_bytes, shown
 
 SMALL_BYTES = 8 << 20
@@ -31,7 +31,7 @@ TRAINING, HELD_OUT = "training", "held out"
 LOOKERS = 16
 GZIP_BYTES = getattr(gzip, "READ_BUFFER_SIZE", io.DEFAULT_BUFFER_SIZE)
 """That Python's versions read at once."""
-VERSION, LONG_LINES = 1, "cut"
+VERSION, PLAIN_TEXT = 1, "one document"
 """Of what is in a piece, and of its documents, where no constant tells; and of plain text alone."""
 
 
@@ -70,15 +70,15 @@ def rules(paths: Iterable[str]) -> str:
         VERSION,
         (order.PIECE_BYTES_MIN, order.PIECE_BYTES_MAX, order.PIECES_WANTED),
         (documents.PIECE_TEXT_MAX, documents.LINE_BYTES_MAX, documents.BLOCK_BYTES, documents.FRAME_BYTES),
-        (documents.PASSAGE_BYTES, corpus.DOCUMENT_BYTES_MAX),
+        (documents.PASSAGE_BYTES, documents.DOCUMENT_BYTES_MAX),
         SMALL_BYTES,
         # where a line is in a compressed file depends on how much of that is read at once
-        GZIP_BYTES if any(path.endswith(".gz") for path in every) else 0,
+        GZIP_BYTES if any(kind_of(path).compression is Compression.GZIP for path in every) else 0,
     )
-    if any(path.endswith(documents.COMPRESSED) for path in every):
+    if any(kind_of(path).is_compressed for path in every):
         constants += (documents.EXPANDED_BYTES,)
-    if any(documents.kind_of(path) == ".txt" for path in every):
-        constants += (LONG_LINES,)
+    if any(kind_of(path).format is Format.TEXT for path in every):
+        constants += (PLAIN_TEXT,)
     return blake2b(repr(constants).encode(), digest_size=8).hexdigest()
 
 

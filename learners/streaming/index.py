@@ -26,7 +26,8 @@ ANEW = "Make the index anew with `atoll data index`."
 class Counted:
     """Of each piece of a source its tokens, the end of each document counted as one, and its documents: (pieces,) int64.
 
-    Documents that are held out by ratio are in neither. ``listed`` are those that a job may hold out one by one.
+    Documents that are held out by ratio are in neither. ``listed`` are those that a job may hold out one by one. Tokens
+    ``around`` each document are counted with it.
     """
 
     tokens: np.ndarray
@@ -34,12 +35,17 @@ class Counted:
     listed_pieces: np.ndarray
     listed_tokens: np.ndarray
     listed_digests: np.ndarray
+    around: int = 1
 
     def without(self, reserved: Set[int]) -> np.ndarray:
         """The tokens of each piece without the documents that have these digests: (pieces,) int64."""
         held_out = np.isin(self.listed_digests, np.fromiter(reserved, np.uint64, len(reserved)))
-        tokens = self.tokens.copy()
-        np.subtract.at(tokens, self.listed_pieces[held_out], self.listed_tokens[held_out])
+        tokens, (counts, follows, is_followed, pairs) = self.tokens.copy(), data_index.of_listed(self.listed_tokens)
+        # what is left of a document before and behind a part that is held out has a beginning and an end of its own
+        saved = counts - self.around * (follows + is_followed)
+        np.subtract.at(tokens, self.listed_pieces[held_out], saved[held_out])
+        both = held_out & np.append(held_out[1:], False) & pairs
+        np.subtract.at(tokens, self.listed_pieces[both], self.around)
         return tokens
 
 
@@ -70,12 +76,15 @@ def load(
                 f"{FIELD}: {shown(path)} was made by another version of atoll or Python, which cuts files otherwise."
             )
             raise ConfigurationError(detail=f"{detail} {ANEW}")
-        by_name[source["name"]] = counted(indexed)
+        by_name[source["name"]] = counted(indexed, data_index.count_around(tokenizer))
     return by_name
 
 
-def counted(indexed: IndexedSource) -> Counted:
-    """The numbers of one source as arrays. Raises ConfigurationError for ones that cannot be."""
+def counted(indexed: IndexedSource, around: int = 1) -> Counted:
+    """The numbers of one source as arrays; ``around`` each document stand so many tokens.
+
+    Raises ConfigurationError for numbers that cannot be.
+    """
     pieces, listed, at = indexed.piece_count, indexed.listed_count, 0
     columns = []
     for count, kind in ((pieces, "<u4"), (pieces, "<u4"), (listed, "<u4"), (listed, "<u4"), (listed, "<u8")):
@@ -84,9 +93,7 @@ def counted(indexed: IndexedSource) -> Counted:
     tokens, documents, listed_pieces, listed_tokens = (column.astype(np.int64) for column in columns[:4])
     if listed and int(listed_pieces.max()) >= pieces:
         raise ConfigurationError(detail=f"{FIELD}: it lists documents of pieces that there are not. {ANEW}")
-    numbers = Counted(tokens, documents, listed_pieces, listed_tokens, columns[4])
-    least = numbers.tokens.copy()
-    np.subtract.at(least, listed_pieces, listed_tokens)
-    if np.any(least < 0):
+    numbers = Counted(tokens, documents, listed_pieces, listed_tokens, columns[4], around)
+    if np.any(numbers.without(frozenset(numbers.listed_digests.tolist())) < 0):
         raise ConfigurationError(detail=f"{FIELD}: it lists more tokens of a piece than the piece has. {ANEW}")
     return numbers

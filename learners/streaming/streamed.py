@@ -36,7 +36,7 @@ from learners.corpus import joined, sequences_at, surprise, text_bytes
 from learners.data import Draw, origins
 from learners.held_out import HeldOutBatch
 from learners.streaming import index
-from learners.streaming.documents import COMPRESSED, Reader, Unreadable, kind_of
+from learners.streaming.documents import LINE_BYTES_MAX, Reader, Unreadable, chosen
 from learners.streaming.files import HELD_OUT, TRAINING, Files, located, rules
 from learners.streaming.groups import Groups
 from learners.streaming.held_out import HeldOut, digest, smallest
@@ -47,6 +47,7 @@ from learners.tokenizer import Tokenizer
 from orchestrator.core.vocabulary import DataFlaws
 from orchestrator.data_index import ratio_held_out
 from orchestrator.errors import ConfigurationError
+from orchestrator.file_kinds import kind_of
 from orchestrator.roots import AllowedRoots, open_data, shown
 
 SAMPLED_PIECES, SAMPLED_PIECES_MAX, SAMPLED_DOCUMENTS = 3, 32, 2_000
@@ -96,7 +97,8 @@ class Streamed:
     def flaws(self) -> DataFlaws:
         """What was not read as it lies in the files, so far."""
         repeated, omitted = self._drawn.repeated, self._drawn.omitted(self._length)
-        return DataFlaws(len(self._unreadable.reasons), repeated, omitted, len(self._unreadable.cut))
+        unreadable, cut = self._unreadable, len(self._unreadable.cut)
+        return DataFlaws(len(unreadable.reasons), repeated, omitted, cut, unreadable.by_source())
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
         """How to draw a shard's batches.
@@ -188,11 +190,9 @@ class Streamed:
         if source.reserved is not None:
             return self._enough(source, self._documents_of(source, source.reserved))
         if source.files.is_small:
-            chosen = self._smallest(source)
-            return [text for text in self._documents_of(source, source.files) if digest(text) in chosen]
-        documents = (
-            text for text in self._documents_of(source, source.files, SEARCHED_BYTES) if self._by_ratio.has(text)
-        )
+            of_small = self._smallest(source)
+            return list(chosen(self._documents_of(source, source.files), lambda text: digest(text) in of_small))
+        documents = chosen(self._documents_of(source, source.files, SEARCHED_BYTES), self._by_ratio.has)
         return self._enough(source, documents)
 
     def _enough(self, source: Source, documents: Iterator[bytes]) -> list[bytes]:
@@ -261,7 +261,7 @@ class Streamed:
         return Source(
             name,
             section["weight"],
-            Reader(self._roots, section["text_field"], self._unreadable),
+            Reader(self._roots, section["text_field"], self._unreadable, name),
             located(self._roots, section["files"], name, TRAINING),
             located(self._roots, reserved, name, HELD_OUT) if reserved else None,
         )
@@ -313,7 +313,7 @@ class Streamed:
             reason = reason.format("data.index", index.ANEW)
         else:
             reason = reason.format("this island", "Files must not change while a job reads them")
-        self._unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
+        self._unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason, source.name)
 
     @cached_property
     def _samples(self) -> list[Sample]:
@@ -323,7 +323,7 @@ class Streamed:
         """By a sample of each kind of file. Its pieces are read whole, as those of an island are."""
         pieces, order = source.files.pieces, source.files.order
         sample = Sample(np.zeros(len(pieces), np.int64), np.zeros(self._tokenizer.vocabulary_size, np.int64))
-        kinds = np.array([_stored_as(path) for path in source.files.paths])[pieces.file]
+        kinds = np.array([str(kind_of(path)) for path in source.files.paths])[pieces.file]
         for kind in sorted(set(kinds[order])):
             token_count, byte_count = self._sampled(source, order[kinds[order] == kind], sample.token_counts)
             sizes = pieces.size[kinds == kind]
@@ -350,7 +350,8 @@ class Streamed:
     def _no_text(self, source: Source) -> ConfigurationError:
         detail = f"data.sources: the first pieces of {source.name} have no text to train on."
         return ConfigurationError(
-            detail=f"{detail}{self._unread()} Look at its files, at text_field, and at how much of them is held out."
+            detail=f"{detail}{self._unread()} Look at its files, at text_field, at how much of them is held out, and "
+            f"whether a line of theirs is longer than {LINE_BYTES_MAX >> 20} MiB."
         )
 
     def _no_sequence(self, source_index: int, error: NoSequence) -> ConfigurationError:
@@ -418,7 +419,7 @@ class Streamed:
         for piece in pieces:
             by_file.setdefault(int(source.files.pieces.file[piece]), []).append(piece)
         for file, own in by_file.items():
-            if len(own) > 1 and source.files.paths[file].endswith(COMPRESSED):
+            if len(own) > 1 and kind_of(source.files.paths[file]).is_compressed:
                 yield from self._read_in_one_pass(source, file, own)
             else:
                 yield from ((piece, self._with_ends(self._training_documents(source, piece))) for piece in own)
@@ -428,7 +429,7 @@ class Streamed:
         count = int(files.pieces.count[pieces[0]])
         for number, documents in source.reader.pieces(files.paths[file], count, files.sizes[file]):
             if number in wanted:
-                training = [text for text in documents if not self._held_out.has(text)]
+                training = list(chosen(documents, lambda text: not self._held_out.has(text)))
                 yield wanted.pop(number), self._with_ends(training)
             if not wanted:
                 return
@@ -438,7 +439,8 @@ class Streamed:
         return np.concatenate([joined(self._tokenizer, documents), last])
 
     def _training_documents(self, source: Source, piece: int) -> list[bytes]:
-        return [text for text in self._documents(source, source.files, piece) if not self._held_out.has(text)]
+        documents = self._documents(source, source.files, piece)
+        return list(chosen(documents, lambda text: not self._held_out.has(text)))
 
     def _documents(self, source: Source, files: Files, piece: int) -> list[bytes]:
         pieces, file = files.pieces, int(files.pieces.file[piece])
@@ -495,8 +497,3 @@ def _has_tokens(tokens: SourceTokens, pieces: np.ndarray, least: int) -> bool:
 def _changed_at(roots: AllowedRoots, path: str) -> int:
     with open_data(roots, path) as file:
         return os.fstat(file.fileno()).st_mtime_ns
-
-
-def _stored_as(path: str) -> str:
-    """Files of one source with the same have about as many tokens for each byte."""
-    return kind_of(path) + next((suffix for suffix in COMPRESSED if path.endswith(suffix)), "")

@@ -107,6 +107,15 @@ class SourceLoss:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFlaws:
+    """What of one source could not be read: records and pieces of files; ``not_utf8_records`` are some of these."""
+
+    source: str
+    unreadable_records: int
+    not_utf8_records: int
+
+
+@dataclass(frozen=True, slots=True)
 class DataFlaws:
     """What one life of an island did not read as it lies in its files; all zero where nothing was amiss.
 
@@ -114,12 +123,14 @@ class DataFlaws:
     repeated_sequences   sequences that were drawn a second time in an epoch: a part of the text had fewer than was expected
     omitted_sequences    sequences that were passed over where others were drawn: a part of the text had more
     cut_pieces           pieces of files with so much text that the rest of it was left out
+    sources              the unreadable records by source, of those that have some
     """
 
     unreadable_records: int = 0
     repeated_sequences: int = 0
     omitted_sequences: int = 0
     cut_pieces: int = 0
+    sources: tuple[SourceFlaws, ...] = ()
 
 
 NO_FLAWS = DataFlaws()

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import DataFlaws
+from orchestrator.core.vocabulary import DataFlaws, SourceFlaws
 from orchestrator.tape.codec import decode, to_json
 
 from .dictation import Dictation
@@ -52,3 +52,19 @@ def test_a_tape_says_flaws_only_where_there_are_some():
     flawed = replace(told, flaws=DataFlaws(cut_pieces=1))
     for event in (told, flawed):
         assert decode(e.ProgressReported, json.loads(to_json(event))) == event
+
+
+def test_records_that_are_not_utf8_are_counted_by_source_over_lives_and_islands():
+    story = Dictation().train_from(0.0).train_from(0.0, "west")
+    web, code = SourceFlaws("web", 3, 2), SourceFlaws("code", 1, 0)
+    flaws = DataFlaws(unreadable_records=4, sources=(code, web))
+    for at, island, incarnation in ((1.0, "east", 1), (1.5, "east", 1), (2.0, "east", 2), (3.0, "west", 1)):
+        report(story, at, flaws, island, incarnation)
+    counts = summary(story)
+    assert counts["sources"] == {
+        "code": {"unreadable_records": 3, "not_utf8_records": 0},
+        "web": {"unreadable_records": 9, "not_utf8_records": 6},
+    }
+    assert counts["remark"].endswith("of web 6 of 9 because they are not UTF-8")
+    told = e.ProgressReported(1.0, "east", 1, 1, 1, 10, 1.0, 0.1, 0.1, 3.0, flaws)
+    assert decode(e.ProgressReported, json.loads(to_json(told))) == told

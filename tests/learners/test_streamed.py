@@ -17,7 +17,7 @@ from learners import jax_trainer
 from learners.streaming import files, order, streamed
 from learners.text import Text
 from learners.tokenizer import Bytes
-from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws
+from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.roots import AllowedRoots
 
@@ -150,7 +150,7 @@ def test_what_an_island_did_not_read_as_it_lies_there_is_counted(make_text, tmp_
     sources = [{"name": "damaged", "files": [str(tmp_path / "damaged.jsonl")]}]
     spec = make_text(sources=sources, root=tmp_path, unreadable_max=1).spec
     trainer = jax_trainer.create(spec, 0, 1)
-    assert [trainer.step(0).flaws for _ in range(420)][-1] == DataFlaws(unreadable_records=1)
+    assert [trainer.step(0).flaws for _ in range(420)][-1] == DataFlaws(1, sources=(SourceFlaws("damaged", 1, 0),))
 
 
 def test_sources_are_mixed_by_their_weights(make_text) -> None:

@@ -1,0 +1,127 @@
+"""The texts of some rows of a Parquet file, within a budget of memory whatever the file is.
+
+What reading needs at once is a page, decompressed, and a batch of rows. A page's size is read before the page is
+(``orchestrator.parquet_bytes``), and a batch has few rows where they are large. A dictionary stays one: its values are taken
+one by one, because a file of two kilobytes may name a value of 48 MiB in each of a million rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Any
+
+from orchestrator import parquet_bytes
+
+PAGE_BYTES_MAX = 512 << 20
+"""Of a page, decompressed. Writers make pages of 1 MiB; of documents of 400 KB, some make pages of a thousand."""
+BATCH_BYTES, ROWS = 32 << 20, 256
+"""Taken at once, at most."""
+BLOCK_BYTES = 1 << 20
+MAGIC_BYTES = 4
+METADATA_BYTES_MAX = 256 << 20
+
+
+class TooLarge(ValueError):
+    """A part of the file that needs more memory than reading may take."""
+
+
+class Rows:
+    """An open Parquet file. Raises what pyarrow raises for one that is none, or damaged."""
+
+    def __init__(self, file: IO[bytes], field: str, *, look_at_pages: bool) -> None:
+        from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
+
+        options = {"pre_buffer": False, "buffer_size": BLOCK_BYTES}
+        options |= {"thrift_string_size_limit": METADATA_BYTES_MAX}
+        self._file, self._field, self._look = file, field, look_at_pages
+        self._parquet = ParquetFile(file, **options)
+        self.problem = not_text(self._parquet.schema_arrow, field)
+        self._column = next(
+            (at for at in range(len(self._parquet.schema)) if self._parquet.schema.column(at).path == field), -1
+        )
+        if not self.problem and any(self._chunk(group).has_dictionary_page for group in range(self.group_count)):
+            self._parquet = ParquetFile(file, metadata=self._parquet.metadata, read_dictionary=[field], **options)
+        self.row_count = self._parquet.metadata.num_rows
+
+    @property
+    def group_count(self) -> int:
+        return int(self._parquet.metadata.num_row_groups)
+
+    def texts(self, first: int, last: int) -> Iterator[tuple[int, bytes | None]]:
+        """The rows from ``first`` to before ``last``: each with its number, as bytes that may be of no text.
+
+        Raises TooLarge.
+        """
+        row = 0
+        for group in range(self.group_count):
+            rows = self._parquet.metadata.row_group(group).num_rows
+            if first < row + rows and row < last:
+                at = row
+                for batch in self._parquet.iter_batches(
+                    self._batch_rows(group), row_groups=[group], columns=[self._field]
+                ):
+                    begin, end = max(0, first - at), max(0, min(len(batch), last - at))
+                    yield from enumerate(_values(batch.column(0), begin, end), at + begin)
+                    at += len(batch)
+                    if at >= last:
+                        break
+            row += rows
+
+    def _chunk(self, group: int) -> Any:
+        return self._parquet.metadata.row_group(group).column(self._column)
+
+    def _batch_rows(self, group: int) -> int:
+        """How many rows of a group are taken at once. Raises TooLarge for a page that needs too much."""
+        chunk = self._chunk(group)
+        row_bytes = chunk.total_uncompressed_size / max(1, chunk.num_values)
+        if self._look:
+            start = min(at for at in (chunk.dictionary_page_offset, chunk.data_page_offset) if at is not None)
+            for page in parquet_bytes.pages(self._file, start, chunk.total_compressed_size):
+                if page.byte_count > PAGE_BYTES_MAX:
+                    raise TooLarge(
+                        f"row group {group} has a page of {page.byte_count >> 20:,} MiB in {self._field!r}, decompressed, "
+                        f"and at most {PAGE_BYTES_MAX >> 20} MiB are read. Write the file anew with fewer rows in a row "
+                        "group"
+                    )
+                if not page.is_dictionary:
+                    row_bytes = max(row_bytes, page.byte_count / max(1, page.value_count))
+        return max(1, min(ROWS, int(BATCH_BYTES / max(1.0, row_bytes))))
+
+
+def not_text(schema: Any, field: str) -> str:
+    """What keeps a Parquet file's column from being read as texts; empty if nothing."""
+    from pyarrow import types
+
+    if (count := schema.names.count(field)) != 1:
+        return f"has {f'{count} columns' if count else 'no column'} {field!r} among {schema.names[:20]}"
+    column = schema.field(field).type
+    kind = column.value_type if types.is_dictionary(column) else column
+    kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
+    is_text = types.is_null(kind) or any(fits(kind) for fits in kinds)
+    return "" if is_text else f"has {column} in the column {field!r}, and no text"
+
+
+def _values(column: Any, first: int, last: int) -> Iterator[bytes | None]:
+    """Entries of a column as the bytes that they are, for a string of a file may be no UTF-8."""
+    import pyarrow
+
+    wanted = column.slice(first, last - first)
+    if pyarrow.types.is_dictionary(column.type):
+        values = _as_bytes(wanted.dictionary)
+        for index in wanted.indices.to_pylist():
+            yield None if index is None else values[index].as_py()
+    else:
+        for value in _as_bytes(wanted):
+            yield value.as_py()
+
+
+def _as_bytes(column: Any) -> Any:
+    import pyarrow
+
+    if pyarrow.types.is_string(column.type):
+        return column.cast(pyarrow.binary())
+    if pyarrow.types.is_large_string(column.type):
+        return column.cast(pyarrow.large_binary())
+    if pyarrow.types.is_string_view(column.type):
+        return column.cast(pyarrow.binary_view())
+    return column

@@ -1,0 +1,227 @@
+"""The data files of a job, looked at before it is queued: they are there, are what their names say, and have the text.
+
+The service asks when a job is submitted, `atoll check` before that. Islands look again at every file when they open it
+(``learners.streaming.documents``), by the same table (``file_kinds``), so what is left out here for its time is found there.
+
+A file of this machine that is missing is a problem where the job will look for it here: if the head measures the held-out
+loss (``evaluation.on: head``), or if others of the job's files are here. Otherwise it may be on the nodes alone. A store
+that does not answer in time, or not to this machine, says nothing. Never more than ``LOOK_S`` seconds are spent, and
+``LOOKED_INTO_MAX`` files of a field. Refuses to know names that are never read (``config``), and roots
+(``api.jobs.path_check``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from dataclasses import dataclass
+from typing import IO
+
+from orchestrator import file_kinds, parquet_bytes
+from orchestrator.config import JobSpec
+from orchestrator.errors import AtollError, ConfigurationError, OutsideRoots, Problem, first_line
+from orchestrator.file_kinds import Format, Head, Misfit, kind_of
+from orchestrator.roots import AllowedRoots, data_bytes, open_data, shown
+from orchestrator.threads import BoundedThreads
+
+LOOK_S = 10.0
+LOOKED_INTO_MAX, STORE_FILES_MAX = 64, 4
+"""Of a field: files of this machine, and of stores, whose content is looked at: the first, the last, and some between."""
+SHOWN_MAX = 3
+
+_store_threads = BoundedThreads("data files in stores", 8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Files of one field, with the field that has their text."""
+
+    path: str
+    files: Sequence[str]
+    text_field: str
+    text_field_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was seen of a file: its size, or why that is not known; and a problem of its content."""
+
+    size: int | None
+    problem: Problem | None = None
+    is_missing: bool = False
+
+
+def data_problems(spec: JobSpec, roots: AllowedRoots, limit_s: float = LOOK_S) -> tuple[Problem, ...]:
+    """What is wrong with the files of ``spec.data``, each field's most telling problems. Raises nothing.
+
+    The specification has files in the place of patterns already (``data_files``).
+    """
+    deadline = time.monotonic() + limit_s
+    looks = [_Look(spec, roots, field, deadline) for field in _fields(spec)]
+    for look in looks:
+        look.into_contents()
+    for look in looks:
+        look.for_files()
+    is_here = spec.evaluation.on == "head" or any(
+        seen.size is not None for look in looks for seen in look.seen.values()
+    )
+    return tuple(problem for look in looks for problem in look.problems(is_here))
+
+
+class _Look:
+    """The files of one field, as far as there is time."""
+
+    def __init__(self, spec: JobSpec, roots: AllowedRoots, field: _Field, deadline: float) -> None:
+        self._field, self._roots, self._deadline = field, roots, deadline
+        self._unreadable_max = spec.data.unreadable_max
+        self.seen: dict[int, _Seen] = {}
+
+    def into_contents(self) -> None:
+        local, stored = (
+            [number for number, path in enumerate(self._field.files) if ("://" in path) is is_stored]
+            for is_stored in (False, True)
+        )
+        for number in _spread(local, LOOKED_INTO_MAX):
+            if time.monotonic() > self._deadline:
+                return
+            self.seen[number] = self._seen(number)
+        answers = list[tuple[int, Future[_Seen]]]()
+        for number in _spread(stored, STORE_FILES_MAX):
+            try:
+                answers.append((number, _store_threads.begin(lambda number=number: self._seen(number))))  # type: ignore[misc]
+            except AtollError:
+                break  # all threads wait for stores
+        for number, answer in answers:
+            try:
+                self.seen[number] = answer.result(max(0.0, self._deadline - time.monotonic()))
+            except NotInTime:
+                return
+
+    def for_files(self) -> None:
+        """Look for those whose content was not looked at, too."""
+        for number, path in enumerate(self._field.files):
+            if number not in self.seen and "://" not in path:
+                if time.monotonic() > self._deadline:
+                    return
+                self.seen[number] = self._seen(number, content=False)
+
+    def problems(self, is_here: bool) -> Iterator[Problem]:
+        missing = [number for number, seen in sorted(self.seen.items()) if seen.is_missing]
+        if missing and is_here:
+            yield self._missing(missing)
+        others = [seen.problem for _, seen in sorted(self.seen.items()) if seen.problem and not seen.is_missing]
+        of_field = [problem for problem in others if problem.path == self._field.text_field_path]
+        yield from of_field[:1]  # one field, one problem
+        others = [problem for problem in others if problem not in of_field]
+        yield from others[:SHOWN_MAX]
+        if len(others) > SHOWN_MAX:
+            message = f"has {len(others) - SHOWN_MAX:,} more files that cannot be used."
+            yield Problem(self._field.path, message, "Look at them as at the first.")
+        if (
+            not others
+            and len(self.seen) == len(self._field.files)
+            and not any(seen.size is None or seen.size for seen in self.seen.values())
+        ):
+            yield Problem(self._field.path, "has empty files only.", "Name others.")
+
+    def _missing(self, numbers: Sequence[int]) -> Problem:
+        first = self.seen[numbers[0]].problem
+        assert first is not None
+        if len(numbers) == 1:
+            return first
+        named = ", ".join(shown(self._field.files[number]) for number in numbers[:SHOWN_MAX])
+        more = ", …" if len(numbers) > SHOWN_MAX else ""
+        message = f"names {len(numbers):,} files that are not here, of {len(self._field.files):,}: {named}{more}."
+        return Problem(self._field.path, message, first.remedy)
+
+    def _seen(self, number: int, *, content: bool = True) -> _Seen:
+        path = self._field.files[number]
+        try:
+            size = data_bytes(self._roots, path)
+            return _Seen(size, self._content_problem(number, path) if content and size else None)
+        except OutsideRoots:
+            return _Seen(None)  # which is said elsewhere
+        except ConfigurationError:
+            if "://" in path:
+                return _Seen(None)  # its library is not here, or does not reach it
+            message = f"is {shown(path)}, which is a folder, or no regular file."
+            return _Seen(None, self._problem(number, message, "Name the files of a folder: FOLDER/*.jsonl."))
+        except FileNotFoundError:
+            if "://" in path:
+                return _Seen(None, self._problem(number, f"is {shown(path)}, which is not there.", "Correct the URL."))
+            message = f"is {shown(path)}, which is not here."
+            remedy = "Correct the path. The file must exist here, where the head measures, and on every island's node."
+            return _Seen(None, self._problem(number, message, remedy), is_missing=True)
+        except OSError as error:
+            if "://" in path:
+                return _Seen(None)
+            message = f"is {shown(path)}, which cannot be read here ({error.strerror or first_line(error)})."
+            return _Seen(None, self._problem(number, message, "Correct the path, or the file's rights."))
+        except Exception:  # whatever a store's library raises; islands may reach it
+            return _Seen(None)
+
+    def _content_problem(self, number: int, path: str) -> Problem | None:
+        with open_data(self._roots, path) as file:
+            try:
+                seen = file_kinds.look(path, file, self._field.text_field)
+                if seen is None and kind_of(path).format is Format.PARQUET:
+                    return self._parquet_problem(number, path, file)
+            except file_kinds.DAMAGE as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                return self._unreadable(number, [f"it cannot be read: {first_line(error)}"])
+        if isinstance(seen, Misfit) and not seen.is_kind:
+            message = f"is {self._field.text_field!r}, and {shown(path)} {seen.message}."
+            return Problem(self._field.text_field_path, message, "Set it to the field that has the text.")
+        if isinstance(seen, Misfit):
+            return self._problem(number, f"is {shown(path)}, and this file {seen.message}.", seen.remedy)
+        if isinstance(seen, Head):
+            return self._unreadable(number, seen.unreadable(self._field.text_field))
+        return None
+
+    def _parquet_problem(self, number: int, path: str, file: IO[bytes]) -> Problem | None:
+        columns, wanted = parquet_bytes.columns(file), self._field.text_field
+        fitting = [column for column in columns if column.name == wanted]
+        if len(fitting) == 1 and fitting[0].is_text:
+            return None
+        named = ", ".join(repr(column.name[:40]) for column in columns[:20])
+        if not fitting:
+            message = f"is {wanted!r}, and {shown(path)} has no such column, but {named}."
+        elif len(fitting) > 1:
+            message = f"is {wanted!r}, and {shown(path)} has {len(fitting)} columns of that name."
+        else:
+            message = f"is {wanted!r}, and {shown(path)} has {fitting[0].what} in that column, and no text."
+        return Problem(self._field.text_field_path, message, "Set it to the column that has the text.")
+
+    def _unreadable(self, number: int, reasons: Sequence[str]) -> Problem | None:
+        if len(reasons) <= self._unreadable_max:
+            return None
+        path = self._field.files[number]
+        message = (
+            f"is {shown(path)}, of which {len(reasons):,} of the first records cannot be read, and "
+            f"data.unreadable_max is {self._unreadable_max:,}: {reasons[0]}."
+        )
+        return self._problem(number, message, "Correct the file, leave it out, or raise the limit.")
+
+    def _problem(self, number: int, message: str, remedy: str) -> Problem:
+        return Problem(f"{self._field.path}.{number}", message, remedy)
+
+
+def _fields(spec: JobSpec) -> Iterator[_Field]:
+    data = spec.data
+    if data.files:
+        yield _Field("data.files", data.files, data.text_field, "data.text_field")
+    for index, source in enumerate(data.sources):
+        for name, files in (("files", source.files), ("held_out", source.held_out)):
+            if files:
+                where = f"data.sources.{index}"
+                yield _Field(f"{where}.{name}", files, source.text_field, f"{where}.text_field")
+
+
+def _spread(numbers: Sequence[int], most: int) -> list[int]:
+    """So many of them, the first and the last among them."""
+    if len(numbers) <= most:
+        return list(numbers)
+    return [numbers[at * (len(numbers) - 1) // (most - 1)] for at in range(most)]

@@ -1,0 +1,183 @@
+"""What is wrong with the files of a job is told when it is submitted, all at once, and never where they cannot be seen."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import data_check, parquet_bytes
+from orchestrator.config import parse_job
+from orchestrator.data_check import data_problems
+from orchestrator.errors import Problem
+from orchestrator.roots import EVERYTHING, AllowedRoots, Root, place_of
+
+LINES = b'{"text": "one", "id": 1}\n{"text": null, "id": 2}\n'
+ROOTS = AllowedRoots(data=(*EVERYTHING.data, Root(place_of("memory://checked"))))
+Check = Callable[..., dict[str, Problem]]
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    def checked(*files: str, source: str = "streamed", held_out: Sequence[str] = (), on: str = "head", **more: object):
+        paths = [name if "://" in name else str(tmp_path / name) for name in files]
+        data: dict[str, object] = {"source": source, "unreadable_max": more.pop("unreadable_max", 0)}
+        if source == "files":
+            data |= {"files": paths, **more}
+        else:
+            data["sources"] = [{"name": "a", "files": paths, "held_out": [str(tmp_path / n) for n in held_out], **more}]
+        evaluation = {"on": on} | ({"node_group": "g"} if on == "node_group" else {})
+        document = {"islands": [{"node_group": "g"}], "budget": {"steps": 1}, "data": data, "evaluation": evaluation}
+        return {problem.path: problem for problem in data_problems(parse_job(document), ROOTS)}
+
+    (tmp_path / "good.jsonl").write_bytes(LINES)
+    (tmp_path / "good.json.gz").write_bytes(gzip.compress(LINES))
+    (tmp_path / "other.jsonl").write_bytes(LINES.replace(b"text", b"body"))
+    (tmp_path / "some.jsonl").write_bytes(LINES + b'{"text": 5}\n{"id": 3}\n')
+    (tmp_path / "zipped.txt").write_bytes(gzip.compress(LINES))
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(LINES * 99)[:-20])
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "folder").mkdir()
+    for name, column in (("good.parquet", "text"), ("other.parquet", "body")):
+        pyarrow.parquet.write_table(pa.table({"id": [1], column: ["a"]}), tmp_path / name)
+    pyarrow.parquet.write_table(pa.table({"text": [1]}), tmp_path / "numbers.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "good.parquet").read_bytes()[:-9])
+    return checked
+
+
+def test_files_that_are_what_they_should_be_have_no_problem(check: Check) -> None:
+    for source in ("files", "streamed"):
+        assert check("good.jsonl", "good.json.gz", "good.parquet", "empty.jsonl", source=source) == {}
+    assert check("good.jsonl", held_out=["good.json.gz"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "said"),
+    [
+        ("gone.jsonl", "files.0", "which is not here. Correct the path"),
+        ("folder", "files.0", "is a folder, or no regular file. Name the files of a folder"),
+        (
+            "other.jsonl",
+            "text_field",
+            "its first 2 lines has no field 'text' (text_field); it has 'body', 'id'. Set it to",
+        ),
+        ("other.parquet", "text_field", "has no such column, but 'id', 'body'. Set it to"),
+        ("numbers.parquet", "text_field", "has int64 in that column, and no text"),
+        ("zipped.txt", "files.0", "is compressed by gzip, and its name says text. Name it with .gz"),
+        (
+            "some.jsonl",
+            "files.0",
+            "2 of the first records cannot be read, and data.unreadable_max is 0: the line at",
+        ),
+        ("cut.jsonl.gz", "files.0", "it cannot be read: Compressed file ended before the end-of-stream marker"),
+        ("cut.parquet", "files.0", "it does not end as Parquet does; a part of it is missing"),
+        ("empty.jsonl", "files", "has empty files only"),
+    ],
+)
+def test_what_an_island_would_end_by_is_told_at_submission_of_either_source(
+    check: Check, name: str, field: str, said: str
+) -> None:
+    streamed, whole = check(name), check(name, source="files")
+    assert list(streamed) == [f"data.sources.0.{field}"]
+    assert list(whole) == [f"data.{field}"]
+    for problem in (*streamed.values(), *whole.values()):
+        assert said in str(problem), problem
+
+
+def test_records_that_the_job_passes_over_are_no_problem(check: Check) -> None:
+    assert check("some.jsonl", unreadable_max=2) == {}
+    assert list(check("some.jsonl", unreadable_max=1)) == ["data.sources.0.files.0"]
+    assert check("cut.jsonl.gz", unreadable_max=1) == {}
+    assert list(check("zipped.txt", unreadable_max=999)) == ["data.sources.0.files.0"], (
+        "compressed bytes are never text"
+    )
+
+
+def test_all_problems_are_told_at_once_and_missing_files_together(check: Check) -> None:
+    problems = check("gone-1.jsonl", "good.jsonl", "gone-2.jsonl", "zipped.txt", held_out=["other.jsonl"])
+    assert list(problems) == ["data.sources.0.files", "data.sources.0.files.3", "data.sources.0.text_field"]
+    assert "names 2 files that are not here, of 4: '" in problems["data.sources.0.files"].message
+
+
+@pytest.mark.parametrize("on", ["islands", "node_group"])
+def test_files_that_only_nodes_have_are_theirs_unless_the_head_reads_them_or_has_some(check: Check, on: str) -> None:
+    assert list(check("gone.jsonl")) == ["data.sources.0.files.0"]
+    assert check("gone.jsonl", on=on) == {}
+    assert list(check("gone.jsonl", "good.jsonl", on=on)) == ["data.sources.0.files.0"]
+
+
+def test_thousands_of_files_are_looked_for_and_a_few_looked_into(check: Check, tmp_path: Path, monkeypatch) -> None:
+    for number in range(1_000):
+        (tmp_path / f"{number:04d}.jsonl").write_bytes(LINES)
+    looked_into: list[str] = []
+    look = data_check.file_kinds.look
+
+    def counted(path: str, *arguments: object) -> object:
+        looked_into.append(path)
+        return look(path, *arguments)
+
+    monkeypatch.setattr(data_check.file_kinds, "look", counted)
+    assert check(*(f"{number:04d}.jsonl" for number in range(1_000))) == {}
+    assert len(looked_into) == data_check.LOOKED_INTO_MAX
+    assert {looked_into[0][-10:], looked_into[-1][-10:]} == {"0000.jsonl", "0999.jsonl"}
+    (tmp_path / "0501.jsonl").unlink()
+    assert list(check(*(f"{number:04d}.jsonl" for number in range(1_000)))) == ["data.sources.0.files.501"]
+
+
+def test_a_store_is_asked_and_one_that_does_not_answer_says_nothing(check: Check, monkeypatch) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/checked/a.jsonl", LINES)
+    store.pipe_file("/checked/b.jsonl", LINES.replace(b"text", b"body"))
+    assert check("memory://checked/a.jsonl") == {}
+    assert list(check("memory://checked/b.jsonl")) == ["data.sources.0.text_field"]
+    assert "which is not there. Correct the URL" in str(check("memory://checked/c.jsonl")["data.sources.0.files.0"])
+
+    def unreachable(*_: object) -> None:
+        raise PermissionError("no credentials here")
+
+    monkeypatch.setattr(data_check, "data_bytes", unreachable)
+    assert check("memory://checked/c.jsonl") == {}
+
+
+@given(st.binary(max_size=300), st.integers(0, 200))
+def test_a_damaged_parquet_file_has_columns_or_is_refused(junk: bytes, at: int) -> None:
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(pa.table({"id": [1], "text": ["a"]}), content)
+    whole = content.getvalue()
+    damaged = whole[: len(whole) - 8 - at] + junk + whole[-8:]
+    for each in (damaged, junk, junk + whole[-8:]):
+        try:
+            parquet_bytes.columns(io.BytesIO(each))
+            list(parquet_bytes.pages(io.BytesIO(each), 4, len(each)))
+        except ValueError:
+            pass
+
+
+def test_columns_are_those_that_pyarrow_finds_and_those_with_text_are_known() -> None:
+    texts = pa.array(["a", None])
+    table = pa.table(
+        {
+            "text": texts,
+            "large": texts.cast(pa.large_string()),
+            "bytes": texts.cast(pa.binary()),
+            "dictionary": texts.dictionary_encode(),
+            "nothing": pa.nulls(2),
+            "id": [1, 2],
+            "list": [["a"], ["b"]],
+            "struct": [{"text": "a", "deep": [{"x": "y"}]}] * 2,
+            "decimal": pa.array([1, 2], pa.decimal128(5, 1)),
+        }
+    )
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(table, content)
+    columns = parquet_bytes.columns(content)
+    assert [column.name for column in columns] == table.column_names
+    assert [column.name for column in columns if column.is_text] == ["text", "large", "bytes", "dictionary", "nothing"]
