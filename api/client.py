@@ -141,7 +141,9 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         return self._get(f"/v1/jobs/{quote(job, safe='')}", Job)
 
     def wait(self, job: str) -> Job:
-        """The job once it has ended, and with it its report is there. The last event of its tape comes a little before.
+        """The job once it has ended and its report can be read. The last event of its tape comes a little before.
+
+        A job that cannot write its report, because the disk is full, is `finishing` with the reason until there is room.
 
         A service or synchroniser that is away for a while, restarting perhaps, is waited for. Raises InfrastructureError
         if it is away for longer than ``AWAY_MAX_S``.

@@ -34,7 +34,17 @@ from api.jobs.outbox import Outbox, row_of
 from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
 from api.jobs.tokenizer_check import tokenizer_of, with_tokenizer
-from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
+from api.jobs.translate import (
+    command_of,
+    has_decided,
+    island_in,
+    job_of,
+    plans_of,
+    readable,
+    still_writing,
+    summary_of,
+    unreadable,
+)
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
 from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary
@@ -327,15 +337,22 @@ class Service:
         return row
 
     def record(self, row: JobRow) -> StatusRecord | None:
-        """The job's status record: its final state if it left one, else the live one; None if there is neither."""
+        """The job's status record: its final state if it left one, else the live one; None if there is neither.
+
+        A job is over once its final state is on the disk, which comes after its report. Until then its record is that of a
+        job that is finishing, whatever the job itself has decided already.
+        """
         if record := read_status(Path(row.run_dir)):
             return record
         if row.state not in ALIVE:
             return None
         try:
-            return self._control.status(row.job)
+            live = self._control.status(row.job)
         except NotFound:
             return read_status(Path(row.run_dir))  # it may have ended between the two reads
+        if not has_decided(live):
+            return live
+        return read_status(Path(row.run_dir)) or still_writing(live)
 
     def _answer(self, row: JobRow, patience_s: float = PATIENCE_S) -> Job:
         answer = self._snapshot(row, patience_s).answer

@@ -199,6 +199,19 @@ def state_of(view: Mapping[str, Any]) -> JobState:
     return JobState.FINISHING if view["phase"] == "finishing" else JobState.RUNNING
 
 
+def has_decided(record: StatusRecord) -> bool:
+    """Whether the job decides nothing more. Its parameters and its report may still have to be written."""
+    view = _mapping(_mapping(record).get("view"))
+    return view.get("phase") == "finished" or view.get("outcome") is not None
+
+
+def still_writing(record: StatusRecord) -> StatusRecord:
+    """The record of a job that has decided how it ends, and has not written all of its files yet."""
+    view = record["view"]
+    reason = f"it ends as {view['outcome']} ({view['reason']}); its parameters and its report are being written"
+    return {**record, "view": {**view, "phase": "finishing", "reason": reason}}
+
+
 def spares_of(views: Sequence[Mapping[str, Any]]) -> set[str]:
     """The islands that nobody has ever wanted: scale-up slots. Of a job that never placed one, none is told from others."""
     if not any(view["incarnation"] for view in views):
