@@ -25,7 +25,7 @@ from orchestrator.errors import (
     InvalidJobSpec,
     OutsideRoots,
     Problem,
-    first_line,
+    in_words,
 )
 from orchestrator.roots import AllowedRoots
 from orchestrator.sections import REFUSED_MAX, ResumeSection
@@ -48,7 +48,7 @@ def checkpoints_of(row: JobRow, roots: AllowedRoots) -> list[Checkpoint]:
     except AtollError:
         raise
     except Exception as error:
-        detail = f"The checkpoints of job {row.job} cannot be read: {type(error).__name__}: {first_line(error)}."
+        detail = f"The checkpoints of job {row.job} cannot be read: {in_words(error)}."
         raise InfrastructureError(detail=detail) from error
     return [
         Checkpoint(

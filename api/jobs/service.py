@@ -54,7 +54,7 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.data_files import with_found_files
-from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
+from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, in_words
 from orchestrator.memory_budget import memory_problems, parameter_count_of
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.roots import AllowedRoots
@@ -384,9 +384,7 @@ class Service:
             job.model_dump_json()  # what cannot be sent is found here, not by whoever lists all jobs
         except Exception as error:
             if record is not None and read_status(run_dir) is None:
-                detail = (
-                    f"What job {row.job} says of itself makes no sense ({type(error).__name__}: {first_line(error)})."
-                )
+                detail = f"What job {row.job} says of itself makes no sense ({in_words(error)})."
                 raise InfrastructureError(detail=detail, remedy="Look at its log (`atoll logs`).") from error
             return unreadable(row, error)
         if record is None and job.state.final and (damage := damage_of_status(run_dir)):

@@ -29,7 +29,7 @@ from itertools import groupby
 from typing import IO, Any
 
 from learners.corpus import DOCUMENT_BYTES_MAX, not_text, texts_of
-from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line
+from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line, in_words
 from orchestrator.roots import AllowedRoots, open_data, shown
 
 LINE_BYTES_MAX = 16 << 20
@@ -99,7 +99,7 @@ class Reader:
                 if attempt + 1 < attempts and not isinstance(error, AtollError):
                     time.sleep(PAUSE_S * (attempt + 1))
                     continue
-                reason = f"{type(error).__name__}: {first_line(error)}"
+                reason = in_words(error)
                 self.unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason)
         return []
 
