@@ -302,5 +302,5 @@ def first_line(error: BaseException) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    said = _ESCAPES.sub("", str(error))
-    return [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
+    text = _ESCAPES.sub("", str(error))
+    return [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]

@@ -97,6 +97,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.models",
             "orchestrator.parameters.codec.registry",
             "orchestrator.section",
+            "orchestrator.validation",
             "pydantic",
         }
     ),
@@ -118,7 +119,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
-    "orchestrator.validation": frozenset({"orchestrator.errors", "orchestrator.plain", "pydantic"}),
+    "orchestrator.validation": frozenset(
+        {"orchestrator.bounds", "orchestrator.errors", "orchestrator.plain", "pydantic"}
+    ),
+    "orchestrator.partial": frozenset({"orchestrator.errors", "orchestrator.validation", "pydantic"}),
     "orchestrator.device_mesh": frozenset({"orchestrator.errors"}),
     "orchestrator.config": frozenset(
         {
@@ -127,6 +131,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.bounds",
             "orchestrator.documents",
             "orchestrator.sections",
+            "orchestrator.partial",
+            "orchestrator.plain",
             "orchestrator.validation",
             "orchestrator.errors",
             "pydantic",
