@@ -242,6 +242,19 @@ def parse_job(document: Mapping[str, Any]) -> JobSpec:
     return spec
 
 
+def right_sections(document: Mapping[str, Any], problems: Iterable[Problem]) -> JobSpec | None:
+    """Return the specification with the sections that have no problem; the others are as if nothing was said in them.
+
+    None where that is no specification either. For checks of a section that need no other one.
+    """
+    wrong = {problem.path.partition(".")[0] for problem in problems}
+    sections = {name: value for name, value in document.items() if name in JobSpec.model_fields and name not in wrong}
+    try:
+        return JobSpec.model_validate({"islands": [{"node_group": "any"}], "budget": {"steps": 1}, **sections})
+    except ValidationError:
+        return None
+
+
 def too_many_entries(document: Mapping[str, Any]) -> Problem | None:
     """The document's islands, if they are more than a job may have: reported before any of them is read."""
     islands = document.get("islands")
@@ -339,7 +352,7 @@ def _overlap_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _text_file_problems(job: JobSpec) -> Iterable[Problem]:
-    return _file_problems(job.data)
+    yield from _file_problems(job.data)
 
 
 def _file_problems(data: DataSection) -> Iterable[Problem]:

@@ -275,8 +275,8 @@ def _yaml_in_words(problem: str, context: str, rest: str) -> str:
         return "a tab stands here, and YAML is indented by spaces. Replace it by spaces."
     if "cannot start any token" in problem:
         return f"a text may not begin with {rest[:1]!r}. Put it in quotation marks."
-    for told, words in _YAML_IN_WORDS:
-        if problem.startswith(told):
+    for beginning, words in _YAML_IN_WORDS:
+        if problem.startswith(beginning):
             return words
     return (
         f"this is not valid YAML ({', '.join(part for part in (context, problem) if part)}). Compare deploy/configs/."

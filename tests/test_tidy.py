@@ -451,6 +451,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.roots",
             "orchestrator.run_folder",
             "orchestrator.tokenizer_file",
+            "orchestrator.validation",
             "orchestrator.tape.command_codec",
             "pydantic",
         }

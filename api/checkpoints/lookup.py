@@ -82,7 +82,7 @@ def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None], roots: Al
     except OutsideRoots as error:
         raise _problem(error.detail, error.remedy) from error
     except (AtollError, OSError, ValueError) as error:
-        raise _problem(f"{type(error).__name__}: {error}") from error
+        raise _problem(in_words(error)) from error
     refused = tuple(reason[:REMARK_CHARACTERS_MAX] for reason in checkpoint.refused[:REFUSED_MAX])
     return spec.model_copy(update={"resume": ResumeSection(checkpoint=checkpoint.url, refused=refused)})
 

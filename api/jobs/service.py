@@ -17,23 +17,21 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, TypeVar
 
-from api.auth.code import OWN_PACKAGES, code_problems
+from api.auth.code import OWN_PACKAGES
 from api.checkpoints.archive import Archive, archive_of
-from api.checkpoints.lookup import checkpoints_of, resolved
+from api.checkpoints.lookup import checkpoints_of
 from api.checkpoints.schemas import Checkpoint
 from api.clocks import ClockWatch
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.dispatcher import sections_of as sections_of_row
-from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
-from api.jobs.index_check import with_index_digest
 from api.jobs.origin import origin_of
 from api.jobs.outbox import Outbox, row_of
-from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
-from api.jobs.tokenizer_check import tokenizer_of, with_tokenizer
+from api.jobs.submission import Checks
+from api.jobs.tokenizer_check import tokenizer_of
 from api.jobs.translate import (
     command_of,
     has_decided,
@@ -50,12 +48,10 @@ from api.run.folder import Run, damage_of_status, has_report, read_status
 from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary
 from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
-from orchestrator.config import JobSpec, parse_job
+from orchestrator.config import JobSpec
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
-from orchestrator.data_files import with_found_files
-from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, in_words
-from orchestrator.memory_budget import memory_problems, parameter_count_of
+from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.roots import AllowedRoots
 from orchestrator.run_folder import REPORT
@@ -141,7 +137,7 @@ class Service:
         if key and (earlier := self._store.job_by_key(key)):
             refuse_other_request(earlier, digest, key)
             return self._answer(earlier)
-        spec = self._validated(document)
+        spec = self.check(document)
         job = f"{spec.name}-{''.join(secrets.choice(SUFFIX_ALPHABET) for _ in range(5))}"
         run_dir = self._runs_dir / job
         row = JobRow(
@@ -299,25 +295,12 @@ class Service:
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _validated(self, document: Mapping[str, Any]) -> JobSpec:
-        groups, foreign = self._control.node_groups(), code_problems(document, self._packages)
-        outside: tuple[Problem, ...] = ()
-        try:
-            spec = parse_job(document)
-            spec = with_found_files(spec, self.roots)
-            outside = problems_outside_roots(spec, self.roots, begun=True)
-            spec = with_index_digest(with_tokenizer(spec, self.roots), self.roots)
-            spec = resolved(spec, self._store.job, self.roots)
-        except InvalidJobSpec as error:
-            more = (*outside, *fleet_problems(sections_of(document), groups))
-            problems = (*error.problems, *more, *foreign)
-            raise InvalidJobSpec(problems=problems, omitted_count=error.omitted_count) from error
-        count = parameter_count_of(spec)
-        memory = () if count is None else memory_problems(spec, count, self._control.node_memory())
-        weights = weights_problems(spec, self.roots)
-        if problems := (*outside, *fleet_problems(spec.islands, groups), *memory, *weights, *foreign):
-            raise InvalidJobSpec(problems=problems)
-        return spec
+    def check(self, document: Mapping[str, Any]) -> JobSpec:
+        """Return the specification as it would be taken, with what the service fills in. Nothing is queued.
+
+        Raises InvalidJobSpec with every problem of the specification and of the fleet.
+        """
+        return Checks(self._control, self._packages, self.roots, self._store.job).accepted(document)
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
         """The job's whole checkpoints, oldest first."""
