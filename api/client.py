@@ -34,6 +34,7 @@ from api.schemas import (
     Island,
     Islands,
     Job,
+    JobCheck,
     Jobs,
     JobSummary,
     Merge,
@@ -123,6 +124,10 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
     def submit(self, document: Mapping[str, Any], *, priority: int = 0) -> Job:
         """Submit a job specification. Raises InvalidJobSpec with every problem. It is queued while there is no room."""
         return self._post(f"/v1/jobs?priority={priority}" if priority else "/v1/jobs", Job, dict(document))
+
+    def check(self, document: Mapping[str, Any]) -> JobCheck:
+        """What would be taken of a job specification; nothing is queued. Raises InvalidJobSpec with every problem."""
+        return self._post("/v1/jobs/check", JobCheck, dict(document))
 
     def prioritise(self, job: str, priority: int) -> Job:
         """Give a queued job another place in the queue. Raises Conflict for one that waits no more."""

@@ -97,7 +97,7 @@ def omitted_count(error: ValidationError, model: type[BaseModel] | None = None) 
 
 def wrong_places(error: ValidationError, model: type[BaseModel]) -> set[Location]:
     """Return where no value is known: what is wrong or missing, and the field that an unknown name stands for."""
-    items = error.errors(include_url=False, include_input=False)
+    items = _causes(error, model)
     return {item["loc"] for item in items if item["type"] != "extra_forbidden"} | _meant(items, model)
 
 

@@ -42,6 +42,10 @@ def islands(*entries: Any) -> dict[str, Any]:
 
 
 MISTAKES: list[tuple[dict[str, Any], dict[str, str]]] = [
+    (
+        {"synchroniser": {"quorum": 9}, **islands({"node_group": "A", "count": 2})},
+        {"islands.0.node_group": "must be 1 to 40", "synchroniser.quorum": "the job has 2 islands"},
+    ),
     ({"name": "My Job"}, {"name": "is 'My Job', and must be 1 to 40 of a-z, 0-9 and '-'"}),
     (islands({"node_group": "US"}), {"islands.0.node_group": "is 'US', and must be 1 to 40 of a-z"}),
     (
