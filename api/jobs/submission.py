@@ -9,12 +9,13 @@ stage that builds on another is left out where that has failed. Refuses to know 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from api.auth.code import code_problems
 from api.checkpoints.lookup import resolved
+from api.jobs.code_check import absent_functions
 from api.jobs.control import ControlPort
 from api.jobs.fleet import fleet_problems, group_problems, sections_of
 from api.jobs.index_check import with_index_digest
@@ -60,8 +61,9 @@ class Checks:
         problems += of_groups
         if is_whole and spec is not None and (count := parameter_count_of(spec)) is not None:
             problems += memory_problems(spec, count, self.control.node_memory())
-        places = {problem.path for problem in problems}
-        problems += [problem for problem in code_problems(document, self.packages) if problem.path not in places]
+        problems += _in_other_places(code_problems(document, self.packages), problems)
+        if spec is not None:
+            problems += _in_other_places(absent_functions(spec), problems)
         if problems or spec is None:
             raise InvalidJobSpec(problems=tuple(dict.fromkeys(problems)), omitted_count=omitted_count)
         return spec
@@ -77,6 +79,11 @@ class Checks:
         spec, _ = _after(lambda before: resolved(before, self.job_named, self.roots), spec, problems)
         problems += weights_problems(spec, self.roots)
         return spec
+
+
+def _in_other_places(more: Iterable[Problem], problems: Sequence[Problem]) -> list[Problem]:
+    places = {problem.path for problem in problems}
+    return [problem for problem in more if problem.path not in places]
 
 
 def _after(stage: Stage, spec: JobSpec, problems: list[Problem]) -> tuple[JobSpec, bool]:
