@@ -73,6 +73,6 @@ def test_a_check_by_rest_answers_with_what_would_be_taken(client: Client, http: 
     with pytest.raises(InvalidJobSpec) as refused:
         client.check({**JOB, **MISTAKES})
     paths = {problem.path for problem in refused.value.problems}
-    assert paths == {"budget.stepss", "islands.0.node_group", "synchroniser.quorum"}
+    assert paths == {"budget.stepss", "islands.0.node_group", "synchroniser.quorum", "trainer"}
     answer = http.post("/v1/jobs/check", content=yaml.safe_dump(JOB), headers={"content-type": "application/yaml"})
     assert answer.status_code == 200
