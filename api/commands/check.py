@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,13 +13,12 @@ import typer
 
 from api.commands.common import HomeOption, UrlOption, connect, echo, echo_json, say
 from api.installation.home import DEFAULT_HOME
+from orchestrator import python_process
 
 if TYPE_CHECKING:
     from orchestrator.config import JobSpec
     from orchestrator.errors import Problem
 
-PYTHON = (sys.executable, "-P", "-s")
-"""A child finds modules where this process does, and not in the working folder."""
 DEVICES_MAX = 256
 GIB = 2**30
 
@@ -95,9 +93,14 @@ def _in_a_process(spec: JobSpec) -> tuple[dict[str, Any], list[Problem]]:
     entry = spec.islands[0]
     devices = min(DEVICES_MAX, max(1, entry.accelerators) * entry.hosts)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip()
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2", "XLA_FLAGS": flags}
+    environment = {
+        **python_process.cleaned(os.environ),
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "XLA_FLAGS": flags,
+    }
     child = subprocess.run(
-        [*PYTHON, "-m", "learners.job_check"],
+        python_process.module("learners.job_check"),
         input=json.dumps(spec.island_document(entry)),
         stdout=subprocess.PIPE,
         text=True,
