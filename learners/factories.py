@@ -77,10 +77,12 @@ def guarded(subject: str, function: Any, but: tuple[type[Exception], ...] = ()) 
     if not callable(function):
         raise ConfigurationError(detail=f"{subject} is {_kind(function)}, and must be a function. Return another one.")
 
+    passed: tuple[type[Exception], ...] = (AtollError, MemoryError, *but)
+
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
-        except (AtollError, MemoryError, *but):
+        except passed:
             raise
         except (Exception, SystemExit) as error:
             raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {REMEDY}") from error

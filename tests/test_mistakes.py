@@ -21,7 +21,7 @@ from orchestrator.validation import MUST_BE, sections_in
 
 SMALLEST: dict[str, Any] = {"islands": [{"node_group": "us-east"}], "budget": {"steps": 10}}
 RAW = re.compile(
-    r"Input should|should be|should match|valid (tuple|integer|dict|string)|permitted|\^\[|Value error|pydantic|token,"
+    r"Input should|should be|should match|valid (tuple|integer|dict|string)|permitted|\^\[|Value error|pydantic|any token"
 )
 """Of pydantic's sentences, and of libyaml's."""
 

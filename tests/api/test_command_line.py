@@ -168,7 +168,7 @@ def test_wide_lists_say_what_narrow_ones_leave_out_and_json_is_an_output_too(war
     assert "1005" not in warm.atoll("islands", job)
     assert json.loads(warm.atoll("islands", job, "--output", "json"))[3]["pid"] == 1005
     assert str(warm.runs / job) in warm.atoll("jobs", "-o", "wide")
-    assert json.loads(warm.atoll("jobs", "-o", "json"))[0]["job"] == job
+    assert json.loads(warm.atoll("jobs", "-o", "json"))["jobs"][0]["job"] == job
     assert "'yaml' is not one of" in warm.atoll("jobs", "-o", "yaml", code=2)
 
 
