@@ -23,6 +23,7 @@ import typer
 from api.commands import (
     certificates,
     chaos,
+    check,
     checkpoints,
     data,
     doctor,
@@ -74,6 +75,7 @@ def options(
 for module in (
     service,
     jobs,
+    check,
     checkpoints,
     logs,
     export,

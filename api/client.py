@@ -34,6 +34,7 @@ from api.schemas import (
     Island,
     Islands,
     Job,
+    JobCheck,
     Jobs,
     JobSummary,
     Merge,
@@ -124,6 +125,10 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         """Submit a job specification. Raises InvalidJobSpec with every problem. It is queued while there is no room."""
         return self._post(f"/v1/jobs?priority={priority}" if priority else "/v1/jobs", Job, dict(document))
 
+    def check(self, document: Mapping[str, Any]) -> JobCheck:
+        """What would be taken of a job specification; nothing is queued. Raises InvalidJobSpec with every problem."""
+        return self._post("/v1/jobs/check", JobCheck, dict(document))
+
     def prioritise(self, job: str, priority: int) -> Job:
         """Give a queued job another place in the queue. Raises Conflict for one that waits no more."""
         answer = self._request("PATCH", f"/v1/jobs/{quote(job, safe='')}", json={"priority": priority})
@@ -141,7 +146,9 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         return self._get(f"/v1/jobs/{quote(job, safe='')}", Job)
 
     def wait(self, job: str) -> Job:
-        """The job once it has ended, and with it its report is there. The last event of its tape comes a little before.
+        """The job once it has ended and its report can be read. The last event of its tape comes a little before.
+
+        A job that cannot write its report, because the disk is full, is `finishing` with the reason until there is room.
 
         A service or synchroniser that is away for a while, restarting perhaps, is waited for. Raises InfrastructureError
         if it is away for longer than ``AWAY_MAX_S``.

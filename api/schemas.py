@@ -169,6 +169,16 @@ class Job(JobSummary):
     )
 
 
+class JobCheck(Answer):
+    """A specification that would be taken."""
+
+    name: str
+    island_count: int
+    token_budget: int
+    steps: int = Field(description="of each island, if all are equally fast")
+    specification: dict[str, Any] = Field(description="with every default, and what the service fills in")
+
+
 class Jobs(Answer):
     jobs: list[JobSummary]
     next_cursor: str | None = Field(default=None, description="give it as `cursor` for the next page; null: no more")

@@ -16,7 +16,7 @@ from learners.outbox import Outbox
 from learners.state_fetch import Donor, FetchedState, StateFetch
 from orchestrator.core.messages import CatchUpFailure, CaughtUp
 from orchestrator.core.vocabulary import IslandId, Version
-from orchestrator.errors import last_line
+from orchestrator.errors import in_words
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +101,5 @@ class CatchingUp:
         self._outbox.put(report)
 
     def _failed(self, donor: IslandId, error: BaseException) -> None:
-        log.warning("no state from %s: %s", donor, error)
+        log.warning("no state from %s: %s", donor, in_words(error))
         self._outbox.put(CatchUpFailure(donor, in_words(error)))
-
-
-def in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {last_line(error)}"

@@ -14,12 +14,13 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import ray
 
 from learners.contract import FragmentwiseTrainer, Trainer
-from learners.factories import imported
+from learners.factories import exits_as_errors, trainer_of
 from learners.handed_over import HandedOver
 from learners.thread_priority import lower_priority_of_new, thread_ids
 from orchestrator import logbook
@@ -46,11 +47,14 @@ class Evaluator:
     def outline(self) -> ModelOutline:
         """What fragments are made by, and the memory that the job needs is judged by."""
         trainer = self._built()
-        return ModelOutline(dict(trainer.tensor_shapes()), dict(trainer.roles()))
+        with self._own_code("tensor_shapes"):
+            return ModelOutline(dict(trainer.tensor_shapes()), dict(trainer.roles()))
 
     def initial_pieces(self, names: Sequence[str]) -> Tensors:
         """These pieces of Θ at version 0."""
-        return self._built().initial_parameters(names)
+        trainer = self._built()
+        with self._own_code("initial_parameters"):
+            return trainer.initial_parameters(names)
 
     def join_channel(self, epoch: Epoch, membership: Membership) -> None:
         """Take part in the job's channel, by which this synchroniser hands Θ over."""
@@ -61,14 +65,22 @@ class Evaluator:
         self._give_way()
         trainer, limit = self._built(), math.inf if limit_s is None else limit_s
         fragments = (wire_format.decode(self._handed_over.received(epoch, payload)) for payload in payloads)
-        if hasattr(trainer, "evaluate_fragments"):
-            measured = cast(FragmentwiseTrainer, trainer).evaluate_fragments(fragments, limit)
-        else:
-            measured = trainer.evaluate({name: array for arrays in fragments for name, array in arrays.items()}, limit)
+        with self._own_code("evaluate"):
+            if hasattr(trainer, "evaluate_fragments"):
+                measured = cast(FragmentwiseTrainer, trainer).evaluate_fragments(fragments, limit)
+            else:
+                whole = {name: array for arrays in fragments for name, array in arrays.items()}
+                measured = trainer.evaluate(whole, limit)
         return measured.loss, measured.sequence_count, measured.seconds, measured.bits_per_byte, measured.sources
 
     def unigram_loss(self) -> float:
-        return float(self._built().unigram_loss())
+        trainer = self._built()
+        with self._own_code("unigram_loss"):
+            return float(trainer.unigram_loss())
+
+    def _own_code(self, method: str) -> AbstractContextManager[None]:
+        """An exit of the trainer's own code would end this process with nothing but "the actor died" to be told."""
+        return exits_as_errors(f"{method} of the trainer {self._spec['trainer']!r}")
 
     def _give_way(self) -> None:
         """Whatever computes here, this thread and all that it has started, does so at the low priority from now on."""
@@ -78,11 +90,11 @@ class Evaluator:
     def _built(self) -> Trainer:
         if self._trainer is None:
             try:
-                trainer: Trainer = imported("trainer", self._spec["trainer"])(self._spec, 0, 1)
+                with exits_as_errors(f"trainer {self._spec['trainer']!r}"):
+                    self._trainer = trainer_of(self._spec, 0, 1)
             except Exception:
                 log.exception("the model cannot be built")
                 raise
-            self._trainer = trainer
         return self._trainer
 
 

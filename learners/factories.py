@@ -6,12 +6,17 @@ Whatever such code raises is the specification's fault, which is final, and not 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from learners.contract import Trainer
 from orchestrator import user_packages
-from orchestrator.errors import AtollError, ConfigurationError, first_line
+from orchestrator.errors import AtollError, ConfigurationError, in_words
 
+OWN = "learners."
+SHOWN_MAX = 5
+"""Of the methods that a trainer lacks."""
 REMEDY = "Try it outside of a job first, with the job's specification as plain data."
 
 
@@ -23,7 +28,7 @@ def imported(field: str, path: str) -> Callable[..., Any]:
         factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # of a module as it runs, too
         raise ConfigurationError(
-            detail=f"{field} {path!r} cannot be imported ({_told(error)}). {_remedy(module)}"
+            detail=f"{field} {path!r} cannot be imported ({in_words(error)}). {_remedy(module)}"
         ) from error
     if not callable(factory):
         raise ConfigurationError(detail=f"{field} {path!r} is {_kind(factory)}, and must be a function. Name one.")
@@ -35,21 +40,52 @@ def called(field: str, path: str, *arguments: Any) -> Any:
     return guarded(f"{field} {path!r}", imported(field, path))(*arguments)
 
 
-def guarded(subject: str, function: Any) -> Callable[..., Any]:
+def trainer_of(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> Trainer:
+    """Return the trainer that the specification asks for. Raises ConfigurationError where a package's is none.
+
+    What a package's code raises is final, but for errors of the system and lack of memory: another start may be luckier.
+    """
+    path = spec["trainer"]
+    make = imported("trainer", path)
+    if path.startswith(OWN):
+        built: Trainer = make(spec, shard_index, shard_count)
+        return built
+    built = guarded(f"trainer {path!r}", make, (OSError,))(spec, shard_index, shard_count)
+    if lacking := sorted(name for name in vars(Trainer) if not name.startswith("_") and name not in dir(built)):
+        shown, kind = ", ".join(lacking[:SHOWN_MAX]), _kind(built).removeprefix("of type ")
+        raise ConfigurationError(
+            detail=f"trainer {path!r} returns {kind}, which lacks {shown}{' …' if len(lacking) > SHOWN_MAX else ''}. "
+            "Return a trainer, with all methods of learners.contract.Trainer."
+        )
+    return built
+
+
+@contextmanager
+def exits_as_errors(subject: str) -> Iterator[None]:
+    """Raise ConfigurationError where code of a package wants to end the process, which is not its own."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {REMEDY}") from error
+
+
+def guarded(subject: str, function: Any, but: tuple[type[Exception], ...] = ()) -> Callable[..., Any]:
     """The function, which raises ConfigurationError, with the subject, for whatever it raises. It may be traced.
 
-    What is short of memory is raised as it is: the specification need not be wrong.
+    What is short of memory is raised as it is, for the specification need not be wrong, and so are errors of ``but``.
     """
     if not callable(function):
         raise ConfigurationError(detail=f"{subject} is {_kind(function)}, and must be a function. Return another one.")
 
+    passed: tuple[type[Exception], ...] = (AtollError, MemoryError, *but)
+
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
-        except (AtollError, MemoryError):
+        except passed:
             raise
         except (Exception, SystemExit) as error:
-            raise ConfigurationError(detail=f"{subject} raises {_told(error)}. {REMEDY}") from error
+            raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {REMEDY}") from error
 
     return call
 
@@ -58,10 +94,6 @@ def _remedy(module: str) -> str:
     if user_packages.is_there(module, ()):
         return "Name package.module:function of a package that is installed on every node."
     return user_packages.REMEDY
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _kind(value: Any) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from learners.catching_up import in_words
 from orchestrator.core.messages import Broken
 from orchestrator.core.vocabulary import FailureExtent
-from orchestrator.errors import ConfigurationError, UnreadableData
+from orchestrator.errors import ConfigurationError, UnreadableData, in_words
 
 
-def broken_by(error: Exception) -> Broken:
-    """What the island reports. A wrong specification is wrong at every start, so no further one is worth its while."""
+def broken_by(error: BaseException, step: int | None = None) -> Broken:
+    """Return what the island reports; ``step`` is the inner step that failed.
+
+    A wrong specification is wrong at every start, so no further one is worth its while.
+    """
     if not isinstance(error, ConfigurationError):
-        return Broken(in_words(error))
+        return Broken(in_words(error) if step is None else f"{in_words(error)} (at step {step:,})")
     extent = FailureExtent.JOB if isinstance(error, UnreadableData) else FailureExtent.ISLAND
-    return Broken(str(error), extent)
+    return Broken(in_words(error), extent)

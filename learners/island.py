@@ -27,10 +27,10 @@ from typing import Any, assert_never, cast
 import ray
 
 from learners import checkpointing, transfer_limit
-from learners.catching_up import CatchingUp, in_words
+from learners.catching_up import CatchingUp
 from learners.contract import Arrays, Trainer, batch_size_of, tokens_per_schedule_step
 from learners.exports import CutStates, HeldStates, Throttle
-from learners.factories import imported
+from learners.factories import trainer_of
 from learners.failure import broken_by
 from learners.flat_arrays import flattened
 from learners.group import devices
@@ -65,7 +65,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
-from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.errors import ConfigurationError, InfrastructureError, in_words
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import Holding
 from orchestrator.parameters.parts import Bounds
@@ -363,7 +363,7 @@ class Island:
             if self._leader is not None:
                 device_count += self._leader.device_count()
             self._loop = IslandLoop(trainer, plan, self._outbox, self._leader)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a user's code may exit, and nothing would be heard of this thread
             log.exception("the model cannot be built")
             self._outbox.put(broken_by(error))
             return
@@ -385,7 +385,7 @@ class Island:
             line = joined((rank.place.host, rank.place.port), rank.number, rank.key)
             try:
                 trainer, plan, device_count = self._build(spec, shard_index, shard_count, rank)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 log.exception("the model cannot be built")
                 line.send(Failed(broken_by(error)))
                 line.receive()  # until the island is ended
@@ -400,7 +400,7 @@ class Island:
             )
             self._follower.run()
         except LinkEnded as error:
-            self._end_with(str(error))
+            self._end_with(in_words(error))
 
     def _build(
         self, spec: dict[str, Any], shard_index: int, shard_count: int, rank: Rank | None
@@ -411,7 +411,7 @@ class Island:
             counts = devices.join(rank)
             devices.require_promised(spec, counts)  # each process knows all, and says the same
             device_count = counts[rank.number]
-        trainer = imported("trainer", spec["trainer"])(spec, shard_index, shard_count)
+        trainer = trainer_of(spec, shard_index, shard_count)
         device_count = trainer.device_count if device_count is None else device_count
         if rank is not None and not hasattr(trainer, "held"):
             raise ConfigurationError(

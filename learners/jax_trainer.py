@@ -351,9 +351,13 @@ class JaxTrainer:
 
         return on_mesh
 
-    def _compiled_step(self) -> Any:
+    def trace(self) -> Any:
+        """The inner step as XLA takes it. Nothing is compiled or allocated: what a model cannot do shows all the same."""
         tokens = jax.ShapeDtypeStruct(self._batch_shape, np.int32, sharding=self._batch_sharding)
-        return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32)).compile()
+        return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32))
+
+    def _compiled_step(self) -> Any:
+        return self.trace().compile()
 
     @property
     def _batch_shape(self) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import traceback
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from learners.outbox import Outbox
 from learners.state_fetch import FetchedState
 from orchestrator.core.messages import Evaluated, Flushed, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
-from orchestrator.errors import InternalError
+from orchestrator.errors import InternalError, in_words
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
@@ -388,9 +387,9 @@ class IslandLoop:
                 if continuation is Continuation.AWAIT_PUBLICATION:
                     with self._changed:
                         self._changed.wait_for(lambda: self._replica.has_publications, DRAINING_POLL_S)
-        except Exception as error:  # whatever failed must be reported: nothing catches what this thread raises
+        except (Exception, SystemExit) as error:  # it must be reported: nothing catches what this thread raises
             logging.getLogger(__name__).exception("the island's loop failed")
-            self._outbox.put(broken_by(error))
+            self._outbox.put(broken_by(error, self._replica.step))
         finally:
             self._exports.close()
             self._cuts.close()
@@ -481,9 +480,9 @@ class IslandLoop:
             seconds = monotonic() - began
             by_byte = (measured.bits_per_byte, measured.sources)
             report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds, *by_byte)
-        except Exception as error:  # training does not depend on being watched
+        except (Exception, SystemExit) as error:  # training does not depend on being watched
             logging.getLogger(__name__).exception("Θ cannot be measured here")
-            report = NotEvaluated(request.global_version, traceback.format_exception_only(error)[-1].strip())
+            report = NotEvaluated(request.global_version, in_words(error))
         if self._last_step_end is not None:
             self._last_step_end += monotonic() - began
         with self._changed:

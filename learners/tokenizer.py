@@ -44,6 +44,10 @@ class Tokenizer(Protocol):
         """How many tokens ``encode`` gives for each text, in less time."""
         ...
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of these tokens, for people: what is no character shows as one that stands for it."""
+        ...
+
     @property
     def dtype(self) -> type[np.generic]: ...
 
@@ -62,6 +66,9 @@ class Bytes:
 
     def counts(self, texts: Sequence[bytes]) -> list[int]:
         return list(map(len, texts))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
 
 
 class FromFile:
@@ -82,6 +89,9 @@ class FromFile:
 
     def counts(self, texts: Sequence[bytes]) -> list[int]:
         return self._library.counts(_strings(texts))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._library.decode(list(tokens))
 
     @cached_property
     def _library(self) -> _Library:
@@ -104,6 +114,8 @@ class _Library(Protocol):
 
     def counts(self, texts: list[str]) -> list[int]: ...
 
+    def decode(self, tokens: list[int]) -> str: ...
+
 
 class _SentencePiece:
     """Matches no control piece in a text, by its own rules."""
@@ -117,6 +129,9 @@ class _SentencePiece:
 
     def counts(self, texts: list[str]) -> list[int]:
         return list(map(len, self.encode(texts)))
+
+    def decode(self, tokens: list[int]) -> str:
+        return str(self._processor.decode(tokens))
 
 
 class _Tokenizers:
@@ -141,6 +156,9 @@ class _Tokenizers:
 
     def counts(self, texts: list[str]) -> list[int]:
         return list(map(len, self._guarded(texts) if self._finds_them else self._encoded(texts)))
+
+    def decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _encoded(self, texts: list[str]) -> Any:
         return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)

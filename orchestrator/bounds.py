@@ -16,9 +16,22 @@ from pydantic import Field
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """Without control characters: files cannot be called so, and terminals obey them."""
 
+_NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+_FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+_TENSOR_PATTERN = r"^[^\x00-\x1f]*$"
+_DIGEST = r"^[0-9a-f]{16,128}$"
+PATTERN_WORDS = {
+    PRINTABLE: "without control characters",
+    _NAME: "1 to 40 of a-z, 0-9 and '-', with none of '-' at either end",
+    _FUNCTION: "package.module:function",
+    _TENSOR_PATTERN: "without control characters",
+    _DIGEST: "16 to 128 of 0-9 and a-f",
+}
+"""What a text that fits a pattern is, in words: what follows "must be"."""
+
 REMARK_CHARACTERS_MAX = 10_000
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+Name = Annotated[str, Field(pattern=_NAME)]
 """Of a job, an island, a node group: part of file names, labels and addresses."""
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
 """Something's name where it is not ours to give: a field of a file, a region, an island of a tape."""
@@ -27,12 +40,12 @@ Remark = Annotated[str, Field(max_length=REMARK_CHARACTERS_MAX)]
 """A reason in words, of several lines perhaps."""
 Location = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
 """A path or a URL. Linux takes no longer path."""
-Function = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+Function = Annotated[str, Field(max_length=200, pattern=_FUNCTION)]
 """``package.module:function``, as it could be imported."""
 
-TensorPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+TensorPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=_TENSOR_PATTERN)]
 """Of names of tensors, with ``*``, ``?`` and ``[…]`` as in a shell; it may begin with a star, and contain dots."""
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16,128}$")]
+Digest = Annotated[str, Field(pattern=_DIGEST)]
 
 # ── counts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 

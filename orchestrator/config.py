@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,8 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.file_kinds import refusal
+from orchestrator.partial import collected, right_part
+from orchestrator.plain import counted
 from orchestrator.sections import BUILT_IN_TRAINER as BUILT_IN_TRAINER
 from orchestrator.sections import (
     BudgetSection,
@@ -46,7 +48,7 @@ from orchestrator.sections import (
     TrainingSection,
     TransportSection,
 )
-from orchestrator.validation import omitted_count, problems_of, valid_fields
+from orchestrator.validation import omitted_count, problems_of, wrong_places
 
 UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete examples."
 
@@ -228,12 +230,26 @@ def parse_job(document: Mapping[str, Any]) -> JobSpec:
     try:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
-        problems = problems_of(error, unknown=UNKNOWN)
-        problems += _cross_problems(valid_fields(JobSpec, document))
-        raise InvalidJobSpec(problems=tuple(problems), omitted_count=omitted_count(error)) from error
-    if between := tuple(_cross_problems({name: getattr(spec, name) for name in JobSpec.model_fields})):
+        problems = problems_of(error, unknown=UNKNOWN, model=JobSpec)
+        job, of_sections = right_part(JobSpec, document, wrong_places(error, JobSpec))
+        problems += (*of_sections, *_cross_problems(job))
+        raise InvalidJobSpec(problems=tuple(problems), omitted_count=omitted_count(error, JobSpec)) from error
+    if between := tuple(_cross_problems(spec)):
         raise InvalidJobSpec(problems=between)
     return spec
+
+
+def right_sections(document: Mapping[str, Any], problems: Iterable[Problem]) -> JobSpec | None:
+    """Return the specification with the sections that have no problem; the others are as if nothing was said in them.
+
+    None where that is no specification either. For checks of a section that need no other one.
+    """
+    wrong = {problem.path.partition(".")[0] for problem in problems}
+    sections = {name: value for name, value in document.items() if name in JobSpec.model_fields and name not in wrong}
+    try:
+        return JobSpec.model_validate({"islands": [{"node_group": "any"}], "budget": {"steps": 1}, **sections})
+    except ValidationError:
+        return None
 
 
 def too_many_entries(document: Mapping[str, Any]) -> Problem | None:
@@ -245,57 +261,95 @@ def too_many_entries(document: Mapping[str, Any]) -> Problem | None:
     return Problem("islands", message, "Use `count` for islands that are alike, or start several jobs.")
 
 
-def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
-    """The rules that need more than one field. ``sections`` holds those fields that are right on their own."""
-    budget = sections.get("budget")
-    if budget and (budget.tokens is None) == (budget.steps is None):
+def _cross_problems(job: JobSpec) -> list[Problem]:
+    """The rules that need more than one field. Of a job with wrong values each says what can be said without those."""
+    return [
+        *(problem for rule in RULES for problem in collected(rule(job))),
+        *collected(_entry_problems(job)),
+    ]
+
+
+def _entry_problems(job: JobSpec) -> Iterable[Problem]:
+    for index in range(len(job.islands)):
+        for rule in ENTRY_RULES:
+            yield from collected(rule(job, index))
+
+
+def _budget_problems(job: JobSpec) -> Iterable[Problem]:
+    if (job.budget.tokens is None) == (job.budget.steps is None):
         yield Problem("budget", "needs exactly one of tokens and steps.", "Give one of the two.")
-    data = sections.get("data")
-    if data and (data.source == "files") != bool(data.files):
+
+
+def _data_problems(job: JobSpec) -> Iterable[Problem]:
+    data = job.data
+    if (data.source == "files") != bool(data.files):
         yield Problem("data.files", "goes with source: files, and only with it.", "Set data.source or list the files.")
-    if data and (data.source == "streamed") != bool(data.sources):
+
+
+def _source_problems(job: JobSpec) -> Iterable[Problem]:
+    data = job.data
+    if (data.source == "streamed") != bool(data.sources):
         message = "go with source: streamed, and only with it."
         yield Problem("data.sources", message, "Set data.source or list the sources.")
-    if data and (twice := [name for name, uses in Counter(one.name for one in data.sources).items() if uses > 1]):
+
+
+def _source_name_problems(job: JobSpec) -> Iterable[Problem]:
+    if twice := [name for name, uses in Counter(one.name for one in job.data.sources).items() if uses > 1]:
         yield Problem("data.sources", f"has the name {twice[0]!r} twice.", "Give each source its own name.")
-    if data:
-        yield from _file_problems(data)
-    if data and data.index is not None and data.source != "streamed":
+
+
+def _index_problems(job: JobSpec) -> Iterable[Problem]:
+    data = job.data
+    if data.index is not None and data.source != "streamed":
         message = f"is {data.index}, and data.source is {data.source}: only streamed text has an index."
         yield Problem("data.index", message, "Leave it out, or set data.source to streamed.")
-    if data and data.tokenizer == BYTES and (data.separator or 0) >= BYTE_COUNT:
+
+
+def _separator_problems(job: JobSpec) -> Iterable[Problem]:
+    data = job.data
+    if data.tokenizer == BYTES and (data.separator or 0) >= BYTE_COUNT:
         message = f"is {data.separator:,}, and bytes have no token above {BYTE_COUNT - 1}."
         yield Problem("data.separator", message, "Leave it out, for a newline, or name another tokenizer.")
-    begin_token = data.begin_token if data and data.tokenizer == BYTES else None
+
+
+def _begin_token_problems(job: JobSpec) -> Iterable[Problem]:
+    begin_token = job.data.begin_token if job.data.tokenizer == BYTES else None
     if isinstance(begin_token, int) and begin_token >= BYTE_COUNT:
         message = f"is {begin_token:,}, and bytes have no token above {BYTE_COUNT - 1}."
         yield Problem("data.begin_token", message, "Leave it out, or name another tokenizer.")
-    islands, sync = sections.get("islands"), sections.get("synchroniser")
-    if islands:
-        yield from _island_problems(islands, sync)
-        yield from _mesh_problems(islands, sections)
-    yield from _accumulation_problems(islands or (), sections.get("training"))
-    yield from _size_problems(sections)
-    if evaluation := sections.get("evaluation"):
-        yield from _evaluation_problems(evaluation, sync)
-    if evaluation and evaluation.on == "islands" and islands and any(section.hosts > 1 for section in islands):
+
+
+def _measuring_island_problems(job: JobSpec) -> Iterable[Problem]:
+    if job.evaluation.on == "islands" and any(section.hosts > 1 for section in job.islands):
         yield Problem(
             "evaluation.on",
             "is islands, and an island of several hosts does not measure.",
             "Have the head or a node group measure.",
         )
-    if sync and sync.adoption == "rebase" and sync.staleness_max:
+
+
+def _staleness_problems(job: JobSpec) -> Iterable[Problem]:
+    sync = job.synchroniser
+    if sync.adoption == "rebase" and sync.staleness_max:
         yield Problem(
             "synchroniser.staleness_max",
             f"is {sync.staleness_max} with adoption rebase, by which an island keeps and offers again what was late.",
             "Set it to 0: work would be counted twice.",
         )
-    if sync and sync.overlap_steps >= sync.interval_steps:
+
+
+def _overlap_problems(job: JobSpec) -> Iterable[Problem]:
+    sync = job.synchroniser
+    if sync.overlap_steps >= sync.interval_steps:
         yield Problem(
             "synchroniser.overlap_steps",
             f"is {sync.overlap_steps}, not below interval_steps {sync.interval_steps}.",
             "A fragment must come back before it is due again: lower overlap_steps.",
         )
+
+
+def _text_file_problems(job: JobSpec) -> Iterable[Problem]:
+    yield from _file_problems(job.data)
 
 
 def _file_problems(data: DataSection) -> Iterable[Problem]:
@@ -309,8 +363,8 @@ def _file_problems(data: DataSection) -> Iterable[Problem]:
             yield Problem(path, f"is {name}, and it {refused.message}.", refused.remedy)
 
 
-def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSection | None) -> Iterable[Problem]:
-    count = sum(section.count for section in islands)
+def _island_problems(job: JobSpec) -> Iterable[Problem]:
+    islands = job.islands
     processes = sum(max(section.count, section.count_max or 0) + section.standby for section in islands)
     if processes > ISLANDS_MAX:  # reported before they are all named
         message = f"make {processes:,} islands, spares and standbys in all, and a job may have {ISLANDS_MAX:,}."
@@ -319,67 +373,99 @@ def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSectio
     names = Counter(
         name for section in islands for name in (*section.island_names(slots=True), *section.standby_names())
     )
-    groups = Counter(section.node_group for section in islands)
     for name in sorted(name for name, uses in names.items() if uses > 1):
         yield Problem("islands", f"the name {name!r} is used twice.", "Give each entry its own name.")
-    if sync and sync.quorum > count:
+
+
+def _quorum_problems(job: JobSpec) -> Iterable[Problem]:
+    count = sum(section.count for section in job.islands)
+    if job.synchroniser.quorum > count:
         remedy = f"Lower it to at most {count}, or add islands."
-        yield Problem("synchroniser.quorum", f"is {sync.quorum}, but the job has {count} islands.", remedy)
-    for index, section in enumerate(islands):
-        where, most = f"islands.{index}.count_max", section.count_max
-        if most is not None and most < section.count:
-            yield Problem(where, f"is {most}, below count {section.count}.", "Raise it, or leave it out.")
+        yield Problem(
+            "synchroniser.quorum", f"is {job.synchroniser.quorum}, but the job has {counted(count, 'island')}.", remedy
+        )
+
+
+def _slot_problems(job: JobSpec) -> Iterable[Problem]:
+    groups = Counter(section.node_group for section in job.islands)
+    for index, section in enumerate(job.islands):
         if section.has_slots and groups[section.node_group] > 1:
             detail = f"is set, but other entries are on {section.node_group!r} too: which of them is scaled?"
-            yield Problem(where, detail, "Use one entry for each node group that may be scaled.")
-        if (section.accelerator == "cpu") != (section.accelerators == 0):
-            yield Problem(
-                f"islands.{index}.accelerators",
-                f"is {section.accelerators} with accelerator {section.accelerator!r}.",
-                "Use 0 for cpu and at least 1 for gpu or tpu.",
-            )
+            remedy = "Use one entry for each node group that may be scaled."
+            yield Problem(f"islands.{index}.count_max", detail, remedy)
 
 
-def _mesh_problems(islands: Sequence[IslandsSection], sections: Mapping[str, Any]) -> Iterable[Problem]:
-    """Of islands on CPU nobody knows here how many devices they will have, and of a package's model what its tensors are."""
-    training, model = sections.get("training"), sections.get("model")
-    network = model.network if model and sections.get("trainer") == BUILT_IN_TRAINER else None
-    for index, section in enumerate(islands):
-        entry, mesh = f"islands.{index}", section.mesh.model_dump()
-        batch_size = section.batch_size or (training and training.batch_size)
-        device_count = section.accelerators * section.hosts or None
-        problems: list[Problem] = []
-        if batch_size:
-            accumulation = section.accumulation or (training.accumulation if training else 1)
-            problems += device_mesh.mesh_problems(entry, mesh, device_count, batch_size, accumulation)
-        if network and not device_mesh.is_plain(mesh):
-            lengths = device_mesh.parameter_axes(mesh)
-            problems += device_mesh.tensor_problems(entry, lengths, network.shapes, network.dimensions)
-        if not problems and section.accelerator == "gpu":  # those of a TPU are in the order of its wires
-            problems += device_mesh.host_problems(entry, mesh, section.hosts, section.accelerators)
-        yield from problems
+def _count_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    section = job.islands[index]
+    where, most = f"islands.{index}.count_max", section.count_max
+    if most is not None and most < section.count:
+        yield Problem(where, f"is {most}, below count {section.count}.", "Raise it, or leave it out.")
 
 
-def _accumulation_problems(islands: Sequence[IslandsSection], training: TrainingSection | None) -> Iterable[Problem]:
-    """Batches that cannot be cut into their microbatches, of the job and of entries that differ from it."""
-    if training is None:
-        return
-    batches = [("training.accumulation", training.batch_size, training.accumulation)]
-    for index, section in enumerate(islands):
-        if section.batch_size or section.accumulation:
-            own = (section.batch_size or training.batch_size, section.accumulation or training.accumulation)
-            batches.append((f"islands.{index}.accumulation", *own))
-    for path, batch_size, accumulation in batches:
-        if batch_size % accumulation:
-            message = f"is {accumulation:,}, which does not divide the batch of {batch_size:,} sequences."
-            fitting = max(count for count in range(1, accumulation) if batch_size % count == 0)
-            yield Problem(path, message, f"Use {fitting:,}, or another batch_size.")
+def _accelerator_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    section = job.islands[index]
+    if (section.accelerator == "cpu") != (section.accelerators == 0):
+        yield Problem(
+            f"islands.{index}.accelerators",
+            f"is {section.accelerators} with accelerator {section.accelerator!r}.",
+            "Use 0 for cpu and at least 1 for gpu or tpu.",
+        )
 
 
-def _evaluation_problems(evaluation: EvaluationSection, sync: SynchroniserSection | None) -> Iterable[Problem]:
+def _mesh_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    """Of islands on CPU nobody knows here how many devices they will have."""
+    section = job.islands[index]
+    entry, mesh = f"islands.{index}", section.mesh.model_dump()
+    device_count = section.accelerators * section.hosts or None
+    if section.accelerator != "cpu" and device_count is None:
+        return  # there are none: that is the problem
+    accumulation = job.accumulation_of(section)
+    of_batch = list(device_mesh.mesh_problems(entry, mesh, device_count, job.batch_size_of(section), accumulation))
+    yield from of_batch
+    of_tensors = collected(_tensor_problems(job, index))
+    yield from of_tensors
+    if not of_batch and not of_tensors and section.accelerator == "gpu":  # those of a TPU are in the order of its wires
+        yield from device_mesh.host_problems(entry, mesh, section.hosts, section.accelerators)
+
+
+def _tensor_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    """Of a package's model nobody knows here what its tensors are."""
+    mesh = job.islands[index].mesh.model_dump()
+    network = job.model.network if job.trainer == BUILT_IN_TRAINER else None
+    if network and not device_mesh.is_plain(mesh):
+        lengths = device_mesh.parameter_axes(mesh)
+        yield from device_mesh.tensor_problems(f"islands.{index}", lengths, network.shapes, network.dimensions)
+
+
+def _accumulation_problems(job: JobSpec) -> Iterable[Problem]:
+    """A batch that cannot be cut into its microbatches."""
+    yield from _cut_problems("training.accumulation", job.training.batch_size, job.training.accumulation)
+
+
+def _entry_accumulation_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    """The same, of entries that differ from the job."""
+    section = job.islands[index]
+    if section.batch_size or section.accumulation:
+        own = job.batch_size_of(section), job.accumulation_of(section)
+        yield from _cut_problems(f"islands.{index}.accumulation", *own)
+
+
+def _cut_problems(path: str, batch_size: int, accumulation: int) -> Iterable[Problem]:
+    if batch_size % accumulation:
+        message = f"is {accumulation:,}, which does not divide the batch of {batch_size:,} sequences."
+        fitting = max(count for count in range(1, accumulation) if batch_size % count == 0)
+        yield Problem(path, message, f"Use {fitting:,}, or another batch_size.")
+
+
+def _evaluating_group_problems(job: JobSpec) -> Iterable[Problem]:
+    evaluation = job.evaluation
     if (evaluation.on == "node_group") != (evaluation.node_group is not None):
         message = "goes with on: node_group, and only with it."
         yield Problem("evaluation.node_group", message, "Name the node group that measures, or leave it out.")
+
+
+def _evaluating_accelerator_problems(job: JobSpec) -> Iterable[Problem]:
+    evaluation = job.evaluation
     if evaluation.on != "node_group" and (evaluation.accelerators or evaluation.accelerator != "cpu"):
         message = (
             f"is {evaluation.accelerators} {evaluation.accelerator}, and nothing is booked with on: {evaluation.on}."
@@ -388,35 +474,82 @@ def _evaluation_problems(evaluation: EvaluationSection, sync: SynchroniserSectio
     elif (evaluation.accelerator == "cpu") != (evaluation.accelerators == 0):
         message = f"is {evaluation.accelerators} with accelerator {evaluation.accelerator!r}."
         yield Problem("evaluation.accelerators", message, "Use 0 for cpu and at least 1 for gpu or tpu.")
-    if evaluation.on == "islands" and sync and sync.adoption != "rebase":
-        message = f"is islands with adoption {sync.adoption!r}, by which an island keeps no copy of what was published."
+
+
+def _evaluating_adoption_problems(job: JobSpec) -> Iterable[Problem]:
+    adoption = job.synchroniser.adoption
+    if job.evaluation.on == "islands" and adoption != "rebase":
+        message = f"is islands with adoption {adoption!r}, by which an island keeps no copy of what was published."
         yield Problem("evaluation.on", message, "Use adoption rebase, or have the head or a node group measure.")
 
 
-def _size_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
+def _batch_size_problems(job: JobSpec) -> Iterable[Problem]:
+    yield from _step_problems(job, "training.batch_size", job.training.batch_size, "a step of one island")
+
+
+def _held_out_problems(job: JobSpec) -> Iterable[Problem]:
+    yield from _step_problems(job, "evaluation.sequences", job.evaluation.sequences, "what is held out")
+
+
+def _entry_batch_size_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    batch_size = job.islands[index].batch_size
+    yield from _step_problems(job, f"islands.{index}.batch_size", batch_size or 0, "a step of one island")
+
+
+def _step_problems(job: JobSpec, path: str, sequences: int, what: str) -> Iterable[Problem]:
     """What is too large only as a product."""
-    training, data, evaluation = (sections.get(name) for name in ("training", "data", "evaluation"))
-    islands, budget = sections.get("islands") or (), sections.get("budget")
-    batches = [
-        ("training.batch_size", training and training.batch_size, "a step of one island"),
-        ("evaluation.sequences", evaluation and evaluation.sequences, "what is held out"),
-        *((f"islands.{i}.batch_size", entry.batch_size, "a step of one island") for i, entry in enumerate(islands)),
-    ]
-    for path, sequences, what in batches:
-        if data and sequences and sequences * data.sequence_length > STEP_TOKENS_MAX:
-            message = f"is {sequences:,} sequences of {data.sequence_length:,} tokens, and {what}"
-            message += f" has at most {STEP_TOKENS_MAX:,}."
-            yield Problem(path, message, "Lower it, or data.sequence_length.")
-    if islands and budget and budget.steps and training and data:
-        count = sum(section.count for section in islands)
-        sequences = sum(section.count * (section.batch_size or training.batch_size) for section in islands)
-        if budget.steps * sequences * data.sequence_length > BUDGET_TOKENS_MAX:
-            message = (
-                f"is {budget.steps:,} steps of {count:,} islands: more than {BUDGET_TOKENS_MAX:.0e} tokens in all."
-            )
-            yield Problem("budget.steps", message, "Lower it.")
-    synthetic, sync = sections.get("synthetic"), sections.get("synchroniser")
-    is_synthetic = sections.get("trainer") == "learners.synthetic:create"
-    if is_synthetic and synthetic and sync and synthetic.parameters < sync.fragments:
-        message = f"is {sync.fragments:,}, more than the {synthetic.parameters:,} parameters of the model."
+    if sequences * job.data.sequence_length > STEP_TOKENS_MAX:
+        message = f"is {sequences:,} sequences of {job.data.sequence_length:,} tokens, and {what}"
+        message += f" has at most {STEP_TOKENS_MAX:,}."
+        yield Problem(path, message, "Lower it, or data.sequence_length.")
+
+
+def _budget_size_problems(job: JobSpec) -> Iterable[Problem]:
+    steps = job.budget.steps or 0
+    if steps * job.tokens_per_schedule_step > BUDGET_TOKENS_MAX:
+        message = (
+            f"is {steps:,} steps of {job.island_count:,} islands: more than {BUDGET_TOKENS_MAX:.0e} tokens in all."
+        )
+        yield Problem("budget.steps", message, "Lower it.")
+
+
+def _synthetic_problems(job: JobSpec) -> Iterable[Problem]:
+    fragments, parameters = job.synchroniser.fragments, job.synthetic.parameters
+    if job.trainer == "learners.synthetic:create" and parameters < fragments:
+        message = f"is {fragments:,}, more than the {parameters:,} parameters of the model."
         yield Problem("synchroniser.fragments", message, "Lower it, or raise synthetic.parameters.")
+
+
+RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
+    _budget_problems,
+    _data_problems,
+    _source_problems,
+    _source_name_problems,
+    _text_file_problems,
+    _index_problems,
+    _separator_problems,
+    _begin_token_problems,
+    _island_problems,
+    _quorum_problems,
+    _slot_problems,
+    _accumulation_problems,
+    _batch_size_problems,
+    _held_out_problems,
+    _budget_size_problems,
+    _synthetic_problems,
+    _evaluating_group_problems,
+    _evaluating_accelerator_problems,
+    _evaluating_adoption_problems,
+    _measuring_island_problems,
+    _staleness_problems,
+    _overlap_problems,
+)
+"""Each reads what it needs, and says nothing of a job in which that is wrong."""
+ENTRY_RULES: tuple[Callable[[JobSpec, int], Iterable[Problem]], ...] = (
+    _count_problems,
+    _accelerator_problems,
+    _mesh_problems,
+    _entry_accumulation_problems,
+    _entry_batch_size_problems,
+)
+"""Of one entry of ``islands``."""

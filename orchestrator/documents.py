@@ -64,8 +64,10 @@ def read_yaml(content: bytes | str, limits: Limits = REQUEST, name: str = "the d
     try:
         return _built(yaml.parse(text, Loader=LOADER), limits.nodes_max, name)
     except yaml.MarkedYAMLError as error:
-        problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _refused(name, f"this is not valid YAML: {problem}.", error.problem_mark or error.context_mark) from None
+        mark = error.problem_mark or error.context_mark
+        raise _refused(
+            name, _yaml_in_words(error.problem or "", error.context or "", _rest_of_line(text, mark)), mark
+        ) from None
     except yaml.YAMLError as error:
         raise _refused(name, f"this is not valid YAML: {brief(str(error), 200)}.") from None
 
@@ -231,6 +233,60 @@ _DECIMAL = re.compile(r"[-+]?(?:[0-9][0-9_]*+(?:\.[0-9_]*+)?|\.[0-9][0-9_]*+)(?:
 _ENDLESS = re.compile(r"[-+]?\.(?:inf|Inf|INF|nan|NaN|NAN)")
 _NUMERIC_STARTS = frozenset("+-.0123456789")
 _NO_KEY: Any = object()
+
+
+_YAML_IN_WORDS = (
+    (
+        "mapping values are not allowed",
+        "a colon stands where no field can begin. Indent the line as its neighbours, or put "
+        "a text that holds a colon in quotation marks.",
+    ),
+    (
+        "block sequence entries are not allowed",
+        "a dash stands where no list can begin. Begin the list on a line of its own.",
+    ),
+    (
+        "did not find expected ',' or ']'",
+        "a list in brackets goes on here without a comma, or is not closed. Add , or ].",
+    ),
+    (
+        "did not find expected ',' or '}'",
+        "a mapping in braces goes on here without a comma, or is not closed. Add , or }.",
+    ),
+    (
+        "did not find expected '-' indicator",
+        "the list above goes on here without a dash. Add one, or correct the indentation.",
+    ),
+    (
+        "did not find expected key",
+        "the line does not fit those above. Correct its indentation, or the quotation marks.",
+    ),
+    ("could not find expected ':'", "a field's name has no colon behind it. Write `name: value`."),
+    ("found unexpected end of stream", "a quotation mark is opened, and closed nowhere. Close it."),
+    ("found unknown escape character", "a backslash in double quotation marks begins nothing known. Use single ones."),
+    ("did not find expected alphabetic", "a text may not begin with * or &. Put it in quotation marks."),
+    ("did not find expected <document start>", "the document is over before this line. Correct its indentation."),
+)
+"""What libyaml says, and what is wrong and to be done in other words."""
+
+
+def _yaml_in_words(problem: str, context: str, rest: str) -> str:
+    if "cannot start any token" in problem and rest.startswith("\t"):
+        return "a tab stands here, and YAML is indented by spaces. Replace it by spaces."
+    if "cannot start any token" in problem:
+        return f"a text may not begin with {rest[:1]!r}. Put it in quotation marks."
+    for beginning, words in _YAML_IN_WORDS:
+        if problem.startswith(beginning):
+            return words
+    return (
+        f"this is not valid YAML ({', '.join(part for part in (context, problem) if part)}). Compare deploy/configs/."
+    )
+
+
+def _rest_of_line(text: str, mark: Any) -> str:
+    if mark is None:
+        return ""
+    return text.split("\n", mark.line + 1)[mark.line][mark.column :] if mark.line <= text.count("\n") else ""
 
 
 class _Dumper(DUMPER):  # type: ignore[misc]

@@ -37,6 +37,7 @@ contribution is a decision with a reason (``vocabulary.RefusalReason``), not an 
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -98,7 +99,8 @@ class InvalidJobSpec(ConfigurationError):
     def __str__(self) -> str:
         more = [f"  … and {self.omitted_count:,} more"] if self.omitted_count else []
         count = len(self.problems) + self.omitted_count
-        return "\n".join([f"{self.detail} ({count} problems):", *(f"  - {p}" for p in self.problems), *more])
+        counted = "1 problem" if count == 1 else f"{count:,} problems"
+        return "\n".join([f"{self.detail} ({counted}):", *(f"  - {p}" for p in self.problems), *more])
 
 
 @dataclass(eq=False, kw_only=True)
@@ -268,15 +270,37 @@ def disk_remedy(error: OSError) -> str:
     return "Mount its disk writable" if error.errno == errno.EROFS else "Make room there"
 
 
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+"""Colours and other commands to a terminal, which Ray puts into what it says."""
+_UNSENDABLE = "Original exception details:"
+
+
+def origin(error: BaseException) -> BaseException:
+    """Return the error itself, or the one that it carries from another process: Ray wraps what an actor raises."""
+    while hasattr(error, "as_instanceof_cause") and isinstance(cause := getattr(error, "cause", None), BaseException):
+        error = cause
+    return error
+
+
+def in_words(error: BaseException) -> str:
+    """Return the error as one line, for a reason, a status or a log. Our own errors speak for themselves.
+
+    All text that is made of an error of Ray's, or of user code, is made here.
+    """
+    error = origin(error)
+    lines = _lines(error)
+    if isinstance(error, AtollError):
+        return " ".join(lines)
+    if _UNSENDABLE in lines:  # Ray could not send the error itself, and quotes its traceback
+        return lines[-1]
+    return lines[0] if lines[0] == type(error).__name__ else f"{type(error).__name__}: {lines[0]}"
+
+
 def first_line(error: BaseException) -> str:
-    """What ``error`` says, for a reason: its first line, or its type's name where it says nothing."""
-    return _lines(error)[0]
-
-
-def last_line(error: BaseException) -> str:
-    """As ``first_line``, for errors that quote another's traceback and say last what happened."""
-    return _lines(error)[-1]
+    """Return what the error says, for a reason that names its kind already: its first line, or its type's name."""
+    return _lines(origin(error))[0]
 
 
 def _lines(error: BaseException) -> list[str]:
-    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    text = _ESCAPES.sub("", str(error))
+    return [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]

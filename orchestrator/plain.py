@@ -48,3 +48,8 @@ def some_of(names: Collection[str], count_max: int = 20) -> str:
     shown = [name for name, _ in zip(names, range(count_max), strict=False)]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: ``1 island``, ``2 islands``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -27,7 +27,7 @@ from typing import IO, Any, Literal
 from unicodedata import category
 
 from orchestrator import printable
-from orchestrator.errors import ConfigurationError, DataError, OutsideRoots, first_line
+from orchestrator.errors import ConfigurationError, DataError, OutsideRoots, in_words
 
 Kind = Literal["checkpoints", "data"]
 
@@ -310,7 +310,7 @@ def store_of(allowed: Allowed) -> tuple[Any, str]:
     try:
         store, path = fsspec.core.url_to_fs(str(allowed.place))
     except Exception as error:
-        detail = f"{allowed.place} cannot be reached from here: {type(error).__name__}: {first_line(error)}."
+        detail = f"{allowed.place} cannot be reached from here: {in_words(error)}."
         raise ConfigurationError(detail=detail) from error
     return store, str(path)
 

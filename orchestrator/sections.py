@@ -66,8 +66,9 @@ from orchestrator.bounds import (
 from orchestrator.models.decoder import DecoderSection, VocabularySize
 from orchestrator.models.plain import Architecture
 from orchestrator.models.presets import DECODERS, PLAIN, PresetName
-from orchestrator.parameters.codec.registry import CodecName
+from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
 from orchestrator.section import Section as Section
+from orchestrator.validation import one_of
 
 BUILT_IN_TRAINER = "learners.jax_trainer:create"
 FILES_MAX = 10_000
@@ -325,7 +326,11 @@ class WireSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_name(cls, wire: Any) -> Any:
-        return {"up": wire, "down": wire} if isinstance(wire, str) else wire
+        if not isinstance(wire, str):
+            return wire
+        if wire not in CODEC_NAMES:
+            raise ValueError(" ".join(one_of(wire, CODEC_NAMES)).rstrip("."))
+        return {"up": wire, "down": wire}
 
 
 class SynchroniserSection(Section):

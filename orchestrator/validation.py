@@ -1,52 +1,133 @@
 """Validation errors of pydantic as our problems: where, what was given, and the remedy. Pure.
 
 Responsible for the words that all specifications share, and for their length: what was given is shown in brief, however long
-it is. Refuses to know any one of them, and the rules between fields.
+it is. None of pydantic's own sentences gets out. A problem that exists only because of another one is left out: a field that
+is missing because its name is misspelt, a list that is empty because its entries are wrong.
+
+Refuses to know any one specification, and the rules between fields (``partial``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from orchestrator.bounds import PATTERN_WORDS
 from orchestrator.errors import PROBLEMS_MAX, Problem
-from orchestrator.plain import brief
+from orchestrator.plain import brief, counted, some_of
 
 COMPLETE = ("duration", "bandwidth", "number", "comparison")
 """Kinds of errors whose message is our own and says the remedy itself (``simulation.spec``, ``chaos.plan``)."""
+SYNONYMS = {
+    "learning_rate": "lr",
+    "batch": "batch_size",
+    "seq_len": "sequence_length",
+    "context_length": "sequence_length",
+    "max_steps": "steps",
+    "num_islands": "count",
+    "group": "node_group",
+    "gpus": "accelerators",
+    "path": "files",
+    "outer_lr": "lr",
+    "codec": "wire",
+    "h": "interval_steps",
+    "num_fragments": "fragments",
+    "gradient_accumulation": "accumulation",
+    "grad_clip": "clip_norm",
+    "dtype": "compute_dtype",
+}
+"""What other programs call a field of ours."""
+ALIKE_MIN = 0.6
+NAME_CHARACTERS_MAX = 60
+CHOICES_MAX = 30
+MUST_BE = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a number that is not infinite",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "model_type": "a mapping of fields to values",
+    "model_attributes_type": "a mapping of fields to values",
+    "dict_type": "a mapping of fields to values",
+    "greater_than": "above {gt:,}",
+    "greater_than_equal": "at least {ge:,}",
+    "less_than": "below {lt:,}",
+    "less_than_equal": "at most {le:,}",
+    "string_too_short": "at least {min_length:,} character long",
+    "string_too_long": "at most {max_length:,} characters long",
+    "too_short": "at least {min_length:,} long",
+    "too_long": "at most {max_length:,} long",
+}
+_LISTS, _MAPPINGS = ("tuple_type", "list_type"), ("model_type", "model_attributes_type", "dict_type")
+
+Location = tuple[int | str, ...]
 
 
-def problems_of(error: ValidationError, *, unknown: str, missing: str = "Add it.", under: str = "") -> list[Problem]:
+def problems_of(
+    error: ValidationError,
+    *,
+    unknown: str,
+    missing: str = "Add it.",
+    under: str = "",
+    model: type[BaseModel] | None = None,
+) -> list[Problem]:
     """The problems that the error holds, as many as are ever shown; ``omitted_count`` says how many more there are.
 
-    ``unknown`` and ``missing`` are remedies, ``under`` is where the document stands.
+    ``unknown`` and ``missing`` are remedies, ``under`` is where the document stands. ``model`` is the document's, by which
+    the remedy for an unknown name is the one that was meant.
     """
     return [
-        _problem_of(item, unknown=unknown, missing=missing, under=under)
-        for item in error.errors(include_url=False, include_context=False)[:PROBLEMS_MAX]
+        problem_of(item, unknown=unknown, missing=missing, under=under, model=model)
+        for item in _causes(error, model)[:PROBLEMS_MAX]
     ]
 
 
-def omitted_count(error: ValidationError) -> int:
-    return max(0, error.error_count() - PROBLEMS_MAX)
+def omitted_count(error: ValidationError, model: type[BaseModel] | None = None) -> int:
+    return max(0, len(_causes(error, model)) - PROBLEMS_MAX)
 
 
-def path_of(location: tuple[int | str, ...], under: str = "") -> str:
+def wrong_places(error: ValidationError, model: type[BaseModel]) -> set[Location]:
+    """Return where no value is known: what is wrong or missing, and the field that an unknown name stands for."""
+    items = _causes(error, model)
+    return {item["loc"] for item in items if item["type"] != "extra_forbidden"} | _meant(items, model)
+
+
+def path_of(location: Location, under: str = "") -> str:
     """Where something stands in a document, as ``islands.0.count``. A key is shown in brief: it may be anything."""
     parts = [under] if under else []
     parts += [brief(part).replace("'", "") for part in location]
     return ".".join(parts) or "(the whole document)"
 
 
-def _problem_of(item: Any, *, unknown: str, missing: str, under: str) -> Problem:
-    path = path_of(item["loc"], under)
-    if item["type"] in COMPLETE:
-        return Problem(path, item["msg"], "")
-    value = "" if item["type"] == "missing" else f" (given: {brief(item['input'])})"
-    remedies = {"extra_forbidden": unknown, "missing": missing}
-    return Problem(path, f"{item['msg']}{value}.", remedies.get(item["type"], "Change the value accordingly."))
+def one_of(value: Any, names: Collection[str]) -> tuple[str, str]:
+    """Return what is wrong with a value that is none of these names, and the remedy."""
+    listed = some_of(names, CHOICES_MAX)
+    meant = closest(value, names) if isinstance(value, str) else None
+    remedy = f"Did you mean {meant}?" if meant else "Use one of these." if len(names) > 1 else "Use this."
+    return f"is {brief(value)}, and must be {'one of ' if len(names) > 1 else ''}{listed}.", remedy
+
+
+def closest(name: str, names: Collection[str]) -> str | None:
+    """Return the one of ``names`` that was most likely meant; None where none is like it."""
+    plain = _plain(name)
+    by_plain = {_plain(each): each for each in names}
+    if plain in by_plain:
+        return by_plain[plain]
+    matches = difflib.get_close_matches(plain, by_plain, 1, ALIKE_MIN)
+    if not matches:
+        matches = [each for each in by_plain if len(plain) >= 3 and (each.startswith(plain) or plain.startswith(each))][
+            :1
+        ]
+    return by_plain[matches[0]] if matches else None
 
 
 def valid_fields(model: type[BaseModel], document: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,3 +142,154 @@ def valid_fields(model: type[BaseModel], document: Mapping[str, Any]) -> dict[st
         except ValidationError:
             continue
     return valid
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that a field of this type may hold, in whatever they are."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in sections_in(part)]
+
+
+# ── causes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _causes(error: ValidationError, model: type[BaseModel] | None) -> list[Any]:
+    """The errors without those that exist only because of another."""
+    items: list[Any] = error.errors(include_url=False)
+    locations = {item["loc"] for item in items if item["type"] != "missing"}
+    outer = {location[:length] for location in locations for length in range(len(location))}
+    meant = _meant(items, model) if model is not None else set()
+
+    def follows(item: Any) -> bool:
+        return (item["type"] == "missing" and item["loc"] in meant) or (
+            item["type"] == "too_short" and item["loc"] in outer
+        )
+
+    return [item for item in items if not follows(item)]
+
+
+def _meant(items: Collection[Any], model: type[BaseModel]) -> set[Location]:
+    """Where the fields are that unknown names stand for: of as many as are ever shown, for likeness takes time."""
+    unknown = [item["loc"] for item in items if item["type"] == "extra_forbidden"][:PROBLEMS_MAX]
+    named = ((place[:-1], _field_meant(str(place[-1]), _section_at(model, place[:-1]))) for place in unknown)
+    return {(*section, field) for section, field in named if field is not None}
+
+
+def _section_at(model: type[BaseModel] | None, location: Location) -> type[BaseModel] | None:
+    """The section that stands there. Tags of unions, and numbers of entries, are no fields, and are passed over."""
+    sections = [model] if model is not None else []
+    for part in location:
+        named = [section.model_fields[part] for section in sections if part in section.model_fields]
+        if named:
+            sections = [section for field in named for section in sections_in(field.annotation)]
+    return sections[0] if len(sections) == 1 else None
+
+
+def _field_meant(name: str, section: type[BaseModel] | None) -> str | None:
+    if section is None:
+        return None
+    synonym = SYNONYMS.get(_plain(name))
+    return synonym if synonym in section.model_fields else closest(name, section.model_fields)
+
+
+def _plain(name: str) -> str:
+    return name[:NAME_CHARACTERS_MAX].lower().replace("-", "_").replace(" ", "_").strip("_")
+
+
+def _elsewhere(name: str, model: type[BaseModel]) -> list[str]:
+    """The paths of fields of this name in the whole document."""
+    wanted = {_plain(name), SYNONYMS.get(_plain(name))}
+    return [path for path, field in _all_fields(model) if field in wanted]
+
+
+def _all_fields(model: type[BaseModel], under: str = "") -> Iterator[tuple[str, str]]:
+    for name, field in model.model_fields.items():
+        yield f"{under}{name}", name
+        for section in sections_in(field.annotation):
+            yield from _all_fields(section, f"{under}{name}.")
+
+
+# ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def problem_of(
+    item: Any,
+    *,
+    unknown: str = "Remove it.",
+    missing: str = "Add it.",
+    under: str = "",
+    model: type[BaseModel] | None = None,
+) -> Problem:
+    """One of pydantic's errors, as it lists them, as a problem."""
+    path = path_of(item["loc"], under)
+    match item["type"]:
+        case kind if kind in COMPLETE:
+            return Problem(path, item["msg"], "")
+        case "value_error":  # of a section's own rule, which says the remedy
+            text = item["msg"].removeprefix("Value error, ")
+            return Problem(path, text if text.endswith("?") else f"{text}.", "")
+        case "missing":
+            if item["loc"] and isinstance(item["loc"][-1], int):
+                return Problem(path_of(item["loc"][:-1], under), f"has only {item['loc'][-1]} of its values.", missing)
+            return Problem(path, "is missing.", missing)
+        case "extra_forbidden":
+            return Problem(path, "is unknown.", _remedy_for_name(item["loc"], unknown, model))
+        case "literal_error" | "enum":
+            return Problem(path, *one_of(item["input"], _choices(item)))
+        case "string_pattern_mismatch":
+            return Problem(path, *_unfit_text(item["input"], item["ctx"]["pattern"]))
+        case "union_tag_invalid":
+            names = [name.strip(" '") for name in item["ctx"]["expected_tags"].split(",")]
+            return Problem(path, *one_of(item["ctx"]["tag"], names))
+        case "union_tag_not_found":
+            return Problem(path, f"has no {item['ctx']['discriminator']}, which says what it is.", "Add it.")
+    return Problem(path, *_unfit(item, _section_at(model, item["loc"])))
+
+
+def _choices(item: Any) -> list[str]:
+    """The values of a literal, which pydantic gives as one text: ``'a', 'b' or 'c'``."""
+    return [name.strip("'") for name in item["ctx"]["expected"].replace(" or ", ", ").split(", ")]
+
+
+def _remedy_for_name(location: Location, unknown: str, model: type[BaseModel] | None) -> str:
+    name, section = str(location[-1]), _section_at(model, location[:-1])
+    if model is None or section is None:
+        return unknown
+    if meant := _field_meant(name, section):
+        return f"Did you mean {meant}?"
+    if places := _elsewhere(name, model):
+        return f"Did you mean {' or '.join(places[:3])}?"
+    where = path_of(location[:-1]) if len(location) > 1 else "The document"
+    return f"Remove it. {where} has {some_of(section.model_fields, CHOICES_MAX)}."
+
+
+def _unfit_text(value: str, pattern: str) -> tuple[str, str]:
+    words = PATTERN_WORDS.get(pattern, "written in another way")
+    return f"is {brief(value)}, and must be {words}.", "Change it."
+
+
+def _unfit(item: Any, section: type[BaseModel] | None) -> tuple[str, str]:
+    kind, value = item["type"], item["input"]
+    if kind in _MAPPINGS and value is None:
+        return "is empty.", "Write its fields under it, or leave it out."
+    if kind in ("too_short", "too_long"):
+        context = {"min_length": 1, "max_length": 0, **item["ctx"]}
+        limit = MUST_BE[kind].format(**context).removesuffix(" long")
+        count = item["ctx"].get("actual_length") or len(value)
+        return f"has {counted(count, 'value')}, and must have {limit}.", "Add or remove some."
+    words = MUST_BE.get(kind)
+    if words is None:
+        return f"is {brief(value)}, which cannot be used here.", "See its description in the reference."
+    message = f"is {brief(value)}, and must be {words.format(**item.get('ctx', {}))}."
+    if kind in _LISTS and isinstance(value, Mapping):
+        return message, "Begin each entry with a dash."
+    if kind in _LISTS:
+        return message, f"Write it in brackets: [{value}]." if isinstance(value, str | int) else "Write a list."
+    if kind in _MAPPINGS and section is not None:
+        return message, f"Its fields are {some_of(section.model_fields, CHOICES_MAX)}."
+    if isinstance(value, str) and kind.startswith(("int", "float", "bool")):
+        return message, "Write it without quotation marks, and nothing else beside it."
+    if kind == "string_type":
+        return message, "Put it in quotation marks."
+    return message, "Change it."

@@ -36,7 +36,7 @@ def test_every_problem_is_told_at_once_with_its_remedy() -> None:
         }
     )
     assert set(found) == {"nmae", "training.batch_size", "budget", "islands", "synchroniser.quorum", "data.files"}
-    assert "spelling" in found["nmae"]
+    assert "Did you mean name?" in found["nmae"]
     assert "at most 2" in found["synchroniser.quorum"]
 
 

@@ -114,6 +114,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.models",
             "orchestrator.parameters.codec.registry",
             "orchestrator.section",
+            "orchestrator.validation",
             "pydantic",
         }
     ),
@@ -135,7 +136,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
-    "orchestrator.validation": frozenset({"orchestrator.errors", "orchestrator.plain", "pydantic"}),
+    "orchestrator.validation": frozenset(
+        {"orchestrator.bounds", "orchestrator.errors", "orchestrator.plain", "pydantic"}
+    ),
+    "orchestrator.partial": frozenset({"orchestrator.errors", "orchestrator.validation", "pydantic"}),
     "orchestrator.device_mesh": frozenset({"orchestrator.errors"}),
     "orchestrator.config": frozenset(
         {
@@ -145,6 +149,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.documents",
             "orchestrator.file_kinds",
             "orchestrator.sections",
+            "orchestrator.partial",
+            "orchestrator.plain",
             "orchestrator.validation",
             "orchestrator.errors",
             "pydantic",
@@ -481,6 +487,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.roots",
             "orchestrator.run_folder",
             "orchestrator.tokenizer_file",
+            "orchestrator.validation",
             "orchestrator.tape.command_codec",
             "pydantic",
         }

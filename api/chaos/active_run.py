@@ -38,7 +38,7 @@ from orchestrator.errors import (
     DataError,
     InfrastructureError,
     RequestError,
-    first_line,
+    in_words,
 )
 
 REPORT_TIMEOUT_S = 60.0
@@ -214,9 +214,7 @@ class ActiveRun:
         try:
             verdict = judge(self._conduct, report, self._reference)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-            reason = (
-                f"the job's report is damaged, and cannot be judged by ({type(error).__name__}: {first_line(error)})"
-            )
+            reason = f"the job's report is damaged, and cannot be judged by ({in_words(error)})"
             self._tell(RunState.FAILED, reason=reason, ended_at=time.time())
             return True
         state = RunState.ABORTED if self._conduct.aborted else RunState.PASSED if verdict.passed else RunState.FAILED

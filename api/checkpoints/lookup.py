@@ -25,7 +25,7 @@ from orchestrator.errors import (
     InvalidJobSpec,
     OutsideRoots,
     Problem,
-    first_line,
+    in_words,
 )
 from orchestrator.roots import AllowedRoots
 from orchestrator.sections import REFUSED_MAX, ResumeSection
@@ -48,7 +48,7 @@ def checkpoints_of(row: JobRow, roots: AllowedRoots) -> list[Checkpoint]:
     except AtollError:
         raise
     except Exception as error:
-        detail = f"The checkpoints of job {row.job} cannot be read: {type(error).__name__}: {first_line(error)}."
+        detail = f"The checkpoints of job {row.job} cannot be read: {in_words(error)}."
         raise InfrastructureError(detail=detail) from error
     return [
         Checkpoint(
@@ -82,7 +82,7 @@ def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None], roots: Al
     except OutsideRoots as error:
         raise _problem(error.detail, error.remedy) from error
     except (AtollError, OSError, ValueError) as error:
-        raise _problem(f"{type(error).__name__}: {error}") from error
+        raise _problem(in_words(error)) from error
     refused = tuple(reason[:REMARK_CHARACTERS_MAX] for reason in checkpoint.refused[:REFUSED_MAX])
     return spec.model_copy(update={"resume": ResumeSection(checkpoint=checkpoint.url, refused=refused)})
 

@@ -133,7 +133,7 @@ def jobs(
             return
         jobs = ask()
     if as_json or output == "json":
-        print_json(jobs)
+        print_json({"jobs": [job.model_dump(mode="json") for job in jobs]})  # as the API answers
     elif jobs:
         console_for(output).print(_table(jobs, output == "wide"))
         for line in _waiting(jobs):
@@ -155,7 +155,7 @@ def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json
 
     with until_interrupted():
         if as_json or output == "json":
-            emit(Poller(ask), lambda jobs: jobs, echo_json)
+            emit(Poller(ask), lambda jobs: jobs, echo_json, name="jobs")
         else:
             show(Poller(ask), draw, console_for(output))
 

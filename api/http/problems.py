@@ -42,7 +42,7 @@ from orchestrator.errors import (
     Unauthenticated,
     disk_remedy,
 )
-from orchestrator.validation import path_of
+from orchestrator.validation import problem_of
 
 CONTENT_TYPE = "application/problem+json"
 PREFIX = "urn:atoll:problem:"
@@ -203,4 +203,5 @@ def _methods_of(request: Request) -> list[str]:
 
 
 def _item_of(detail: Any) -> ProblemItem:
-    return ProblemItem(path=path_of(detail["loc"]), message=f"{detail['msg']}.", remedy="Change the value accordingly.")
+    problem = problem_of(detail)
+    return ProblemItem(path=problem.path, message=problem.message, remedy=problem.remedy)

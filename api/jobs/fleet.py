@@ -10,39 +10,56 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from orchestrator.actors.records import NodeGroupRecord
-from orchestrator.bounds import ISLANDS_MAX
 from orchestrator.config import too_many_entries
 from orchestrator.errors import Problem
-from orchestrator.plain import some_of
+from orchestrator.plain import brief, some_of
 from orchestrator.sections import IslandsSection
-
-_SECTIONS: TypeAdapter[tuple[IslandsSection, ...]] = TypeAdapter(
-    Annotated[tuple[IslandsSection, ...], Field(max_length=ISLANDS_MAX)]
-)
+from orchestrator.validation import closest
 
 
-def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroupRecord]) -> tuple[Problem, ...]:
-    """Everything these islands ask for that these node groups can never give, each with its remedy."""
+def group_problems(document: Mapping[str, Any], groups: Sequence[NodeGroupRecord]) -> tuple[Problem, ...]:
+    """Every node group that the specification names and the fleet has not. The specification may be wrong elsewhere."""
+    if too_many_entries(document):
+        return ()
+    names = sorted(group["name"] for group in groups)
+    islands, evaluation = document.get("islands"), document.get("evaluation")
+    entries = list(islands) if isinstance(islands, list | tuple) else []
+    sections = [(f"islands.{index}", entry) for index, entry in enumerate(entries)] + [("evaluation", evaluation)]
+    named = [(path, section.get("node_group")) for path, section in sections if isinstance(section, Mapping)]
+    return tuple(
+        Problem(
+            f"{path}.node_group",
+            f"is {brief(group)}, but the fleet has {some_of(names) or 'none at all'}.",
+            f"{_meant(group, names)}, or start the service with --groups and a file that has it.",
+        )
+        for path, group in named
+        if isinstance(group, str) and group not in names
+    )
+
+
+def _meant(group: str, names: Sequence[str]) -> str:
+    meant = closest(group, names)
+    return f"Use {meant}, if that is meant" if meant else "Use one of these"
+
+
+def fleet_problems(
+    islands: Mapping[int, IslandsSection] | Sequence[IslandsSection], groups: Sequence[NodeGroupRecord]
+) -> tuple[Problem, ...]:
+    """Everything these islands ask for that their node groups can never give, each with its remedy."""
     groups_by_name = {group["name"]: group for group in groups}
     problems: list[Problem] = []
     entries_of: dict[str, list[int]] = defaultdict(list)
-    names = some_of(sorted(groups_by_name)) or "none at all"
-    for index, section in enumerate(islands):
+    islands = islands if isinstance(islands, Mapping) else dict(enumerate(islands))
+    with_accelerators = [group["name"] for group in groups if group["accelerators"]]
+    for index, section in islands.items():
         if section.node_group in groups_by_name:
             entries_of[section.node_group].append(index)
-            continue
-        problems.append(
-            Problem(
-                f"islands.{index}.node_group",
-                f"is {section.node_group!r}, but the fleet has {names}.",
-                "Use one of these, or start the service with --groups and a file that has it.",
-            )
-        )
     for name, indices in entries_of.items():
         group, sections = groups_by_name[name], [islands[i] for i in indices]
         where = f"islands.{indices[0]}" if len(indices) == 1 else "islands"
@@ -60,6 +77,16 @@ def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroup
             one_node = has / max(1, group["nodes"])  # they are of one kind
             too_large = [index for index in indices if getattr(islands[index], field) > one_node]
             for index in too_large:
+                if not has:
+                    message = (
+                        f"asks for {getattr(islands[index], field):g} {field} on node group {name!r}, which has none."
+                    )
+                    others = some_of(sorted(with_accelerators))
+                    remedy = f"Use a group that has: {others}." if others else "No group here has: set it to 0."
+                    if field == "accelerators":
+                        remedy += " With accelerator: cpu an island needs none."
+                    problems.append(Problem(f"islands.{index}.{field}", message, remedy))
+                    continue
                 problems.append(
                     Problem(
                         f"islands.{index}.{field}",
@@ -80,11 +107,13 @@ def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroup
     return tuple(problems)
 
 
-def sections_of(document: Mapping[str, Any]) -> tuple[IslandsSection, ...]:
-    """The islands of a specification that may be wrong elsewhere; none if they cannot be read themselves."""
-    if too_many_entries(document):
-        return ()
-    try:
-        return _SECTIONS.validate_python(document.get("islands", ()))
-    except ValidationError:
-        return ()
+def sections_of(document: Mapping[str, Any]) -> dict[int, IslandsSection]:
+    """The entries of a specification's islands that are right, by their number; it may be wrong elsewhere."""
+    islands = document.get("islands")
+    if too_many_entries(document) or not isinstance(islands, list | tuple):
+        return {}
+    sections = {}
+    for index, entry in enumerate(islands):
+        with suppress(ValidationError):
+            sections[index] = IslandsSection.model_validate(entry)
+    return sections

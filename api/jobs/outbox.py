@@ -24,6 +24,7 @@ from threading import Lock
 from api.clocks import Ages
 from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.control import ControlPort
+from api.jobs.translate import has_decided
 from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.actors.records import StatusRecord
@@ -179,4 +180,4 @@ class Outbox:
 
 def over(record: StatusRecord | None) -> bool:
     """Whether nothing more will be decided."""
-    return record is None or record["view"]["phase"] == "finished"
+    return record is None or has_decided(record)

@@ -36,7 +36,7 @@ from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.path_check import refuse_outside
-from api.jobs.translate import last_known_of
+from api.jobs.translate import has_decided, last_known_of
 from api.run.files import is_there
 from api.run.folder import Run, damage_of_status, read_status
 from api.schemas import JobState
@@ -171,7 +171,7 @@ class Overseer:
         try:
             self._progress[row.job] = last_known_of(record)
             self._tries.pop(row.job, None)
-            if record["view"]["phase"] != "finished":
+            if not has_decided(record):
                 self._lives.pop(row.job, None)
         except Exception as error:
             self._complain(row, f"it does not say how far it is: {reason_of(error)}", error)

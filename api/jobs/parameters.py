@@ -19,7 +19,7 @@ from typing import BinaryIO
 from api.jobs.control import ControlPort
 from api.jobs.service import Service
 from api.run.files import open_below
-from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound, last_line
+from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound, in_words
 from orchestrator.run_folder import PARAMETERS
 
 CHUNK_BYTES = 256 << 10
@@ -97,7 +97,7 @@ class Parameters:
         except AtollError:
             raise
         except Exception as error:  # of the job's process, or of what writes the file there
-            detail = f"The parameters of job {job} could not be written into {folder}: {last_line(error)}."
+            detail = f"The parameters of job {job} could not be written into {folder}: {in_words(error)}."
             raise InfrastructureError(
                 detail=detail, remedy="See whether its disk is full; training goes on."
             ) from error

@@ -17,36 +17,41 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any, BinaryIO, TypeVar
 
-from api.auth.code import OWN_PACKAGES, code_problems
+from api.auth.code import OWN_PACKAGES
 from api.checkpoints.archive import Archive, archive_of
-from api.checkpoints.lookup import checkpoints_of, resolved
+from api.checkpoints.lookup import checkpoints_of
 from api.checkpoints.schemas import Checkpoint
 from api.clocks import ClockWatch
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.dispatcher import sections_of as sections_of_row
-from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
-from api.jobs.index_check import with_index_digest
 from api.jobs.origin import origin_of
 from api.jobs.outbox import Outbox, row_of
-from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
-from api.jobs.tokenizer_check import tokenizer_of, with_tokenizer
-from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
+from api.jobs.submission import Checks
+from api.jobs.tokenizer_check import tokenizer_of
+from api.jobs.translate import (
+    command_of,
+    has_decided,
+    island_in,
+    job_of,
+    plans_of,
+    readable,
+    still_writing,
+    summary_of,
+    unreadable,
+)
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
 from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary
 from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
-from orchestrator.config import JobSpec, parse_job
+from orchestrator.config import JobSpec
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
-from orchestrator.data_check import data_problems
-from orchestrator.data_files import with_found_files
-from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
-from orchestrator.memory_budget import memory_problems, parameter_count_of
+from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.roots import AllowedRoots
 from orchestrator.run_folder import REPORT
@@ -132,7 +137,7 @@ class Service:
         if key and (earlier := self._store.job_by_key(key)):
             refuse_other_request(earlier, digest, key)
             return self._answer(earlier)
-        spec = self._validated(document)
+        spec = self.check(document)
         job = f"{spec.name}-{''.join(secrets.choice(SUFFIX_ALPHABET) for _ in range(5))}"
         run_dir = self._runs_dir / job
         row = JobRow(
@@ -290,25 +295,12 @@ class Service:
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _validated(self, document: Mapping[str, Any]) -> JobSpec:
-        groups, foreign = self._control.node_groups(), code_problems(document, self._packages)
-        outside: tuple[Problem, ...] = ()
-        try:
-            spec = parse_job(document)
-            spec = with_found_files(spec, self.roots)
-            outside = (*problems_outside_roots(spec, self.roots, begun=True), *data_problems(spec, self.roots))
-            spec = with_index_digest(with_tokenizer(spec, self.roots), self.roots)
-            spec = resolved(spec, self._store.job, self.roots)
-        except InvalidJobSpec as error:
-            more = (*outside, *fleet_problems(sections_of(document), groups))
-            problems = (*error.problems, *more, *foreign)
-            raise InvalidJobSpec(problems=problems, omitted_count=error.omitted_count) from error
-        count = parameter_count_of(spec)
-        memory = () if count is None else memory_problems(spec, count, self._control.node_memory())
-        weights = weights_problems(spec, self.roots)
-        if problems := (*outside, *fleet_problems(spec.islands, groups), *memory, *weights, *foreign):
-            raise InvalidJobSpec(problems=problems)
-        return spec
+    def check(self, document: Mapping[str, Any]) -> JobSpec:
+        """Return the specification as it would be taken, with what the service fills in. Nothing is queued.
+
+        Raises InvalidJobSpec with every problem of the specification and of the fleet.
+        """
+        return Checks(self._control, self._packages, self.roots, self._store.job).accepted(document)
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
         """The job's whole checkpoints, oldest first."""
@@ -328,15 +320,22 @@ class Service:
         return row
 
     def record(self, row: JobRow) -> StatusRecord | None:
-        """The job's status record: its final state if it left one, else the live one; None if there is neither."""
+        """The job's status record: its final state if it left one, else the live one; None if there is neither.
+
+        A job is over once its final state is on the disk, which comes after its report. Until then its record is that of a
+        job that is finishing, whatever the job itself has decided already.
+        """
         if record := read_status(Path(row.run_dir)):
             return record
         if row.state not in ALIVE:
             return None
         try:
-            return self._control.status(row.job)
+            live = self._control.status(row.job)
         except NotFound:
             return read_status(Path(row.run_dir))  # it may have ended between the two reads
+        if not has_decided(live):
+            return live
+        return read_status(Path(row.run_dir)) or still_writing(live)
 
     def _answer(self, row: JobRow, patience_s: float = PATIENCE_S) -> Job:
         answer = self._snapshot(row, patience_s).answer
@@ -368,9 +367,7 @@ class Service:
             job.model_dump_json()  # what cannot be sent is found here, not by whoever lists all jobs
         except Exception as error:
             if record is not None and read_status(run_dir) is None:
-                detail = (
-                    f"What job {row.job} says of itself makes no sense ({type(error).__name__}: {first_line(error)})."
-                )
+                detail = f"What job {row.job} says of itself makes no sense ({in_words(error)})."
                 raise InfrastructureError(detail=detail, remedy="Look at its log (`atoll logs`).") from error
             return unreadable(row, error)
         if record is None and job.state.final and (damage := damage_of_status(run_dir)):

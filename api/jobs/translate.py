@@ -213,6 +213,19 @@ def state_of(view: Mapping[str, Any]) -> JobState:
     return JobState.FINISHING if view["phase"] == "finishing" else JobState.RUNNING
 
 
+def has_decided(record: StatusRecord) -> bool:
+    """Whether the job decides nothing more. Its parameters and its report may still have to be written."""
+    view = _mapping(_mapping(record).get("view"))
+    return view.get("phase") == "finished" or view.get("outcome") is not None
+
+
+def still_writing(record: StatusRecord) -> StatusRecord:
+    """The record of a job that has decided how it ends, and has not written all of its files yet."""
+    view = record["view"]
+    reason = f"it ends as {view['outcome']} ({view['reason']}); its parameters and its report are being written"
+    return {**record, "view": {**view, "phase": "finishing", "reason": reason}}
+
+
 def spares_of(views: Sequence[Mapping[str, Any]]) -> set[str]:
     """The islands that nobody has ever wanted: scale-up slots. Of a job that never placed one, none is told from others."""
     if not any(view["incarnation"] for view in views):
@@ -334,7 +347,7 @@ def plans_of(row: JobRow) -> tuple[list[Island], int, dict[str, dict[str, Any]],
         for plan in plans
     ]
     sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
-    extents = {name: _extent(section) for name, section in sections.items()}
+    extents: dict[str, dict[str, Any]] = {name: _extent(section) for name, section in sections.items()}
     warnings = [ProblemItem(path=one.path, message=one.message, remedy=one.remedy) for one in advice(spec)]
     return islands, spec.token_budget, extents, warnings
 

@@ -62,8 +62,9 @@ def describe(document: dict[str, Any]) -> None:
             for container in (operation.get("requestBody"), *operation["responses"].values()):
                 _exemplify(container or {}, schemas)
             operation["responses"] = dict(sorted(operation["responses"].items()))
-    for content in document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"].values():
-        content["example"] = SPECIFICATION
+    for path in ("/v1/jobs", "/v1/jobs/check"):
+        for content in document["paths"][path]["post"]["requestBody"]["content"].values():
+            content["example"] = SPECIFICATION
 
 
 def refusals_of(method: str, path: str, operation: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -235,6 +235,13 @@ SHAPES: dict[str, Any] = {
     "Island": _ISLAND,
     "Islands": {"islands": [_ISLAND]},
     "Job": _JOB,
+    "JobCheck": {
+        "name": "demo",
+        "island_count": 4,
+        "token_budget": 3686400,
+        "steps": 900,
+        "specification": {"name": "demo", "islands": [{"node_group": "us-east"}], "budget": {"steps": 900}},
+    },
     "Jobs": {"jobs": [_JOB_SUMMARY], "next_cursor": None},
     "KillOptions": {"restart": True},
     "Logs": {"logs": [{"source": "asia", "incarnation": 2, "bytes": 2304, "written_at": 1795292312.4}]},

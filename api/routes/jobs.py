@@ -24,7 +24,7 @@ from api.routes.dependencies import (
     accepted,
     versioned,
 )
-from api.schemas import Command, Job, Jobs, JobState, Scale
+from api.schemas import Command, Job, JobCheck, Jobs, JobState, Scale
 from orchestrator import documents
 from orchestrator.config import JobSpec
 from orchestrator.core import commands
@@ -76,6 +76,23 @@ async def submit_job(
     job = await SUBMITS.run(service.submit, document, caller, idempotency_key, priority)
     response.headers["Location"] = f"/v1/jobs/{job.job}"
     return job
+
+
+@router.post("/check", openapi_extra=SPEC_BODY)
+async def check_job(request: Request, service: ServiceHere) -> JobCheck:
+    """Hold a job specification, JSON or YAML, against everything that a submission is; nothing is queued.
+
+    422 lists every problem. The model's code is not run, and no text is read: `atoll check` does both.
+    """
+    document = await PARSING.run(parse_body, await request.body(), request.headers.get("content-type", ""))
+    spec = await SUBMITS.run(service.check, document)
+    return JobCheck(
+        name=spec.name,
+        island_count=spec.island_count,
+        token_budget=spec.token_budget,
+        steps=spec.horizon_steps,
+        specification=spec.model_dump(mode="json"),
+    )
 
 
 @router.get("", response_model=Jobs, responses=VERSIONED)

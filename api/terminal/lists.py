@@ -62,12 +62,17 @@ def emit(
     items: Callable[[View], Sequence[BaseModel]],
     write: Callable[[str], None],
     over: Callable[[View], bool] = never,
+    name: str | None = None,
 ) -> None:
-    """For programs: the list as one line of JSON, and again whenever it has changed, until it is ``over``."""
+    """For programs: the list as one line of JSON, and again whenever it has changed, until it is ``over``.
+
+    With a ``name`` each line is an object that has the list under it, as the API answers.
+    """
     before = None
     while True:
         view = poller()
-        if (line := json.dumps([item.model_dump(mode="json") for item in items(view)])) != before:
+        listed = [item.model_dump(mode="json") for item in items(view)]
+        if (line := json.dumps({name: listed} if name else listed)) != before:
             write(line)
             before = line
         if over(view):

@@ -118,9 +118,12 @@ async function listJobs() {
   await beside.look(page.jobs);
   if (page.job) return drawBar();
   complain(null);
-  if (page.jobs.length) await choose(asked() ?? page.jobs[0].job);
+  if (page.jobs.length) await choose(asked() ?? begun(page.jobs).job);
   else draw();
 }
+
+/** The newest job that has begun: of one that waits in the queue there is nothing to see yet. */
+const begun = (jobs) => jobs.find((job) => job.state !== "queued") ?? jobs[0];
 
 /** The job that the address names, if the service has it. */
 const asked = () => page.jobs?.find((job) => encodeURIComponent(job.job) === location.hash.slice(1))?.job;
@@ -239,8 +242,9 @@ function draw() {
   fill(place("lines"), views.lines(job));
   const alive = !FINAL.has(job.state);
   fill(place("groups"), alive && page.groups.length > 0 && groups(page.groups, job, mayChange()));
-  if (!page.looked) return drawUnknown(alive);
-  fill(place("chaos"), (alive || page.run) && chaos(page.run, job, mayChange() && alive));
+  if (!page.looked) return drawUnknown(alive && job.state !== "queued");
+  const running = alive && job.state !== "queued";
+  fill(place("chaos"), (running || page.run) && chaos(page.run, job, mayChange() && running));
   drawMerges();
   fill(place("commands"), views.commands(page.commands));
 }

@@ -6,7 +6,7 @@
  */
 
 import { badge, h } from "./dom.js";
-import { JOB_TONES, ago, clock, count, day, looks, loss, percent, plural, rate, sentence } from "./words.js";
+import { JOB_TONES, ago, beforeTheEnd, clock, count, day, looks, loss, percent, plural, rate, sentence } from "./words.js";
 
 export { lines } from "./lines.js";
 
@@ -67,7 +67,7 @@ export function headline(job) {
       ),
       tile("Held-out loss", loss(job.loss), `nats per token${job.loss_train === null ? "" : `; training ${loss(job.loss_train)}`}`),
       tile("Goodput", percent(job.goodput_ratio), "of island time reached a merge"),
-      tile("Global version", `${job.global_version}`, `${plural(job.fragments.length, "fragment")}, all outer steps`),
+      tile("Global version", `${job.global_version}`, `${plural(job.fragments.length || job.schedule.fragments || 0, "fragment")}, all outer steps`),
       tile("Islands", `${job.islands_training} of ${job.island_count}`, "training now"),
     ),
   ];
@@ -85,7 +85,7 @@ const CARDS_MAX = 16;
 /** Islands as cards, grouped by region in the order of the job. */
 export function islands(job, mayChange) {
   const regions = [...byRegion(job.islands)];
-  const alive = !["completed", "cancelled", "failed"].includes(job.state);
+  const begun = !["queued", "completed", "cancelled", "failed"].includes(job.state);
   const crowded = job.islands.length > CARDS_MAX;
   const alone = regions.filter(([, members]) => members.length <= STACK_MAX).length === 1;
   const region = ([name, members], n) => [
@@ -93,7 +93,7 @@ export function islands(job, mayChange) {
       "div",
       { class: alone || members.length > STACK_MAX ? "region wide" : "region", role: "group", "aria-labelledby": `region-${n}`, "data-key": `region-${name}` },
       h("h3", { id: `region-${n}` }, name, h("span", { class: "soft" }, ` ${shares(members)}`)),
-      h("ul", { class: crowded ? "cards crowded" : "cards" }, (crowded ? uneasyFirst(members) : members).map((island) => card(island, job, mayChange && alive, crowded))),
+      h("ul", { class: crowded ? "cards crowded" : "cards" }, (crowded ? uneasyFirst(members) : members).map((island) => card(island, job, mayChange && begun, crowded))),
     ),
   ];
   return [h("h2", { id: "islands-title" }, "Islands"), h("div", { class: "regions" }, regions.map(region))];
@@ -129,7 +129,7 @@ function card(island, job, mayChange, crowded) {
       fact("Steps/s", rate(island.steps_per_second)),
       fact("Tokens", count(island.tokens_total)),
       fact("Loss", loss(island.loss)),
-      fact("Last merge", ago(merged)),
+      fact("Last merge", job.ended_at ? beforeTheEnd(merged) : ago(merged)),
       (island.hosts > 1 || axes) && fact("Hosts", `${island.hosts}${axes && `: ${axes}`}`),
       fact("Incarnation", `${island.incarnation}`, island.node && `on ${island.node}`),
     ),

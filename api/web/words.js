@@ -34,6 +34,12 @@ export function ago(value) {
   return value < 7200 ? `${Math.round(value / 60)} min ago` : `${Math.round(value / 3600)} h ago`;
 }
 
+/** The same in a job that has ended: its time stands still. */
+export function beforeTheEnd(value) {
+  if (value === null || value === undefined) return "never";
+  return value < 1 ? "at the end" : `${ago(value).replace(" ago", "")} before the end`;
+}
+
 export const percent = (ratio) => (ratio === null || ratio === undefined ? "–" : `${(100 * ratio).toFixed(1)} %`);
 export const loss = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 export const plain = (value) => `${Number(value.toPrecision(6))}`;

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import assert_never, cast
 
-from learners.catching_up import in_words
 from learners.checkpointing import Cut
 from learners.contract import Trainer
 from learners.failure import broken_by
@@ -33,6 +32,7 @@ from learners.group.messages import (
 from learners.held_pieces import HeldPieces
 from learners.island_arrays import ArraysPlan, IslandArrays, State, StateRequest
 from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.errors import in_words
 from orchestrator.replica.replica import AdoptVersion, CutState, ExportState, OfferFragment, Publication, SendReport
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Follower:
                     assert_never(order)
         except LinkEnded:
             raise
-        except Exception as error:  # whatever failed must be said: rank 0 reports it
+        except (Exception, SystemExit) as error:  # whatever failed must be said: rank 0 reports it
             log.exception("what rank 0 wants fails here")
             self._line.send(Failed(broken_by(error)) if isinstance(order, Beat) else Done(in_words(error)))
         else:

@@ -33,7 +33,7 @@ from learners.streaming.expanded import Expanded, decompressed
 from learners.streaming.parquet_rows import Rows
 from orchestrator import file_kinds
 from orchestrator.core.vocabulary import SourceFlaws
-from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line
+from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line, in_words
 from orchestrator.file_kinds import UTF8_BOM, Format, Misfit, kind_of
 from orchestrator.roots import AllowedRoots, open_data, shown
 from orchestrator.text_records import NotText, NotUtf8, plain_line, text_of, utf8
@@ -170,8 +170,7 @@ class Reader:
                 if attempt + 1 < attempts and not isinstance(error, AtollError):
                     time.sleep(PAUSE_S * (attempt + 1))
                     continue
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                self.unreadable.add(path, -1 - number, where, reason, self.source)
+                self.unreadable.add(path, -1 - number, where, in_words(error), self.source)
         return []
 
     def pieces(self, path: str, count: int, size: int) -> Iterator[tuple[int, list[bytes]]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from learners.streaming import documents, order
 from learners.streaming.order import Pieces, cut, listed
-from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, first_line
+from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, first_line, in_words
 from orchestrator.file_kinds import Compression, Format, kind_of
 from orchestrator.roots import AllowedRoots, data_bytes, shown
 
@@ -94,9 +94,7 @@ def _size(roots: AllowedRoots, path: str) -> int:
             if "://" not in path:
                 raise _not_here(path, error) from error
             if attempt + 1 == ATTEMPTS:
-                detail = (
-                    f"data.sources: {shown(path)} cannot be looked at: {type(error).__name__}: {first_line(error)}."
-                )
+                detail = f"data.sources: {shown(path)} cannot be looked at: {in_words(error)}."
                 raise InfrastructureError(detail=detail) from error
             time.sleep(PAUSE_S * (attempt + 1))
     raise AssertionError("the last attempt returns or raises")

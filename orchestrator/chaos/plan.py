@@ -156,8 +156,8 @@ def parse(document: Mapping[str, Any]) -> ChaosPlan:
     try:
         plan = ChaosPlan.model_validate(dict(document))
     except ValidationError as error:
-        problems += problems_of(error, unknown=UNKNOWN)
-        omitted = omitted_count(error)
+        problems += problems_of(error, unknown=UNKNOWN, model=ChaosPlan)
+        omitted = omitted_count(error, ChaosPlan)
     problems += _between_fields(document, valid_fields(ChaosPlan, document))
     if problems or plan is None:
         raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems), omitted_count=omitted)

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.errors import AtollError, DataError, InfrastructureError, OutsideRoots, first_line
+from orchestrator.errors import AtollError, DataError, InfrastructureError, OutsideRoots, in_words
 from orchestrator.roots import Allowed, AllowedRoots, Root, name_parts, open_folder, open_regular, shown, store_of
 
 CHUNK_BYTES = 4 << 20
@@ -246,7 +246,7 @@ class Folder:
         except (AtollError, OSError):
             raise
         except Exception as error:
-            detail = f"{self.url} failed at {doing}: {type(error).__name__}: {first_line(error)}."
+            detail = f"{self.url} failed at {doing}: {in_words(error)}."
             raise InfrastructureError(detail=detail, remedy="See whether it can be reached from here.") from error
 
     # ── either ────────────────────────────────────────────────────────────────────────────────────────────────────

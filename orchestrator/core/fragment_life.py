@@ -40,6 +40,7 @@ from orchestrator.core.vocabulary import (
     Contribution,
     FragmentId,
     Instant,
+    IslandId,
     JobPhase,
     RefusalReason,
     ReleaseReason,
@@ -100,9 +101,24 @@ def _strike(
     island = state.islands[c.island] = island_record.struck(island, c, note)
     if reason is not RefusalReason.NON_FINITE and island.strikes[c.fragment] < state.policy.health.strikes_max:
         return []
-    after, effects = island_record.quarantine(island, state.policy, note, event.at, state.next_serial())
+    remedy = _remedy(state, island.id, reason)
+    after, effects = island_record.quarantine(island, state.policy, note, event.at, state.next_serial(), remedy)
     state.islands[c.island] = after
     return [QuarantineIsland(c.island, c.incarnation, reason, detail), *effects, *advance_all(state, event.at)]
+
+
+def _remedy(state: JobState, island: IslandId, reason: RefusalReason) -> str:
+    """Return what to do about an island that is given up for its work: one machine may be bad, and hardly all."""
+    if reason not in (RefusalReason.NON_FINITE, RefusalReason.EXPLODING):
+        return "look at its machine, and its line, before it is re-added"
+    others = [other for other in state.job_islands if other.id != island]
+    diverged = [other.id for other in others if other.quarantines and other.health_note]
+    if diverged:
+        count = f"{len(diverged) + 1} of the {len(others) + 1} islands diverged"
+        return f"{count}, so the cause is no machine: lower training.inner_optimizer.lr, or look at the data"
+    if not others:
+        return "lower training.inner_optimizer.lr; if that changes nothing, look at the data and at its machine"
+    return "the other islands are well: look at its machine before it is re-added"
 
 
 def advance_all(state: JobState, now: Instant) -> list[Effect]:

@@ -343,14 +343,14 @@ def depart(before: Island, reason: str, now: Instant, timer_serial: int) -> Step
     return after, (stop, SetTimer(backoff_timer(before), timer_serial, now))
 
 
-def quarantine(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_serial: int) -> Step:
+def quarantine(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_serial: int, remedy: str) -> Step:
     """The incarnation's work cannot be used: end it, and place the next one, or give up."""
     count = before.quarantines + 1
     flagged = replace(before, quarantines=count, health_note=f"quarantined: {reason}")
     after, effects = lose(flagged, policy, flagged.health_note, now, timer_serial, dead=False)
     if after.state is not IslandState.LOST or count <= policy.health.quarantines_max:
         return after, effects
-    summary = f"given up after {count} quarantines; last: {reason}; look at its machine before it is re-added"
+    summary = f"given up after {count} quarantines; last: {reason.rstrip('.')}; {remedy}"
     return replace(after, state=IslandState.FAILED, reason=summary), tuple(
         e for e in effects if isinstance(e, StopIsland)
     )

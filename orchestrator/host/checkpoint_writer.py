@@ -34,7 +34,7 @@ from orchestrator.core.saving import (
     SealCheckpoint,
 )
 from orchestrator.core.vocabulary import Instant, IslandId
-from orchestrator.errors import AtollError, first_line
+from orchestrator.errors import AtollError, first_line, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.state_view import StateView
 
@@ -143,7 +143,7 @@ class CheckpointWriter:
             self._fail(number, error)
 
     def _fail(self, number: int, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = in_words(error)
         unforeseen = None if isinstance(error, AtollError | OSError) else error
         log.warning("checkpoint %d fails: %s", number, reason, exc_info=unforeseen)
         self._open.pop(number, None)

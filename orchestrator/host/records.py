@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from orchestrator.actors.records import StatusRecord
 from orchestrator.core.vocabulary import JobPhase
 from orchestrator.disk import LocalDisk
-from orchestrator.errors import first_line
+from orchestrator.errors import in_words
 from orchestrator.parameters.pieces import joined
 from orchestrator.plain import finite
 from orchestrator.run_folder import PARAMETERS, REPORT, REPORT_PAGE, STATUS
@@ -69,7 +69,7 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
         page: str = importlib.import_module(RENDERER).render(report)
     except Exception as error:  # the job is none the worse for it, and its figures are written
         log.exception("the report's page cannot be made")
-        reason = html.escape(f"{type(error).__name__}: {first_line(error)}")
+        reason = html.escape(in_words(error))
         page = (
             f"<!doctype html><title>No report</title><p>This page could not be made ({reason}); see report.json.</p>\n"
         )

@@ -6,7 +6,7 @@ import logging
 import threading
 
 from orchestrator.config import JobSpec
-from orchestrator.errors import InfrastructureError, first_line
+from orchestrator.errors import InfrastructureError, in_words
 from orchestrator.host.retry import TAPE_REFUSES, Retrier
 from orchestrator.tape.storage import TapeWriter
 
@@ -44,7 +44,7 @@ class PeriodicSync:
                 except (InfrastructureError, ValueError):
                     pass  # nobody waits any more, or the tape was closed just now
                 except Exception as error:  # islands would keep all their reports for ever
-                    reason = f"{type(error).__name__}: {first_line(error)}"
+                    reason = in_words(error)
                     if reason != self._trouble:
                         log.error("the tape cannot be made durable: %s", reason, exc_info=error)
                     self._trouble = reason

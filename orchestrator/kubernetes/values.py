@@ -150,8 +150,12 @@ def read_values(path: Path) -> Values:
     try:
         values = Values.model_validate(document)
     except ValidationError as error:
-        problems = problems_of(error, unknown="Remove it, or look at docs/guide/kubernetes.md for its name.")
-        raise InvalidJobSpec(detail=detail, problems=tuple(problems), omitted_count=omitted_count(error)) from error
+        problems = problems_of(
+            error, unknown="Remove it, or look at docs/guide/kubernetes.md for its name.", model=Values
+        )
+        raise InvalidJobSpec(
+            detail=detail, problems=tuple(problems), omitted_count=omitted_count(error, Values)
+        ) from error
     if contradictions := tuple(_problems(values)):
         raise InvalidJobSpec(detail=detail, problems=contradictions)
     return values

@@ -138,7 +138,9 @@ def check_magnitude(name: str, largest: float) -> str | None:
     """The reason why values of this largest magnitude may not enter a merge; None where they may."""
     if largest <= MAGNITUDE_MAX:  # so that NaN fails it
         return None
-    return f"{name} holds a value of the magnitude {largest}."
+    if math.isfinite(largest):
+        return f"{name} holds {largest:.3g}, and beyond {MAGNITUDE_MAX:.0e} training has diverged"
+    return f"{name} holds {'an infinite value' if math.isinf(largest) else 'a value that is not a number'}"
 
 
 def _examined(content: EncodedTensors, checksum: int = 0) -> tuple[float, int]:

@@ -17,7 +17,7 @@ from orchestrator.actors.island import IslandInterface
 from orchestrator.core import effects as f
 from orchestrator.core import events
 from orchestrator.core.vocabulary import Incarnation, IslandId
-from orchestrator.errors import first_line
+from orchestrator.errors import in_words
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
 from orchestrator.runtime.connection import Connection
@@ -93,7 +93,7 @@ class CatchUps:
             except ActorDiedError:
                 return  # the report link notices it, too
             except RayError as error:
-                reason = f"{type(error).__name__}: {first_line(error)}"
+                reason = in_words(error)
                 self._post(
                     partial(events.CatchUpFailed, island=island, incarnation=incarnation, donor=donor, reason=reason)
                 )

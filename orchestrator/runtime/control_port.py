@@ -19,7 +19,7 @@ from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
-from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, last_line
+from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
 from orchestrator.memory_budget import NodeMemory
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, disk_space
@@ -111,7 +111,7 @@ class RayControlPort:
             with suppress(ray.exceptions.RayError, InfrastructureError):
                 self._ask_head(lambda: cluster.end_actors_of(job_id))  # what it had already made included
             raise InfrastructureError(
-                detail=f"The synchroniser of job {job_id} did not start: {last_line(error)}",
+                detail=f"The synchroniser of job {job_id} did not start: {in_words(error)}",
                 remedy=self._without_room()
                 or "Look at the cluster's logs (temp_dir in HOME/cluster.json), and whether the run's folder has room.",
             ) from error
@@ -165,7 +165,7 @@ class RayControlPort:
             raise _not_here(job_id) from error
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise InfrastructureError(
-                detail=f"The synchroniser of job {job_id} does not answer: {last_line(error)}",
+                detail=f"The synchroniser of job {job_id} does not answer: {in_words(error)}",
                 remedy=f"{no_room} Training goes on meanwhile."
                 if (no_room := self._without_room())
                 else "Try again; training goes on meanwhile.",

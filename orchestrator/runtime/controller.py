@@ -28,7 +28,7 @@ from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.checkpoints.resumption import stored
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
-from orchestrator.errors import first_line
+from orchestrator.errors import first_line, in_words
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, disk_space
 from orchestrator.runtime.names import controller_name, island_name, rank_name, synchroniser_name
@@ -341,7 +341,7 @@ class Controller:
                 own: ActorHandle[Controller] | None = cluster.actor_named(controller_name(self._job))
                 trouble = ""
             except Exception as error:  # the cluster itself does not answer, which says nothing of the synchroniser
-                reason = f"{type(error).__name__}: {first_line(error)}"
+                reason = in_words(error)
                 if reason != trouble:  # it may stay so for hours
                     log.warning("whether the synchroniser is there cannot be told: %s", reason, exc_info=error)
                 there, own, trouble = True, None, reason

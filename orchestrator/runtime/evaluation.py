@@ -24,7 +24,7 @@ from orchestrator.actors.handle import ActorHandle
 from orchestrator.channel.endpoint import Membership, Payload
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import Incarnation
-from orchestrator.errors import first_line
+from orchestrator.errors import in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.logbook import service_logbook
 from orchestrator.parameters.tensors import Tensors
@@ -124,7 +124,7 @@ class Evaluation:
             try:
                 loss, sequence_count, seconds, *by_byte = self._measured(group, order, payloads)
             except (RayError, TimeoutError) as error:
-                reason = f"{type(error).__name__}: {first_line(error)}"
+                reason = in_words(error)
                 self._drop_actor(group)
                 if isinstance(error, ActorDiedError) and life < LIVES_MAX:
                     log.warning("the evaluator died, and is made again: %s", reason)

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from orchestrator.errors import first_line
+from orchestrator.errors import in_words
 from orchestrator.runtime import cluster
 from orchestrator.runtime.placement import Leaving, Node
 
@@ -85,7 +85,7 @@ class NodeWatch:
                 self._look()
                 trouble = ""
             except Exception as error:  # the cluster itself does not answer, which says nothing of its nodes
-                reason = f"{type(error).__name__}: {first_line(error)}"
+                reason = in_words(error)
                 if reason != trouble:  # it may stay so for hours
                     log.warning("whether all nodes are there cannot be told: %s", reason, exc_info=error)
                 trouble = reason

@@ -38,7 +38,7 @@ from orchestrator.channel.hindrance import HINDERED_S
 from orchestrator.channel.ticket import Address, Ticket
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor, Version
-from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line
+from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.line_traffic import LineCounter
 from orchestrator.parameters.holding import EVERYTHING, Holding
@@ -199,16 +199,16 @@ class ParameterLink:
                     self._passed_over.add(fragment)
                     return None
             except PayloadDamaged as error:  # it was pulled again and again
-                log.error("%s: offer %d is skipped: %s", self._name, offer.offer, error)
+                log.error("%s: offer %d is skipped: %s", self._name, offer.offer, in_words(error))
                 return None
             except TransferError as error:
-                log.warning("%s: offer %d is asked for again: %s", self._name, offer.offer, error)
+                log.warning("%s: offer %d is asked for again: %s", self._name, offer.offer, in_words(error))
                 self._closed.wait(RETRY_S)
             except ActorDiedError:
                 return None  # the report link notices it, too
             except RayTaskError as error:
                 if not isinstance(error.cause, TransferError):  # its own code failed, and would again
-                    log.error("%s: offer %d is skipped: %s", self._name, offer.offer, error)
+                    log.error("%s: offer %d is skipped: %s", self._name, offer.offer, in_words(error))
                     return None
                 self._closed.wait(RETRY_S)
             except RayError:
@@ -313,7 +313,7 @@ class ParameterLink:
             except ActorDiedError:
                 return  # the report link notices it, too
             except (RayError, TimeoutError) as error:
-                log.warning("%s: it has not joined the channel: %s", self._name, error)
+                log.warning("%s: it has not joined the channel: %s", self._name, in_words(error))
                 self._not_joined = (self._not_joined or (time.monotonic(), ""))[0], _reason_of(error)
                 self._closed.wait(RETRY_S)
 
@@ -375,10 +375,10 @@ class ParameterLink:
             except ActorDiedError:
                 return  # the report link notices it, too
             except RayTaskError as error:
-                log.error("%s: a marker is not taken: %s", self._name, error)
+                log.error("%s: a marker is not taken: %s", self._name, in_words(error))
                 return
             except (RayError, TimeoutError) as error:
-                log.warning("%s: a marker did not arrive: %s", self._name, error)
+                log.warning("%s: a marker did not arrive: %s", self._name, in_words(error))
                 self._closed.wait(RETRY_S)
 
     def _send(self, consignments: Sequence[Consignment]) -> None:
@@ -406,9 +406,9 @@ class ParameterLink:
         except (RayError, TimeoutError) as error:
             if isinstance(error, RayTaskError) and not isinstance(error.cause, DAMAGED):
                 # its own code failed, and would again: the next version may do better
-                log.error("%s: a fragment is not taken: %s", self._name, error)
+                log.error("%s: a fragment is not taken: %s", self._name, in_words(error))
                 return
-            log.warning("%s: a fragment did not arrive: %s", self._name, error)
+            log.warning("%s: a fragment did not arrive: %s", self._name, in_words(error))
             self._send_again(one.fragment, one.delivery)
             self._closed.wait(RETRY_S)
         else:
@@ -422,5 +422,4 @@ class ParameterLink:
 
 
 def _reason_of(error: RayError | TimeoutError) -> str:
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    return first_line(cause) if str(cause) else "no answer"
+    return first_line(error) if str(error) else "no answer"

@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Concatenate, ParamSpec
 
 import ray
@@ -29,8 +29,8 @@ from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
 from orchestrator.core import events, messages
 from orchestrator.core.report_events import EventReport, contribution_of, event_of
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
-from orchestrator.errors import Fenced, first_line
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, RefusalReason
+from orchestrator.errors import Fenced, first_line, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.posting import Undated
 from orchestrator.parameters.shard import Unusable
@@ -82,6 +82,9 @@ class ReportLink:
         self._inbox: queue.SimpleQueue[tuple[int, messages.IslandReport, Request | None] | str | None] = (
             queue.SimpleQueue()
         )
+        self._losses: tuple[float, ...] = ()
+        """The first that this synchroniser heard of this incarnation, and the last."""
+        self._lr = context.spec.training.inner_optimizer.lr
         self._recorded: deque[tuple[int, int]] = deque()
         """The record that each report became, and its number: the relay adds at one end, the poll takes at the other."""
         for work in (self._poll, self._relay):
@@ -146,7 +149,7 @@ class ReportLink:
                 if isinstance(error, RayTaskError) and isinstance(error.cause, Fenced):
                     self._failed(error.cause)
                     return
-                self._post_silence(f"{type(error).__name__}: {first_line(error)}")
+                self._post_silence(in_words(error))
                 self._closed.wait(RETRY_S)
                 continue
             if self._over.is_set():
@@ -201,6 +204,8 @@ class ReportLink:
             if isinstance(report, messages.Offer):
                 record = self._relay_offer(report, request)
             else:
+                if isinstance(report, messages.Progress):
+                    self._losses = (*self._losses[:1], report.loss)
                 record = self._post(self._event_of(report))
             self._recorded.append((record, number))
 
@@ -214,9 +219,17 @@ class ReportLink:
             return 0
         if isinstance(fetched, Unusable):
             reason, detail = fetched.reason, fetched.detail
+            if reason is RefusalReason.NON_FINITE:
+                detail = diverged_in_words(detail, offer.step, self._losses, self._lr)
             return self._post(lambda at: events.ContributionUnusable(at, contribution, reason, detail))
         displacement = fetched.update_norm
         return self._post(lambda at: events.ContributionArrived(at, contribution, displacement))
+
+
+def diverged_in_words(detail: str, step: int, losses: Sequence[float], lr: float) -> str:
+    """Return what is told of values that may not enter a merge: when, how the loss went, and the most frequent cause."""
+    course = f"when its loss was {losses[-1]:.3g}, after {losses[0]:.3g} at first, " if losses else ""
+    return f"{detail}; that was at step {step:,}, {course}with training.inner_optimizer.lr {lr:g}"
 
 
 def _death_of(error: ActorDiedError) -> str:

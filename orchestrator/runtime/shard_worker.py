@@ -24,7 +24,7 @@ from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.checkpoints.writing import OuterCut, cut_of
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
-from orchestrator.errors import InvalidJobSpec, first_line
+from orchestrator.errors import InvalidJobSpec, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.memory_budget import NodeMemory, memory_problems
@@ -199,7 +199,7 @@ class ShardWorker:
             folder = folder_of(number)
             states = outer_states(folder, manifest_of(folder))  # all of it is read before anything is touched
         except Exception as error:  # whatever it is: the job stands where it stood
-            reason = f"{type(error).__name__}: {first_line(error)}"
+            reason = in_words(error)
             self._context.post(lambda at: saving.RollbackFailed(at, number, reason))
             return
         for fragment, version, step in order.fragments:

@@ -15,7 +15,7 @@ import ray
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.records import StatusRecord
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
-from orchestrator.errors import first_line
+from orchestrator.errors import ConfigurationError, in_words, origin
 from orchestrator.host import records
 from orchestrator.run_folder import CRASH
 from orchestrator.runtime import cluster
@@ -35,7 +35,7 @@ def end_job(job: str) -> None:
         if controller is not None:
             ray.get(controller.call(Controller.close), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
     except Exception as error:
-        log.warning("the controller does not let go: %s", error)
+        log.warning("the controller does not let go: %s", in_words(error))
     try:
         cluster.end_actors_of(job, but=own)
     finally:
@@ -54,7 +54,9 @@ def crash(
 
     def write_status() -> None:
         last = status()
-        reason = f"{type(error).__name__}: {first_line(error)} (see {CRASH})"
+        reason = (
+            in_words(error) if isinstance(origin(error), ConfigurationError) else f"{in_words(error)} (see {CRASH})"
+        )
         over = {"phase": JobPhase.FINISHED, "outcome": JobOutcome.FAILED, "reason": reason}
         records.write_status(run_dir, {**last, "view": {**last["view"], **over}})
 

@@ -46,7 +46,7 @@ from orchestrator.core.vocabulary import (
     Life,
     NodeGroupId,
 )
-from orchestrator.errors import Conflict, DataError, Fenced, NotFound, first_line
+from orchestrator.errors import Conflict, DataError, Fenced, NotFound, in_words
 from orchestrator.host import records, tape_sync
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
@@ -345,7 +345,7 @@ class SynchroniserActor:
             self._retrier.until_done(RUN_FOLDER_REFUSES, lambda: only_full(work))
         except Exception as error:
             log.exception("%s could not be written", what)
-            return f"{what} could not be written ({type(error).__name__}: {first_line(error)})"
+            return f"{what} could not be written ({in_words(error)})"
         return ""
 
     def _leave_parameters(self) -> None:

@@ -222,8 +222,8 @@ def parse(document: Mapping[str, Any]) -> SimulationSpec:
         spec = SimulationSpec.model_validate(dict(document))
         sections: Mapping[str, Any] = {name: getattr(spec, name) for name in SimulationSpec.model_fields}
     except ValidationError as error:
-        problems += problems_of(error, unknown=UNKNOWN)
-        omitted = omitted_count(error)
+        problems += problems_of(error, unknown=UNKNOWN, model=SimulationSpec)
+        omitted = omitted_count(error, SimulationSpec)
         sections = valid_fields(SimulationSpec, document)
     problems += _between_sections(document, sections)
     if problems or spec is None:

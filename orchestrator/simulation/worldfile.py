@@ -112,8 +112,10 @@ def parse(data: Mapping[str, Any]) -> FittedWorld:
     try:
         part = WorldPart.model_validate(dict(data))
     except ValidationError as error:
-        problems = problems_of(error, unknown=UNKNOWN, missing=MISSING, under="world")
-        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems), omitted_count=omitted_count(error)) from error
+        problems = problems_of(error, unknown=UNKNOWN, missing=MISSING, under="world", model=WorldPart)
+        raise InvalidJobSpec(
+            detail=DETAIL, problems=tuple(problems), omitted_count=omitted_count(error, WorldPart)
+        ) from error
     if between := tuple(_between(part)):
         raise InvalidJobSpec(detail=DETAIL, problems=between)
     return _world(part)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from api.auth.code import code_problems
-from api.jobs.fleet import fleet_problems, sections_of
+from api.jobs.fleet import fleet_problems, group_problems, sections_of
 from api.jobs.translate import job_of
 from api.storage.store import JobRow
 from api.terminal.summary import lines_that_matter
@@ -32,12 +32,17 @@ def test_a_fleet_check_names_what_no_group_can_ever_give() -> None:
         IslandsSection(node_group="europe", cpus=4),
         IslandsSection(node_group="moon"),
     ]
-    told = {problem.path: problem for problem in fleet_problems(sections, GROUPS)}
-    assert told.keys() == {"islands.cpus", "islands.2.accelerators", "islands.4.node_group"}
+    names = {"islands": [section.model_dump() for section in sections], "evaluation": {"node_group": "us_east"}}
+    problems = (*fleet_problems(sections, GROUPS), *group_problems(names, GROUPS))
+    told = {problem.path: problem for problem in problems}
+    assert told.keys() == {"islands.cpus", "islands.2.accelerators", "islands.4.node_group", "evaluation.node_group"}
     assert "4.5 cpus" in told["islands.cpus"].message
     assert "has 4 in total" in told["islands.cpus"].message
     assert "asia, europe, us-east, us-west" in told["islands.4.node_group"].message
-    assert sections_of({"islands": "many"}) == ()
+    assert "Use us-east, if that is meant" in told["evaluation.node_group"].remedy
+    assert "which has none" in told["islands.2.accelerators"].message
+    assert sections_of({"islands": "many"}) == {}
+    assert sections_of({"islands": [{"node_group": "a", "count": 0}, {"node_group": "b"}]}).keys() == {1}
 
 
 def test_an_island_must_fit_on_one_node_of_its_group() -> None:

@@ -50,7 +50,7 @@ def test_a_job_that_completes_is_watched_to_its_end(warm: Installation) -> None:
     assert "completed" in said
     assert "report.html" in said
     *_, last = warm.atoll("watch", "latest", "--json").splitlines()
-    job = json.loads(warm.atoll("jobs", "--json"))[0]
+    job = json.loads(warm.atoll("jobs", "--json"))["jobs"][0]
     assert job["state"] == json.loads(last)["state"] == "completed"
     assert job["tokens_trained"] >= job["token_budget"]
     assert job["loss"] > 0
@@ -83,7 +83,7 @@ def test_every_problem_of_a_specification_is_told_at_once_and_nothing_starts(war
     for path in ("synchroniser.fragments", "colour", "budget", "islands.0.node_group", "islands.1.cpus"):
         assert path in said
     assert "'mars'" in said
-    assert json.loads(warm.atoll("jobs", "--json")) == []
+    assert json.loads(warm.atoll("jobs", "--json"))["jobs"] == []
     assert not warm.runs.exists()
 
 
@@ -168,7 +168,7 @@ def test_wide_lists_say_what_narrow_ones_leave_out_and_json_is_an_output_too(war
     assert "1005" not in warm.atoll("islands", job)
     assert json.loads(warm.atoll("islands", job, "--output", "json"))[3]["pid"] == 1005
     assert str(warm.runs / job) in warm.atoll("jobs", "-o", "wide")
-    assert json.loads(warm.atoll("jobs", "-o", "json"))[0]["job"] == job
+    assert json.loads(warm.atoll("jobs", "-o", "json"))["jobs"][0]["job"] == job
     assert "'yaml' is not one of" in warm.atoll("jobs", "-o", "yaml", code=2)
 
 

@@ -69,7 +69,7 @@ def test_jobs_are_filtered_by_the_state_they_are_in_now(service: Installation, c
     for state, job in (("completed", ended), ("running", running), ("cancelled", cancelled)):
         assert [found.job for found in client.jobs(state=state, name="filtered")] == [job]
     assert client.jobs(state="failed", name="filtered") == []
-    listed = json.loads(service.atoll("jobs", "--state", "running", "--name", "filtered", "--json"))
+    listed = json.loads(service.atoll("jobs", "--state", "running", "--name", "filtered", "--json"))["jobs"]
     assert [job["job"] for job in listed] == [running]
     assert "no job matches" in service.atoll("jobs", "--name", "nobody")
 

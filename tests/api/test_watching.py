@@ -80,9 +80,9 @@ def test_for_programs_a_list_is_a_line_for_each_change(service: Installation, cl
 def test_a_list_of_jobs_goes_on_with_what_is_submitted_later(service: Installation, client: Client, job: str) -> None:
     with watching(service, "jobs", "--watch", "--name", "later", "--json") as process:
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline()) == []
+        assert json.loads(process.stdout.readline()) == {"jobs": []}
         client.submit(service.spec(name="later"))
-        assert [found["name"] for found in json.loads(process.stdout.readline())] == ["later"]
+        assert [found["name"] for found in json.loads(process.stdout.readline())["jobs"]] == ["later"]
         assert interrupted(process) == (130, "")
 
 

@@ -222,3 +222,51 @@ def test_a_merge_that_is_not_finite_leaves_the_fragment_as_it_was(again: int) ->
     for _ in range(again):  # a late word on the first attempt says nothing of the second
         assert story.happen(MergeFailed, 0, order.version, named, "a value is not finite") == ()
     assert story.merges(0, order.version)
+
+
+@pytest.mark.parametrize(
+    ("islands", "ill", "reason", "remedy"),
+    [
+        ("abc", "b", RefusalReason.NON_FINITE, "the other islands are well: look at its machine"),
+        (
+            "abc",
+            "ab",
+            RefusalReason.NON_FINITE,
+            "2 of the 3 islands diverged, so the cause is no machine: lower training",
+        ),
+        (
+            "ab",
+            "ba",
+            RefusalReason.NON_FINITE,
+            "2 of the 2 islands diverged, so the cause is no machine: lower training",
+        ),
+        ("a", "a", RefusalReason.NON_FINITE, "lower training.inner_optimizer.lr; if that changes nothing, look at"),
+        ("abc", "bc", RefusalReason.CORRUPT, "look at its machine, and its line"),
+    ],
+)
+def test_one_island_that_diverges_has_a_machine_to_look_at_and_several_have_a_learning_rate(
+    islands: str, ill: str, reason: RefusalReason, remedy: str
+) -> None:
+    story = settled(islands, quorum=1, health=HealthPolicy(strikes_max=1, quarantines_max=0))
+    for name in ill:
+        story.happen(ContributionUnusable, story.contribution(name), reason, "head holds 2e+15.")
+    last = story.island(ill[-1]).reason
+    assert f"fragment 0: head holds 2e+15; {remedy}" in last
+
+
+def test_an_island_that_was_ill_and_is_well_again_is_no_witness_against_the_learning_rate() -> None:
+    story = settled("ab", health=HealthPolicy(quarantines_max=1))
+    sends_rubbish(story, "a", reason=RefusalReason.NON_FINITE)
+    assert comes_back(story, "a")
+    versions = tuple(f.version for f in story.core.view(story.now).fragments)
+    story.happen(IslandCaughtUp, "a", 2, "b", versions, 20, 0.1)
+    for name in "ab":
+        gives(story, name, USUAL)
+    story.merges(0, 5)
+    assert (story.island("a").flag, story.island("a").quarantines) == ("", 1)
+    for life in (1, 2):
+        sends_rubbish(story, "b", reason=RefusalReason.NON_FINITE)
+        if life == 1:
+            assert comes_back(story, "b")
+            story.happen(IslandCaughtUp, "b", 2, "a", versions, 20, 0.1)
+    assert "the other islands are well" in story.island("b").reason

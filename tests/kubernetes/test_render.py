@@ -251,7 +251,7 @@ def values_with(tmp_path: Path, change: dict[str, Any], **group: Any) -> Path:
         ({"clusters": [{"name": "a", "head": {}}, {"name": "b"}]}, {}, "clusters.1.head_address", "'b'"),
         ({"clusters": [{"name": "a", "head": {}}] * 2}, {}, "clusters", "'a' is given 2 times"),
         ({"groups": [GROUP_OF] * 2}, {}, "groups", "'one' is given 2 times"),
-        ({"imgae": "atoll:2"}, {}, "imgae", "kubernetes.md"),
+        ({"imgae": "atoll:2"}, {}, "imgae", "Did you mean image"),
         ({"image": "Atoll latest"}, {}, "image", ""),
         ({"join_from": ["everywhere"]}, {}, "join_from.0", ""),
         ({}, {"name": "control"}, "groups.0.name", "another name"),

@@ -63,4 +63,4 @@ def test_a_bug_ends_the_job_as_failed_and_everything_with_it(port: RayControlPor
     assert (tmp_path / "crash.txt").exists()
     view = job.status()["view"]
     assert (view["phase"], view["outcome"]) == ("finished", "failed")
-    assert "see crash.txt" in view["reason"]
+    assert "trainer 'learners.synthetic:missing' cannot be imported" in view["reason"]

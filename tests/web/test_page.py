@@ -348,6 +348,8 @@ def test_another_job_can_be_picked_and_an_ended_one_is_shown_as_it_ended(visit: 
     expect(page.get_by_role("heading", level=1)).to_have_text(ended)
     expect(page.locator("#headline .badge")).to_have_text("completed")
     expect(page.locator("#live")).to_have_text("ended")
+    expect(page.locator("#islands .card").first).to_contain_text(re.compile("at the end|before the end|never"))
+    expect(page.locator("#islands")).not_to_contain_text(re.compile("just now| ago"))
     with page.expect_download() as saved:
         page.get_by_role("button", name="Download the report").click()
     assert ended in saved.value.path().read_text()
@@ -356,6 +358,23 @@ def test_another_job_can_be_picked_and_an_ended_one_is_shown_as_it_ended(visit: 
     expect(page.get_by_role("heading", level=1)).to_have_text(site.job)
     expect(page).to_have_url(f"{site.url}/#{site.job}")
     compare(page, ended)
+
+
+def test_of_a_job_that_waits_nothing_is_offered_that_it_has_not(visit: Visit, site: Site) -> None:
+    with site.client() as client:
+        waiting = client.submit(site.installation.spec(name="waits", islands=[{"node_group": "asia", "cpus": 4}])).job
+        try:
+            assert client.job(waiting).state == "queued"
+            page = visit.open()
+            expect(page.get_by_role("heading", level=1)).to_have_text(site.job)
+            page.get_by_label("Job").select_option(waiting)
+            expect(page.get_by_role("heading", level=1)).to_have_text(waiting)
+            expect(page.locator("#islands .card")).to_have_count(1)
+            expect(page.get_by_role("button", name="Kill")).to_have_count(0)
+            expect(page.locator(".tile", has_text="Global version")).not_to_contain_text("0 fragments")
+            expect(page.locator("#lines")).to_be_hidden()
+        finally:
+            client.cancel(waiting)
 
 
 def compare(page: Page, other: str) -> None:

@@ -1,0 +1,205 @@
+"""`atoll check`: what a job would run, and all that is wrong with it, before anything runs. Needs no service."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.commands.common import HomeOption, UrlOption, connect, echo, echo_json, say
+from api.installation.home import DEFAULT_HOME
+from orchestrator import python_process
+
+if TYPE_CHECKING:
+    from orchestrator.config import JobSpec
+    from orchestrator.errors import Problem
+
+DEVICES_MAX = 256
+GIB = 2**30
+
+
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A job specification, YAML or JSON.")],
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what would run as JSON.")] = False,
+) -> None:
+    """Check a job specification, and show what would run: model, optimizer, memory, and the first batch of its text.
+
+    Code of its packages runs here, in a process of its own, as it would in an island; nothing is compiled or trained.
+    Without a service the node groups are not checked. Exit code 2, with every problem, if there is one.
+    """
+    from orchestrator.config import read_job_document
+    from orchestrator.errors import InvalidJobSpec
+
+    document = read_job_document(file)
+    problems: list[Problem] = []
+    spec, unchecked = _accepted(document, home, url, problems)
+    result: dict[str, Any] = {}
+    if spec is not None:
+        result, of_child = _in_a_process(spec)
+        paths = {problem.path for problem in problems}
+        problems += [problem for problem in of_child if problem.path not in paths]
+        unchecked += _beyond(spec)
+    if problems or spec is None:
+        raise InvalidJobSpec(detail=f"{file} cannot be used", problems=tuple(dict.fromkeys(problems)))
+    facts = _facts(spec, result) | {"not_checked": unchecked}
+    if as_json:
+        echo_json(json.dumps(facts, indent=2))
+        return
+    for name, text in _lines(facts):
+        echo(f"{name:<13} {text}")
+    say(f"{file} can be submitted" if not unchecked else f"{file} is right as far as it was checked")
+
+
+def _accepted(
+    document: Mapping[str, Any], home: Path, url: str | None, problems: list[Problem]
+) -> tuple[JobSpec | None, list[str]]:
+    """The specification, or what is right of it, by the service where one answers, and what was not checked."""
+    from orchestrator.config import parse_job, right_sections
+    from orchestrator.data_check import data_problems
+    from orchestrator.data_files import with_found_files
+    from orchestrator.errors import InvalidJobSpec, ServiceUnreachable
+    from orchestrator.roots import EVERYTHING
+
+    try:
+        with connect(home, url) as client:
+            return parse_job(client.check(document).specification), []
+    except InvalidJobSpec as error:
+        problems += error.problems
+        return right_sections(document, problems), []
+    except ServiceUnreachable:
+        unchecked = ["node groups, their memory, and where jobs may read: no service answers (`atoll up`)"]
+    try:
+        spec: JobSpec | None = parse_job(document)
+    except InvalidJobSpec as error:
+        problems += error.problems
+        spec = right_sections(document, problems)
+    try:
+        if spec is not None:
+            spec = with_found_files(spec, EVERYTHING)
+            problems += data_problems(spec, EVERYTHING)
+    except InvalidJobSpec as error:
+        problems += error.problems
+    return spec, unchecked
+
+
+def _in_a_process(spec: JobSpec) -> tuple[dict[str, Any], list[Problem]]:
+    """What the job's own code and text are, as a process of their own finds them."""
+    from orchestrator.errors import Problem
+
+    entry = spec.islands[0]
+    devices = min(DEVICES_MAX, max(1, entry.accelerators) * entry.hosts)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip()
+    environment = {
+        **python_process.cleaned(os.environ),
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "XLA_FLAGS": flags,
+    }
+    child = subprocess.run(
+        python_process.module("learners.job_check"),
+        input=json.dumps(spec.island_document(entry)),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    try:
+        result: dict[str, Any] = json.loads(child.stdout)
+    except ValueError:
+        why = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
+        message = f"the process that builds the model and reads the text ended by itself ({why})."
+        return {}, [Problem("the job", message, "What it said is above; look at its memory, and at native code.")]
+    return result, [Problem(**problem) for problem in result.pop("problems")]
+
+
+def _beyond(spec: JobSpec) -> list[str]:
+    """What a look at one entry on this machine leaves open."""
+    from orchestrator.config import BUILT_IN_TRAINER
+
+    open_questions = []
+    if spec.trainer != BUILT_IN_TRAINER:
+        open_questions.append(f"the text: {spec.trainer} reads it itself")
+    if any(entry.accelerators for entry in spec.islands):
+        open_questions.append("the accelerators: the model was traced for CPU devices")
+    return open_questions
+
+
+def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What would run, as plain data."""
+    from orchestrator.advice import advice
+    from orchestrator.memory_budget import demand_of
+
+    demand = demand_of(spec, result["model"]["parameters"])
+    sync, inner = spec.synchroniser, spec.training.inner_optimizer
+    memory = {"head": demand.head} | {f"islands.{index}": needed for index, needed in enumerate(demand.islands)}
+    return {
+        "name": spec.name,
+        "islands": list(spec.island_sections()),
+        "node_groups": sorted({entry.node_group for entry in spec.islands}),
+        "model": {"of": spec.model.factory or (spec.model.preset if spec.model.decoder is None else "decoder")}
+        | {"trainer": spec.trainer, **result["model"]},
+        "memory_bytes": memory,
+        "token_budget": spec.token_budget,
+        "steps": spec.horizon_steps,
+        "batches": {name: spec.batch_size_of(entry) for name, entry in spec.island_sections().items()},
+        "sequence_length": spec.data.sequence_length,
+        "optimizer": {"kind": inner.factory or inner.kind, "lr": inner.lr, "warmup_steps": inner.warmup_steps},
+        "synchroniser": {
+            "interval_steps": sync.interval_steps,
+            "fragments": sync.fragments,
+            "overlap_steps": sync.overlap_steps,
+            "quorum": sync.quorum,
+            "wire": sync.wire.model_dump(),
+            "outer_optimizer": sync.outer_optimizer.model_dump(),
+        },
+        "data": result.get("data"),
+        "warnings": [f"{one.path}: {one.message} {one.remedy}" for one in advice(spec)],
+    }
+
+
+def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    model, sync, optimizer, data = (facts[name] for name in ("model", "synchroniser", "optimizer", "data"))
+    islands, batches = facts["islands"], sorted(set(facts["batches"].values()))
+    outer = sync["outer_optimizer"]
+    sizes = f"{model['fragment_parameters_min']:,} to {model['fragment_parameters_max']:,}"
+    lines = [
+        ("job", f"{facts['name']}: {len(islands)} islands on {', '.join(facts['node_groups'])}"),
+        ("model", f"{model['of']}: {model['parameters']:,} parameters in {model['tensors']:,} tensors"),
+        ("fragments", f"{model['fragments']:,}, each of {sizes} parameters"),
+        ("memory", ", ".join(f"{where} {needed / GIB:.2f} GiB" for where, needed in facts["memory_bytes"].items())),
+        (
+            "budget",
+            f"{facts['token_budget']:,} tokens: {facts['steps']:,} steps of each island, if all are equally fast",
+        ),
+        ("optimizer", f"{optimizer['kind']}, lr {optimizer['lr']:g}, warm-up {optimizer['warmup_steps']:,} steps"),
+        (
+            "synchroniser",
+            f"every {sync['interval_steps']:,} steps (H), {sync['fragments']:,} fragments (P), overlap "
+            f"{sync['overlap_steps']:,}, quorum {sync['quorum']:,} of {len(islands)}, {sync['wire']['up']} up, "
+            f"{sync['wire']['down']} down, outer {outer['kind']} lr {outer['lr']:g} momentum {outer['momentum']:g}",
+        ),
+        ("batch", f"{' or '.join(map(str, batches))} sequences of {facts['sequence_length']:,} tokens"),
+    ]
+    if data is not None:
+        lines += [
+            (
+                "tokenizer",
+                f"{data['tokenizer']}: {data['vocabulary_size']:,} tokens, {data['separator']:,} between documents",
+            ),
+            ("held out", f"{data['held_out_sequences']:,} sequences"),
+            ("first tokens", f"{' '.join(map(str, data['first_tokens'][:8]))} …"),
+            ("first text", repr(data["first_text"])),
+        ]
+    lines += [("warning", warning) for warning in facts["warnings"]]
+    return lines + [("not checked", what) for what in facts["not_checked"]]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Jobs")(check)

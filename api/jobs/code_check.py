@@ -1,0 +1,83 @@
+"""The functions that a submitted specification names: whether their modules have them. Nothing of them is run here.
+
+A module is read as text and looked through for its names, so that a name that is misspelt is told at submission, and not by
+the job minutes or hours later. Where that cannot be known (another way of importing, compiled code, names that are made as
+the module runs) nothing is said: the job says it, and ``atoll check`` does.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from orchestrator.config import JobSpec
+from orchestrator.errors import Problem
+from orchestrator.validation import closest
+
+SOURCE_BYTES_MAX = 1 << 20
+
+
+def absent_functions(spec: JobSpec) -> list[Problem]:
+    """The named functions that their modules have not, for certain."""
+    named = (
+        ("model.factory", spec.model.factory),
+        ("training.inner_optimizer.factory", spec.training.inner_optimizer.factory),
+        ("trainer", spec.trainer),
+    )
+    problems = []
+    for path, function in named:
+        module, _, name = (function or "").partition(":")
+        names = _names_of(module) if function else None
+        if names is not None and name not in names:
+            meant = closest(name, sorted(names))
+            remedy = f"Did you mean {module}:{meant}?" if meant else "Correct its name."
+            problems.append(Problem(path, f"names {function!r}, and {module} has no {name!r}.", remedy))
+    return problems
+
+
+def _names_of(module: str) -> set[str] | None:
+    """The names that the module has once it was imported; None where that cannot be read off it."""
+    try:
+        source = _source_of(module)
+        if source is None or source.stat().st_size > SOURCE_BYTES_MAX:
+            return None
+        tree = ast.parse(source.read_bytes())
+        names = set(_bound(tree.body))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return None if names & {"*", "__getattr__"} else names
+
+
+def _source_of(module: str) -> Path | None:
+    places: list[str] | None = None
+    name, located = "", None
+    for part in module.split("."):
+        name = f"{name}.{part}".removeprefix(".")
+        located = PathFinder.find_spec(name, places)
+        if located is None:
+            return None
+        places = list(located.submodule_search_locations or ())
+    origin = located.origin if located is not None and located.has_location else None
+    return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _bound(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that these statements bind in their module, whichever branch is taken."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield statement.name
+            continue
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.Name) and node.id in ("globals", "setattr", "exec"):
+                yield "*"

@@ -1,0 +1,97 @@
+"""The checks of a specification that is submitted: all of them, on whatever of it is right, before anything is started.
+
+    the document ──▶ fields, rules between them ──▶ files ──▶ tokenizer ──▶ index ──▶ checkpoint ──▶ memory, weights
+                                   node groups, packages of code: of the document as it stands
+
+Responsible for every problem being told at once, and each once: what a section with a problem names is not looked at, and a
+stage that builds on another is left out where that has failed. Refuses to know HTTP, and what a job does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from api.auth.code import code_problems
+from api.checkpoints.lookup import resolved
+from api.jobs.code_check import absent_functions
+from api.jobs.control import ControlPort
+from api.jobs.fleet import fleet_problems, group_problems, sections_of
+from api.jobs.index_check import with_index_digest
+from api.jobs.path_check import problems_outside_roots, weights_problems
+from api.jobs.tokenizer_check import with_tokenizer
+from api.storage.store import JobRow
+from orchestrator.config import JobSpec, parse_job, right_sections
+from orchestrator.data_check import data_problems
+from orchestrator.data_files import with_found_files
+from orchestrator.errors import InvalidJobSpec, Problem
+from orchestrator.memory_budget import memory_problems, parameter_count_of
+from orchestrator.roots import AllowedRoots
+
+Stage = Callable[[JobSpec], JobSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What a specification is held against."""
+
+    control: ControlPort
+    packages: tuple[str, ...]
+    roots: AllowedRoots
+    job_named: Callable[[str], JobRow | None]
+
+    def accepted(self, document: Mapping[str, Any]) -> JobSpec:
+        """Return the specification, with what the service fills in. Raises InvalidJobSpec with every problem at once."""
+        groups = self.control.node_groups()
+        problems: list[Problem] = []
+        omitted_count = 0
+        spec: JobSpec | None
+        try:
+            spec = parse_job(document)
+        except InvalidJobSpec as error:
+            problems, omitted_count = list(error.problems), error.omitted_count
+            spec = right_sections(document, problems)
+        is_whole = not problems
+        of_groups = group_problems(document, groups)
+        replaced = {problem.path for problem in of_groups}  # which groups there are says more than how names look
+        problems = [problem for problem in problems if problem.path not in replaced]
+        if spec is not None:
+            spec = self._of_files(spec, problems)
+        problems += fleet_problems(spec.islands if is_whole and spec else sections_of(document), groups)
+        problems += of_groups
+        if is_whole and spec is not None and (count := parameter_count_of(spec)) is not None:
+            problems += memory_problems(spec, count, self.control.node_memory())
+        problems += _in_other_places(code_problems(document, self.packages), problems)
+        if spec is not None:
+            problems += _in_other_places(absent_functions(spec), problems)
+        if problems or spec is None:
+            raise InvalidJobSpec(problems=tuple(dict.fromkeys(problems)), omitted_count=omitted_count)
+        return spec
+
+    def _of_files(self, spec: JobSpec, problems: list[Problem]) -> JobSpec:
+        """Add what is wrong with the files that the specification names; the stages are in the order in which they build."""
+        spec, is_found = _after(lambda before: with_found_files(before, self.roots), spec, problems)
+        outside = problems_outside_roots(spec, self.roots, begun=True)
+        problems += outside
+        if is_found:
+            problems += _in_other_places(data_problems(spec, self.roots), problems)
+        spec, is_known = _after(lambda before: with_tokenizer(before, self.roots), spec, problems)
+        if is_found and is_known and not outside:
+            spec, _ = _after(lambda before: with_index_digest(before, self.roots), spec, problems)
+        spec, _ = _after(lambda before: resolved(before, self.job_named, self.roots), spec, problems)
+        problems += weights_problems(spec, self.roots)
+        return spec
+
+
+def _in_other_places(more: Iterable[Problem], problems: Sequence[Problem]) -> list[Problem]:
+    places = {problem.path for problem in problems}
+    return [problem for problem in more if problem.path not in places]
+
+
+def _after(stage: Stage, spec: JobSpec, problems: list[Problem]) -> tuple[JobSpec, bool]:
+    try:
+        return stage(spec), True
+    except InvalidJobSpec as error:
+        problems += error.problems
+        return spec, False

@@ -1,0 +1,101 @@
+"""A look at what a job would run, without a cluster: its model, optimizer and text are made as an island makes them.
+
+    python -m learners.job_check < SPECIFICATION.json > FINDINGS.json      as ``JobSpec.island_document`` of an entry
+
+A process of its own, since code of the specification's packages runs here, as it runs in islands. It builds the trainer of
+the job's first entry, traces one inner step, and draws one batch; nothing is compiled, and nothing is trained. Whatever is
+wrong is found in one go, as problems. What such code prints goes to stderr. Refuses to know node groups, and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from math import prod
+from typing import Any
+
+from learners import tokenizer
+from learners.factories import trainer_of
+from learners.text import Text
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, in_words
+from orchestrator.parameters import fragment_map
+from orchestrator.roots import EVERYTHING
+
+BUILT_IN = "learners.jax_trainer:create"
+"""The trainer whose text is read here; that of another is its own business."""
+SHOWN_TOKENS = 64
+FIELD = re.compile(r"(trainer|[a-z_]+(?:\.[a-z_0-9]+)+):? (.*)", re.DOTALL)
+"""How our own errors about a specification begin."""
+
+
+def findings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the job would run, and the problems that came up: ``model`` and ``data`` are there as far as they work."""
+    document = {**document, "roots": EVERYTHING}
+    island_count = sum(entry["count"] for entry in document["islands"])
+    problems: list[Problem] = []
+    result: dict[str, Any] = {"model": _attempted(lambda: _model(document, island_count), problems)}
+    if document["trainer"] == BUILT_IN:
+        result["data"] = _attempted(lambda: _data(document, island_count), problems)
+    return result | {"problems": [asdict(problem) for problem in dict.fromkeys(problems)]}
+
+
+def _attempted(work: Callable[[], dict[str, Any]], problems: list[Problem]) -> dict[str, Any] | None:
+    try:
+        return work()
+    except InvalidJobSpec as error:
+        problems += error.problems
+    except ConfigurationError as error:
+        about = FIELD.fullmatch(str(error))
+        problems.append(Problem(about[1], about[2], "") if about else Problem("the job", in_words(error), ""))
+    except (Exception, SystemExit) as error:
+        problems.append(Problem("the job", f"{in_words(error)}.", "Its traceback is above."))
+        sys.excepthook(type(error), error, error.__traceback__)
+    return None
+
+
+def _model(document: Mapping[str, Any], island_count: int) -> dict[str, Any]:
+    trainer = trainer_of(document, 0, island_count)
+    shapes = dict(trainer.tensor_shapes())
+    fragments = fragment_map.build(shapes, document["synchroniser"]["fragments"], trainer.roles())
+    sizes = fragment_map.sizes(fragments, shapes)
+    if hasattr(trainer, "trace"):
+        trainer.trace()
+    return {
+        "parameters": sum(map(prod, shapes.values())),
+        "tensors": len(shapes),
+        "fragments": len(sizes),
+        "fragment_parameters_min": min(sizes),
+        "fragment_parameters_max": max(sizes),
+    }
+
+
+def _data(document: Mapping[str, Any], island_count: int) -> dict[str, Any]:
+    section, text = document["data"], Text(document)
+    batch = text.draw(0, island_count)(0)
+    held_out, own = text.held_out_batches(1), tokenizer.load(section, EVERYTHING)
+    return {
+        "tokenizer": section["tokenizer"],
+        "vocabulary_size": own.vocabulary_size,
+        "separator": int(own.separator),
+        "batch_shape": [batch.shape[0], batch.shape[1] - 1],
+        "held_out_sequences": sum(map(len, held_out)),
+        "first_tokens": [int(token) for token in batch[0, :SHOWN_TOKENS]],
+        "first_text": own.decode([int(token) for token in batch[0, :SHOWN_TOKENS]]),
+        "flaws": asdict(text.flaws()),
+    }
+
+
+def main() -> int:
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is printed by a package's code is no part of the answer
+    with answer:
+        json.dump(findings(json.load(sys.stdin)), answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The end of a job: it is over for everybody once its report can be read, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.jobs.overseer import Overseer
+from api.jobs.service import Service
+from api.metrics.exposition import state_of
+from api.schemas import JobState
+from api.storage.store import Store
+from orchestrator.actors.records import StatusRecord
+from orchestrator.core import commands
+from orchestrator.errors import Conflict, NotFound
+from tests.api.clockwork import Clockwork
+from tests.api.installation import Installation
+from tests.waiting import wait_until
+
+FILES = ("report.json", "report.html", "status.json")
+
+
+class Writing(Clockwork):
+    """Jobs that have decided how they end, and whose files are not on the disk until ``written`` is set."""
+
+    written = False
+    gone = False
+    folder: Path
+    said: StatusRecord | None = None
+
+    def status(self, job_id: str) -> StatusRecord:
+        if self.gone:
+            raise NotFound(detail=f"Nothing of job {job_id} runs here.")
+        status = self.said or super().status(job_id)
+        if status["view"]["phase"] == "finished":
+            self.said, run_dir = status, self.folder / job_id
+            for name in FILES:
+                place = run_dir / name if not self.written else run_dir / f"{name}.later"
+                if place.exists():
+                    place.rename(run_dir / f"{name}.later" if not self.written else run_dir / name)
+        return status
+
+    def start_job(self, *arguments: Any, **named: Any) -> None:
+        """One that had decided before it died writes its files again."""
+        self.gone = False
+        super().start_job(*arguments, **named)
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Writing:
+    control = Writing(tmp_path / "clockwork")
+    control.folder = tmp_path / "runs"
+    return control
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def service(tmp_path: Path, control: Writing, store: Store) -> Service:
+    return Service(control, store, tmp_path / "runs")
+
+
+def decided(service: Service, control: Writing, tmp_path: Path, cancel: bool) -> str:
+    """A job that has decided how it ends."""
+    job = service.submit(Installation(tmp_path).spec(steps=20_000 if cancel else 2), "me", None).job
+    if cancel:
+        service.submit_command(job, commands.Cancel(), "me")
+    wait_until(lambda: service.job(job) and control.said)
+    return job
+
+
+@pytest.mark.parametrize(("cancel", "outcome"), [(False, "completed"), (True, "cancelled")])
+def test_a_job_is_over_once_its_report_can_be_read(
+    service: Service, store: Store, control: Writing, tmp_path: Path, cancel: bool, outcome: str
+) -> None:
+    job = decided(service, control, tmp_path, cancel)
+    told = service.job(job)
+    assert (told.state, told.report_ready, told.ended_at) == (JobState.FINISHING, False, None)
+    assert f"ends as {outcome}" in told.reason
+    assert "being written" in told.reason
+    assert [summary.state for summary in service.jobs()] == [JobState.FINISHING]
+    row = store.job(job)
+    assert row is not None
+    assert state_of(row, service.record(row)) is JobState.FINISHING
+    with pytest.raises(Conflict, match="finishing"):
+        service.report(job)
+    control.written = True
+    wait_until(lambda: service.job(job).state.final)
+    assert (service.job(job).state, service.job(job).report_ready) == (outcome, True)
+    assert service.report(job)["job_id"] == job
+
+
+def test_a_job_that_died_before_its_report_was_written_is_made_to_write_it(
+    service: Service, store: Store, control: Writing, tmp_path: Path
+) -> None:
+    job = decided(service, control, tmp_path, cancel=False)
+    control.gone = True
+    wait_until(lambda: "started again" in service.job(job).reason)
+    assert service.job(job).state is JobState.RUNNING, "nobody calls it completed"
+    overseer = Overseer(control, store, service.cordons, service.record, service.roots)
+    overseer.check()
+    overseer.close()
+    control.written = True
+    wait_until(lambda: service.job(job).state.final)
+    assert service.report(job)["job_id"] == job
