@@ -46,6 +46,7 @@ from orchestrator.simulation.swarm import __main__ as command
 from orchestrator.simulation.swarm import trial
 from orchestrator.simulation.swarm.configurations import (
     FEATURES,
+    HANGS,
     HEALTH,
     MEASURING_ISLANDS,
     MEMBERSHIP,
@@ -90,7 +91,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES}
+    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
     kinds |= {kind.__name__ for kind in get_args(commands.OperatorCommand)}
