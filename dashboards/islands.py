@@ -185,6 +185,12 @@ def _contributions() -> list[Panel]:
             Query(f"atoll_island_quarantines_total{{{JOB}}}", "{{island}} quarantines"),
         ),
         curves(
+            "Islands that hang",
+            "Seconds in the present step where that is far beyond the usual. At its limit the island is ended.",
+            "s",
+            Query(f"atoll_island_overdue_seconds{{{JOB}}} > 0", "{{island}}"),
+        ),
+        curves(
             "Outer steps thrown away",
             "Merges whose result was not finite. They were not published.",
             "none",
