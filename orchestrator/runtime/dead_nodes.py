@@ -70,11 +70,11 @@ def dead(registered: Iterable[Registered], living_ids: frozenset[str], temp_dir:
 
 def living(cluster_id: str) -> frozenset[str]:
     """The ids of nodes that have processes here."""
-    found: set[str] = set()
+    ids: set[str] = set()
     for process in processes.marked(cluster_id):
         with suppress(psutil.Error):
-            found.update(NODE_ID.findall(" ".join(process.cmdline())))
-    return frozenset(found)
+            ids.update(NODE_ID.findall(" ".join(process.cmdline())))
+    return frozenset(ids)
 
 
 def _registered(head: _Head) -> list[Registered]:

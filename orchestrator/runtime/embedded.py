@@ -313,13 +313,13 @@ def _unregister_dead(program: RayProgram, place: Place, deadline: float) -> None
         code = start.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         code = None
-    said = log_of(cluster, VERB).read_text(errors="replace").split("\n")
+    lines = log_of(cluster, VERB).read_text(errors="replace").split("\n")
     if code != 0:
         _say(
-            f"the head did not say which nodes it takes for alive ({said[-2:][0] or 'no answer'}). If some of those died, "
+            f"the head did not say which nodes it takes for alive ({lines[-2:][0] or 'no answer'}). If some of those died, "
             f"what it places may wait for them until its tolerance of partitions is over"
         )
-    elif names := [name for name in said if name]:
+    elif names := [name for name in lines if name]:
         _say(f"the head has taken the dead nodes {', '.join(sorted(names))} from its books")
 
 

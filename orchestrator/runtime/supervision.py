@@ -74,7 +74,7 @@ def died(before: Health, reason: str, now: float) -> Health:
     return replace(before, condition=Condition.DEAD, reason=reason, deaths=deaths, due_at=now + wait)
 
 
-def made(before: Health, now: float) -> Health:
+def begun(before: Health, now: float) -> Health:
     return replace(
         before, condition=Condition.RUNNING, made_at=now, answered_at=now, restarts=before.restarts + 1, due_at=0.0
     )
@@ -104,7 +104,7 @@ def sentence(health: Health, now: float) -> str:
 class Helper(Generic[ActorT]):
     """One helper. Calls go to the process that there is now; one that dies under a call has it fail, as Ray says it.
 
-    ``make`` returns a handle at once, to the actor that has the name already if there is one. ``made`` is called, in the
+    ``make`` returns a handle at once, to the actor that has the name already if there is one. ``on_made`` is called, in the
     supervisor's thread, after each process that took a dead one's place. One that is not ``wanted`` is not made again.
     ``ask`` is the call that is always under way; what it answered last is ``said``, None since the process died.
     """
@@ -113,11 +113,11 @@ class Helper(Generic[ActorT]):
         self,
         name: str,
         make: Callable[[], ActorHandle[ActorT]],
-        made: Callable[[], None] = lambda: None,
+        on_made: Callable[[], None] = lambda: None,
         wanted: Callable[[], bool] = lambda: True,
         ask: Callable[[ActorT], Any] | None = None,
     ) -> None:
-        self.name, self._make, self._made, self._wanted, self._ask = name, make, made, wanted, ask
+        self.name, self._make, self._on_made, self._wanted, self._ask = name, make, on_made, wanted, ask
         self._lock = threading.Condition()
         self._over = False
         self.said: Any = None
@@ -202,12 +202,12 @@ class Helper(Generic[ActorT]):
         with self._lock:
             if self._over:
                 return False
-            self._handle, self._health = handle, made(self._health, now)
+            self._handle, self._health = handle, begun(self._health, now)
             self._ping = self._pinged()
             self._lock.notify_all()
         log.warning("the %s is made again (%d times so far)", self.name, self._health.restarts)
         with suppress(RayError):  # it may die at once; the next look sees that
-            self._made()
+            self._on_made()
         return True
 
     def _pinged(self) -> Any:

@@ -27,7 +27,7 @@ from orchestrator import logbook
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.actors.records import CommandRecord, LinesRecord, NormsRecord, StatusRecord
+from orchestrator.actors.records import CommandRecord, HelperRecord, LinesRecord, NormsRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.advice import advice
 from orchestrator.chaos.kinds import ISLANDLESS
@@ -117,7 +117,7 @@ class SynchroniserActor:
             Helper(
                 "controller",
                 lambda: controller_of(job, spec, run_dir, roots),
-                made=lambda: restart.introduce(self._state, self._interpreter, self._controller),
+                on_made=lambda: restart.introduce(self._state, self._interpreter, self._controller),
                 ask=Controller.helpers,
             )
         )
@@ -192,12 +192,13 @@ class SynchroniserActor:
         with self._state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self._last_status = self._status(self._now())
+        helpers: list[HelperRecord] = [*self._supervisor.records(), *(self._controller.said or ())]
         view, trouble, lines = self._last_status["view"], self._retrier.trouble, self._line_records()
         return self._last_status | {
             "disk_trouble": trouble,
             "view": view | {"pause_reason": trouble or view["pause_reason"] or self._line_trouble(view, lines)},
             "lines": lines,
-            "helpers": [*self._supervisor.records(), *(self._controller.said or ())],
+            "helpers": helpers,
         }
 
     def _line_trouble(self, view: Mapping[str, Any], lines: LinesRecord) -> str | None:

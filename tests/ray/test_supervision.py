@@ -9,7 +9,7 @@ import pytest
 
 
 def test_the_first_death_is_mended_at_once_and_each_that_follows_soon_waits_longer() -> None:
-    from orchestrator.runtime.supervision import WAIT_MAX_S, Condition, Health, died, made
+    from orchestrator.runtime.supervision import WAIT_MAX_S, Condition, Health, begun, died
 
     health, now, waits = Health(0.0, 0.0), 100.0, []
     for _ in range(10):
@@ -17,7 +17,7 @@ def test_the_first_death_is_mended_at_once_and_each_that_follows_soon_waits_long
         assert health.condition is Condition.DEAD
         waits.append(health.due_at - now)
         now = health.due_at + 0.5
-        health = made(health, now)
+        health = begun(health, now)
     assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, WAIT_MAX_S, WAIT_MAX_S, WAIT_MAX_S]
     assert health.restarts == 10
     later = died(health, "it was killed", now + 3600.0)
