@@ -64,7 +64,7 @@ def inject(world: FaultInjectionWorld, fault: Fault) -> None:
                 host.process.diverged |= fault.kind is FaultKind.DIVERGE
                 host.process.exploded |= fault.kind is FaultKind.EXPLODE
         case FaultKind.HANG:
-            if host is not None and host.alive and host.process.stepping:
+            if host is not None and host.alive and host.placed:
                 _hang(world, host, fault)
         case FaultKind.NOTICE:
             if host is not None and host.alive and host.placed:

@@ -54,8 +54,8 @@ SEVERAL_DONORS = "several donors"
 SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
 NOTICES = FaultKind.NOTICE.value
-HANGS = FaultKind.HANG.value
-"""Features that came later still, likewise."""
+HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
+"""Features that came later still, likewise. Those that hang are in other seeds than those whose decisions are recorded."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS} - {FaultKind.READD}
 FEATURES = (
     *(kind.value for kind in FaultKind if kind not in LATER),
@@ -128,7 +128,7 @@ class _Draw:
         features |= {SAVING} if self.saving.random() < 0.5 else set()
         features |= {MEASURING_ISLANDS} if self.measuring.random() < 0.5 else set()
         features |= {NOTICES} if self.notices.random() < 0.5 else set()
-        features |= {HANGS} if self.hangs.random() < 0.5 else set()
+        features |= {HANGS} if seed >= HANGS_FROM_SEED and self.hangs.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -149,7 +149,7 @@ class _Draw:
         if self.on(SEVERAL_DONORS):
             policy = replace(policy, donors_max=self.donors.randint(2, 4))
         if self.on(HANGS):
-            limits = StepLimits(self.hangs.uniform(0.2, SILENCE_MAX_S), self.hangs.uniform(2.0, 10.0), SILENCE_MAX_S)
+            limits = StepLimits(self.hangs.uniform(0.2, SILENCE_MAX_S / 2), self.hangs.uniform(2.0, 10.0), SILENCE_MAX_S)
             policy = replace(policy, step_limits=limits)
         if self.on(MEASURING_ISLANDS):
             ratio = self.measuring.choice((None, 0.05, 1.0))
@@ -277,7 +277,8 @@ class _Draw:
                 Fault(uniform(0.0, until), FaultKind.NOTICE, self.notices.choice(self.islands), uniform(0, 4))
             )
         for _ in range(self.hangs.randint(1, 3) if self.on(HANGS) else 0):
-            at, lasts = self.hangs.uniform(0.0, until), self.hangs.uniform(0.1, SILENCE_MAX_S)
+            # once they train, most of them
+            at, lasts = self.hangs.uniform(until / 2, until), self.hangs.uniform(0.1, SILENCE_MAX_S)
             faults.append(Fault(at, FaultKind.HANG, self.hangs.choice(self.islands), lasts))
         for kind in (FaultKind.DIVERGE, FaultKind.EXPLODE):
             for _ in range(self.health.randint(1, 3) if self.on(kind) else 0):
