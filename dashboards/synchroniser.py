@@ -144,7 +144,7 @@ def _journal() -> list[Panel]:
             "none",
             Query(f"1 - atoll_helper_up{{{JOB}}} > 0", "{{helper}} away"),
             Query(f"increase(atoll_helper_restarts_total{{{JOB}}}[1h]) > 0", "{{helper}} made again"),
-            width=8,
+            width=24,
         ),
     ]
 
