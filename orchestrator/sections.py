@@ -48,6 +48,7 @@ from orchestrator.bounds import (
     SourceWeight,
     StepCount,
     StepCountOrNone,
+    StepRatio,
     StepSeconds,
     StreamCount,
     StrikeCount,
@@ -469,7 +470,7 @@ class RecoverySection(Section):
     restarts_max: RestartCount = 10
     flush_timeout_s: Timeout = 30.0
     step_limit_s: Timeout | None = 120.0
-    step_limit_ratio: Annotated[float, Field(ge=2, le=1e6)] = 50.0
+    step_limit_ratio: StepRatio = 50.0
     first_step_limit_s: Timeout = 1800.0
     donors_max: IslandCount = 1
     donor_bytes_per_s: BytesPerSecond | None = None

@@ -149,7 +149,9 @@ class _Draw:
         if self.on(SEVERAL_DONORS):
             policy = replace(policy, donors_max=self.donors.randint(2, 4))
         if self.on(HANGS):
-            limits = StepLimits(self.hangs.uniform(0.2, SILENCE_MAX_S / 2), self.hangs.uniform(2.0, 10.0), SILENCE_MAX_S)
+            limits = StepLimits(
+                self.hangs.uniform(0.2, SILENCE_MAX_S / 2), self.hangs.uniform(2.0, 10.0), SILENCE_MAX_S
+            )
             policy = replace(policy, step_limits=limits)
         if self.on(MEASURING_ISLANDS):
             ratio = self.measuring.choice((None, 0.05, 1.0))
