@@ -66,8 +66,8 @@ class NodeWatch:
         return [node for node in cluster.nodes() if node.id not in self._excluded()]
 
     def is_there(self, node_id: str) -> bool:
-        """Whether a process could run on this node, by the last look: Ray believes it alive, and it is not down."""
-        return self._present is None or (node_id in self._present and node_id not in self._down)
+        """Whether a process may begin on this node, by the last look: it is neither dead, nor down, nor about to go."""
+        return self._present is None or (node_id in self._present and node_id not in self._down | self._leaving.keys())
 
     def is_unreachable(self, node_id: str) -> bool:
         return node_id in self._unreachable

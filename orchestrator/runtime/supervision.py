@@ -212,19 +212,19 @@ class Helper(Generic[ActorT]):
 
     def _pinged(self) -> Any:
         """A call that the actor answers behind those that it was given before; without ``ask`` one that every actor has."""
-        if self._ask is not None:
+        if self._ask is not None and self._handle.has(self._ask):  # one of an earlier build may not
             return self._handle.call(self._ask)
         return self._handle.ray_handle.__ray_ready__.remote()
 
 
 class Supervisor:
-    """One thread for all helpers of a process. ``failed`` is called with a bug of ours."""
+    """One thread for all helpers of a process."""
 
-    def __init__(self, name: str, failed: Callable[[BaseException], None] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self._helpers: list[Helper[Any]] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._failed, self._name = failed, name
+        self._name = name
 
     def begin(self) -> None:
         """Look after what was added, and what will be: once everything is there that is called after a death."""
@@ -249,17 +249,19 @@ class Supervisor:
             helper.retire()
 
     def _supervise(self) -> None:
+        troubles: dict[str, str] = {}
         while not self._closed.wait(LOOK_S):
             with self._lock:
                 helpers = list(self._helpers)
             for helper in helpers:
                 try:
                     wanted = helper.look()
-                except Exception as error:
-                    log.exception("the %s cannot be looked after", helper.name)
-                    if self._failed is not None and not isinstance(error, RayError):
-                        self._failed(error)
-                        return
+                    troubles.pop(helper.name, None)
+                except Exception as error:  # the cluster may be away, which says nothing of the helper
+                    reason = f"{type(error).__name__}: {first_line(error)}"
+                    if reason != troubles.get(helper.name):  # it may stay so for hours
+                        log.warning("the %s cannot be looked after: %s", helper.name, reason, exc_info=error)
+                    troubles[helper.name] = reason
                     continue
                 if not wanted:
                     with self._lock:

@@ -112,7 +112,7 @@ class SynchroniserActor:
         self._driver = Driver(core, (self._files.pending, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
         self._snapshots = SnapshotWriter(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
-        self._supervisor = Supervisor("helpers", self._queue.put)
+        self._supervisor = Supervisor("helpers")
         self._controller = self._supervisor.add(
             Helper(
                 "controller",
