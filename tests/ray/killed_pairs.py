@@ -31,9 +31,8 @@ from orchestrator.errors import AtollError
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP, NODE_MARKER
-from orchestrator.tape.storage import read_tape
 from tests.api.installation import Installation
-from tests.ray.jobs import synthetic
+from tests.ray.jobs import GrowingTape, synthetic
 from tests.waiting import wait_until
 
 GROUPS = ("us-east", "europe", "asia")
@@ -103,6 +102,7 @@ class Campaign(Installation):
         super().__init__(folder)
         self.chance = random.Random(seed)
         self.job = ""
+        self._tape = GrowingTape(Path())
 
     def begin(self) -> None:
         groups = self.folder / "groups.yaml"
@@ -112,6 +112,7 @@ class Campaign(Installation):
         recovery = {"restarts_max": 1000, "backoff_max_s": 5.0}
         with self.client() as client:
             self.job = client.submit(synthetic(ENDLESS, GROUPS, recovery=recovery)).job
+        self._tape = GrowingTape(self.runs / self.job / "tape.jsonl")
         self.wait_until_whole()
         wait_until(self.merges, "a merge", PAUSE_S)
 
@@ -144,10 +145,7 @@ class Campaign(Installation):
         return found
 
     def merges(self) -> int:
-        path = self.runs / self.job / "tape.jsonl"
-        if not path.exists():
-            return 0
-        return sum(isinstance(r.event, e.MergeCompleted) for r in read_tape(path).records)
+        return sum(isinstance(record.event, e.MergeCompleted) for record in self._tape.records())
 
     def marked(self, node: str | None) -> Iterator[psutil.Process]:
         """Processes of the cluster: all, those of this node, or with an empty name those of any but the head's."""
