@@ -94,6 +94,7 @@ class Island(Answer):
     quarantines: int = Field(default=0, description="times it was replaced for that, since an operator re-added it")
     standby: bool = Field(default=False, description="no island yet: a process that waits to take a lost one's place")
     spare: bool = Field(default=False, description="a scale-up slot that was never filled: a name and a data shard")
+    overdue_s: float = Field(default=0.0, description="seconds in one step, far beyond the usual; 0 while it steps")
     line: Line | None = Field(default=None, description="null before it has one")
 
 
@@ -105,6 +106,15 @@ class Fragment(Answer):
     step: int
     update_norm: float | None = Field(default=None, description="norm of what the last outer step changed")
     residue_norm: float | None = Field(default=None, description="norm of what the codec of updates still owes")
+
+
+class Helper(Answer):
+    """One helper process of the job: its controller, an evaluator, the agent of a node. A dead one is made again."""
+
+    name: str
+    condition: str = Field(description="running, silent or dead")
+    reason: str = Field(description="what is wrong with it, and what comes next; empty while it runs")
+    restarts: int = Field(description="times it was made again")
 
 
 class LossPoint(Answer):
@@ -163,6 +173,7 @@ class Job(JobSummary):
     schedule: dict[str, int] = Field(
         default={}, description="fragments, and their interval_steps and overlap_steps, as the specification has them"
     )
+    helpers: list[Helper] = Field(default=[], description="the job's other processes; none before it has answered")
     resume_refused: list[str] = Field(default=[], description="newer checkpoints that are not sound, and why")
     warnings: list[ProblemItem] = Field(
         default=[], description="what of the specification is allowed, and most likely not what its author wants"

@@ -183,12 +183,21 @@ def _contributions() -> list[Panel]:
             "none",
             Query(f"atoll_island_flagged{{{JOB}}}", "{{island}} flagged"),
             Query(f"atoll_island_quarantines_total{{{JOB}}}", "{{island}} quarantines"),
+            width=8,
+        ),
+        curves(
+            "Islands that hang",
+            "Seconds in the present step where that is far beyond the usual. At its limit the island is ended.",
+            "s",
+            Query(f"atoll_island_overdue_seconds{{{JOB}}} > 0", "{{island}}"),
+            width=8,
         ),
         curves(
             "Outer steps thrown away",
             "Merges whose result was not finite. They were not published.",
             "none",
             Query(f"sum by (job) (atoll_merge_failures_total{{{JOB}}})", "{{job}}"),
+            width=8,
         ),
     ]
 

@@ -138,6 +138,14 @@ def _journal() -> list[Panel]:
             Query(f"increase(atoll_damages_total{{{JOB}}}[1h])", "damaged {{job}}"),
             width=8,
         ),
+        curves(
+            "Helper processes away",
+            "Controllers, evaluators and agents of nodes that do not answer, and deaths of them in an hour.",
+            "none",
+            Query(f"1 - atoll_helper_up{{{JOB}}} > 0", "{{helper}} away"),
+            Query(f"increase(atoll_helper_restarts_total{{{JOB}}}[1h]) > 0", "{{helper}} made again"),
+            width=24,
+        ),
     ]
 
 

@@ -64,7 +64,7 @@ from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import IslandReport, NotSaved, Ready, Saved
-from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, StepLimits, Version
 from orchestrator.errors import ConfigurationError, InfrastructureError, in_words
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import Holding
@@ -438,6 +438,9 @@ class Island:
             tokens_per_schedule_step=tokens_per_schedule_step(spec),
             codec=knobs["wire"]["up"],
             rank=None if rank is None else rank.number,
+            step_limits=StepLimits(
+                recovery["step_limit_s"], recovery["step_limit_ratio"], recovery["first_step_limit_s"]
+            ),
         )
         spread = rank is not None and not HeldPieces(trainer, fragments, rank.number).is_whole
         if (rate := recovery["donor_bytes_per_s"]) is not None:  # of the island: its hosts give at once

@@ -31,8 +31,9 @@ from learners.held_pieces import HeldPieces
 from learners.island_arrays import ArraysPlan, Arrival, IslandArrays, State, StateRequest
 from learners.outbox import Outbox
 from learners.state_fetch import FetchedState
+from learners.step_watch import StepWatch
 from orchestrator.core.messages import Evaluated, Flushed, IslandReport, NotEvaluated, Offer
-from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, StepLimits, Version
 from orchestrator.errors import InternalError, in_words
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.odometer import Odometer
@@ -57,6 +58,7 @@ LAST_PUBLICATIONS_S = 10.0
 DRAINING_POLL_S = 0.1
 """How soon an island that drains, and waits for publications, notices anything else."""
 WHOLE = StateRequest()
+UNWATCHED = StepLimits(limit_s=None)
 NOTHING_ARRIVED: Mapping[FragmentId, Arrival] = MappingProxyType({})
 
 
@@ -65,6 +67,7 @@ class LoopPlan:
     """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
 
     ``rank`` is this process's in an island of many hosts; None: it is alone.
+    ``step_limits`` are those of a loop that has a thread of its own.
     ``tokens_per_schedule_step`` are those of an inner step of all islands together. Offers travel in ``codec``.
     """
 
@@ -75,6 +78,7 @@ class LoopPlan:
     report_every_s: float = 0.5
     codec: CodecName = EXACT
     rank: int | None = None
+    step_limits: StepLimits = UNWATCHED
     tokens_per_schedule_step: int = field(kw_only=True)
 
     @property
@@ -158,6 +162,7 @@ class IslandLoop:
         self._exports: Exports[StateRequest, State] = Exports()
         self._cuts: Exports[Hashable, Cut] = Exports()
         self._odometer = Odometer()
+        self._watch = StepWatch(plan.step_limits, outbox.put)
         self._reported_at = monotonic()
         self._last_step_end: float | None = None
 
@@ -372,6 +377,7 @@ class IslandLoop:
             if self._thread is not None:
                 return
             self._give_states()
+            self._watch.begin()
             self._thread = threading.Thread(target=self._run, name="island-loop", daemon=True)
             self._thread.start()
 
@@ -391,23 +397,26 @@ class IslandLoop:
             logging.getLogger(__name__).exception("the island's loop failed")
             self._outbox.put(broken_by(error, self._replica.step))
         finally:
+            self._watch.end()
             self._exports.close()
             self._cuts.close()
             self._evaluate_in_thread()
 
     def advance(self) -> Continuation:
         """One boundary, and the inner step after it if one follows, in the calling thread."""
-        decided = self._decided or self._decide()
-        self._decided = None
-        self._carry_out(decided.plan.actions, decided.arrived, decided.cuts)
-        if self._evaluation is not None:
-            self._evaluate()
-        if decided.plan.continuation is Continuation.STEP:
-            if self._group is not None:
+        with self._watch.other_work():
+            decided = self._decided or self._decide()
+            self._decided = None
+            self._carry_out(decided.plan.actions, decided.arrived, decided.cuts)
+            if self._evaluation is not None:
+                self._evaluate()
+            steps = decided.plan.continuation is Continuation.STEP
+            if steps and self._group is not None:
                 # the next boundary is decided here, as if the step were done, and the others learn of it meanwhile
                 with self._changed:
                     self._replica.step_taken(self._group.tokens_per_step)
                 self._decided = self._decide()
+        if steps:
             self._step(decided.schedule_step)
         return decided.plan.continuation
 
@@ -449,7 +458,8 @@ class IslandLoop:
 
     def _step(self, schedule_step: int) -> None:
         began = monotonic()
-        result = self._trainer.step(schedule_step)
+        with self._watch.step():
+            result = self._trainer.step(schedule_step)
         ended = monotonic()
         if self._group is None:
             with self._changed:

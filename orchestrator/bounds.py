@@ -101,6 +101,8 @@ SequenceLength = Annotated[int, Field(strict=True, ge=1, le=2**20)]
 """In tokens: a million is the longest context that anybody trains."""
 ParameterCount = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 """Of a synthetic model, which islands and synchroniser hold several times: a thousand million are tens of gigabytes."""
+StepRatio = Annotated[float, Field(strict=True, ge=2, le=1e6, allow_inf_nan=False)]
+"""How many times as long as the usual step."""
 MergeCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 """Merges between two of something: a job of years makes fewer, so it never comes."""
 RecordCount = Annotated[int, Field(strict=True, ge=1, le=10**8)]

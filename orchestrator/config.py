@@ -26,6 +26,7 @@ from orchestrator.core.vocabulary import (
     JobPolicy,
     NodeGroupId,
     OuterRatePolicy,
+    StepLimits,
 )
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.file_kinds import refusal
@@ -168,6 +169,7 @@ class JobSpec(Section):
             moving_average_decay=0.9,
             health=HealthPolicy(**self.health.model_dump()),
             cut_off_timeout_s=recovery.cut_off_timeout_s,
+            step_limits=StepLimits(recovery.step_limit_s, recovery.step_limit_ratio, recovery.first_step_limit_s),
             standbys=plans(self.standby_sections()) if standbys else (),
             donors_max=recovery.donors_max,
             evaluation=EvaluationPolicy(

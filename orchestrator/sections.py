@@ -48,6 +48,7 @@ from orchestrator.bounds import (
     SourceWeight,
     StepCount,
     StepCountOrNone,
+    StepRatio,
     StepSeconds,
     StreamCount,
     StrikeCount,
@@ -457,6 +458,11 @@ class RecoverySection(Section):
     One that is silent though its node answers hangs, or was stopped: ``suspect_timeout_s``. One whose node cannot be reached
     trains on, most likely, and its work is lost if it is replaced: ``cut_off_timeout_s``.
 
+    One that answers, and whose step does not end, hangs: it is named in its status after a quarter of ``step_limit_s``,
+    or of ``step_limit_ratio`` times its own median step where that is longer, and is ended and placed again after all of
+    that. Before it has a median, as while it compiles, and outside of steps, the limit is ``first_step_limit_s``. Only
+    seconds in which its process runs count. ``step_limit_s: null`` ends nobody.
+
     With one donor a state is of one boundary; with several, each gives fragment after fragment, at boundaries of its own: a
     large state comes sooner and costs each less. A donor gives at most ``donor_bytes_per_s``, on average, to all who ask
     together; a fragment with its moments must go within five minutes of that.
@@ -468,6 +474,9 @@ class RecoverySection(Section):
     backoff_max_s: Timeout = 60.0
     restarts_max: RestartCount = 10
     flush_timeout_s: Timeout = 30.0
+    step_limit_s: Timeout | None = 120.0
+    step_limit_ratio: StepRatio = 50.0
+    first_step_limit_s: Timeout = 1800.0
     donors_max: IslandCount = 1
     donor_bytes_per_s: BytesPerSecond | None = None
 

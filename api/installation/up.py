@@ -126,8 +126,9 @@ def start(wanted: Installation, say: Say) -> Address:
         _await(home.discovered_address, PATIENCE_S)  # by hand it may be starting just now
     port = home.port_before()
     if home.running():
-        # It may be starting, by hand: give it time before taking it for a stuck one.
-        if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), PATIENCE_S):
+        # It may be starting, by hand: give it time before taking it for a stuck one. Not where its cluster has no head.
+        patience_s = PATIENCE_S if not wanted.with_cluster or _head_listens(home) else 0.0
+        if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), patience_s):
             if wanted.with_cluster:
                 # a node of it may have died
                 _cluster("up", home, *passed_of(wanted), *folders_of(wanted), passed=wanted.passed)

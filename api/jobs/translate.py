@@ -14,6 +14,7 @@ from api.schemas import (
     Command,
     CommandState,
     Fragment,
+    Helper,
     Island,
     Job,
     JobState,
@@ -110,6 +111,7 @@ def job_of(
         resume_refused=resume.get("refused", []),
         warnings=list(warnings),
         wire={way: codec for way, codec in _mapping(_knobs(row).get("wire")).items() if isinstance(codec, str)},
+        helpers=[Helper.model_validate(own) for own in record.get("helpers", ())] if record else [],
         schedule={name: value for name in SCHEDULE if type(value := _knobs(row).get(name)) is int},
     )
 
@@ -257,6 +259,7 @@ def island_of(view: Mapping[str, Any], line: LineRecord | None = None, spare: bo
         quarantines=view.get("quarantines", 0),
         standby=view.get("standby", False),
         spare=spare,
+        overdue_s=view.get("overdue_s", 0.0),
         line=None if line is None else Line.model_validate(line),
     )
 

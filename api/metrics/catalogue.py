@@ -75,6 +75,18 @@ _FAMILIES = (
         ("job",),
         "1 while no fragment can merge: fewer islands than the quorum, or the journal fails.",
     ),
+    Family(
+        "gauge",
+        "atoll_helper_up",
+        ("job", "helper"),
+        "1 while the job's helper process (controller, evaluator, a node's agent) answers. 0: it is made again, or silent.",
+    ),
+    Family(
+        "counter",
+        "atoll_helper_restarts",
+        ("job", "helper"),
+        "Times the helper process died and was made again. A steady rise: it cannot live; the job's page says why.",
+    ),
     Family("gauge", "atoll_job_token_budget", ("job",), "Tokens after which the job ends."),
     Family("gauge", "atoll_quorum_islands", ("job",), "Islands a round needs before it may close (K)."),
     # ── what it was worth ─────────────────────────────────────────────────────────────────────────────────────────
@@ -138,6 +150,12 @@ _FAMILIES = (
     Family("counter", "atoll_island_omitted_sequences", ISLAND, "Sequences passed over in their epoch, likewise."),
     # ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────
     Family("gauge", "atoll_island_state", (*ISLAND, "state"), "1 for the state the island is in, 0 for the others."),
+    Family(
+        "gauge",
+        "atoll_island_overdue_seconds",
+        ISLAND,
+        "Seconds in its present step where that is far beyond the usual, else 0. At the limit the island is ended.",
+    ),
     Family("counter", "atoll_island_restarts", ISLAND, "Times the island was placed again. A steady rise: it flaps."),
     Family(
         "gauge", "atoll_island_flagged", ISLAND, "1 from an unusable or exploding contribution until a good one merges."

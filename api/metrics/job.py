@@ -68,6 +68,9 @@ def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
         yield Sample("atoll_job_phase", (job, phase.value), view["phase"] == phase)
     yield Sample("atoll_job_age_seconds", (job,), record["at"])
     yield Sample("atoll_job_paused", (job,), view["pause_reason"] is not None)
+    for helper in record.get("helpers", ()):
+        yield Sample("atoll_helper_up", (job, helper["name"]), helper["condition"] == "running")
+        yield Sample("atoll_helper_restarts", (job, helper["name"]), helper["restarts"])
     if "disk_trouble" in record:
         yield Sample("atoll_journal_failing", (job,), record["disk_trouble"] is not None)
     if deaths := record["statistics"].get("synchroniser"):
@@ -105,6 +108,7 @@ def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
         for state in IslandState:
             yield Sample("atoll_island_state", (*labels, state.value), island["state"] == state)
         yield Sample("atoll_island_accelerators", labels, island["accelerator_count"])
+        yield Sample("atoll_island_overdue_seconds", labels, island.get("overdue_s", 0.0))
         yield Sample("atoll_island_restarts", labels, island["restarts"])
         yield Sample("atoll_island_flagged", labels, bool(island.get("flag")))
         yield Sample("atoll_island_quarantines", labels, island.get("quarantines", 0))

@@ -56,6 +56,7 @@ class _Island(_Part):
     flag: str = ""
     quarantines: Count = 0
     standby: bool = False
+    overdue_s: Seconds = 0.0
 
 
 class _Fragment(_Part):

@@ -28,6 +28,7 @@ EVENTS = {
     "IslandCaughtUp": "{island} has caught up from {donor} in {transfer_seconds:.2f} s, at step {step}",
     "CatchUpFailed": "{island} could not catch up from {donor}: {reason}",
     "ProgressReported": "{island} trained up to step {step}, {tokens_total:,} tokens, loss {loss:.3f}",
+    "StepOverdue": "{island} hangs: {seconds:.0f} s in one step, where {usual_seconds:.2g} s is usual",
     "ConnectionLost": "{island} stopped answering: {reason}",
     "ConnectionRestored": "{island} answers again",
     "IslandFlushed": "{island} has offered all it had",

@@ -113,6 +113,7 @@ def render(job: Job, note: str | None = None) -> RenderableType:
         parts.append(Text(queue_place(job), style="bold yellow"))
     if job.pause_reason:
         parts.append(Text(job.pause_reason, style="bold yellow"))
+    parts += [Text(words, style="bold yellow") for words in helper_words(job)]
     if job.reason and job.state.final:
         parts.append(Text(job.reason, style="bold red" if job.state == "failed" else "default"))
     if note:
@@ -154,14 +155,24 @@ def wire_words(job: Job) -> str:
     return f"{words}; {up / 1e6:,.1f} MB up, {down / 1e6:,.1f} MB down{waiting}"
 
 
+def helper_words(job: Job) -> list[str]:
+    """What is wrong with the job's helper processes: a sentence for each that is not well."""
+    return [f"{helper.name}: {helper.reason}" for helper in job.helpers if helper.reason]
+
+
 def queue_place(job: JobSummary) -> str:
     """The place of a queued job, and why it waits."""
     return f"queued as number {job.queue_position}: {job.reason}"
 
 
 def _wrong(island: Island) -> str:
-    """What is wrong with what it contributes, or in the way of it."""
-    return island.flag or (island.line.trouble if island.line is not None else None) or ""
+    """What is wrong with it or with what it contributes, or in the way of that."""
+    return (
+        (island.reason if island.overdue_s else "")
+        or island.flag
+        or (island.line.trouble if island.line is not None else None)
+        or ""
+    )
 
 
 def _state(island: Island) -> str:
@@ -181,7 +192,7 @@ def line(job: Job) -> str:
         f"{island.island} {_state(island)}" + (f" {island.steps_per_second:.1f}/s" if island.steps_per_second else "")
         for island in job.islands
     )
-    paused = f"  {job.pause_reason}" if job.pause_reason else ""
+    paused = "".join(f"  {words}" for words in (job.pause_reason, *helper_words(job)) if words)
     return (
         f"{_clock(job.after_s)}  {job.state}  {job.tokens_trained:,} of {job.token_budget:,} tokens ({percent:.0f} %)  "
         f"version {job.global_version}  loss {_number(job.loss, '.3f')} (train {_number(job.loss_train, '.3f')})  "

@@ -63,6 +63,20 @@ class NormsRecord(TypedDict):
     residue_norm: float
 
 
+class HelperRecord(TypedDict):
+    """One helper process of a job: its controller, an evaluator, the agent of a node.
+
+    condition  running, silent, or dead
+    reason     what is wrong with it and what comes next; empty while it runs
+    restarts   how often it was made again in this life of the synchroniser, or of the controller for a node's agent
+    """
+
+    name: str
+    condition: str
+    reason: str
+    restarts: int
+
+
 class StatusRecord(TypedDict):
     """One job as it stands, as plain data. ``RUN_DIR/status.json`` holds the same once the job has ended.
 
@@ -76,6 +90,7 @@ class StatusRecord(TypedDict):
     fragment_parameters  how many parameters each fragment has
     lines        bytes as they were carried between islands and synchroniser
     fragment_norms  of each fragment that was merged in this life of the synchroniser
+    helpers      the job's other processes, and whether they are there
     disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
     last_known   set where its files are damaged: version, epoch and tokens are what could still be read of them
     """
@@ -93,5 +108,6 @@ class StatusRecord(TypedDict):
     fragment_parameters: NotRequired[list[int]]
     lines: NotRequired[LinesRecord]
     fragment_norms: NotRequired[list[NormsRecord]]
+    helpers: NotRequired[list[HelperRecord]]
     disk_trouble: NotRequired[str | None]
     last_known: NotRequired[bool]

@@ -193,6 +193,22 @@ class ProgressReported:
 
 
 @dataclass(frozen=True, slots=True)
+class StepOverdue:
+    """The step that the island is in has taken ``seconds`` so far, far more than the ``usual_seconds`` of its median step.
+
+    Said by another thread of its process, which counts only the time in which itself ran. Without a median, 0, it is one of
+    the first steps of the process, an evaluation, or a boundary. Said again as the time doubles, and at the limit
+    (``StepLimits``).
+    """
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    seconds: Duration
+    usual_seconds: Duration
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionLost:
     """The island stopped answering. ``dead`` is true only when its process is known to be gone, not guessed.
 
@@ -366,6 +382,7 @@ IslandEvent = (
     | IslandCaughtUp
     | CatchUpFailed
     | ProgressReported
+    | StepOverdue
     | ConnectionLost
     | ConnectionRestored
     | IslandFlushed

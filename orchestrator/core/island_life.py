@@ -38,6 +38,7 @@ from orchestrator.core.events import (
     OuterStateSeeded,
     PlacementFailed,
     ProgressReported,
+    StepOverdue,
 )
 from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
@@ -120,9 +121,27 @@ def progressed(state: JobState, island: Island, event: ProgressReported) -> list
     if latest is not None and event.tokens_total < latest.tokens_total:
         return []
     state.reports[island.id] = event
+    if island.overdue_s:
+        state.islands[island.id] = island_record.steps_again(island)
     if event.step_seconds_median > 0:
         state.pace = state.pace.with_step(event.step_seconds_median, state.policy.moving_average_decay)
     return []
+
+
+def step_overdue(state: JobState, island: Island, event: StepOverdue) -> list[Effect]:
+    """A step far beyond the usual is named; the island is lost once it is beyond the limit, and its process is stopped.
+
+    Others may take a state from it, and would wait for a boundary that never comes.
+    """
+    limit_s = state.policy.step_limits.limit(event.usual_seconds)
+    steps = _is_or_was(island, IslandState.TRAINING) or _is_or_was(island, IslandState.DRAINING)
+    if limit_s is None or not steps:
+        return []
+    after = island_record.overdue(island, event, limit_s)
+    state.islands[island.id] = after
+    if event.seconds < limit_s:
+        return []
+    return [*_lose(state, after, after.reason, event.at, dead=False), *_leave_donor(state, island.id)]
 
 
 def flushed(state: JobState, island: Island, event: IslandFlushed | IslandDrained) -> list[Effect]:

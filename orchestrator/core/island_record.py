@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from orchestrator.core.effects import Effect, PlaceIsland, SetTimer, StopIsland
-from orchestrator.core.events import IslandCaughtUp, IslandPlaced, ProgressReported
+from orchestrator.core.events import IslandCaughtUp, IslandPlaced, ProgressReported, StepOverdue
 from orchestrator.core.vocabulary import (
     Contribution,
     Duration,
@@ -77,6 +77,7 @@ class Island:
     ``saved``: the checkpoint that the job goes on from has a state of it, for its first process; it is its own donor then.
     ``strikes`` counts bad contributions in a row by fragment, ``struck_offer`` is the latest of them; ``health_note`` says
     what was wrong with the last, until work of the island is merged again. ``quarantines`` are counted until it is re-added.
+    ``overdue_s`` is how long its step has taken when that was last said to be far too long; 0 once it steps again.
     ``process`` is the standby, with its incarnation, whose process this incarnation took over; ``None`` has one of its own.
     """
 
@@ -111,6 +112,7 @@ class Island:
     quarantines: int = 0
     process: tuple[IslandId, Incarnation] | None = None
     saved: bool = False
+    overdue_s: Duration = 0.0
 
     @property
     def id(self) -> IslandId:
@@ -175,6 +177,22 @@ def suspected(before: Island, reason: str, timer_serial: int, at: Instant) -> Is
         reason=reason,
         timer_serial=timer_serial,
         suspect_since=at,
+    )
+
+
+def overdue(before: Island, event: StepOverdue, limit_s: Duration) -> Island:
+    """Its step does not end."""
+    usual = (
+        f"where {event.usual_seconds:.2g} s is usual" if event.usual_seconds else "at one step, boundary or evaluation"
+    )
+    over = "" if event.seconds < limit_s else f", beyond the limit of {limit_s:.0f} s"
+    return replace(before, overdue_s=event.seconds, reason=f"it hangs: {event.seconds:.0f} s {usual}{over}")
+
+
+def steps_again(before: Island) -> Island:
+    """It was only slow."""
+    return replace(
+        before, overdue_s=0.0, reason=f"it steps again, after more than {before.overdue_s:.0f} s in one step"
     )
 
 

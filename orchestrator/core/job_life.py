@@ -33,6 +33,7 @@ from orchestrator.core.events import (
     JobStarted,
     PlacementFailed,
     ProgressReported,
+    StepOverdue,
     TimerFired,
 )
 from orchestrator.core.fragment_life import abandon_open_rounds, advance_all
@@ -40,7 +41,15 @@ from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import FailureExtent, Instant, IslandId, IslandState, JobOutcome, JobPhase, RoundPhase
 
-MAY_GIVE_UP = (PlacementFailed, ConnectionLost, CatchUpFailed, TimerFired, ContributionArrived, ContributionUnusable)
+MAY_GIVE_UP = (
+    PlacementFailed,
+    ConnectionLost,
+    CatchUpFailed,
+    TimerFired,
+    ContributionArrived,
+    ContributionUnusable,
+    StepOverdue,
+)
 """Events after which an island may have been given up."""
 
 

@@ -131,6 +131,14 @@ class NotEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Overdue:
+    """The present step does not end. Fields as in ``events.StepOverdue``."""
+
+    seconds: float
+    usual_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The island's own code failed; its process is about to end. ``detail`` is the last line of the traceback."""
 
@@ -154,5 +162,6 @@ IslandReport = (
     | NotSaved
     | Evaluated
     | NotEvaluated
+    | Overdue
     | Broken
 )

@@ -24,6 +24,7 @@ EventReport = (
     | messages.NotSaved
     | messages.Evaluated
     | messages.NotEvaluated
+    | messages.Overdue
     | messages.Broken
 )
 """Reports that are events by themselves: all but offers."""
@@ -35,6 +36,7 @@ _EVENTS: dict[type, Callable[..., events.IncarnationEvent]] = {
     messages.CatchUpFailure: events.CatchUpFailed,
     messages.Flushed: events.IslandFlushed,
     messages.Drained: events.IslandDrained,
+    messages.Overdue: events.StepOverdue,
     messages.Saved: saving.IslandSaved,
     messages.NotSaved: saving.IslandNotSaved,
 }

@@ -32,6 +32,9 @@ from orchestrator.core.vocabulary import (
     Version,
 )
 
+NAMED_MAX = 5
+"""A reason names no more islands than this."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenCheckpoint:
@@ -184,10 +187,17 @@ class JobState:
 
     def pause_reason(self) -> str | None:
         """Why no fragment can merge at present, if so."""
-        live = len(self.live)
-        if self.phase is not JobPhase.RUNNING or live >= self.policy.quorum:
+        live, quorum = len(self.live), self.policy.quorum
+        if self.phase is not JobPhase.RUNNING:
             return None
-        return f"merging waits: {live} of the {self.policy.quorum} islands that the quorum needs are training"
+        if live < quorum:
+            away = [f"{i.id} is {i.state}" for i in self.job_islands if not i.live]
+            others = f"; {', '.join(away[:NAMED_MAX])}{' …' if len(away) > NAMED_MAX else ''}" if away else ""
+            return f"merging waits: {live} of the {quorum} islands that the quorum needs are training{others}"
+        hung = [i for i in self.job_islands if i.live and i.overdue_s]
+        if live - len(hung) >= quorum:
+            return None
+        return f"merging waits for {', '.join(f'{i.id} ({i.reason})' for i in hung[:NAMED_MAX])}"
 
     def view(self, at: Instant) -> JobView:
         return JobView(
@@ -229,4 +239,5 @@ def _view_of(island: Island, report: ProgressReported | None, standby: bool) -> 
         flag=island.health_note,
         quarantines=island.quarantines,
         standby=standby,
+        overdue_s=island.overdue_s,
     )

@@ -45,6 +45,7 @@ _ISLAND_HANDLERS: dict[type, Callable[[JobState, Island, Any], list[Effect]]] = 
     events.IslandCaughtUp: island_life.caught_up,
     events.CatchUpFailed: island_life.catch_up_failed,
     events.ProgressReported: island_life.progressed,
+    events.StepOverdue: island_life.step_overdue,
     events.ConnectionLost: island_life.connection_lost,
     events.ConnectionRestored: island_life.connection_restored,
     events.IslandFlushed: island_life.flushed,

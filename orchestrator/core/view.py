@@ -28,7 +28,8 @@ class IslandView:
     """One island. ``steps_total`` and ``tokens_total`` are over all its incarnations; ``reason`` says why this state.
 
     ``flag`` says what was wrong with its last contribution, until work of it is merged again; empty while it is well.
-    ``standby``: it is no island yet, and may be promoted to one.
+    ``standby``: it is no island yet, and may be promoted to one. ``overdue_s``: it has been so long in one step, far longer
+    than is usual; 0 while it steps.
     """
 
     island: IslandId
@@ -50,6 +51,7 @@ class IslandView:
     flag: str
     quarantines: int
     standby: bool
+    overdue_s: Duration
 
 
 @dataclass(frozen=True, slots=True)

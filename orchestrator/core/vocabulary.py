@@ -8,7 +8,7 @@ steps is an integer, so that conservation can be checked exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NewType
@@ -293,6 +293,28 @@ class OuterRatePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How long an inner step may take before its island counts as hung: it is ended then, and placed again.
+
+    limit_s   no step is ended before this; ``None``: none is ended
+    ratio     nor before so many times the island's own median step
+    first_s   the limit of what has no median: the first steps of a process, which compile, evaluations, and boundaries
+
+    Seconds are those in which the process was awake, so that a machine that sleeps, or stands still, ends nobody.
+    """
+
+    limit_s: Duration | None = 120.0
+    ratio: float = 50.0
+    first_s: Duration = 1800.0
+
+    def limit(self, usual_seconds: Duration) -> Duration | None:
+        """For a step of this median; 0: it has none yet."""
+        if self.limit_s is None:
+            return None
+        return max(self.limit_s, self.ratio * usual_seconds if usual_seconds > 0 else self.first_s)
+
+
+@dataclass(frozen=True, slots=True)
 class JobPolicy:
     """Everything the core may know of the job: frozen, stored in the tape's header.
 
@@ -319,6 +341,7 @@ class JobPolicy:
     donors_max              from so many peers at once an island takes a state; one on older tapes
     evaluation              how Θ is measured; without a limit, beside the islands, and not at first on older tapes
     outer_rate              how the outer learning rate rises and falls; not at all on older tapes
+    step_limits             when an island counts as hung; a tape has them where they are not the default
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -346,3 +369,4 @@ class JobPolicy:
     donors_max: int = 1
     evaluation: EvaluationPolicy = EvaluationPolicy()
     outer_rate: OuterRatePolicy = OuterRatePolicy()
+    step_limits: StepLimits = field(default=StepLimits(), metadata=UNWRITTEN_DEFAULT)

@@ -167,6 +167,17 @@ def node_reaches() -> dict[str, Reach]:
         return dict(zip((entry["NodeID"] for entry in alive), reaches, strict=True))
 
 
+def own_node_runs() -> bool:
+    """Whether the node by which this process takes part in the cluster is there. Without it a driver hears of no actor that
+    was made again, and calls dead ones for ever; it can only join anew, as another process.
+    """
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    entry = next((entry for entry in ray.nodes() if entry["NodeID"] == own and entry["Alive"]), None)
+    return entry is not None and reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]) is not Reach.REFUSED
+
+
 def drain(gcs: Any, node_id: str, cause: str, deadline: float | None) -> None:
     """Have Ray place nothing on this node any more, and know when it goes (seconds since 1970). It may be said again.
 

@@ -64,7 +64,15 @@ class RayControlPort:
         self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
 
     def node_groups(self) -> list[NodeGroupRecord]:
-        """Every group that has a node, by name; the head's own is not one of them."""
+        """Every group that has a node, by name; the head's own is not one of them.
+
+        Raises InfrastructureError where the node that this process joined by has died, though the head answers.
+        """
+        if not self._ask_head(cluster.own_node_runs):
+            raise InfrastructureError(
+                detail="The head's own node (its raylet), by which the service is part of the cluster, has died.",
+                remedy="`atoll up` starts it and the service again; jobs train on meanwhile.",
+            )
         groups: dict[str, NodeGroupRecord] = {}
         for node in self._ask_head(cluster.nodes):
             if not node.group or node.group == CONTROL_GROUP:

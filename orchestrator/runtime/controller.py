@@ -24,6 +24,7 @@ from ray.exceptions import RayError
 from orchestrator import logbook
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface, Rank
+from orchestrator.actors.records import HelperRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.checkpoints.resumption import stored
 from orchestrator.config import JobSpec
@@ -38,6 +39,7 @@ from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.orphans import Orphans
 from orchestrator.runtime.placement import Gang, Leaving, Placement, Refusal, Unplaced, gang, refusal, resources_of
 from orchestrator.runtime.spawn import CONCURRENCY, spawn_gang, spawn_island
+from orchestrator.runtime.supervision import Supervisor
 from orchestrator.sections import IslandsSection
 
 log = logging.getLogger(__name__)
@@ -73,10 +75,12 @@ class Controller:
         """As whose the hosts of a life were booked, where that is another's: a standby's."""
         self._ended: set[Life] = set()
         self._taken: set[Life] = set()
-        self._node_agents = NodeAgents()
         self._spawning = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
         self._closing = False
+        self._supervisor = Supervisor("nodes-agents")
         self._nodes, self._orphans = NodeWatch(self._declare_dead, self._announce), Orphans()
+        self._node_agents = NodeAgents(self._supervisor, self._nodes.is_there)
+        self._supervisor.begin()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def place(self, island: IslandId, incarnation: Incarnation, standby: Life | None = None) -> Placement | Unplaced:
@@ -109,6 +113,10 @@ class Controller:
             self._placed(*life)
         with self._lock:
             return sorted(self._actors)
+
+    def helpers(self) -> list[HelperRecord]:
+        """The agents of the nodes that this job's islands are on, or were."""
+        return self._supervisor.records()
 
     def _place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
         section = self._sections[island]
@@ -144,10 +152,9 @@ class Controller:
             return Unplaced(
                 now.reason if isinstance(now, Refusal) else f"its process did not answer: {first_line(error)}"
             )
-        for about in abouts:
-            self._node_agents.ensure(about["node_id"])
         placed = self._placement(island_name(self._job, island, incarnation), abouts)
         for each in placed.ranks:
+            self._node_agents.ensure(each)
             log.info("%s.%s is process %d on %s", island, incarnation, each.pid, each.node)
         with self._lock:
             self._placements[life] = placed
@@ -287,6 +294,7 @@ class Controller:
 
     def close(self) -> None:
         """End all islands, then the job's other actors, then this one. Nothing is placed from now on."""
+        self._supervisor.close()
         with self._spawning, self._lock:
             self._closing = True
             lives = sorted(self._actors)
@@ -321,9 +329,12 @@ class Controller:
             abouts = ray.get([actor.call(IslandInterface.hello) for actor in actors], timeout=REACH_TIMEOUT_S)
         except (RayError, TimeoutError):
             return None
+        placed = self._placement(island_name(self._job, *life), abouts)
+        for rank in placed.ranks:
+            self._node_agents.ensure(rank)
         with self._lock:
             self._actors[life] = actors
-            return self._placements.setdefault(life, self._placement(island_name(self._job, *life), abouts))
+            return self._placements.setdefault(life, placed)
 
     def _over(self, life: Life) -> bool:
         with self._lock:

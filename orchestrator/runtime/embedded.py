@@ -37,6 +37,7 @@ from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
 from orchestrator.ports import LOOPBACK, free_port, is_loopback
 from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
+from orchestrator.runtime.dead_nodes import VERB
 from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.homes import clusters_of, leave_marks, remove
 from orchestrator.runtime.ray_start import (
@@ -48,6 +49,7 @@ from orchestrator.runtime.ray_start import (
     pass_on,
     start_head,
     start_node,
+    unregister_dead,
 )
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 from orchestrator.socket_room import CLUSTER_PREFIX
@@ -274,6 +276,7 @@ def _start_missing(
 ) -> None:
     """The head first, as far as its port; then all other nodes that do not run, at once. Returns when all are up."""
     deadline = time.monotonic() + START_TIMEOUT_S
+    fresh = not processes.marked(cluster.id)
     running = processes.nodes_with(cluster.id, RAYLET)
     if not cluster.answers():
         running -= {CONTROL_GROUP}
@@ -283,13 +286,41 @@ def _start_missing(
             processes.kill_all(cluster.id, CONTROL_GROUP)
             starting[CONTROL_GROUP] = start_head(program, places.get(CONTROL_GROUP, Place()))
             _wait_for_port(cluster, starting[CONTROL_GROUP], deadline)
-        for group in groups:
-            for number in range(group.nodes):
-                name = group.name if group.nodes == 1 else f"{group.name}-{number}"
-                if name not in running:
-                    processes.kill_all(cluster.id, name)
-                    starting[name] = start_node(program, name, group, number, places.get(name, Place()))
+        missing = [one for one in _nodes(groups) if one[0] not in running]
+        for name, _, _ in missing:
+            processes.kill_all(cluster.id, name)
+        if not fresh and (starting or missing):
+            _unregister_dead(program, places.get(CONTROL_GROUP, Place()), deadline)
+        for name, group, number in missing:
+            starting[name] = start_node(program, name, group, number, places.get(name, Place()))
         _wait_for_all(cluster, starting, deadline)
+
+
+def _nodes(groups: tuple[NodeGroup, ...]) -> list[tuple[str, NodeGroup, int]]:
+    """Every node's name, its group, and its number in that."""
+    return [
+        (group.name if group.nodes == 1 else f"{group.name}-{number}", group, number)
+        for group in groups
+        for number in range(group.nodes)
+    ]
+
+
+def _unregister_dead(program: RayProgram, place: Place, deadline: float) -> None:
+    """The head hands nothing more to nodes whose processes are dead. Without this it would believe in them for minutes."""
+    cluster = program.cluster
+    start = unregister_dead(program, place)
+    try:
+        code = start.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        code = None
+    lines = log_of(cluster, VERB).read_text(errors="replace").split("\n")
+    if code != 0:
+        _say(
+            f"the head did not say which nodes it takes for alive ({lines[-2:][0] or 'no answer'}). If some of those died, "
+            f"what it places may wait for them until its tolerance of partitions is over"
+        )
+    elif names := [name for name in lines if name]:
+        _say(f"the head has taken the dead nodes {', '.join(sorted(names))} from its books")
 
 
 def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, Start], deadline: float) -> None:

@@ -35,6 +35,7 @@ from orchestrator.runtime.placement import environment_of, refusal, resources_of
 from orchestrator.runtime.published import Published
 from orchestrator.runtime.settings import GROUP_LABEL
 from orchestrator.runtime.shard_worker import ShardWorker
+from orchestrator.runtime.supervision import Helper, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +61,14 @@ Answer = TypeVar("Answer")
 
 
 class Evaluation:
-    """``shard`` has Θ, and the end of the job's channel at which it is served."""
+    """``shard`` has Θ, and the end of the job's channel at which it is served. An evaluator that dies between two questions
+    is made again by the ``supervisor``.
+    """
 
-    def __init__(self, context: JobContext, shard: ShardWorker) -> None:
-        self._context, self._shard = context, shard
+    def __init__(self, context: JobContext, shard: ShardWorker, supervisor: Supervisor) -> None:
+        self._context, self._shard, self._supervisor = context, shard, supervisor
         self._thread = ThreadPoolExecutor(1, "evaluate")
-        self._evaluators: dict[str, ActorHandle[EvaluatorInterface]] = {}
+        self._evaluators: dict[str, Helper[EvaluatorInterface]] = {}
         self._memberships: dict[str, Membership] = {}
         self._evaluators_made = 0
         self._nodes = NodeWatch() if context.spec.evaluation.node_group else None
@@ -100,11 +103,19 @@ class Evaluation:
         **named: Arguments.kwargs,
     ) -> Answer:
         """However long it takes, for how large the model is only the evaluator knows. Raises what ends it."""
-        call = self._actor(HEAD).call(method, *arguments, **named)
-        began = time.monotonic()
-        while not ray.wait([call], timeout=SEED_REMINDER_S)[0]:
-            log.warning("the initial parameters are not there after %.0f s", time.monotonic() - began)
-        return ray.get(call)
+        began, lives = time.monotonic(), 1
+        while True:
+            call = self._actor(HEAD).call(method, *arguments, **named)
+            while not ray.wait([call], timeout=SEED_REMINDER_S)[0]:
+                log.warning("the initial parameters are not there after %.0f s", time.monotonic() - began)
+            try:
+                return ray.get(call)
+            except ActorDiedError as error:
+                if lives == LIVES_MAX:
+                    raise
+                log.warning("the evaluator died, and is made again: %s", first_line(error))
+                self._drop_actor(HEAD)
+                lives += 1
 
     def _measure_unigram(self) -> None:
         try:
@@ -138,7 +149,7 @@ class Evaluation:
 
     def _measured(self, group: str, order: effects.Evaluate, payloads: Sequence[Payload]) -> Measured:
         """What ``EvaluatorInterface.evaluate`` answers. Raises RayError or TimeoutError."""
-        evaluator, epoch = self._actor(group), self._context.epoch
+        evaluator, epoch = self._actor(group).handle, self._context.epoch
         membership = self._memberships[group]
         limit_s = self._limit_s(sum(payload.byte_count for payload in payloads))
         ray.get(evaluator.call(EvaluatorInterface.join_channel, epoch, membership), timeout=limit_s)
@@ -170,22 +181,27 @@ class Evaluation:
             return section.node_group, ""
         return HEAD, no.reason
 
-    def _actor(self, group: str) -> ActorHandle[EvaluatorInterface]:
+    def _actor(self, group: str) -> Helper[EvaluatorInterface]:
         """The evaluator there; made when it is first needed, and again after a failure."""
         if group not in self._evaluators:
-            self._evaluators_made += 1
-            context, number = self._context, self._evaluators_made
-            self._memberships[group] = self._shard.channel.evaluator_membership(number)
-            evaluator_class: EvaluatorFactory = cluster.actor_class(EVALUATOR_CLASS)
-            self._evaluators[group] = cluster.start_actor(
-                evaluator_class,
-                {**self._options(evaluator_name(context.job, number, group), group), "max_restarts": 0},
-                context.spec.model_dump(mode="json") | {"roots": context.roots},
-                environment_of(context.spec.evaluation) if group else HEAD_ENVIRONMENT,
-                service_logbook(context.run_dir, "evaluator", number),
-                0 if group else HEAD_NICENESS,
-            )
+            name = f"evaluator on {group}" if group else "evaluator"
+            self._evaluators[group] = self._supervisor.add(Helper(name, lambda: self._made(group)))
         return self._evaluators[group]
+
+    def _made(self, group: str) -> ActorHandle[EvaluatorInterface]:
+        """Another evaluator there. Also called in the supervisor's thread."""
+        self._evaluators_made += 1
+        context, number = self._context, self._evaluators_made
+        self._memberships[group] = self._shard.channel.evaluator_membership(number)
+        evaluator_class: EvaluatorFactory = cluster.actor_class(EVALUATOR_CLASS)
+        return cluster.start_actor(
+            evaluator_class,
+            {**self._options(evaluator_name(context.job, number, group), group), "max_restarts": 0},
+            context.spec.model_dump(mode="json") | {"roots": context.roots},
+            environment_of(context.spec.evaluation) if group else HEAD_ENVIRONMENT,
+            service_logbook(context.run_dir, "evaluator", number),
+            0 if group else HEAD_NICENESS,
+        )
 
     def _options(self, name: str, group: str) -> dict[str, Any]:
         """By its name it is also that of a synchroniser that died."""
@@ -203,4 +219,4 @@ class Evaluation:
 
     def _drop_actor(self, group: str) -> None:
         if (evaluator := self._evaluators.pop(group, None)) is not None:
-            cluster.end_actor(evaluator)
+            cluster.end_actor(evaluator.retire())

@@ -25,7 +25,6 @@ from collections.abc import Callable
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.actors.handle import ActorHandle
 from orchestrator.chaos.kinds import CONTINUE, Kind
 from orchestrator.core.commands import Inject, Kill
 from orchestrator.core.effects import ResolveCommand
@@ -37,6 +36,7 @@ from orchestrator.impairment import LinkFault
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.node_agent import ANSWERED_S
+from orchestrator.runtime.supervision import Helper
 
 NAMES = frozenset({*(kind.value for kind in Kind if kind is not Kind.KILL_API), CONTINUE})
 """What ``Inject.fault`` may say to a job."""
@@ -49,7 +49,7 @@ class Chaos:
 
     def __init__(
         self,
-        controller: ActorHandle[Controller],
+        controller: Helper[Controller],
         interpreter: Interpreter,
         post: Post,
         resolve: Callable[[ResolveCommand], None],

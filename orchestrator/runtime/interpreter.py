@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, ParamSpec
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
@@ -34,6 +34,7 @@ from orchestrator.runtime.names import island_name, rank_name
 from orchestrator.runtime.parameter_link import Delivery
 from orchestrator.runtime.placement import Placement, Unplaced
 from orchestrator.runtime.shard_worker import ShardWorker
+from orchestrator.runtime.supervision import Helper
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Interpreter:
         context: JobContext,
         *,
         island_count: int,
-        controller: ActorHandle[Controller],
+        controller: Helper[Controller],
         shard: ShardWorker,
         evaluation: Evaluation,
         timers: Timers,
@@ -228,9 +229,16 @@ class Interpreter:
     def _place(self, island: IslandId, incarnation: Incarnation, standby: Life | None) -> None:
         """In a thread of its own: have the process made, or the standby's taken, then listen to it."""
         placed: Placement | Unplaced
+        controller = self._controller.handle
         try:
-            call = self._controller.call(Controller.place, island, incarnation, standby)
+            call = controller.call(Controller.place, island, incarnation, standby)
             placed = ray.get(call, timeout=PLACEMENT_TIMEOUT_S)
+        except ActorDiedError:
+            self._end_for_certain(Controller.end, island, incarnation)
+            self._controller.replaced(
+                controller, PLACEMENT_TIMEOUT_S
+            )  # a try meanwhile would be in vain, and be counted
+            placed = Unplaced("the controller died while it placed the island")
         except (RayError, TimeoutError) as error:
             placed = Unplaced(f"the controller did not answer: {type(error).__name__}")
             self._end_for_certain(Controller.end, island, incarnation)  # a process may have come of it all the same
@@ -299,4 +307,8 @@ class Interpreter:
         except (RayError, TimeoutError) as error:
             log.warning("the controller does not %s %s.%s: %s", method.__name__, island, incarnation, first_line(error))
             if (island, incarnation) not in self._processes.values():
-                cluster.end_actor_named(self._name(island, incarnation))
+                name = self._name(island, incarnation)
+                for rank in range(self._host_counts[island]):
+                    cluster.end_actor_named(rank_name(name, rank))
+                if self._host_counts[island] > 1:
+                    cluster.cancel_booking(name)

@@ -1,4 +1,4 @@
-"""The agents of all nodes, as one job's controller calls them: looked up or started at first need, dropped when they fail.
+"""The agents of all nodes, as one job's controller calls them: looked up or started at first need, made again if they die.
 
 Every call answers within seconds, but for those of chaos, which wait longer, so that what became of them is known. Refuses
 to know islands: its callers say where a process is.
@@ -19,6 +19,7 @@ from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.placement import Placement
+from orchestrator.runtime.supervision import Helper, Supervisor
 
 ANSWER_TIMEOUT_S = 3.0
 FAULT_TIMEOUT_S = 60.0
@@ -28,23 +29,23 @@ Arguments = ParamSpec("Arguments")
 
 
 class NodeAgents:
-    """Thread-safe."""
+    """Thread-safe. An agent is not made again on a node for which ``is_there`` is false."""
 
-    def __init__(self) -> None:
+    def __init__(self, supervisor: Supervisor, is_there: Callable[[str], bool]) -> None:
         self._lock = threading.Lock()
-        self._node_agents: dict[str, ActorHandle[NodeAgent]] = {}
+        self._supervisor, self._is_there = supervisor, is_there
+        self._node_agents: dict[str, Helper[NodeAgent]] = {}
 
-    def ensure(self, node_id: str) -> None:
+    def ensure(self, placed: Placement) -> None:
         """There will be one on this node, so that a kill finds it there."""
-        self._on(node_id)
+        self._on(placed)
 
     def kill(self, placed: Placement, within_s: float = ANSWER_TIMEOUT_S) -> bool:
         """SIGKILL the process. False where no node agent answers."""
         try:
-            call = self._on(placed.node_id).call(NodeAgent.kill, placed.pid, placed.seen_at)
+            call = self._on(placed).call(NodeAgent.kill, placed.pid, placed.seen_at)
             ray.get(call, timeout=within_s)
         except (RayError, TimeoutError):
-            self._forget(placed.node_id)
             return False
         return True
 
@@ -56,7 +57,7 @@ class NodeAgents:
         **named: Arguments.kwargs,
     ) -> str:
         """``stop`` or ``go_on`` of the process. Empty when that is done, else why it could not be."""
-        call = self._on(placed.node_id).call(method, placed.pid, placed.seen_at, *arguments, **named)
+        call = self._on(placed).call(method, placed.pid, placed.seen_at, *arguments, **named)
         try:
             return "" if ray.get(call, timeout=FAULT_TIMEOUT_S) else f"its process {placed.pid} is gone"
         except (RayError, TimeoutError) as error:
@@ -64,8 +65,7 @@ class NodeAgents:
 
     def kill_node(self, placed: Placement) -> str:
         """SIGKILL the raylet of the process's node. Answers as ``signal``."""
-        agent = self._on(placed.node_id)
-        self._forget(placed.node_id)  # it dies, too
+        agent = self._on(placed)
         try:
             return ray.get(agent.call(NodeAgent.kill_node), timeout=FAULT_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
@@ -78,15 +78,14 @@ class NodeAgents:
         for agent in agents:
             agent.call(NodeAgent.leave)
 
-    def _on(self, node_id: str) -> ActorHandle[NodeAgent]:
+    def _on(self, placed: Placement) -> Helper[NodeAgent]:
+        node_id = placed.node_id
         with self._lock:
             if node_id not in self._node_agents:
-                self._node_agents[node_id] = node_agent_of(node_id)
+                name = f"node agent of {placed.node}"
+                helper = Helper(name, lambda: node_agent_of(node_id), wanted=lambda: self._is_there(node_id))
+                self._node_agents[node_id] = self._supervisor.add(helper)
             return self._node_agents[node_id]
-
-    def _forget(self, node_id: str) -> None:
-        with self._lock:
-            self._node_agents.pop(node_id, None)
 
 
 def node_agent_of(node_id: str) -> ActorHandle[NodeAgent]:

@@ -40,6 +40,7 @@ class NodeWatch:
         self._leaving: Mapping[str, Leaving] = {}
         self._down: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
+        self._present: frozenset[str] | None = None
         self._turn = threading.Condition()  # guards the three numbers of looks
         self._asked_for, self._begun, self._over = 1, 0, 0
         threading.Thread(target=self._watch, name="watch-nodes", daemon=True).start()
@@ -63,6 +64,10 @@ class NodeWatch:
         with self._turn:
             self._turn.wait_for(lambda: self._over > 0, LOOK_S)
         return [node for node in cluster.nodes() if node.id not in self._excluded()]
+
+    def is_there(self, node_id: str) -> bool:
+        """Whether a process may begin on this node, by the last look: it is neither dead, nor down, nor about to go."""
+        return self._present is None or (node_id in self._present and node_id not in self._down | self._leaving.keys())
 
     def is_unreachable(self, node_id: str) -> bool:
         return node_id in self._unreachable
@@ -95,6 +100,7 @@ class NodeWatch:
 
     def _look(self) -> None:
         reaches = cluster.node_reaches()
+        self._present = frozenset(reaches)
         silent = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.NOTHING)
         if silent != self._unreachable:
             log.warning("unreachable: the nodes %s", ", ".join(sorted(silent)) or "(none)")

@@ -2,6 +2,7 @@
 
     python -m orchestrator.runtime.ray_command [--with-dashboard] start ...
     python -m orchestrator.runtime.ray_command [--with-dashboard] each
+    python -m orchestrator.runtime.ray_command unregister-dead ADDRESS CLUSTER_ID TEMP_DIR      (``dead_nodes``)
 
 With ``each`` it is imported once for several nodes, for that is most of what a start costs: every ``request`` on a line of
 its standard input is carried out by a fork, whose exit code (``codes``) it prints. At the end of its input it ends.
@@ -37,7 +38,7 @@ from typing import Any
 import psutil
 
 from orchestrator import python_process
-from orchestrator.runtime import idle_agent, worker
+from orchestrator.runtime import dead_nodes, idle_agent, worker
 
 NODE_PATIENCE_S = 150.0
 POLL_S = 0.2
@@ -66,8 +67,12 @@ def main() -> None:
         services.start_api_server = lambda *_, **__: ("", None)
         command_of = services._build_python_executable_command_memory_profileable
         services._build_python_executable_command_memory_profileable = with_idle_agents(command_of)
-    if sys.argv[1:] != [EACH] or became_fork():
-        scripts.main()
+    if sys.argv[1:] == [EACH] and not became_fork():
+        return
+    if sys.argv[1:2] == [dead_nodes.VERB]:
+        dead_nodes.main(sys.argv[2:])
+        return
+    scripts.main()
 
 
 def request(arguments: list[str], mark: Mapping[str, str], log: Path) -> bytes:

@@ -23,6 +23,7 @@ from orchestrator import object_store, python_process, signals, user_packages
 from orchestrator.environment import built
 from orchestrator.object_store import SHARED_MEMORY
 from orchestrator.ports import LOOPBACK, free_port
+from orchestrator.runtime import dead_nodes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL
@@ -173,6 +174,12 @@ def start_node(program: RayProgram, name: str, group: NodeGroup, number: int, pl
         labels[TOPOLOGY_LABEL] = f"{group.slice_hosts}x{group.accelerators}"
     listed = ",".join(f"{name}={value}" for name, value in labels.items())
     return _start(program, name, place, [*arguments, "--labels", listed])
+
+
+def unregister_dead(program: RayProgram, place: Place) -> Start:
+    """Have the head, which answers, take those of its nodes for dead that no process here belongs to."""
+    cluster = program.cluster
+    return program.start(dead_nodes.VERB, place, [dead_nodes.VERB, cluster.address, cluster.id, cluster.temp_dir])
 
 
 def log_of(cluster: ClusterFile, name: str) -> Path:

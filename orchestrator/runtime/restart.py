@@ -18,7 +18,6 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.records import CommandRecord, StatusRecord
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
@@ -38,6 +37,7 @@ from orchestrator.run_folder import TAPE
 from orchestrator.runtime import shutdown
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
+from orchestrator.runtime.supervision import Helper
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.recovery import Recovered
 from orchestrator.tape.schema import Header, decode_header
@@ -120,7 +120,7 @@ def command_record(kind: str, island: str | None, caller: str, at: Instant) -> C
 
 
 def reconnect(
-    past: Recovered, state: StateView, interpreter: Interpreter, timers: Timers, controller: ActorHandle[Controller]
+    past: Recovered, state: StateView, interpreter: Interpreter, timers: Timers, controller: Helper[Controller]
 ) -> None:
     """Keep the deadlines that were set, listen to every process that lives, and have those ended that are over.
 
@@ -133,12 +133,16 @@ def reconnect(
         if island.state in WITH_PROCESS and island.state is not IslandState.PLACING:
             suspect = island.state is IslandState.SUSPECT
             interpreter.reconnect(island.id, island.incarnation, island.process, lost=suspect)
+    introduce(state, interpreter, controller)
+
+
+def introduce(state: StateView, interpreter: Interpreter, controller: Helper[Controller]) -> None:
+    """Have a controller that may have placed nobody know who lives, and end what it knows that is over. Returns at once."""
+    islands = state.islands()
     threading.Thread(target=_end_orphans, args=(islands, interpreter, controller), name="orphans", daemon=True).start()
 
 
-def _end_orphans(
-    islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: ActorHandle[Controller]
-) -> None:
+def _end_orphans(islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: Helper[Controller]) -> None:
     """What was decided to end, as ``islands`` knows them, and may live all the same; later incarnations are left alone."""
     there = [(one.id, one.incarnation) for one in islands.values() if one.state in WITH_PROCESS - {IslandState.PLACING}]
     try:

@@ -27,7 +27,7 @@ from orchestrator import logbook
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.actors.records import CommandRecord, LinesRecord, NormsRecord, StatusRecord
+from orchestrator.actors.records import CommandRecord, HelperRecord, LinesRecord, NormsRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.advice import advice
 from orchestrator.chaos.kinds import ISLANDLESS
@@ -60,11 +60,12 @@ from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import AllowedRoots
 from orchestrator.run_folder import SNAPSHOT
 from orchestrator.runtime import cluster, faults, restart, shutdown
-from orchestrator.runtime.controller import controller_of
+from orchestrator.runtime.controller import Controller, controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.job_channel import JobChannel
 from orchestrator.runtime.shard_worker import ShardWorker
+from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.tape import command_codec
 from orchestrator.tape.driver import Driver
 
@@ -111,18 +112,26 @@ class SynchroniserActor:
         self._driver = Driver(core, (self._files.pending, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
         self._snapshots = SnapshotWriter(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
-        controller = controller_of(job, spec, run_dir, roots)
+        self._supervisor = Supervisor("helpers")
+        self._controller = self._supervisor.add(
+            Helper(
+                "controller",
+                lambda: controller_of(job, spec, run_dir, roots),
+                on_made=lambda: restart.introduce(self._state, self._interpreter, self._controller),
+                ask=Controller.helpers,
+            )
+        )
         epoch, retry = self._files.epoch, self._retrier.until_done
         context = JobContext(job, spec, self._run_dir, roots, epoch, self._now, self._post, self._queue.put)
         self._lines = context.lines
         shard = ParameterShard(self._files.journal, epoch, retry)
         self._shard = ShardWorker(context, shard, JobChannel(context), cluster.node_memory)
-        self._evaluation = Evaluation(context, self._shard)
+        self._evaluation = Evaluation(context, self._shard, self._supervisor)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             context,
             island_count=len(self._state.island_ids),
-            controller=controller,
+            controller=self._controller,
             shard=self._shard,
             evaluation=self._evaluation,
             timers=timers,
@@ -138,7 +147,7 @@ class SynchroniserActor:
                 lambda: retry(TAPE_REFUSES, self._files.tape.sync),
             ),
         )
-        self._chaos = faults.Chaos(controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
+        self._chaos = faults.Chaos(self._controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
         if past is not None:
             self._commands = restart.commands(past)
         self._last_status = self._status(self._now())
@@ -158,7 +167,8 @@ class SynchroniserActor:
         self._evaluation.measure_unigram()
         reconnect: Callable[[], None] | None = None
         if past is not None:
-            reconnect = partial(restart.reconnect, past, self._state, self._interpreter, timers, controller)
+            reconnect = partial(restart.reconnect, past, self._state, self._interpreter, timers, self._controller)
+        self._supervisor.begin()
         threading.Thread(target=self._pump, args=(reconnect,), name="pump", daemon=True).start()
 
     def _begin(self, cordoned: dict[str, str], resumption: Resumption | None) -> None:
@@ -182,11 +192,13 @@ class SynchroniserActor:
         with self._state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self._last_status = self._status(self._now())
+        helpers: list[HelperRecord] = [*self._supervisor.records(), *(self._controller.said or ())]
         view, trouble, lines = self._last_status["view"], self._retrier.trouble, self._line_records()
         return self._last_status | {
             "disk_trouble": trouble,
             "view": view | {"pause_reason": trouble or view["pause_reason"] or self._line_trouble(view, lines)},
             "lines": lines,
+            "helpers": helpers,
         }
 
     def _line_trouble(self, view: Mapping[str, Any], lines: LinesRecord) -> str | None:
@@ -306,6 +318,7 @@ class SynchroniserActor:
         return decided
 
     def _close(self) -> None:
+        self._supervisor.close()
         self._retrier.close()
         self._tape_sync.close()
         self._interpreter.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from orchestrator.core import commands
 from orchestrator.core import events as e
 from orchestrator.core.effects import FinishJob
-from orchestrator.core.vocabulary import CommandId, FaultSpec, JobPolicy, NodeGroupId
+from orchestrator.core.messages import Overdue
+from orchestrator.core.vocabulary import CommandId, Duration, FaultSpec, JobPolicy, NodeGroupId
 from orchestrator.impairment import LinkFault
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.links import Links
@@ -15,6 +17,8 @@ from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.simulation.world_protocols import Clock, Listener, Processes
 
 _OPERATOR = "operator"
+REPORTED_AT = (0.25, 0.5, 1.0, 2.0)
+"""Of its limit a step has passed when it is reported."""
 
 
 class FaultInjectionWorld(Clock, Listener, Processes, Protocol):
@@ -59,6 +63,9 @@ def inject(world: FaultInjectionWorld, fault: Fault) -> None:
             if host is not None and host.alive:
                 host.process.diverged |= fault.kind is FaultKind.DIVERGE
                 host.process.exploded |= fault.kind is FaultKind.EXPLODE
+        case FaultKind.HANG:
+            if host is not None and host.alive and host.placed:
+                _hang(world, host, fault)
         case FaultKind.NOTICE:
             if host is not None and host.alive and host.placed:
                 _give_notice(world, host, fault)
@@ -81,6 +88,22 @@ def _give_notice(world: FaultInjectionWorld, host: Host, fault: Fault) -> None:
     cause = "its machine is taken back"
     world.tell(e.NoticeReceived(world.now, process.island, process.incarnation, cause, fault.duration))
     world.later(fault.duration, lambda: world.die(host, "its node is gone", announced=True))
+
+
+def _hang(world: FaultInjectionWorld, host: Host, fault: Fault) -> None:
+    """Its step does not end, and its watch reports that as a live one's does (``learners.step_watch``)."""
+    until = host.hung_until = max(host.hung_until, world.now + fault.duration)
+    usual_s = host.step_s
+    if (limit_s := world.policy.step_limits.limit(usual_s)) is None:
+        return
+
+    def report(seconds: Duration) -> None:
+        if host.alive and host.process.stepping and host.hung_until == until and world.now < until:
+            host.post([Overdue(seconds, usual_s)])
+            world.links.carry(host)
+
+    for ratio in REPORTED_AT:
+        world.later(ratio * limit_s, partial(report, ratio * limit_s))
 
 
 def _silence(world: FaultInjectionWorld, host: Host, fault: Fault) -> None:

@@ -34,6 +34,7 @@ class Host:
 
     ``began_at`` is when the present step began, ``step_s`` what it takes, ``owed`` the time in it that the island stood
     still and has yet to make up for, ``held_at`` when it would have ended, if the island stood still then (``stepping``).
+    ``hung_until``: its step does not end before that.
     ``chunks`` are the fragments that its donors gave so far, ``evaluation`` is what it is to measure at a boundary.
     """
 
@@ -44,6 +45,7 @@ class Host:
     carrying: bool = False
     frozen_until: Instant = 0.0
     cut_until: Instant = 0.0
+    hung_until: Instant = 0.0
     last_step_end: Instant = 0.0
     began_at: Instant = 0.0
     step_s: Duration = 0.0

@@ -148,6 +148,8 @@ class Observed:
                     self.crashes.append((effect.island, at, True))
                 self._killed.setdefault(key, at)
             case f.StopIsland():
+                if isinstance(event, e.StepOverdue):
+                    self.crashes.append((effect.island, at, True))  # it gave nothing since its step began
                 self._end((effect.island, effect.incarnation), at)
             case f.MergeFragment():
                 self._merging[effect.fragment, effect.version] = at

@@ -59,6 +59,8 @@ class FaultKind(StrEnum):
     """What its present process computes is no numbers from now on."""
     EXPLODE = "explode"
     """The same, but numbers, far from everybody else's."""
+    HANG = "hang"
+    """The step that its process is in does not end for ``duration``; it answers, and says so."""
 
 
 @dataclass(frozen=True, slots=True)

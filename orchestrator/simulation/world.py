@@ -310,6 +310,9 @@ class World:
         if self.now < host.frozen_until:
             self.later(host.frozen_until - self.now, lambda: self._end_step(host))
             return
+        if self.now < host.hung_until:
+            self.later(host.hung_until - self.now, lambda: self._end_step(host))
+            return
         left = self.stepping.held(host, self.now)
         if left != 0.0:
             if left is not None:

@@ -26,6 +26,7 @@ from orchestrator.bounds import (
     RoundSteps,
     RoundStepsOrNone,
     RoundStepsRatio,
+    StepRatio,
     Timeout,
     TimeRatio,
     TokenCount,
@@ -82,6 +83,14 @@ class OuterRatePart(Section):
     final_ratio: Ratio = 1.0
 
 
+class StepLimitsPart(Section):
+    """``StepLimits``."""
+
+    limit_s: Timeout | None = 120.0
+    ratio: StepRatio = 50.0
+    first_s: Timeout = 1800.0
+
+
 class PolicyPart(Section):
     """Every field of ``JobPolicy`` but its islands and standbys, under the same names.
 
@@ -109,6 +118,7 @@ class PolicyPart(Section):
     donors_max: IslandCount = 1
     evaluation: EvaluationPart = EvaluationPart()
     outer_rate: OuterRatePart = OuterRatePart()
+    step_limits: StepLimitsPart = StepLimitsPart()
 
 
 class LifePart(Section):

@@ -14,7 +14,7 @@ from api.jobs.translate import job_of
 from api.storage.store import JobRow
 from api.terminal.summary import lines_that_matter
 from api.terminal.watch import line, render
-from orchestrator.actors.records import NodeGroupRecord
+from orchestrator.actors.records import HelperRecord, NodeGroupRecord
 from orchestrator.config import parse_job
 from orchestrator.core.commands import Kill
 from orchestrator.core.vocabulary import CommandId, IslandId
@@ -142,6 +142,23 @@ def test_the_live_picture_shows_every_island_and_the_job(tmp_path: Path) -> None
     assert f"version {job.global_version}" in line(job)
     assert "asia stopped" in line(job)
     assert "us-east training 20.0/s" in line(job)
+
+
+def test_an_island_that_hangs_and_a_helper_that_is_away_are_in_the_picture_with_the_reason(tmp_path: Path) -> None:
+    record = SimulatedJob(parse_job(Installation(tmp_path).spec(steps=100)), [], 2.0).status("trial-x", 1000.0, 2.0)
+    hung = record["view"]["islands"][3]
+    hung |= {"overdue_s": 40.0, "reason": "it hangs: 40 s where 0.05 s is usual"}
+    away = "its process died: killed; it is made again in 4 s (death 4 in a row)"
+    well = HelperRecord(name="evaluator", condition="running", reason="", restarts=0)
+    record["helpers"] = [HelperRecord(name="controller", condition="dead", reason=away, restarts=3), well]
+    job = job_of(job_row("trial-x"), record, [], 1000, report=False)
+    console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
+    console.print(render(job))
+    text = console.export_text()
+    assert "it hangs: 40 s where 0.05 s is usual" in text
+    assert f"controller: {away}" in text
+    assert f"controller: {away}" in line(job)
+    assert "evaluator" not in text
 
 
 def test_a_flagged_island_says_in_the_picture_what_is_wrong_though_it_trains(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from orchestrator.accounting.histogram import Histogram
 from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
-from orchestrator.actors.records import NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import HelperRecord, NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -109,6 +109,7 @@ class Voyage:
         status["fragment_parameters"] = [FRAGMENT_PARAMETERS] * self._job.policy.fragment_count
         add_lines(status)
         status["disk_trouble"] = None
+        status["helpers"] = [HelperRecord(name="controller", condition="running", reason="", restarts=0)]
         return status
 
     def _catch_up(self) -> None:

@@ -19,6 +19,7 @@ import pytest
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.dead_nodes import VERB
 from orchestrator.runtime.groups import DEFAULT_GROUPS, NodeGroup, read_groups
 from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.ray_start import Place, RayProgram, log_of
@@ -79,7 +80,7 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
 
 
 def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`ray start` gives a node up on a machine that is too busy, and leaves its raylet alive."""
     raylet = shutil.copy("/bin/sleep", tmp_path / "raylet")
@@ -101,12 +102,18 @@ def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
             listening.enter_context(socket.create_server((host, int(port))))
             return start(program.cluster, CONTROL_GROUP, code=0)
 
+        def unregister_dead(program: RayProgram, _: Place) -> subprocess.Popen[bytes]:
+            log_of(program.cluster, VERB).write_text("only\n")
+            return subprocess.Popen(["/bin/true"])
+
+        monkeypatch.setattr(embedded, "unregister_dead", unregister_dead)
         monkeypatch.setattr(embedded, "start_head", start_head)
         monkeypatch.setattr(embedded, "start_node", start_node)
         cluster = embedded.up(tmp_path, (NodeGroup(name="only", region="here", cpus=1),))
         try:
             assert started == [CONTROL_GROUP, "only", "only"]
             assert len(processes.marked(cluster.id, "only")) == 1
+            assert "has taken the dead nodes only from its books" in capsys.readouterr().err
         finally:
             embedded.down(tmp_path)
 

@@ -55,3 +55,27 @@ def test_an_island_that_sends_no_numbers_garbled_bytes_and_explosions_is_never_m
     assert all(np.abs(array).max() < 100 for array in load_file(job.run_dir / "merged.safetensors").values())
     assert status["goodput"]["discarded_tokens"]["quarantined"] > 0
     assert {x.donor for x in decided if isinstance(x, effects.BeginCatchUp) and x.incarnation > 1} == {("us-east", 1)}
+
+
+@pytest.mark.soak("live what tests/core/test_hanging.py and tests/learners/test_step_watch.py have")
+def test_an_island_whose_trainer_deadlocks_is_named_while_nothing_merges_and_comes_back(
+    start: Callable[..., Job],
+) -> None:
+    """Before, it counted as training for as long as one likes, and nothing merged for no reason."""
+    both = {"quorum": 2, "grace_cap_steps": None}
+    limits = {"step_limit_s": 12.0, "step_limit_ratio": 2.0, "backoff_max_s": 1.0}
+    document = synthetic(steps=100_000, groups=GROUPS, synchroniser=both, recovery=limits)
+    job = start(document, trainer="tests.ray.hanging:create")
+
+    def paused() -> str | None:
+        view = job.status()["view"]
+        hung = next(island for island in view["islands"] if island["island"] == "asia")
+        return view["pause_reason"] if hung["overdue_s"] else None
+
+    reason = job.wait_until(paused, "the name of the hang")
+    assert reason.startswith("merging waits for asia (it hangs: ")
+    back = job.wait_for_merge("asia", 2)
+    assert back["overdue_s"] == 0.0
+    ended = [e for e in job.events(events.StepOverdue, "asia") if e.incarnation == 1][-1]
+    assert ended.seconds >= limits["step_limit_s"]
+    assert job.island("us-east")["incarnation"] == 1

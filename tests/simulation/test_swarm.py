@@ -46,6 +46,8 @@ from orchestrator.simulation.swarm import __main__ as command
 from orchestrator.simulation.swarm import trial
 from orchestrator.simulation.swarm.configurations import (
     FEATURES,
+    HANGS,
+    HANGS_FROM_SEED,
     HEALTH,
     MEASURING_ISLANDS,
     MEMBERSHIP,
@@ -59,7 +61,7 @@ from orchestrator.simulation.swarm.configurations import (
 from tests.api.installation import interruptible
 from tests.waiting import PATIENCE_S
 
-SEEDS, CHUNK = 50, 25
+SEEDS, CHUNK, HANGING_SEEDS = 50, 25, 7
 FOUND_WITHIN = 60
 """In so many seeds a bug is looked for, if the seed that is known to show it no longer does."""
 RICH = 18
@@ -86,11 +88,19 @@ def test_everything_holds_under_every_seed(first, survivors):
     survivors.update((seed, trial.run(seed)) for seed in range(first, first + CHUNK))
 
 
+@pytest.mark.parametrize("seed", range(HANGS_FROM_SEED, HANGS_FROM_SEED + HANGING_SEEDS))
+def test_everything_holds_where_islands_hang(seed, survivors):
+    survivors[seed] = trial.run(seed)
+
+
 def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
-    for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
+    for seed in {
+        *range(SEEDS),
+        *range(HANGS_FROM_SEED, HANGS_FROM_SEED + HANGING_SEEDS),
+    } - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES}
+    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
     kinds |= {kind.__name__ for kind in get_args(commands.OperatorCommand)}

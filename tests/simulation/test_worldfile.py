@@ -16,6 +16,7 @@ from orchestrator.core.vocabulary import (
     JobPolicy,
     NodeGroupId,
     OuterRatePolicy,
+    StepLimits,
 )
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.simulation import worldfile
@@ -94,6 +95,7 @@ def test_every_field_of_a_policy_comes_back(fitted):
         donors_max=3,
         evaluation=EvaluationPolicy(64, 0.125, True, True),
         outer_rate=OuterRatePolicy(9, 0.125),
+        step_limits=StepLimits(7.0, 5.0, 60.0),
     )
     for part in (policy, *(value for value in vars_of(policy).values() if is_dataclass(value))):
         same = [f.name for f in fields(part) if f.default is not MISSING and getattr(part, f.name) == f.default]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from api.installation.home import Home
 from orchestrator.certificates import folders
 from orchestrator.core.events import ContributionArrived
 from orchestrator.core.vocabulary import Contribution
+from orchestrator.errors import InfrastructureError
 from orchestrator.runtime import embedded
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
@@ -46,6 +48,9 @@ class Archipelago:
     def up(self) -> None:
         """What does not run of it is started: what an operator does after a failure, too."""
         embedded.up(self.home.path, self._groups, places=self.regions.places)
+        if self._service is not None and self._service.poll() is None and not self._answers():
+            self._service.kill()  # its own node has died, as `atoll up` learns from readiness
+            self._service.wait()
         if self._service is None or self._service.poll() is not None:
             place = self.regions.places[CONTROL_GROUP]
             shown = ["--certificate", str(self.certificates / folders.CERTIFICATE)]
@@ -85,8 +90,9 @@ class Archipelago:
     def _answers(self) -> bool:
         if self.home.address() is None:
             return False
-        with self.client() as client:
+        with suppress(InfrastructureError), self.client() as client:
             return bool(client.node_groups())
+        return False
 
 
 class WideJob(Job):

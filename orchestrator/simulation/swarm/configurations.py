@@ -25,6 +25,7 @@ from orchestrator.core.vocabulary import (
     IslandPlan,
     JobPolicy,
     NodeGroupId,
+    StepLimits,
 )
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
@@ -53,8 +54,9 @@ SEVERAL_DONORS = "several donors"
 SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
 NOTICES = FaultKind.NOTICE.value
-"""Features that came later still, likewise."""
-LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES} - {FaultKind.READD}
+HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
+"""Features that came later still, likewise. Those that hang are in other seeds than those whose decisions are recorded."""
+LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS} - {FaultKind.READD}
 FEATURES = (
     *(kind.value for kind in FaultKind if kind not in LATER),
     "corrupt payloads",
@@ -117,6 +119,7 @@ class _Draw:
         self.saving = Random(f"atoll swarm {seed} saving")
         self.measuring = Random(f"atoll swarm {seed} measuring")
         self.notices = Random(f"atoll swarm {seed} notices")
+        self.hangs = Random(f"atoll swarm {seed} hangs")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
@@ -125,6 +128,7 @@ class _Draw:
         features |= {SAVING} if self.saving.random() < 0.5 else set()
         features |= {MEASURING_ISLANDS} if self.measuring.random() < 0.5 else set()
         features |= {NOTICES} if self.notices.random() < 0.5 else set()
+        features |= {HANGS} if seed >= HANGS_FROM_SEED and self.hangs.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -144,6 +148,11 @@ class _Draw:
         policy = self._policy(patience)
         if self.on(SEVERAL_DONORS):
             policy = replace(policy, donors_max=self.donors.randint(2, 4))
+        if self.on(HANGS):
+            limits = StepLimits(
+                self.hangs.uniform(0.2, SILENCE_MAX_S / 2), self.hangs.uniform(2.0, 10.0), SILENCE_MAX_S
+            )
+            policy = replace(policy, step_limits=limits)
         if self.on(MEASURING_ISLANDS):
             ratio = self.measuring.choice((None, 0.05, 1.0))
             policy = replace(policy, evaluation=EvaluationPolicy(24, ratio, on_islands=True))
@@ -269,6 +278,10 @@ class _Draw:
             faults.append(
                 Fault(uniform(0.0, until), FaultKind.NOTICE, self.notices.choice(self.islands), uniform(0, 4))
             )
+        for _ in range(self.hangs.randint(1, 3) if self.on(HANGS) else 0):
+            # once they train, most of them
+            at, lasts = self.hangs.uniform(until / 2, until), self.hangs.uniform(0.1, SILENCE_MAX_S)
+            faults.append(Fault(at, FaultKind.HANG, self.hangs.choice(self.islands), lasts))
         for kind in (FaultKind.DIVERGE, FaultKind.EXPLODE):
             for _ in range(self.health.randint(1, 3) if self.on(kind) else 0):
                 faults.append(Fault(self.health.uniform(0.0, until), kind, self.health.choice(self.islands)))

@@ -1,0 +1,94 @@
+"""The watch over an island's loop: a step that does not end is reported, by another thread than the one that takes it.
+
+A trainer that sleeps for ever, or waits for a lock that nobody gives back, still answers every question of the
+synchroniser, and reports nothing. The watch ticks each second and adds up the time of the work that the loop is in. Only
+time in which the watch itself ran counts: a tick that comes late adds ``TICK_MAX_S``, whether the process was stopped, the
+machine slept, or nothing got a processor. Hence a machine that stands still hangs nobody.
+
+Responsible for noticing, and for saying it when a quarter of the limit is over, half of it, and the limit
+(``core.vocabulary.StepLimits``), and then again and again. What follows is decided elsewhere (``core.island_life``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from time import monotonic
+
+from orchestrator.core.messages import Overdue
+from orchestrator.core.vocabulary import Duration, StepLimits
+
+TICK_S = 1.0
+TICK_MAX_S = 2.0
+NAMED_RATIO = 0.25
+"""Of its limit a step has passed when it is first reported."""
+STEPS_BEFORE_USUAL = 5
+"""Until a process has taken so many, its steps compile: they have no median."""
+STEPS_KEPT = 64
+
+
+class StepWatch:
+    """``report`` is called from the watch's own thread. Everything else is called from the loop's."""
+
+    def __init__(self, limits: StepLimits, report: Callable[[Overdue], None]) -> None:
+        self._limits, self._report = limits, report
+        self._seconds: deque[Duration] = deque(maxlen=STEPS_KEPT)
+        self._work = 0
+        """Counts the pieces of work that were begun and ended: odd while one is under way."""
+        self._usual: Duration = 0.0
+        self._seen, self._awake, self._next = 0, 0.0, 0.0
+        self._ticked_at = 0.0
+        self._over = threading.Event()
+
+    def begin(self) -> None:
+        if self._limits.limit_s is None:
+            return
+        self._ticked_at = monotonic()
+        threading.Thread(target=self._run, name="step-watch", daemon=True).start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around an inner step, which has a usual length."""
+        self._usual = median(self._seconds) if len(self._seconds) >= STEPS_BEFORE_USUAL else 0.0
+        began = monotonic()
+        self._work += 1
+        try:
+            yield
+        finally:
+            self._work += 1
+            self._seconds.append(monotonic() - began)
+
+    @contextmanager
+    def other_work(self) -> Iterator[None]:
+        """Around what has no usual length: a boundary, an evaluation."""
+        self._usual = 0.0
+        self._work += 1
+        try:
+            yield
+        finally:
+            self._work += 1
+
+    def tick(self, now: float) -> Overdue | None:
+        """What is to be reported now, if anything. Ticks are to come each second."""
+        passed, self._ticked_at = min(now - self._ticked_at, TICK_MAX_S), now
+        work, usual = self._work, self._usual
+        limit_s = self._limits.limit(usual)
+        if work % 2 == 0 or work != self._seen or limit_s is None:
+            self._seen, self._awake, self._next = work, 0.0, NAMED_RATIO * (limit_s or 0.0)
+            return None
+        self._awake += passed
+        if self._awake < self._next:
+            return None
+        self._next += min(self._next, limit_s)
+        return Overdue(self._awake, usual)
+
+    def _run(self) -> None:
+        while not self._over.wait(TICK_S):
+            if (overdue := self.tick(monotonic())) is not None and self._work == self._seen:
+                self._report(overdue)

@@ -1,0 +1,268 @@
+"""The supervision of helper processes: an actor that dies is made again, and what is wrong meanwhile can be asked for.
+
+    running ──its process dies──▶ dead ──at once, then after 1, 2, 4 … 60 s──▶ running
+       └──no answer for 30 s──▶ silent ──it answers──▶ running
+
+The synchroniser supervises its job's controller and evaluators, and each controller the agents of the nodes that its
+islands are on; Ray itself makes the synchroniser again. One call is always under way to each helper, and fails within
+milliseconds of its death. A helper that dies again within a minute waits longer each time, so that what cannot live
+does not take a processor.
+
+Responsible for noticing, for making again, and for the sentence that says so. Refuses to end what is silent: it may be
+busy, or stopped with its whole machine. Making is idempotent by the actor's name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
+
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.records import HelperRecord
+from orchestrator.errors import first_line
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+SILENCE_S = 30.0
+LIVED_S = 60.0
+"""A helper that lived so long died of something new: the next one is made at once."""
+WAIT_FIRST_S, WAIT_MAX_S = 1.0, 60.0
+DOUBLINGS_MAX = 6
+
+ActorT = TypeVar("ActorT")
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+class Condition(StrEnum):
+    RUNNING = "running"
+    SILENT = "silent"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is known of one helper. Times are of a monotonic clock. ``deaths`` are those in a row, ``restarts`` are all.
+
+    ``due_at`` is when a dead one is to be made again; ``made_at`` when this one was; ``answered_at`` when it last answered.
+    """
+
+    made_at: float
+    answered_at: float
+    condition: Condition = Condition.RUNNING
+    reason: str = ""
+    deaths: int = 0
+    restarts: int = 0
+    due_at: float = 0.0
+
+
+def died(before: Health, reason: str, now: float) -> Health:
+    """Its process is gone, or could not be made: the next one is due now, or later if this one did not live long."""
+    had_lived = before.condition is not Condition.DEAD and now - before.made_at >= LIVED_S
+    deaths = 1 if had_lived else before.deaths + 1
+    wait = 0.0 if deaths == 1 else min(WAIT_FIRST_S * 2.0 ** min(deaths - 2, DOUBLINGS_MAX), WAIT_MAX_S)
+    return replace(before, condition=Condition.DEAD, reason=reason, deaths=deaths, due_at=now + wait)
+
+
+def begun(before: Health, now: float) -> Health:
+    return replace(
+        before, condition=Condition.RUNNING, made_at=now, answered_at=now, restarts=before.restarts + 1, due_at=0.0
+    )
+
+
+def answered(before: Health, now: float) -> Health:
+    return replace(before, condition=Condition.RUNNING, answered_at=now)
+
+
+def unanswered(before: Health, now: float) -> Health:
+    """Silence alone is no death, and no reason to make another."""
+    silent = now - before.answered_at >= SILENCE_S
+    return replace(before, condition=Condition.SILENT) if silent and before.condition is Condition.RUNNING else before
+
+
+def sentence(health: Health, now: float) -> str:
+    """What is wrong with it, and what comes next; empty while nothing is."""
+    if health.condition is Condition.SILENT:
+        return f"it has not answered for {now - health.answered_at:.0f} s; it may be stopped, or busy"
+    if health.condition is Condition.DEAD:
+        wait = max(0.0, health.due_at - now)
+        again = f" (death {health.deaths} in a row)" if health.deaths > 1 else ""
+        return f"its process died: {health.reason}; it is made again{f' in {wait:.0f} s' if wait >= 1 else ''}{again}"
+    return ""
+
+
+class Helper(Generic[ActorT]):
+    """One helper. Calls go to the process that there is now; one that dies under a call has it fail, as Ray says it.
+
+    ``make`` returns a handle at once, to the actor that has the name already if there is one. ``on_made`` is called, in the
+    supervisor's thread, after each process that took a dead one's place. One that is not ``wanted`` is not made again.
+    ``ask`` is the call that is always under way; what it answered last is ``said``, None since the process died.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], ActorHandle[ActorT]],
+        on_made: Callable[[], None] = lambda: None,
+        wanted: Callable[[], bool] = lambda: True,
+        ask: Callable[[ActorT], Any] | None = None,
+    ) -> None:
+        self.name, self._make, self._on_made, self._wanted, self._ask = name, make, on_made, wanted, ask
+        self._lock = threading.Condition()
+        self._over = False
+        self.said: Any = None
+        self._handle = make()
+        self._ping = self._pinged()
+        now = time.monotonic()
+        self._health = Health(now, now)
+
+    @property
+    def handle(self) -> ActorHandle[ActorT]:
+        with self._lock:
+            return self._handle
+
+    def call(
+        self,
+        method: Callable[Concatenate[ActorT, Arguments], Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> ray.ObjectRef[Answer]:
+        return self.handle.call(method, *arguments, **named)
+
+    def replaced(self, handle: ActorHandle[ActorT], within_s: float) -> bool:
+        """Wait until another process than this one is there. False if there is none in time."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._over or self._handle is not handle, within_s) and not self._over
+
+    def record(self) -> HelperRecord:
+        now = time.monotonic()
+        with self._lock:
+            health = self._health
+        return HelperRecord(
+            name=self.name, condition=health.condition.value, reason=sentence(health, now), restarts=health.restarts
+        )
+
+    def retire(self) -> ActorHandle[ActorT]:
+        """It is not supervised any more; nothing is made from now on. Returns the last process, for whoever ends it."""
+        with self._lock:
+            self._over = True
+            self._lock.notify_all()
+            return self._handle
+
+    def look(self) -> bool:
+        """Take note of what became of it, and make it again when that is due. False once it is not wanted any more."""
+        now = time.monotonic()
+        with self._lock:
+            if self._over:
+                return False
+            before = self._health
+        if before.condition is Condition.DEAD:
+            return self._make_again(now) if now >= before.due_at else True
+        after = self._seen(before, now)
+        with self._lock:
+            self._health = after
+        if after.condition is not before.condition:
+            words = sentence(after, now) or "it answers again"
+            log.warning("the %s: %s", self.name, words)
+        return True
+
+    def _seen(self, before: Health, now: float) -> Health:
+        if not ray.wait([self._ping], timeout=0)[0]:
+            return unanswered(before, now)
+        try:
+            self.said = ray.get(self._ping)
+        except (ActorDiedError, ActorUnschedulableError) as error:
+            self.said = None
+            return died(before, first_line(error), now)
+        except RayError:  # its node cannot be reached, say: no death
+            self._ping = self._pinged()
+            return unanswered(before, now)
+        self._ping = self._pinged()
+        return answered(before, now)
+
+    def _make_again(self, now: float) -> bool:
+        if not self._wanted():
+            return False
+        try:
+            handle = self._make()
+        except Exception as error:  # the cluster itself may be away
+            with self._lock:
+                self._health = died(self._health, f"{type(error).__name__}: {first_line(error)}", now)
+            return True
+        with self._lock:
+            if self._over:
+                return False
+            self._handle, self._health = handle, begun(self._health, now)
+            self._ping = self._pinged()
+            self._lock.notify_all()
+        log.warning("the %s is made again (%d times so far)", self.name, self._health.restarts)
+        with suppress(RayError):  # it may die at once; the next look sees that
+            self._on_made()
+        return True
+
+    def _pinged(self) -> Any:
+        """A call that the actor answers behind those that it was given before; without ``ask`` one that every actor has."""
+        if self._ask is not None and self._handle.has(self._ask):  # one of an earlier build may not
+            return self._handle.call(self._ask)
+        return self._handle.ray_handle.__ray_ready__.remote()
+
+
+class Supervisor:
+    """One thread for all helpers of a process."""
+
+    def __init__(self, name: str) -> None:
+        self._helpers: list[Helper[Any]] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._name = name
+
+    def begin(self) -> None:
+        """Look after what was added, and what will be: once everything is there that is called after a death."""
+        threading.Thread(target=self._supervise, name=f"supervise-{self._name}", daemon=True).start()
+
+    def add(self, helper: Helper[ActorT]) -> Helper[ActorT]:
+        with self._lock:
+            self._helpers.append(helper)
+        return helper
+
+    def records(self) -> list[HelperRecord]:
+        with self._lock:
+            helpers = list(self._helpers)
+        return [helper.record() for helper in helpers]
+
+    def close(self) -> None:
+        """Make nothing again from now on. What is there lives on."""
+        self._closed.set()
+        with self._lock:
+            helpers, self._helpers = self._helpers, []
+        for helper in helpers:
+            helper.retire()
+
+    def _supervise(self) -> None:
+        troubles: dict[str, str] = {}
+        while not self._closed.wait(LOOK_S):
+            with self._lock:
+                helpers = list(self._helpers)
+            for helper in helpers:
+                try:
+                    wanted = helper.look()
+                    troubles.pop(helper.name, None)
+                except Exception as error:  # the cluster may be away, which says nothing of the helper
+                    reason = f"{type(error).__name__}: {first_line(error)}"
+                    if reason != troubles.get(helper.name):  # it may stay so for hours
+                        log.warning("the %s cannot be looked after: %s", helper.name, reason, exc_info=error)
+                    troubles[helper.name] = reason
+                    continue
+                if not wanted:
+                    with self._lock:
+                        self._helpers = [one for one in self._helpers if one is not helper]
