@@ -48,10 +48,10 @@ def show(
         else:
             with screen.capture() as captured:
                 screen.print(drawn)
-            lines = captured.get().splitlines()
-            screen.file.writelines(f"{line}\n" for line in lines if line not in before)
+            lines = {" ".join(line.split()): line for line in captured.get().splitlines()}
+            screen.file.writelines(f"{line}\n" for words, line in lines.items() if words not in before)
             screen.file.flush()
-            before = lines
+            before = list(lines)  # by its words: columns may be wider next time
         if over(view):
             return
         time.sleep(EVERY_S)

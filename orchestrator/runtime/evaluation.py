@@ -113,7 +113,7 @@ class Evaluation:
             except ActorDiedError as error:
                 if lives == LIVES_MAX:
                     raise
-                log.warning("the evaluator died, and is made again: %s", first_line(error))
+                log.warning("the evaluator died, and is made again: %s", in_words(error))
                 self._drop_actor(HEAD)
                 lives += 1
 
