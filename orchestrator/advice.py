@@ -136,7 +136,7 @@ def _outer(spec: JobSpec) -> Iterator[Problem]:
 def _saving(spec: JobSpec) -> Iterator[Problem]:
     """Checkpoints that are due after the end."""
     checkpoints, merges = spec.checkpoints, _rounds(spec) * spec.synchroniser.fragments
-    due = [("every_merges", checkpoints.every_merges, merges, "merges")]
+    due: list[tuple[str, float, float, str]] = [("every_merges", checkpoints.every_merges, merges, "merges")]
     if spec.trainer == SYNTHETIC:
         due.append(("every_s", checkpoints.every_s, spec.horizon_steps * spec.synthetic.step_s, "s of steps"))
     for name, every, most, unit in due:

@@ -334,7 +334,7 @@ def plans_of(row: JobRow) -> tuple[list[Island], int, dict[str, dict[str, Any]],
         for plan in plans
     ]
     sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
-    extents = {name: _extent(section) for name, section in sections.items()}
+    extents: dict[str, dict[str, Any]] = {name: _extent(section) for name, section in sections.items()}
     warnings = [ProblemItem(path=one.path, message=one.message, remedy=one.remedy) for one in advice(spec)]
     return islands, spec.token_budget, extents, warnings
 
