@@ -51,13 +51,15 @@ class Links:
             return
         report = host.outbox.popleft()
         host.carrying = True
-        under_way = False  # on a slow link: bytes that have left are not called back by a newer offer
+        under_way = False
         takes = world.draw(world.plan.pull_s if isinstance(report, Offer) else world.plan.letter_s)
-        if isinstance(report, Offer):
-            takes += world.stepping.carriage(host.process.island)
-            if host.impairment.slow(world.now) and host.process.holds(report):
-                takes += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
-                under_way = True
+        if isinstance(report, Offer) and host.process.holds(
+            report
+        ):  # else nothing is pulled: a newer offer replaced it
+            carriage = world.stepping.carriage(host.process.island)
+            carriage += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
+            under_way = carriage > 0.0  # a newer offer does not call back bytes that have left
+            takes += carriage
         world.while_alive(takes, partial(self._arrive, host, report, under_way, host.process.island))
 
     def say(self, event: e.Event, seconds: float) -> None:
