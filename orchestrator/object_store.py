@@ -1,6 +1,6 @@
-"""Where the object stores of Ray's nodes are: in shared memory, or in a folder where that cannot be written.
+"""The place of the object stores of Ray's nodes: shared memory, or a folder if that cannot be written.
 
-Responsible for the nodes of a machine or container with a read-only /dev/shm, or none, starting all the same.
+Responsible for starting nodes on machines and in containers whose /dev/shm is read-only or missing.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def options(folder: Path, shared_memory: Path = SHARED_MEMORY) -> list[str]:
-    """The options of ``ray start`` for a node whose files are in ``folder``."""
+    """Return the options of ``ray start`` for a node with its files in ``folder``."""
     return ["--plasma-directory", str(folder)] if problem(shared_memory) else []
 
 
 def note(shared_memory: Path = SHARED_MEMORY) -> str:
-    """The warning for whoever starts nodes; empty where all is well."""
+    """Return the warning for a user who starts nodes; empty if shared memory can be used."""
     reason = problem(shared_memory)
     return f"{reason}: object stores are in Ray's folder instead, which is slower on a disk" if reason else ""
 
 
 def problem(shared_memory: Path = SHARED_MEMORY) -> str:
-    """Why object stores cannot be in shared memory; empty where they can."""
+    """Return why object stores cannot be in shared memory; empty if they can."""
     try:
         with tempfile.TemporaryFile(dir=shared_memory):
             return ""

@@ -2,10 +2,10 @@
 
     JAX_COMPILATION_CACHE_DIR, else XDG_CACHE_HOME/atoll/xla, else HOME/.cache/atoll/xla
 
-The cache saves seconds of a start and nothing depends on it. So a folder that cannot be used is a reason for a warning and
-never for an error: homes of batch jobs are read-only, full or missing, and containers run under ids that no user has.
-Responsible for that warning, which `atoll up`, `atoll join`, `atoll doctor` and islands share. It leaves the use of the
-cache to ``learners.compilation_cache``, and never imports JAX.
+The cache saves seconds at a start, and nothing depends on it. A folder that cannot be used causes a warning, never an
+error: homes of batch jobs are read-only, full or missing, and containers run under user ids without an account.
+Responsible for that warning, which `atoll up`, `atoll join`, `atoll doctor` and islands share. Leaves the use of the cache
+to ``learners.compilation_cache``, and never imports JAX.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ PROBE_BYTES = 1 << 20
 
 
 def directory(environment: Mapping[str, str]) -> Path | None:
-    """The folder, which need not exist; None for a store that is no folder, which only JAX can use.
+    """Return the folder, which need not exist; None for a store with a URL, which only JAX can use.
 
-    Raises InfrastructureError where nothing says where it is.
+    Raises InfrastructureError if no variable and no account names one.
     """
     if configured := environment.get(SETTING):
         return None if "://" in configured else Path(configured)
-    if Path(
-        caches := environment.get("XDG_CACHE_HOME", "")
-    ).is_absolute():  # others are ignored, as its specification says
-        return Path(caches) / "atoll" / "xla"
+    caches = Path(environment.get("XDG_CACHE_HOME", ""))
+    if caches.is_absolute():  # its specification says to ignore others
+        return caches / "atoll" / "xla"
     try:
         home = Path(environment["HOME"]) if environment.get("HOME") else Path.home()
     except (RuntimeError, KeyError) as error:
@@ -49,7 +48,7 @@ def directory(environment: Mapping[str, str]) -> Path | None:
 
 
 def open_lock(folder: Path) -> IO[bytes]:
-    """The file that a process locks while it writes to the folder, which is made if missing. Raises InfrastructureError."""
+    """Open the file that a process locks while it writes to the folder. Make the folder. Raises InfrastructureError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return open(os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600), "r+b", 0)
@@ -72,18 +71,18 @@ def take(lock: IO[bytes], folder: Path) -> bool:
 
 
 def require_room(folder: Path) -> None:
-    """Raises InfrastructureError where a file of ``PROBE_BYTES`` cannot be written."""
+    """Raise InfrastructureError if a file of ``PROBE_BYTES`` cannot be written."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             rest = memoryview(bytes(PROBE_BYTES))
-            while rest:  # a short write says nothing of the reason, the next one does
+            while rest:  # a short write has no reason; the next write raises it
                 rest = rest[file.write(rest) :]
     except OSError as error:
         raise unusable(folder, error) from error
 
 
 def problem(environment: Mapping[str, str]) -> InfrastructureError | None:
-    """The warning for processes that are started with this environment on this machine now; None if all is well."""
+    """Return the warning for processes started with this environment on this machine; None if they can use the cache."""
     if environment.get(SWITCH, "").lower() in ("0", "false", "no", "n", "off", "f"):
         return None
     try:
@@ -98,7 +97,7 @@ def problem(environment: Mapping[str, str]) -> InfrastructureError | None:
 
 
 def unusable(folder: Path, error: OSError | ValueError) -> InfrastructureError:
-    """The warning about this folder; it names what is in the way, where a file is."""
+    """Return the warning about this folder. It names the file that is in the place of a folder, if there is one."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     with suppress(OSError, ValueError):
         obstacle = next(place for place in (folder, *folder.parents) if os.path.lexists(place))

@@ -1,12 +1,12 @@
-"""Signals that ask a command to end, turned into exceptions at a moment when it can end what it has started.
+"""Signals that ask a command to end, raised as exceptions at moments when it can still end what it has started.
 
     with as_exceptions():                   SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP raise SystemExit(128 + n)
-        with held():                        no exception comes between a process and the name that it is kept under
+        with held():                        no exception between the start of a process and the assignment to its name
             process = subprocess.Popen(…)
-        …                                   whoever tidies up is not interrupted: after the first signal all are ignored
+        …                                   the clean-up is not interrupted: after the first signal all are ignored
 
-Responsible for each command that starts processes (``atoll up``, ``atoll demo``, the embedded cluster) leaving none behind,
-whoever ends it: a user, a terminal that closes, ``timeout``, a batch system. It does not know what there is to tidy up.
+Responsible for commands that start processes (``atoll up``, ``atoll demo``, the embedded cluster) leaving none behind when
+a user, a closing terminal, ``timeout`` or a batch system ends them. Leaves the clean-up itself to its callers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNALLED = 128
-"""Added to the signal's number, it is the exit code that shells show for a command ended by a signal."""
+"""Shells report a command that a signal ended by this number plus the signal's."""
 
 
 class _Ending:
-    """What ``as_exceptions`` has for this process, whose main thread alone gets signals."""
+    """The state of ``as_exceptions`` in this process. Only the main thread uses it, because only that gets signals."""
 
     held_count = 0
     pending: int | None = None
@@ -35,9 +35,10 @@ _state = _Ending()
 
 @contextmanager
 def as_exceptions() -> Iterator[None]:
-    """In this block the first signal of ``ENDING`` is an exception, and those that follow are ignored.
+    """Raise the first signal of ``ENDING`` in this block as an exception, and ignore those that follow.
 
-    A signal that is ignored already, as SIGHUP is under ``nohup``, stays so. Other threads than the main one get no signals.
+    A signal that was ignored before, as SIGHUP is under ``nohup``, stays ignored. Does nothing in other threads than the
+    main one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -54,7 +55,7 @@ def as_exceptions() -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A signal that comes in this block is raised behind it, in the place of an exception of the block."""
+    """Delay the exception of a signal to the end of this block. It replaces an exception of the block itself."""
     _state.held_count += 1
     try:
         yield
@@ -66,7 +67,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def ignored() -> Iterator[None]:
-    """No signal of ``ENDING`` interrupts this block, nor the processes that it starts."""
+    """Ignore the signals of ``ENDING`` in this block and in the processes that it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,10 +1,10 @@
-"""A folder for a Ray node that is short enough for the paths of its sockets.
+"""A folder for a Ray node, with a path short enough for those of its sockets.
 
     TMPDIR/atoll-1a2b3c4d/us-east/session_2026-11-25_13-51-32_123456_4194304/sockets/plasma_store
 
-The system takes no longer path of a socket than ``PATH_BYTES_MAX``, and batch systems give each job a TMPDIR of half of
-that. Responsible for finding another folder then, and for refusing, before anything is started, where none is short enough.
-It leaves it to the caller to make the folder. Source: unix(7); Ray 2.60, ``Node._prepare_socket_file``.
+The path of a socket has at most ``PATH_BYTES_MAX`` bytes, and batch systems give each job a TMPDIR of half of that.
+Responsible for finding another folder then, and for refusing before anything is started if there is none. Leaves making the
+folder to the caller. Source: unix(7); Ray 2.60, ``Node._prepare_socket_file``.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ NODE_CHARACTERS_MAX = 8
 CLUSTER_PREFIX, JOIN_PREFIX = "atoll-", "atoll-join-"
 """Of the folder of an embedded cluster, which has one for each node in it, and of a node that joins."""
 PLACES = (Path("/tmp"), Path("/var/tmp"))
-"""Tried where the usual folder for temporary files is too long."""
+"""Tried if the path of the usual folder for temporary files is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The folder in which a temporary folder is short enough. ``note`` says why it is not the usual one, if it is not."""
+    """The folder to make a temporary folder in. ``note`` says why it is not the usual one; empty if it is."""
 
     folder: Path
     note: str = ""
 
 
 def node_folder(name: str) -> str:
-    """The name of a node's folder: its own name, or a short one that no node's name can be."""
+    """Return the name of a node's folder: the node's name, or a short hash that cannot be the name of another node."""
     if len(name) <= NODE_CHARACTERS_MAX:
         return name
     digest = base64.b32encode(hashlib.sha256(name.encode()).digest()).decode().lower()
@@ -48,17 +48,17 @@ def node_folder(name: str) -> str:
 
 
 def for_cluster() -> Room:
-    """Where an embedded cluster may have its folder. Raises ConfigurationError where no place is short enough."""
+    """Return where an embedded cluster may have its folder. Raises ConfigurationError if no place is short enough."""
     return _room(CLUSTER_PREFIX, NODE_CHARACTERS_MAX + 1)
 
 
 def for_join() -> Room:
-    """Where a node that joins a cluster may have its folder. Raises as ``for_cluster``."""
+    """Return where a node that joins a cluster may have its folder. Raises as ``for_cluster``."""
     return _room(JOIN_PREFIX, 0)
 
 
 def places() -> list[Path]:
-    """The folders in which temporary folders of clusters may be, the usual one first."""
+    """Return the folders in which temporary folders of clusters may be, the usual one first."""
     try:
         usual = [Path(tempfile.gettempdir()).absolute()]
     except OSError:  # none can be written

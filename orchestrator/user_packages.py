@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
 
+from orchestrator import python_process
 from orchestrator.errors import ConfigurationError
 
 VARIABLE = "ATOLL_PACKAGES"
@@ -47,6 +48,14 @@ def variables(folders: Iterable[str]) -> dict[str, str]:
     """What a process must have in its environment to find packages in these folders."""
     text = os.pathsep.join(folders)
     return {VARIABLE: text} if text else {}
+
+
+def child_environment(caller: Mapping[str, str], folders: Iterable[str] = ()) -> dict[str, str]:
+    """Return the environment of a process that finds packages in these folders, or else in those of the caller's variable.
+
+    Raises as ``resolved``.
+    """
+    return python_process.cleaned(caller) | variables(resolved(tuple(folders) or folders_in(caller)))
 
 
 def folders_in(environment: Mapping[str, str]) -> tuple[str, ...]:

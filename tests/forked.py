@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from orchestrator import python_process
 from tests.waiting import PATIENCE_S
@@ -136,7 +136,14 @@ def serve(listener: socket.socket, owner: socket.socket) -> dict[str, Any] | Non
     for source, target in ((output, 1), (errors, 2)):
         os.dup2(source, target)
         os.close(source)
+    sys.stdout, sys.stderr = _reopened(sys.stdout, 1), _reopened(sys.stderr, 2)
     return request
+
+
+def _reopened(stream: TextIO, descriptor: int) -> TextIO:
+    """A stream for what the descriptor is now: the old one remembers whether it could seek in the file of before."""
+    line_buffered = 1 if descriptor == 2 else -1
+    return open(descriptor, "w", buffering=line_buffered, encoding=stream.encoding, errors=stream.errors, closefd=False)
 
 
 def become(request: Mapping[str, Any]) -> None:

@@ -110,9 +110,10 @@ def in_container(tree: ast.AST, node: ast.expr) -> bool:
     return False
 
 
-@pytest.mark.parametrize("file", ["deploy/ray", "deploy/atoll", "deploy/Dockerfile"])
+@pytest.mark.parametrize("file", ["deploy/ray", "deploy/atoll", "deploy/Dockerfile", "deploy/compose.yaml"])
 def test_scripts_and_the_image_start_python_isolated(file: str) -> None:
-    started = re.findall(r"^(?:exec |ENTRYPOINT |.* CMD )\S*python\S*(.*)", (ROOT / file).read_text(), re.M)
+    start = r"^(?:exec |ENTRYPOINT |.* CMD | *test: \[CMD, )\S*python\S*(.*)"
+    started = re.findall(start, (ROOT / file).read_text(), re.M)
     assert started
     assert [each for each in started if not re.match(r'[, ]*"?-I\b', each)] == []
 

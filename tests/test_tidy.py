@@ -497,7 +497,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "api.commands": frozenset(
         {
-            "orchestrator.advice",
             "orchestrator.python_process",
             "orchestrator.user_packages",
             "api.auth.roles",

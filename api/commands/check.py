@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.commands.common import HomeOption, UrlOption, connect, echo, echo_json, say
+from api.commands.common import HomeOption, PackagesOption, UrlOption, connect, echo, echo_json, say
 from api.installation.home import DEFAULT_HOME
-from orchestrator import python_process
+from orchestrator import python_process, user_packages
 
 if TYPE_CHECKING:
     from orchestrator.config import JobSpec
@@ -27,6 +27,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job specification, YAML or JSON.")],
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
+    packages: PackagesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what would run as JSON.")] = False,
 ) -> None:
     """Check a job specification, and show what would run: model, optimizer, memory, and the first batch of its text.
@@ -37,12 +38,13 @@ def check(
     from orchestrator.config import read_job_document
     from orchestrator.errors import InvalidJobSpec
 
+    environment = user_packages.child_environment(os.environ, packages or ())
     document = read_job_document(file)
     problems: list[Problem] = []
     spec, unchecked = _accepted(document, home, url, problems)
     result: dict[str, Any] = {}
     if spec is not None:
-        result, of_child = _in_a_process(spec)
+        result, of_child = _in_a_process(spec, environment)
         paths = {problem.path for problem in problems}
         problems += [problem for problem in of_child if problem.path not in paths]
         unchecked += _beyond(spec)
@@ -89,25 +91,19 @@ def _accepted(
     return spec, unchecked
 
 
-def _in_a_process(spec: JobSpec) -> tuple[dict[str, Any], list[Problem]]:
+def _in_a_process(spec: JobSpec, environment: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
     """What the job's own code and text are, as a process of their own finds them."""
     from orchestrator.errors import Problem
 
     entry = spec.islands[0]
     devices = min(DEVICES_MAX, max(1, entry.accelerators) * entry.hosts)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip()
-    environment = {
-        **python_process.cleaned(os.environ),
-        "JAX_PLATFORMS": "cpu",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "XLA_FLAGS": flags,
-    }
     child = subprocess.run(
         python_process.module("learners.job_check"),
         input=json.dumps(spec.island_document(entry)),
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={**environment, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2", "XLA_FLAGS": flags},
         check=False,
     )
     try:

@@ -10,13 +10,9 @@ import typer
 
 from api.commands.common import (
     HomeOption,
-    JsonOption,
     PackagesOption,
     RunsOption,
-    UrlOption,
-    connect,
     console,
-    print_json,
     say,
 )
 from api.installation.binding import Binding
@@ -160,24 +156,7 @@ def demo(
     raise typer.Exit(run_demo(Installation(Home(home), runs, groups), file, island, console(), say))
 
 
-def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """List the fleet's node groups, with what is free."""
-    with connect(home, url) as client:
-        groups = client.node_groups()
-    if as_json:
-        print_json(groups)
-        return
-    from api.terminal.listing import Listing
-
-    table = Listing("node group", "region", "nodes", "cpus", "free", "accelerators")
-    for group in groups:
-        cpus, free = f"{group.cpus:g}", f"{group.cpus_free:g}"
-        table.add_row(group.name, group.region, str(group.nodes), cpus, free, str(group.accelerators))
-    console().print(table)
-
-
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Service")(up)
     app.command(rich_help_panel="Service")(down)
     app.command(rich_help_panel="Service")(demo)
-    app.command("node-groups", rich_help_panel="Service")(node_groups)

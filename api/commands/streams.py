@@ -13,6 +13,9 @@ from typing import Any
 
 from orchestrator import printable
 
+CANNOT_REPLACE = ("strict", "surrogateescape")
+"""Python's own rules for characters that an encoding lacks; it takes the second one in the locales C, POSIX and C.UTF-8."""
+
 
 class _Output(io.FileIO):
     """Standard output, which remembers the error by which it refused to be written."""
@@ -30,7 +33,7 @@ class _Output(io.FileIO):
 def prepare() -> None:
     """Replace characters that an encoding lacks, here and in Pythons that this process starts; watch standard output."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in CANNOT_REPLACE:
             stream.reconfigure(errors=printable.ENCODING_ERRORS)
     encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
     if errors in ("", "strict"):

@@ -150,9 +150,7 @@ def run_to_end(command: list[str], text: bytes | None = None, packages: Sequence
 
     ``text`` is what it reads, if it reads anything; ``packages`` are folders of code that its job may name.
     """
-    environment = python_process.cleaned(os.environ) | user_packages.variables(
-        user_packages.resolved(packages or user_packages.folders_in(os.environ))
-    )
+    environment = user_packages.child_environment(os.environ, packages)
     # A handler that does nothing, which the process does not inherit. A KeyboardInterrupt at the very end of ``wait``
     # would lose the exit code, and one that was lost is read as 0.
     before = signal.signal(signal.SIGINT, lambda *_: None)

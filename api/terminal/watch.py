@@ -124,9 +124,8 @@ def render(job: Job, note: str | None = None) -> RenderableType:
 def island_table(islands: list[Island], now_s: float | None) -> Listing:
     words, figures = ("island", "region", "state"), ("life", "steps/s", "tokens", "loss", "last merge")
     table = Listing(*words, *figures, "why", prose=("why",), right=figures, padding=(0, 1, 0, 0), expand=True)
-    why = table.columns[
-        -1
-    ]  # on a terminal a line for each island: it gets what is left, and `atoll status | cat` has all
+    # a line for each island on a terminal, so the reason gets what is left; `atoll status | cat` prints all of it
+    why = table.columns[-1]
     why.ratio, why.no_wrap, why.overflow = 1, True, "ellipsis"
     for island in islands:
         merged = None if island.last_merge_after_s is None or now_s is None else now_s - island.last_merge_after_s

@@ -13,6 +13,7 @@ import yaml
 
 from api.client import Client
 from api.installation.home import Home
+from orchestrator import signals
 from tests import forked
 from tests.waiting import PATIENCE_S
 
@@ -78,8 +79,9 @@ class Installation:
 
 
 def interruptible() -> None:
-    """For a child before it starts: whoever runs the tests in the background makes it inherit an ignored SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Let signals end a child that is about to start. A shell in the background, or nohup, has it ignore some of them."""
+    for number in signals.ENDING:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def environment() -> dict[str, str]:

@@ -50,12 +50,14 @@ def test_a_home_by_a_relative_path_in_a_removed_folder_is_said_to_lead_nowhere(t
 
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1"])
 def test_tables_and_a_watch_reach_a_terminal_that_is_not_utf_8(service: Installation, encoding: str) -> None:
-    there = environment() | {"PYTHONIOENCODING": encoding}
-    command = [*service.command("submit", service.spec_file(steps=20), "--watch")]
+    # the installed program, whose Python has rules of its own for this locale
+    there = environment() | {"PYTHONIOENCODING": encoding, "LC_ALL": "C.UTF-8"}
+    home = ("--home", str(service.home.path))
+    command = [str(ATOLL), "submit", service.spec_file(steps=20), "--watch", *home]
     watched = subprocess.run(command, env=there, capture_output=True, timeout=PATIENCE_S)
     assert watched.returncode == 0, watched.stderr
     assert b" completed" in watched.stdout
-    listed = subprocess.run(service.command("islands", "latest"), env=there, capture_output=True, timeout=PATIENCE_S)
+    listed = subprocess.run([ATOLL, "islands", "latest", *home], env=there, capture_output=True, timeout=PATIENCE_S)
     assert listed.returncode == 0, listed.stderr
     assert "–" in service.atoll("islands", "latest"), "the step rate of an island that is over"
     assert " - " in listed.stdout.decode(encoding)

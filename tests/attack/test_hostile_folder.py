@@ -123,7 +123,7 @@ def test_the_program_finds_its_python_through_links_and_in_paths_with_spaces(
     alone = tmp_path / "alone"
     alone.write_text(program.read_text())
     alone.chmod(0o755)
-    assert "no python3 beside" in hostile.atoll("--help", program=alone, code=1)
+    assert "no python3 that you may run beside" in hostile.atoll("--help", program=alone, code=1)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8:replace", "no-such-encoding"])
