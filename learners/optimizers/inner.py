@@ -125,7 +125,8 @@ def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransf
     if not isinstance(built, optax.GradientTransformation):
         raise ConfigurationError(
             detail=f"{field} {path!r} returned {type(built).__name__}; it must return an optax.GradientTransformation "
-            "whose updates are added to the parameters, such as optax.adamw(3e-4)."
+            "whose updates are added to the parameters, such as optax.adamw(3e-4). Of optax.MultiSteps return "
+            "gradient_transformation()."
         )
     if unread := own.unread():
         name = unread[0]
