@@ -38,9 +38,9 @@ class DescentCheck:
             self._still_count += 1
             if self._still_count > self._still_max:
                 raise ConfigurationError(
-                    detail=f"training.inner_optimizer.factory {self._factory!r} returns an optimizer that did not change the "
-                    f"parameters in {self._still_count:,} steps. Return one that moves them, such as optax.adamw(3e-4), or "
-                    "lower the number of steps that it waits for."
+                    detail=f"training.inner_optimizer.factory {self._factory!r} returns an optimizer that did not change "
+                    f"the parameters in {self._still_count:,} steps. Return one that moves them, such as optax.adamw(3e-4), "
+                    "or lower the number of steps that it waits for."
                 )
             return
         if not slope > 0.0:  # downhill; or not a number, which is for the checks of contributions to refuse
