@@ -252,6 +252,15 @@ def test_an_imported_state_may_point_uphill_but_not_five_times_in_a_row() -> Non
         check.judge(1.0)
 
 
+def with_noise(section: dict[str, Any]) -> optax.GradientTransformation:
+    return optax.add_noise(0.1, 0.5, key=jax.random.key(0))
+
+
+def test_a_state_that_is_no_numbers_is_refused_with_what_to_keep_instead() -> None:
+    with pytest.raises(ConfigurationError, match=r"keeps a jax\.random\.key .* Keep jax\.random\.key_data"):
+        inner.build(section(factory=f"{__name__}:with_noise")).init(TENSORS)
+
+
 @pytest.mark.parametrize(("steps", "most"), [(1, 0), (9, 4), (10**9, 1_000)])
 def test_an_optimizer_that_moves_nothing_for_half_a_job_is_refused(steps: int, most: int) -> None:
     check = DescentCheck("mine:build", steps)
