@@ -26,8 +26,11 @@ InnerStep = Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, Any, jax.Array
 """(parameters, optimizer state, tokens, scale) → (parameters, optimizer state, loss, slope).
 
 Tokens are (batch, length + 1) int32; the scale is a float32 scalar (``schedules.update_scale``); the loss is in nats per
-token. The slope is the inner product of update and gradient, negative where the update points downhill; a float32 scalar,
-and 0 unless the step was built to measure it."""
+token. The slope is the inner product of update and gradient, negative where the update points downhill; a float32 scalar.
+It is 0 unless the step was built to measure it, and where the update is no larger than the parameters' rounding."""
+
+ROUNDING = 2.0**-22
+"""Updates below this part of the parameters come of rounding. schedule_free_adamw has such ones at a learning rate of 0."""
 
 
 def build(
@@ -67,15 +70,20 @@ def build(
     def step(parameters: Any, state: Any, tokens: jax.Array, scale: jax.Array) -> tuple[Any, Any, jax.Array, jax.Array]:
         gradient, loss = mean_gradient(parameters, tokens)
         updates, state = optimizer.update(gradient, state, parameters)
-        slope = _inner_product(updates, gradient) if measures_slope else jnp.zeros((), jnp.float32)
+        slope = _slope(updates, gradient, parameters) if measures_slope else jnp.zeros((), jnp.float32)
         moved = jax.tree.map(lambda parameter, update: parameter + scale * update, parameters, updates)
         return moved, state, loss, slope
 
     return step
 
 
-def _inner_product(updates: Any, gradient: Any) -> jax.Array:
-    products = jax.tree.map(lambda update, slope: jnp.sum(update * slope, dtype=jnp.float32), updates, gradient)
+def _slope(updates: Any, gradient: Any, parameters: Any) -> jax.Array:
+    moves = _inner_product(updates, updates) > ROUNDING**2 * _inner_product(parameters, parameters)
+    return jnp.where(moves, _inner_product(updates, gradient), 0.0)
+
+
+def _inner_product(one: Any, other: Any) -> jax.Array:
+    products = jax.tree.map(lambda left, right: jnp.sum(left * right, dtype=jnp.float32), one, other)
     return jnp.sum(jnp.stack(jax.tree.leaves(products)))
 
 

@@ -86,7 +86,7 @@ class JaxTrainer:
         self._to_host = ThreadPoolExecutor(1, "to-host")
         factory = self._inner["factory"]
         self._inner_step = inner_step.build(spec, built, self._optimizer, measures_slope=factory is not None)
-        self._descent = DescentCheck(factory) if factory is not None else None
+        self._descent = DescentCheck(factory, self._horizon_steps) if factory is not None else None
         self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]] | None = None
         self._loss: Any = None
         self._parameters: dict[str, jax.Array] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from orchestrator.bounds import SECTION_BYTES
 from orchestrator.config import BUILT_IN_TRAINER, JobSpec
 from orchestrator.errors import Problem
 from orchestrator.memory_budget import SYNTHETIC, parameter_count_of
@@ -49,6 +50,7 @@ def advice(spec: JobSpec, lines: Sequence[Line] = ()) -> tuple[Problem, ...]:
     ``lines`` are measured ones, by node group. ``transport.bytes_per_s`` counts as one to every node group.
     """
     return (
+        *_epochs(spec),
         *_warmup(spec),
         *_interval(spec),
         *_windows(spec),
@@ -56,6 +58,24 @@ def advice(spec: JobSpec, lines: Sequence[Line] = ()) -> tuple[Problem, ...]:
         *_lines(spec, lines),
         *_saving(spec),
     )
+
+
+def _epochs(spec: JobSpec) -> Iterator[Problem]:
+    """Sources of which an island's part is too large to be counted as it is read (``learners.streaming.order``)."""
+    large = [
+        (source.name, stored_bytes / spec.island_count)
+        for source, stored_bytes in zip(spec.data.sources, spec.data.stored_bytes, strict=False)
+        if stored_bytes > SECTION_BYTES * spec.island_count
+    ]
+    if spec.data.index is not None or not large:
+        return
+    name, part_bytes = max(large, key=lambda pair: pair[1])
+    message = f"is not given, and each island's part of source {name!r} has {part_bytes / 2**30:.1f} GiB. Above "
+    message += (
+        f"{SECTION_BYTES >> 30} GiB the length of an epoch is estimated: sequences may come twice in an epoch, or "
+    )
+    message += "only in the next one."
+    yield Problem("data.index", message, "Make an index with `atoll data index`.")
 
 
 def _warmup(spec: JobSpec) -> Iterator[Problem]:

@@ -78,6 +78,9 @@ BYTES = "bytes"
 BYTE_COUNT = 256
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 UnreadableCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
+SECTION_BYTES = 1 << 30
+"""As much of a streamed source as an island may have to count again after a restart; of more, epochs are estimated."""
+StoredBytes = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 SourceWeight = Annotated[float, Field(strict=True, ge=1e-3, le=1e6, allow_inf_nan=False)]
 """Beside the other weights: a source has at least a thousandth of the largest, or it would hardly ever be drawn from."""
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -68,6 +69,25 @@ def data_problems(spec: JobSpec, roots: AllowedRoots, limit_s: float = LOOK_S) -
         seen.size is not None for look in looks for seen in look.seen.values()
     )
     return tuple(problem for look in looks for problem in look.problems(is_here))
+
+
+def with_stored_bytes(spec: JobSpec, roots: AllowedRoots, limit_s: float = LOOK_S) -> JobSpec:
+    """The specification with the sizes of its sources, as far as they are known here in time, for ``advice``.
+
+    Files of a store count nothing: to ask for each takes too long.
+    """
+    data, deadline = spec.data, time.monotonic() + limit_s
+    sizes = () if data.index is not None else tuple(_size(source.files, roots, deadline) for source in data.sources)
+    return spec.model_copy(update={"data": data.model_copy(update={"stored_bytes": sizes})})
+
+
+def _size(files: Sequence[str], roots: AllowedRoots, deadline: float) -> int:
+    size = 0
+    for path in files:
+        if "://" not in path and time.monotonic() < deadline:
+            with suppress(OSError, ConfigurationError):
+                size += data_bytes(roots, path)
+    return size
 
 
 class _Look:

@@ -50,6 +50,7 @@ from orchestrator.bounds import (
     StepCountOrNone,
     StepRatio,
     StepSeconds,
+    StoredBytes,
     StreamCount,
     StrikeCount,
     StrikeCountOrNone,
@@ -189,6 +190,10 @@ class DataSection(Section):
         default=None, description="of a streamed data set: the tokens of its pieces, counted"
     )
     index_digest: Digest | None = Field(default=None, description="of the index; the service fills it in")
+    stored_bytes: Annotated[tuple[StoredBytes, ...], Field(max_length=SOURCES_MAX)] = Field(
+        default=(),
+        description="of each source's files on the service's machine, where there is no index; the service fills it in",
+    )
     sequence_length: SequenceLength = 128
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
     unreadable_max: UnreadableCount = Field(

@@ -149,3 +149,20 @@ def test_of_a_model_whose_step_is_not_known_only_lines_are_said_that_are_surely_
     assert paths(found(model={"preset": "llama3.1-8b"}, islands=gpus, transport=thin)) == ["synchroniser.wire"]
     assert found(transport=thin) == ()
     assert found(model={"factory": "mine.models:large"}, islands=gpus, transport=thin) == ()
+
+
+def streamed(*sizes: int, **data: Any) -> dict[str, Any]:
+    sources = [{"name": f"source-{number}", "files": [f"/data/{number}.txt"]} for number in range(len(sizes))]
+    return {"source": "streamed", "sources": sources, "stored_bytes": list(sizes), **data}
+
+
+def test_the_largest_source_whose_epochs_are_estimated_is_said_with_the_command_that_counts_it() -> None:
+    (problem,) = found(data=streamed(5 << 30, 1 << 30, 6 << 30))
+    assert problem.path == "data.index"
+    assert "each island's part of source 'source-2' has 3.0 GiB" in problem.message
+    assert "atoll data index" in problem.remedy
+
+
+def test_sources_that_are_counted_need_no_index() -> None:
+    assert found(data=streamed(2 << 30, 0)) == ()
+    assert found(data=streamed(9 << 30, index="/data/index")) == ()

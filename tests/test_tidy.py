@@ -158,6 +158,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "orchestrator.advice": frozenset(
         {
+            "orchestrator.bounds",
             "orchestrator.config",
             "orchestrator.errors",
             "orchestrator.memory_budget",
@@ -509,7 +510,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.simulation",
             "api.terminal",
-            "orchestrator.advice",
             "orchestrator.bounds",
             "orchestrator.certificates",
             "orchestrator.chaos",

@@ -64,7 +64,7 @@ def _accepted(
 ) -> tuple[JobSpec | None, list[str]]:
     """The specification, or what is right of it, by the service where one answers, and what was not checked."""
     from orchestrator.config import parse_job, right_sections
-    from orchestrator.data_check import data_problems
+    from orchestrator.data_check import data_problems, with_stored_bytes
     from orchestrator.data_files import with_found_files
     from orchestrator.errors import InvalidJobSpec, ServiceUnreachable
     from orchestrator.roots import EVERYTHING
@@ -86,6 +86,7 @@ def _accepted(
         if spec is not None:
             spec = with_found_files(spec, EVERYTHING)
             problems += data_problems(spec, EVERYTHING)
+            spec = with_stored_bytes(spec, EVERYTHING)
     except InvalidJobSpec as error:
         problems += error.problems
     return spec, unchecked

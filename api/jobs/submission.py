@@ -23,7 +23,7 @@ from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.tokenizer_check import with_tokenizer
 from api.storage.store import JobRow
 from orchestrator.config import JobSpec, parse_job, right_sections
-from orchestrator.data_check import data_problems
+from orchestrator.data_check import data_problems, with_stored_bytes
 from orchestrator.data_files import with_found_files
 from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.memory_budget import memory_problems, parameter_count_of
@@ -76,6 +76,7 @@ class Checks:
         problems += outside
         if is_found:
             problems += _in_other_places(data_problems(spec, self.roots), problems)
+            spec = with_stored_bytes(spec, self.roots)
         spec, is_known = _after(lambda before: with_tokenizer(before, self.roots), spec, problems)
         if is_found and is_known and not outside:
             spec, _ = _after(lambda before: with_index_digest(before, self.roots), spec, problems)

@@ -125,7 +125,8 @@ def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransf
     if not isinstance(built, optax.GradientTransformation):
         raise ConfigurationError(
             detail=f"{field} {path!r} returned {type(built).__name__}; it must return an optax.GradientTransformation "
-            "whose updates are added to the parameters, such as optax.adamw(3e-4)."
+            "whose updates are added to the parameters, such as optax.adamw(3e-4). Of optax.MultiSteps return "
+            "gradient_transformation()."
         )
     if unread := own.unread():
         name = unread[0]
@@ -135,6 +136,16 @@ def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransf
         )
     subject = f"{{}} of the transformation that {field} {path!r} returns"
     init, run = guarded(subject.format("init"), built.init), guarded(subject.format("update"), built.update)
+
+    def begin(parameters: Any) -> Any:
+        state = init(parameters)
+        if any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+            raise ConfigurationError(
+                detail=f"{field} {path!r} returned a transformation that keeps a jax.random.key in its state, as "
+                "optax.add_noise does. A state must be numbers, so that it can be saved and sent. Keep "
+                "jax.random.key_data(key) instead, or leave the noise out."
+            )
+        return state
 
     def update(updates: Any, state: Any, parameters: Any = None, **more: Any) -> tuple[Any, Any]:
         result: Any = run(updates, state, parameters, **more)
@@ -147,7 +158,7 @@ def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransf
         next_updates, next_state = result
         return next_updates, next_state
 
-    return type(built)(init, update)
+    return type(built)(begin, update)
 
 
 class _Section(dict[str, Any]):

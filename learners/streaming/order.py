@@ -20,13 +20,13 @@ from hashlib import blake2b
 
 import numpy as np
 
+from orchestrator.bounds import SECTION_BYTES
+
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 64 << 10, 1 << 20
 PIECES_WANTED = 512
 """Of a source: so many that every shard has some, unless they would be too large or small."""
 GROUP_BYTES = 4 << 20
 """What is read, shuffled and held in memory together."""
-SECTION_BYTES = 1 << 30
-"""As much of a shard and source as an island may have to count again after a restart."""
 BLOCK_SEQUENCES = 1024
 """Of a shard: so many sequences hold every source's share."""
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator import data_check, parquet_bytes
 from orchestrator.config import parse_job
-from orchestrator.data_check import data_problems
+from orchestrator.data_check import data_problems, with_stored_bytes
 from orchestrator.errors import Problem
 from orchestrator.roots import EVERYTHING, AllowedRoots, Root, place_of
 
@@ -181,3 +181,15 @@ def test_columns_are_those_that_pyarrow_finds_and_those_with_text_are_known() ->
     columns = parquet_bytes.columns(content)
     assert [column.name for column in columns] == table.column_names
     assert [column.name for column in columns if column.is_text] == ["text", "large", "bytes", "dictionary", "nothing"]
+
+
+def test_the_sizes_of_sources_are_filled_in_for_advice_unless_there_is_an_index(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"four")
+    (tmp_path / "b.txt").write_bytes(b"eleven more")
+    files = [[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], [str(tmp_path / "missing.txt"), "memory://checked/c"]]
+    sources = [{"name": f"source-{number}", "files": names} for number, names in enumerate(files)]
+    document = {"islands": [{"node_group": "g"}], "budget": {"steps": 1}}
+    spec = parse_job({**document, "data": {"source": "streamed", "sources": sources, "stored_bytes": [9]}})
+    assert with_stored_bytes(spec, ROOTS).data.stored_bytes == (15, 0)
+    indexed = spec.model_copy(update={"data": spec.data.model_copy(update={"index": "/index"})})
+    assert with_stored_bytes(indexed, ROOTS).data.stored_bytes == ()

@@ -88,6 +88,11 @@ def test_context_length_special_tokens_and_files_of_the_checkpoint_are_kept(tmp_
     assert notes == []
 
 
+def test_a_length_that_is_written_with_a_decimal_point_is_kept(tmp_path) -> None:
+    folder = folder_of(tmp_path / "model", {"model_type": "llama", "max_position_embeddings": 8_192.0})
+    assert exported(tmp_path, LLAMA, folder)[0]["max_position_embeddings"] == 8_192
+
+
 @pytest.mark.parametrize(
     ("decoder", "kind", "length"),
     [(LLAMA, "llama", 2_048), (GEMMA, "gemma3_text", 131_072), (GEMMA, "gemma3", 131_072)],

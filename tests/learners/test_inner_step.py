@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from learners import inner_step
@@ -122,6 +123,23 @@ def test_a_factory_of_optaxs_convention_trains_downhill(make_job: Any) -> None:
 def test_a_factory_that_ascends_ends_at_its_first_step(make_job: Any) -> None:
     with pytest.raises(ConfigurationError, match="ascent' returns an optimizer that ascends"):
         trainer_of(make_job, inner_optimizer=optimizer_of(ascent)).step(0)
+
+
+def free_of_schedules(section: dict[str, Any]) -> optax.GradientTransformation:
+    return optax.contrib.schedule_free_adamw(0.003, warmup_steps=10)
+
+
+def test_an_update_of_rounding_alone_does_not_end_a_job() -> None:
+    """Its first learning rate is 0, and what it adds then is the rounding of an average."""
+    parameters = jax.tree.map(jnp.asarray, initialise(0))
+    optimizer = free_of_schedules({})
+    spec = {"training": {"accumulation": 1, "z_loss": 0.0}}
+    step = jax.jit(inner_step.build(spec, MODEL, optimizer, measures_slope=True))
+    state, slopes = optimizer.init(parameters), []
+    for _ in range(2):
+        parameters, state, _, slope = step(parameters, state, jnp.asarray(TOKENS), jnp.float32(1))
+        slopes.append(float(slope))
+    assert slopes[0] == 0.0 > slopes[1]
 
 
 def test_a_factory_that_ascends_with_a_state_of_a_peer_ends_soon(make_job: Any) -> None:

@@ -362,7 +362,8 @@ def _scaling_document(decoder: DecoderSection) -> dict[str, Any] | None:
 def _length_of(document: Document) -> int:
     length = document.get("max_position_embeddings")
     kind = str(document.get("model_type"))
-    return length if type(length) is int else LENGTHS.get(SEEING.get(kind, kind), LENGTH_MIN)
+    is_whole = type(length) is int or (isinstance(length, float) and length.is_integer())
+    return int(length) if is_whole else LENGTHS.get(SEEING.get(kind, kind), LENGTH_MIN)  # type: ignore[arg-type]
 
 
 def _type_of(decoder: DecoderSection) -> str:
