@@ -24,15 +24,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, Any
 
-from orchestrator.text_records import NotText, object_of, plain_line, text_of
+from orchestrator.text_records import NAME_LENGTH_MAX, NotText, object_of, plain_line, text_of
 
 HEAD_BYTES = 256 << 10
 """Of a file, decompressed, that are looked at."""
 HEAD_LINES = 100
 ZSTD_WINDOW_MAX = 128 << 20
 """What a zstd frame may need of memory: `zstd --long=27`. More is decompressed by nobody's default either."""
-RECORDS_MIN = 3
-"""So many lines, all objects with the same fields, are records, whatever the fields are called."""
+RECORDS_MIN, RECORDS_RATIO_MIN = 3, 0.9
+"""So many lines that are objects are records, whatever their fields are called, if so many of all first lines are."""
 CONTROL_RATIO_MAX = 0.01
 """Of bytes of text. A line with a NUL byte cannot be read in any case."""
 
@@ -112,7 +112,7 @@ _REFUSED: dict[str, tuple[str, str]] = {
         (".arrow", ".feather", ".orc", ".avro", ".tfrecord", ".tfrecords", ".riegeli", ".lance", ".mdb", ".lmdb"),
         ("records of another format", _CONVERT),
     ),
-    **dict.fromkeys((".warc", ".wet", ".wat", ".arc"), ("a web archive, with headers between its texts", _CONVERT)),
+    **dict.fromkeys((".warc", ".wet", ".wat", ".arc"), ("a web archive (headers between its texts)", _CONVERT)),
     **dict.fromkeys((".npy", ".npz", ".h5", ".hdf5", ".mat", ".zarr", ".idx", ".bin"), ("numbers", _CONVERT)),
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".safetensors", ".gguf", ".onnx"), ("a model", _CONVERT)),
     **dict.fromkeys((".pkl", ".pickle", ".joblib", ".pyc", ".so", ".o", ".a", ".exe", ".dll"), ("binary", _CONVERT)),
@@ -145,11 +145,15 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"{\\rtf", *_REFUSED[".rtf"]),
     (b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS", "Fetch the file itself: git lfs pull."),
 )
+_BEGINNINGS = {Format.PARQUET: _PARQUET[:4], Format.ARRAY_RECORD: _RECORDS}
 _BZIP2_BLOCK = b"1AY&SY"
 _SKIPPABLE = tuple(bytes([0x50 + n, 0x2A, 0x4D, 0x18]) for n in range(16))
 _TAR_AT, _TAR = 257, b"ustar"
 _BOMS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _JSON_BEGINS = re.compile(rb'\s*(\[\s*)?\{\s*"')
+_ARRAY_BEGINS = re.compile(rb'\s*\[\s*\{\s*"[^"\n]{1,100}"\s*:')
+_WEB_PAGE_BEGINS = re.compile(rb"\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
+_ISO_2022_SHIFTS = re.compile(rb"\x1b\$(?:[@AB]|[()][A-D])")
 UTF8_BOM = b"\xef\xbb\xbf"
 _WHITE = frozenset(b"\a\b\t\n\v\f\r\x1b")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in _WHITE)
@@ -282,14 +286,17 @@ def _contradiction(path: str, stored: bytes) -> Misfit | None:
             return None
         ending = ".gz" if compression is Compression.GZIP else ".zst"
         return Misfit(f"is compressed by {compression}, and its name says {kind}", f"Name it with {ending} at its end.")
-    if kind.is_compressed:
-        remedy = "Give it the name of what it is."
-        return Misfit(f"is not compressed by {kind.compression}, as its name says{_as(stored)}", remedy)
-    if kind.format is Format.PARQUET and not stored.startswith(_PARQUET):
-        return Misfit(f"is no Parquet file, as its name says{_as(stored)}", "Give it the name of what it is.")
-    if kind.format is Format.ARRAY_RECORD and not stored.startswith(_RECORDS):
-        return Misfit(f"is no ArrayRecord file, as its name says{_as(stored)}", "Give it the name of what it is.")
-    return _foreign(kind, stored)
+    if not kind.has_lines and stored.startswith(_BEGINNINGS[kind.format]):
+        return None
+    if foreign := _foreign(kind, stored):
+        return foreign
+    if kind.has_lines and not kind.is_compressed:
+        return None
+    if web_page := _web_page(kind, stored):
+        return web_page
+    what = f"not compressed by {kind.compression}" if kind.is_compressed else f"no {kind.format} file"
+    message = f"is {what}, as its name says (it begins with {stored[:12]!r})"
+    return Misfit(message, "Give it the name of what it is.")
 
 
 def _compression_of(stored: bytes) -> Compression:
@@ -304,8 +311,6 @@ def _foreign(kind: FileKind, content: bytes) -> Misfit | None:
         return Misfit(f"is Parquet, and its name says {kind}", "Name it .parquet.")
     if content.startswith(_RECORDS) and kind.format is not Format.ARRAY_RECORD:
         return Misfit(f"is ArrayRecord, and its name says {kind}", "Name it .arrayrecord.")
-    if not kind.has_lines:
-        return None
     for magic, what, remedy in _MAGIC:
         if content.startswith(magic) and (magic != b"BZh" or content[4:10] == _BZIP2_BLOCK):
             return Misfit(f"is {what} by its first bytes, and its name says {kind}", remedy)
@@ -318,8 +323,11 @@ def _foreign(kind: FileKind, content: bytes) -> Misfit | None:
     return None
 
 
-def _as(stored: bytes) -> str:
-    return f" (it begins with {stored[:12]!r})"
+def _web_page(kind: FileKind, content: bytes) -> Misfit | None:
+    if not _WEB_PAGE_BEGINS.match(content):
+        return None
+    remedy = "A server may have sent it in the place of the file, to say why not: fetch the file again."
+    return Misfit(f"is a web page, and its name says {kind}", remedy)
 
 
 def _unfit(path: str, kind: FileKind, head: bytes, is_whole: bool, field: str) -> Misfit | None:
@@ -334,8 +342,8 @@ def _unfit(path: str, kind: FileKind, head: bytes, is_whole: bool, field: str) -
         return Misfit(f"{binary}, and its name says {kind}", remedy)
     lines = [line for line in _lines(text, is_whole) if line.strip()]
     if kind.format is Format.JSON_LINES:
-        return _no_objects(text, lines, field)
-    return _is_json(path, lines, text, field)
+        return _web_page(kind, text) or _no_objects(text, lines, field)
+    return _is_json(path, lines, text, is_whole, field)
 
 
 def _lines(text: bytes, is_whole: bool) -> list[bytes]:
@@ -348,6 +356,8 @@ def _binary(text: bytes) -> str:
     controls = len(text) - len(text.translate(None, _CONTROLS))
     if controls > CONTROL_RATIO_MAX * len(text):
         return f"is binary ({controls:,} of its first {len(text):,} bytes are NUL or other control characters)"
+    if _ISO_2022_SHIFTS.search(text):
+        return "is ISO-2022, and not UTF-8 (it has escape sequences that shift to another character set)"
     lines = [line for line in text.split(b"\n")[:HEAD_LINES] if line.strip()]
     bad = [line for line in lines if not _is_utf8(line, is_last=line is lines[-1])]
     return "is not UTF-8 in most of its first lines" if len(bad) > len(lines) / 2 else ""
@@ -374,11 +384,15 @@ def _no_objects(text: bytes, lines: list[bytes], field: str) -> Misfit | None:
         return Misfit("is one JSON array, and not one object a line", "Convert it: `jq -c '.[]' OLD.json > NEW.jsonl`.")
     if len(reasons) < len(lines) or (not lines and begins in (b"{", b"")):
         return None
+    if len(lines) == 1 and (inner := _inner_records(lines[0])) is not None:
+        remedy = f"Convert it: `jq -c '.[{json.dumps(inner)}][]' OLD.json > NEW.jsonl`."
+        return Misfit(f"is one JSON object, with a list of objects in {inner!r}, and not one object a line", remedy)
     if lines and without_text == len(lines):
         message = f"has no text: each of its first {len(lines):,} lines {reasons[0]}"
         return Misfit(message.replace("each of its first 1 lines", "its first line"), "Set text_field.", is_kind=False)
-    if begins == b"{" and len(lines) >= RECORDS_MIN:
-        remedy = "Write one object a line: `jq -c . OLD.json > NEW.jsonl`."
+    if _JSON_BEGINS.match(text) and len(lines) >= RECORDS_MIN:
+        query = "." if begins == b"{" else "'.[]'"
+        remedy = f"Write one object a line: `jq -c {query} OLD.json > NEW.jsonl`."
         return Misfit(f"is JSON, and not one object a line (its first line {reasons[0]})", remedy)
     if lines and len(lines) < RECORDS_MIN:
         return None  # lines that cannot be read, one by one
@@ -386,33 +400,54 @@ def _no_objects(text: bytes, lines: list[bytes], field: str) -> Misfit | None:
     return Misfit(f"has no JSON objects in its first lines: {why}", "Name it .txt if it is text, or correct it.")
 
 
-def _is_json(path: str, lines: list[bytes], text: bytes, field: str) -> Misfit | None:
-    """Text whose every line is a JSON object with the text in it, or that is records by their fields; or one JSON value."""
-    common, text_count, is_lines = set[str](), 0, bool(lines)
-    for number, line in enumerate(lines):
-        try:
-            one = object_of(line)
-        except NotText:
-            is_lines = False
-            break
-        text_count += isinstance(one.get(field), str)
-        common = common & set(one) if number else set(one)
-    if is_lines:
-        if text_count == len(lines):
-            return _misnamed(path, field)
-        return _misnamed(path, sorted(common)[0]) if len(lines) >= RECORDS_MIN and common else None
-    if not _JSON_BEGINS.match(text) or not re.search(re.escape(json.dumps(field).encode()) + rb'\s*:\s*"', text):
+def _inner_records(line: bytes) -> str | None:
+    """The first field of an object that has a list of objects. A short name that needs no escape in a command."""
+    for name, value in (_object(line) or {}).items():
+        if isinstance(value, list) and value and isinstance(value[0], dict) and re.fullmatch(r"\w{1,40}", name):
+            return name
+    return None
+
+
+def _is_json(path: str, lines: list[bytes], text: bytes, is_whole: bool, field: str) -> Misfit | None:
+    """Text whose lines are JSON objects with the text in them, or that is records; or one JSON value with objects in it."""
+    objects = [one for one in map(_object, lines) if one is not None]
+    have_text = [isinstance(one.get(field), str) for one in objects]
+    are_records = len(objects) >= max(RECORDS_MIN, RECORDS_RATIO_MIN * len(lines))
+    if are_records or (objects and len(objects) == len(lines) and all(have_text)):
+        return _misnamed(path, objects[0], field)
+    is_array = bool(_ARRAY_BEGINS.match(text) or (is_whole and _is_array(text)))
+    has_text = _JSON_BEGINS.match(text) and re.search(re.escape(json.dumps(field).encode()) + rb'\s*:\s*"', text)
+    if not is_array and not has_text:
         return None
-    if not lines:
-        return _misnamed(path, field)
-    form, query = ("an array", ".[]") if text.lstrip().startswith(b"[") else ("an object over several lines", ".")
-    remedy = f"Write one object a line: `jq -c '{query}' OLD > NEW.jsonl`."
-    return Misfit(f"is JSON, {form} with {field!r} in it, and its name says text", remedy)
+    if not lines and not is_array:
+        return _misnamed(path, {field: ""}, field)
+    form = "an array" if is_array else f"an object with {field!r} in it"
+    remedy = f"Write one object a line: `jq -c '{'.[]' if is_array else '.'}' OLD > NEW.jsonl`."
+    return Misfit(f"is JSON, {form}, and its name says text", remedy)
 
 
-def _misnamed(path: str, field: str) -> Misfit:
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        return object_of(line)
+    except NotText:
+        return None
+
+
+def _is_array(text: bytes) -> bool:
+    """Whether this is one JSON array of something. Text that begins with a bracket seldom is."""
+    if not re.match(rb'\s*\[\s*["{\[]', text):
+        return False
+    try:
+        return isinstance(json.loads(text, parse_int=float), list)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _misnamed(path: str, first: dict[str, Any], field: str) -> Misfit:
     ending = next((ending for ending in _COMPRESSIONS if path.lower().endswith(ending)), "")
-    message = f"is JSON Lines (every line of its beginning is an object with {field!r}), and its name says text"
+    named = field if field in first else next(iter(first), None)
+    fields = f" with {named[:NAME_LENGTH_MAX]!r}" if named is not None else ""
+    message = f"is JSON Lines (the lines of its beginning are objects{fields}), and its name says text"
     return Misfit(message, f"Name it .jsonl{ending}, and set text_field to the field that has the text.")
 
 

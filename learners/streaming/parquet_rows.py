@@ -60,7 +60,8 @@ class Rows:
                 for batch in self._parquet.iter_batches(
                     self._batch_rows(group), row_groups=[group], columns=[self._field]
                 ):
-                    begin, end = max(0, first - at), max(0, min(len(batch), last - at))
+                    end = max(0, min(len(batch), last - at))
+                    begin = min(end, max(0, first - at))
                     yield from enumerate(_values(batch.column(0), begin, end), at + begin)
                     at += len(batch)
                     if at >= last:
@@ -96,7 +97,10 @@ def not_text(schema: Any, field: str) -> str:
         return f"has {f'{count} columns' if count else 'no column'} {field!r} among {schema.names[:20]}"
     column = schema.field(field).type
     kind = column.value_type if types.is_dictionary(column) else column
-    kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
+    kinds = (
+        *(types.is_string, types.is_large_string, types.is_string_view),
+        *(types.is_binary, types.is_large_binary, types.is_binary_view),
+    )
     is_text = types.is_null(kind) or any(fits(kind) for fits in kinds)
     return "" if is_text else f"has {column} in the column {field!r}, and no text"
 

@@ -73,6 +73,14 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "array": ARRAY,
         "array over lines": json.dumps(json.loads(ARRAY), indent=1).encode(),
         "object over lines": json.dumps(json.loads(LINES.splitlines()[0]), indent=1).encode(),
+        "lists": b"".join(b"[" + line + b"]\n" for line in LINES.splitlines()),
+        "lines with a comment": b"# made by hand\n" + LINES + b"done\n",
+        "lines of a field each": b"".join(b'{"a%d": 1}\n' % number for number in range(20)),
+        "array of other fields": json.dumps([json.loads(line) for line in OTHER_LINES.splitlines()]).encode(),
+        "array of texts": json.dumps(TEXTS).encode(),
+        "object with an array": json.dumps({"version": 1, "data": json.loads(ARRAY)}).encode(),
+        "web page": b"<!DOCTYPE html>\n<html><title>404</title>\n<p>Not found</p></html>\n",
+        "ISO-2022": ("\u540d\u524d\u306f\u307e\u3060\u7121\u3044\n" * 20).encode("iso-2022-jp"),
         "parquet": parquet(),
         "records": array_record(tmp_path_factory.mktemp("records")),
         "text, gzip": gzip.compress(PLAIN),
@@ -99,7 +107,7 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 READ_AS = {
-    Format.TEXT: {"": ["text", "text with BOM"], "gzip": ["text, gzip"], "zstd": ["text, zstd"]},
+    Format.TEXT: {"": ["text", "text with BOM", "web page"], "gzip": ["text, gzip"], "zstd": ["text, zstd"]},
     Format.JSON_LINES: {"": ["lines", "lines with BOM"], "gzip": ["lines, gzip"], "zstd": ["lines, zstd"]},
     Format.PARQUET: {"": ["parquet"]},
     Format.ARRAY_RECORD: {"": ["records"]},
@@ -131,7 +139,8 @@ def test_every_content_under_every_name_is_read_as_what_it_is_or_refused_by_both
             )
             for read in (streamed, whole):
                 if of in readable:
-                    expected = PLAIN if kind.format is Format.TEXT else "".join(TEXTS).encode()
+                    as_text = content if of == "web page" else PLAIN
+                    expected = as_text if kind.format is Format.TEXT else "".join(TEXTS).encode()
                     assert b"".join(read()) == expected, (path.name, of)
                 else:
                     with pytest.raises(ConfigurationError) as refused:
@@ -179,6 +188,20 @@ def test_a_name_of_what_is_not_read_is_refused_with_a_remedy(name: str) -> None:
         ("a.txt", "zip", "Unpack it"),
         ("a.txt.gz", "tar, gzip", "Unpack it"),
         ("a.txt", "git lfs", "git lfs pull"),
+        ("a.parquet", "git lfs", "git lfs pull"),
+        ("a.jsonl.gz", "git lfs", "git lfs pull"),
+        ("a.txt.gz", "zip", "Unpack it"),
+        ("a.jsonl", "web page", "fetch the file again"),
+        ("a.parquet", "web page", "fetch the file again"),
+        ("a.jsonl.gz", "web page", "fetch the file again"),
+        ("a.txt", "lines with a comment", r"Name it \.jsonl"),
+        ("a.txt", "lines of a field each", r"Name it \.jsonl"),
+        ("a.txt", "array of other fields", r"jq -c '\.\[\]'"),
+        ("a.txt", "array of texts", r"jq -c '\.\[\]'"),
+        ("a.jsonl", "lists", r"jq -c '\.\[\]'"),
+        ("a.json", "object with an array", r"""jq -c '\.\["data"\]\[\]'"""),
+        ("a.txt", "object with an array", r"jq -c"),
+        ("a.txt", "ISO-2022", "iconv -f ENCODING -t UTF-8"),
         ("a.txt", "Latin-1", "iconv -f ENCODING -t UTF-8"),
     ],
 )

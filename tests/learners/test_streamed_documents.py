@@ -14,7 +14,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learners.streaming import documents
+from learners.streaming import documents, parquet_rows
 from learners.streaming.documents import Reader, Unreadable
 from orchestrator.errors import ConfigurationError, OutsideRoots, UnreadableData
 from orchestrator.roots import AllowedRoots
@@ -56,6 +56,20 @@ def test_the_pieces_of_a_file_are_its_documents_in_their_order(tmp_path, name, c
     read = [reader(tmp_path).documents(str(tmp_path / name), number, count) for number in range(count)]
     assert [text.decode() for piece in read for text in piece] == TEXTS
     assert count == 1 or name.endswith((".gz", ".zst")) or sum(map(bool, read)) > 1
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "binary", "large_binary", "binary_view"])
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_row_groups_that_are_read_in_several_batches_are_divided_among_pieces(tmp_path, kind, is_dictionary) -> None:
+    texts = [f"row {number % 40}" for number in range(1000)]
+    column = pa.array([text.encode() for text in texts] if "binary" in kind else texts, getattr(pa, kind)())
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table({"text": column}), path, row_group_size=900, use_dictionary=is_dictionary)
+    assert parquet_rows.ROWS < 900
+    patient = reader(tmp_path)
+    read = [patient.documents(str(path), number, 7) for number in range(7)]
+    assert [text.decode() for piece in read for text in piece] == texts
+    assert not patient.unreadable.reasons
 
 
 LINES = st.text(st.characters(exclude_categories=("C",)), max_size=12).map(str.encode)
