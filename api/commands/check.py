@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.commands.common import HomeOption, UrlOption, connect, echo, echo_json, say
+from api.commands.common import HomeOption, PackagesOption, UrlOption, connect, echo, echo_json, say
 from api.installation.home import DEFAULT_HOME
-from orchestrator import python_process
+from orchestrator import python_process, user_packages
+from orchestrator.plain import counted
 
 if TYPE_CHECKING:
     from orchestrator.config import JobSpec
@@ -27,6 +28,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job specification, YAML or JSON.")],
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
+    packages: PackagesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what would run as JSON.")] = False,
 ) -> None:
     """Check a job specification, and show what would run: model, optimizer, memory, and the first batch of its text.
@@ -42,7 +44,7 @@ def check(
     spec, unchecked = _accepted(document, home, url, problems)
     result: dict[str, Any] = {}
     if spec is not None:
-        result, of_child = _in_a_process(spec)
+        result, of_child = _in_a_process(spec, packages or ())
         paths = {problem.path for problem in problems}
         problems += [problem for problem in of_child if problem.path not in paths]
         unchecked += _beyond(spec)
@@ -89,7 +91,7 @@ def _accepted(
     return spec, unchecked
 
 
-def _in_a_process(spec: JobSpec) -> tuple[dict[str, Any], list[Problem]]:
+def _in_a_process(spec: JobSpec, packages: Sequence[str]) -> tuple[dict[str, Any], list[Problem]]:
     """What the job's own code and text are, as a process of their own finds them."""
     from orchestrator.errors import Problem
 
@@ -98,6 +100,7 @@ def _in_a_process(spec: JobSpec) -> tuple[dict[str, Any], list[Problem]]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip()
     environment = {
         **python_process.cleaned(os.environ),
+        **user_packages.variables(user_packages.resolved(packages or user_packages.folders_in(os.environ))),
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "XLA_FLAGS": flags,
@@ -168,9 +171,10 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     model, sync, optimizer, data = (facts[name] for name in ("model", "synchroniser", "optimizer", "data"))
     islands, batches = facts["islands"], sorted(set(facts["batches"].values()))
     outer = sync["outer_optimizer"]
-    sizes = f"{model['fragment_parameters_min']:,} to {model['fragment_parameters_max']:,}"
+    least, most = model["fragment_parameters_min"], model["fragment_parameters_max"]
+    sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     lines = [
-        ("job", f"{facts['name']}: {len(islands)} islands on {', '.join(facts['node_groups'])}"),
+        ("job", f"{facts['name']}: {counted(len(islands), 'island')} on {', '.join(facts['node_groups'])}"),
         ("model", f"{model['of']}: {model['parameters']:,} parameters in {model['tensors']:,} tensors"),
         ("fragments", f"{model['fragments']:,}, each of {sizes} parameters"),
         ("memory", ", ".join(f"{where} {needed / GIB:.2f} GiB" for where, needed in facts["memory_bytes"].items())),
