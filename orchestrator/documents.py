@@ -100,6 +100,8 @@ def dump(document: Any, **options: Any) -> str:
 
 def mapping(document: Any, name: str = "the document") -> dict[str, Any]:
     """The document, which is a mapping of fields to values."""
+    if document is None:
+        raise ConfigurationError(detail=f"{name} is empty; deploy/configs/demo.yaml is an example.")
     if not isinstance(document, dict):
         raise ConfigurationError(
             detail=f"{name} holds no mapping of fields to values, but {brief(document)}; see deploy/configs/demo.yaml."

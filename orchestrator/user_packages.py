@@ -21,8 +21,8 @@ VARIABLE = "ATOLL_PACKAGES"
 """Tells a node's processes the folders, as PYTHONPATH would."""
 SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES)
 REMEDY = (
-    "Install it in atoll's environment on every node, or name its folder with `atoll up --packages FOLDER` (and `atoll join "
-    "--packages FOLDER`). The working folder and PYTHONPATH are not looked at."
+    "Install it in atoll's environment on every node, or name its folder with `atoll up --packages FOLDER` (and with "
+    "that of `atoll join` and `atoll check`). The working folder and PYTHONPATH are not looked at."
 )
 
 

@@ -10,10 +10,12 @@ Refuses to know any one specification, and the rules between fields (``partial``
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from orchestrator.bounds import PATTERN_WORDS
 from orchestrator.errors import PROBLEMS_MAX, Problem
@@ -38,6 +40,31 @@ SYNONYMS = {
     "gradient_accumulation": "accumulation",
     "grad_clip": "clip_norm",
     "dtype": "compute_dtype",
+    "p": "fragments",
+    "workers": "count",
+    "replicas": "count",
+    "region": "node_group",
+    "max_tokens": "tokens",
+    "lr_scale": "lr_ratio",
+    "match": "tensors",
+    "pattern": "tensors",
+    "layers": "layer_count",
+    "n_layers": "layer_count",
+    "num_layers": "layer_count",
+    "num_hidden_layers": "layer_count",
+    "heads": "head_count",
+    "n_heads": "head_count",
+    "num_heads": "head_count",
+    "num_attention_heads": "head_count",
+    "kv_heads": "key_value_head_count",
+    "n_kv_heads": "key_value_head_count",
+    "num_key_value_heads": "key_value_head_count",
+    "head_dim": "head_size",
+    "vocab_size": "vocabulary_size",
+    "d_model": "width",
+    "n_embd": "width",
+    "d_ff": "hidden_size",
+    "intermediate_size": "hidden_size",
 }
 """What other programs call a field of ours."""
 ALIKE_MIN = 0.6
@@ -67,6 +94,8 @@ MUST_BE = {
     "too_short": "at least {min_length:,} long",
     "too_long": "at most {max_length:,} long",
 }
+WHOLE_MAX = 10**18
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _LISTS, _MAPPINGS = ("tuple_type", "list_type"), ("model_type", "model_attributes_type", "dict_type")
 
 Location = tuple[int | str, ...]
@@ -96,9 +125,9 @@ def omitted_count(error: ValidationError, model: type[BaseModel] | None = None) 
 
 
 def wrong_places(error: ValidationError, model: type[BaseModel]) -> set[Location]:
-    """Return where no value is known: what is wrong or missing, and the field that an unknown name stands for."""
+    """Return where no value is known: what is wrong, missing or unknown, and the field that an unknown name stands for."""
     items = _causes(error, model)
-    return {item["loc"] for item in items if item["type"] != "extra_forbidden"} | _meant(items, model)
+    return {item["loc"] for item in items} | _meant(items, model)
 
 
 def path_of(location: Location, under: str = "") -> str:
@@ -113,7 +142,7 @@ def one_of(value: Any, names: Collection[str]) -> tuple[str, str]:
     listed = some_of(names, CHOICES_MAX)
     meant = closest(value, names) if isinstance(value, str) else None
     remedy = f"Did you mean {meant}?" if meant else "Use one of these." if len(names) > 1 else "Use this."
-    return f"is {brief(value)}, and must be {'one of ' if len(names) > 1 else ''}{listed}.", remedy
+    return f"is {_given(value)}, and must be {'one of ' if len(names) > 1 else ''}{listed}.", remedy
 
 
 def closest(name: str, names: Collection[str]) -> str | None:
@@ -186,6 +215,12 @@ def _section_at(model: type[BaseModel] | None, location: Location) -> type[BaseM
     return sections[0] if len(sections) == 1 else None
 
 
+def _field_at(model: type[BaseModel] | None, location: Location) -> FieldInfo | None:
+    """The field that stands there; None where that is not known, as of a list's entries."""
+    section = _section_at(model, location[:-1])
+    return section.model_fields.get(str(location[-1])) if section is not None and location else None
+
+
 def _field_meant(name: str, section: type[BaseModel] | None) -> str | None:
     if section is None:
         return None
@@ -244,7 +279,7 @@ def problem_of(
             return Problem(path, *one_of(item["ctx"]["tag"], names))
         case "union_tag_not_found":
             return Problem(path, f"has no {item['ctx']['discriminator']}, which says what it is.", "Add it.")
-    return Problem(path, *_unfit(item, _section_at(model, item["loc"])))
+    return Problem(path, *_unfit(item, _section_at(model, item["loc"]), _field_at(model, item["loc"])))
 
 
 def _choices(item: Any) -> list[str]:
@@ -256,6 +291,9 @@ def _remedy_for_name(location: Location, unknown: str, model: type[BaseModel] | 
     name, section = str(location[-1]), _section_at(model, location[:-1])
     if model is None or section is None:
         return unknown
+    *sections, field = name.split(".")
+    if sections and field in getattr(_section_at(model, (*location[:-1], *sections)), "model_fields", ()):
+        return f"Write {field} on a line of its own under {'.'.join(sections)}."
     if meant := _field_meant(name, section):
         return f"Did you mean {meant}?"
     if places := _elsewhere(name, model):
@@ -269,7 +307,7 @@ def _unfit_text(value: str, pattern: str) -> tuple[str, str]:
     return f"is {brief(value)}, and must be {words}.", "Change it."
 
 
-def _unfit(item: Any, section: type[BaseModel] | None) -> tuple[str, str]:
+def _unfit(item: Any, section: type[BaseModel] | None, field: FieldInfo | None) -> tuple[str, str]:
     kind, value = item["type"], item["input"]
     if kind in _MAPPINGS and value is None:
         return "is empty.", "Write its fields under it, or leave it out."
@@ -280,16 +318,55 @@ def _unfit(item: Any, section: type[BaseModel] | None) -> tuple[str, str]:
         return f"has {counted(count, 'value')}, and must have {limit}.", "Add or remove some."
     words = MUST_BE.get(kind)
     if words is None:
-        return f"is {brief(value)}, which cannot be used here.", "See its description in the reference."
-    message = f"is {brief(value)}, and must be {words.format(**item.get('ctx', {}))}."
-    if kind in _LISTS and isinstance(value, Mapping):
-        return message, "Begin each entry with a dash."
+        return f"is {_given(value)}, which cannot be used here.", "See its description in the reference."
+    message = f"is {_given(value)}, and must be {words.format(**item.get('ctx', {}))}."
+    if value is None:
+        is_required = field is not None and field.is_required()
+        return message, "Write its value." if is_required else "Write its value, or leave the field out."
     if kind in _LISTS:
-        return message, f"Write it in brackets: [{value}]." if isinstance(value, str | int) else "Write a list."
+        return message, _as_list(value, section, field)
     if kind in _MAPPINGS and section is not None:
-        return message, f"Its fields are {some_of(section.model_fields, CHOICES_MAX)}."
-    if isinstance(value, str) and kind.startswith(("int", "float", "bool")):
-        return message, "Write it without quotation marks, and nothing else beside it."
+        return message, _as_mapping(value, section)
+    if kind.startswith(("int", "float", "bool")):
+        return message, _as_number(kind, value)
     if kind == "string_type":
-        return message, "Put it in quotation marks."
+        return message, "Write one text." if isinstance(value, list | Mapping) else "Put it in quotation marks."
     return message, "Change it."
+
+
+def _given(value: Any) -> str:
+    """The value as a specification has it, in brief."""
+    if value is None:
+        return "empty"
+    return str(value).lower() if isinstance(value, bool) else brief(value)
+
+
+def _as_list(value: Any, section: type[BaseModel] | None, field: FieldInfo | None) -> str:
+    if section is not None and not isinstance(value, Mapping):
+        return f"Begin each entry with a dash. Its fields are {some_of(section.model_fields, CHOICES_MAX)}."
+    if isinstance(value, Mapping):
+        return "Begin each entry with a dash."
+    kinds = get_args(field.annotation) if field is not None else ()
+    if kinds and Ellipsis not in kinds:
+        return f"Write {len(kinds)} values in brackets."
+    is_short = isinstance(value, str | int) and len(brief(value)) <= NAME_CHARACTERS_MAX
+    return f"Write it in brackets: [{value}]." if is_short else "Write a list."
+
+
+def _as_mapping(value: Any, section: type[BaseModel]) -> str:
+    name = re.split(r"[\s:=]", value[:NAME_CHARACTERS_MAX])[0] if isinstance(value, str) else ""
+    if name in section.model_fields and name != value:
+        return f"Write a colon and a space after {name}."
+    return f"Its fields are {some_of(section.model_fields, CHOICES_MAX)}."
+
+
+def _as_number(kind: str, value: Any) -> str:
+    if kind.startswith("bool"):
+        return "Write one of the two, without quotation marks."
+    if isinstance(value, float) and value.is_integer() and abs(value) < WHOLE_MAX:
+        return f"Write {int(value)}."
+    if not isinstance(value, str):
+        return "Write a number."
+    if _NUMBER.fullmatch(value):
+        return "Write it without quotation marks."
+    return "Write the number alone, without a unit." if value[:1].isdigit() else "Write a number."

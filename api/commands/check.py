@@ -14,6 +14,7 @@ import typer
 from api.commands.common import HomeOption, PackagesOption, UrlOption, connect, echo, echo_json, say
 from api.installation.home import DEFAULT_HOME
 from orchestrator import python_process, user_packages
+from orchestrator.plain import counted
 
 if TYPE_CHECKING:
     from orchestrator.config import JobSpec
@@ -165,9 +166,10 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     model, sync, optimizer, data = (facts[name] for name in ("model", "synchroniser", "optimizer", "data"))
     islands, batches = facts["islands"], sorted(set(facts["batches"].values()))
     outer = sync["outer_optimizer"]
-    sizes = f"{model['fragment_parameters_min']:,} to {model['fragment_parameters_max']:,}"
+    least, most = model["fragment_parameters_min"], model["fragment_parameters_max"]
+    sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     lines = [
-        ("job", f"{facts['name']}: {len(islands)} islands on {', '.join(facts['node_groups'])}"),
+        ("job", f"{facts['name']}: {counted(len(islands), 'island')} on {', '.join(facts['node_groups'])}"),
         ("model", f"{model['of']}: {model['parameters']:,} parameters in {model['tensors']:,} tensors"),
         ("fragments", f"{model['fragments']:,}, each of {sizes} parameters"),
         ("memory", ", ".join(f"{where} {needed / GIB:.2f} GiB" for where, needed in facts["memory_bytes"].items())),

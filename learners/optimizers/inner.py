@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
@@ -139,7 +140,7 @@ def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransf
 
     def begin(parameters: Any) -> Any:
         state = init(parameters)
-        if any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+        if any(jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
             raise ConfigurationError(
                 detail=f"{field} {path!r} returned a transformation that keeps a jax.random.key in its state, as "
                 "optax.add_noise does. A state must be numbers, so that it can be saved and sent. Keep "

@@ -87,3 +87,12 @@ def test_a_check_by_rest_answers_with_what_would_be_taken(client: Client, http: 
     assert paths == {"budget.stepss", "islands.0.node_group", "synchroniser.quorum", "trainer"}
     answer = http.post("/v1/jobs/check", content=yaml.safe_dump(JOB), headers={"content-type": "application/yaml"})
     assert answer.status_code == 200
+
+
+def test_code_of_a_job_is_found_in_the_folders_that_are_named(tmp_path: Path) -> None:
+    (folder := tmp_path / "packages").mkdir()
+    (folder / "fine_optimizers.py").write_text("import optax\n\n\ndef build(section):\n    return optax.sgd(0.1)\n")
+    installation, factory = Installation(tmp_path), {"factory": "fine_optimizers:build"}
+    job = written(tmp_path, {**JOB, "training": {"inner_optimizer": factory}})
+    assert "or name its folder with `atoll up --packages FOLDER`" in installation.atoll("check", job, code=2)
+    assert "fine_optimizers:build" in installation.atoll("check", job, "--packages", str(folder))
