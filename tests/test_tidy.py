@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.ports": frozenset(),
     "orchestrator.printable": frozenset(),
     "orchestrator.python_process": frozenset(),
-    "orchestrator.user_packages": frozenset({"orchestrator.errors"}),
+    "orchestrator.user_packages": frozenset({"orchestrator.errors", "orchestrator.python_process"}),
     "orchestrator.environment": frozenset({"orchestrator.errors", "orchestrator.python_process"}),
     "orchestrator.home_files": frozenset(),
     "orchestrator.run_folder": frozenset(),
