@@ -35,6 +35,7 @@ class HostileFolder:
             place.mkdir(exist_ok=True)
             (place / "usercustomize.py").write_text(code)
             (place / "evil.pth").write_text(f"import sys; open({str(self.canary)!r}, 'a').write('pth')\n")
+        (base / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix, 'bin')}\n")  # an environment with that site
         self.environment = {
             **os.environ,
             "PYTHONPATH": str(self.path),
@@ -42,6 +43,7 @@ class HostileFolder:
             "PYTHONSTARTUP": str(self.path / "queue.py"),
             "PYTHONPYCACHEPREFIX": str(self.path),
             "PYTHONINSPECT": "1",
+            "PYTHONEXECUTABLE": str(base / "bin" / "python3"),
             "PYTHONBREAKPOINT": "queue.anything",
             "PYTHONWARNINGS": "error::queue.Anything",
             "COLUMNS": "160",
