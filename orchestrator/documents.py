@@ -114,6 +114,8 @@ def mapping(document: Any, name: str = "the document") -> dict[str, Any]:
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """No text needs these: C strings end at NUL, terminals obey ESC, and surrogates have no encoding."""
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
+"""How files of gzip, zstd, bzip2 and xz begin."""
 _DIRECTIVE = re.compile(r"(?:[^\S\n]*+(?:#[^\n]*+)?+\n)*+%")
 """Before anything is parsed: libyaml compares each with all others."""
 
@@ -146,6 +148,8 @@ def _text(content: bytes | str, bytes_max: int, name: str, language: str) -> str
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
+            if content.startswith(_COMPRESSED):
+                raise _refused(name, "it is compressed. Decompress it first.") from None
             encoding = "UTF-16" if content.startswith(_UTF_16) else "something else than UTF-8"
             where = f"byte {error.start + 1}"
             raise _refused(name, f"it is written in {encoding}, as {where} shows. Save it as UTF-8.") from None

@@ -272,6 +272,8 @@ def disk_remedy(error: OSError) -> str:
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 """Colours and other commands to a terminal, which Ray puts into what it says."""
+LINE_CHARACTERS_MAX = 1_000
+"""Of what another's error says. It goes into statuses, tables and pages; an error may quote a whole batch."""
 _UNSENDABLE = "Original exception details:"
 
 
@@ -303,4 +305,9 @@ def first_line(error: BaseException) -> str:
 
 def _lines(error: BaseException) -> list[str]:
     text = _ESCAPES.sub("", str(error))
-    return [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    return lines if isinstance(error, AtollError) else [_shortened(line) for line in lines]
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= LINE_CHARACTERS_MAX else f"{line[:LINE_CHARACTERS_MAX]}…"

@@ -36,6 +36,7 @@ def carried(cause: Exception) -> Exception:
         (ValueError(), "ValueError"),
         (ValueError("first\nsecond"), "ValueError: first"),
         (SystemExit(3), "SystemExit: 3"),
+        (ValueError("x" * 100_000), f"ValueError: {'x' * 1_000}…"),
         (RuntimeError("\x1b[31mred\x1b[0m\x07"), "RuntimeError: red"),
         (
             InvalidJobSpec(detail="it does not fit", problems=(Problem("model", "is large.", "Take less."),)),

@@ -510,6 +510,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.simulation",
             "api.terminal",
+            "orchestrator.advice",
             "orchestrator.bounds",
             "orchestrator.certificates",
             "orchestrator.chaos",

@@ -12,7 +12,7 @@ import typer
 from api.commands.tapes import run_to_end
 from orchestrator import python_process
 
-YAML_ENDINGS = (".yaml", ".yml")
+YAML_ENDINGS = tuple(yaml + packed for yaml in (".yaml", ".yml") for packed in ("", ".gz", ".gzip", ".zst", ".zstd"))
 SPECIFICATION_BYTES_MAX = 1 << 20
 SPECIFICATION_FIELDS = frozenset({"islands", "budget"})
 """Every job specification has these, and no line of text that is to be trained on is likely to be an object with both."""

@@ -68,7 +68,7 @@ def _table(job: Job, output: str | None) -> Listing:
     from api.commands.wide import island_table as wide_table
     from api.terminal.watch import island_table
 
-    return wide_table(job) if output == "wide" else island_table(job.islands, job.after_s)
+    return wide_table(job) if output == "wide" else island_table(job)
 
 
 def kill(

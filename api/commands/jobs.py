@@ -27,7 +27,7 @@ from api.commands.common import (
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import NotFound, RequestError, ServiceUnreachable
+from orchestrator.errors import ConfigurationError, NotFound, RequestError, ServiceUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +92,8 @@ def submit(
 
 def _checkpoint_named(resume: str, client: Client) -> str:
     """What ``resume.checkpoint`` is to say: a job's name goes before a folder that is called the same."""
+    if not resume:  # as of a variable that is not set
+        raise ConfigurationError(detail="--resume is empty. Name a job, a checkpoint's folder, or a URL.")
     is_path = "/" in resume or resume in (".", "..")
     if not is_path and (resume == LATEST or not Path(resume).exists() or _is_job(resume, client)):
         return resume

@@ -7,6 +7,7 @@ from typing import Any
 
 from api.schemas import Island, Job
 from api.terminal.listing import Listing
+from api.terminal.watch import last_merge
 
 WORDS = ("island", "node group", "region", "state", "node")
 FIGURES = (
@@ -32,7 +33,7 @@ def _words(island: Island) -> tuple[str, ...]:
 
 
 def _figures(island: Island, job: Job, furthest: int) -> tuple[str, ...]:
-    statistics, merged = job.statistics, island.last_merge_after_s
+    statistics = job.statistics
     return (
         _number(island.pid, "d"),
         str(island.incarnation or "–"),
@@ -42,7 +43,7 @@ def _figures(island: Island, job: Job, furthest: int) -> tuple[str, ...]:
         f"{furthest - island.step:,}" if island.state == "training" else "–",
         f"{island.tokens_total:,}",
         _number(island.loss, ".3f"),
-        "–" if merged is None or job.after_s is None else f"{max(0.0, job.after_s - merged):.0f} s ago",
+        last_merge(island, job),
         str(_of(statistics, "merges_per_island", island) or 0),
         str(_of(statistics.get("traffic", {}), "refused", island) or 0),
         "–" if (gap := _of(statistics, "gaps_max_s", island)) is None else f"{gap:.2f} s",

@@ -105,7 +105,7 @@ def _watch_lines(poller: Poller[Job], console: Console) -> Job:
 
 def render(job: Job, note: str | None = None) -> RenderableType:
     """The whole picture: headline, progress to the budget, islands, and what keeps the job from going on."""
-    parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job.islands, job.after_s)]
+    parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job)]
     if job.wire:
         parts.append(Text(wire_words(job), style="dim"))
     parts += [Text(words, style="yellow") for words in warning_lines(job)]
@@ -121,14 +121,13 @@ def render(job: Job, note: str | None = None) -> RenderableType:
     return Panel(Group(*parts), title=Text(job.job, style="bold"), title_align="left", border_style="dim")
 
 
-def island_table(islands: list[Island], now_s: float | None) -> Listing:
+def island_table(job: Job) -> Listing:
     words, figures = ("island", "region", "state"), ("life", "steps/s", "tokens", "loss", "last merge")
     table = Listing(*words, *figures, "why", prose=("why",), right=figures, padding=(0, 1, 0, 0), expand=True)
     # a line for each island on a terminal, so the reason gets what is left; `atoll status | cat` prints all of it
     why = table.columns[-1]
     why.ratio, why.no_wrap, why.overflow = 1, True, "ellipsis"
-    for island in islands:
-        merged = None if island.last_merge_after_s is None or now_s is None else now_s - island.last_merge_after_s
+    for island in job.islands:
         table.add_row(
             island.island,
             island.region,
@@ -137,10 +136,20 @@ def island_table(islands: list[Island], now_s: float | None) -> Listing:
             _number(island.steps_per_second, ".1f"),
             f"{island.tokens_total:,}",
             _number(island.loss, ".3f"),
-            "–" if merged is None else f"{max(0.0, merged):.0f} s ago",
+            last_merge(island, job),
             Text(_wrong(island), style="bold red") if _wrong(island) else Text(_why(island), style="dim"),
         )
     return table
+
+
+def last_merge(island: Island, job: Job) -> str:
+    """How long ago its work was last merged; of a job that has ended, whose time stands still, how long before the end."""
+    if island.last_merge_after_s is None or job.after_s is None:
+        return "–"
+    seconds = max(0.0, job.after_s - island.last_merge_after_s)
+    if not job.state.final:
+        return f"{seconds:.0f} s ago"
+    return "at the end" if seconds < 1 else f"{seconds:.0f} s before the end"
 
 
 def wire_words(job: Job) -> str:

@@ -8,7 +8,7 @@
 
 import { h } from "./dom.js";
 import { get } from "./session.js";
-import { ago, count, percent, plural, seconds, sentence } from "./words.js";
+import { ago, beforeTheEnd, count, percent, plural, seconds, sentence } from "./words.js";
 
 const SHOWN = 8;
 
@@ -76,7 +76,7 @@ function disclosure(merge, job) {
       h("b", {}, name),
       h("span", {}, `${merge.islands.length} of ${plural(job.island_count, "island")}`),
       h("span", { class: "soft because" }, sentence(merge.because)),
-      h("span", { class: "when" }, ago(Math.max(0, (job.after_s ?? 0) - merge.closed_after_s))),
+      h("span", { class: "when" }, (job.ended_at ? beforeTheEnd : ago)(Math.max(0, (job.after_s ?? 0) - merge.closed_after_s))),
     ),
     h("div", { class: "inside" }, merge.contributors ? story(merge) : h("p", { class: "soft" }, "Asking …")),
   );

@@ -24,7 +24,7 @@ from orchestrator.actors.handle import ActorHandle
 from orchestrator.channel.endpoint import Membership, Payload
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import Incarnation
-from orchestrator.errors import in_words
+from orchestrator.errors import InfrastructureError, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.logbook import service_logbook
 from orchestrator.parameters.tensors import Tensors
@@ -55,6 +55,7 @@ HEAD = ""
 """As the name of a node group: of none."""
 LIVES_MAX = 2
 """Of an evaluator in one evaluation: who dies again, dies of the model."""
+REMEDY = "Look at the memory of its machine, and at native code of the job's packages."
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -112,7 +113,7 @@ class Evaluation:
                 return ray.get(call)
             except ActorDiedError as error:
                 if lives == LIVES_MAX:
-                    raise
+                    raise InfrastructureError(detail=self._dead("built the model"), remedy=REMEDY) from error
                 log.warning("the evaluator died, and is made again: %s", in_words(error))
                 self._drop_actor(HEAD)
                 lives += 1
@@ -137,9 +138,11 @@ class Evaluation:
             except (RayError, TimeoutError) as error:
                 reason = in_words(error)
                 self._drop_actor(group)
-                if isinstance(error, ActorDiedError) and life < LIVES_MAX:
-                    log.warning("the evaluator died, and is made again: %s", reason)
-                    continue
+                if isinstance(error, ActorDiedError):
+                    if life < LIVES_MAX:
+                        log.warning("the evaluator died, and is made again: %s", reason)
+                        continue
+                    reason = f"{self._dead('measured')} {REMEDY}"
                 self._post(events.EvaluationFailed, order.global_version, reason)
             else:
                 where = (f"node group {group}" if group else "the head", remark, None, Incarnation(0))
@@ -155,6 +158,11 @@ class Evaluation:
         ray.get(evaluator.call(EvaluatorInterface.join_channel, epoch, membership), timeout=limit_s)
         carried = [payload.carried(membership.subject) for payload in payloads]
         return ray.get(evaluator.call(EvaluatorInterface.evaluate, epoch, order.limit_s, *carried), timeout=limit_s)
+
+    def _dead(self, work: str) -> str:
+        return (
+            f"the evaluator's process died {LIVES_MAX} times as it {work} (`atoll logs {self._context.job} evaluator`)."
+        )
 
     def _post(self, kind: Callable[..., events.Event], *facts: Any) -> None:
         self._context.post(lambda at: kind(at, *facts))

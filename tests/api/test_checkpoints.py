@@ -155,6 +155,7 @@ def test_a_job_goes_on_from_another_by_its_name_and_a_damaged_checkpoint_is_pass
 ) -> None:
     job, root = saved
     file = service.spec_file()
+    assert "--resume is empty. Name a job" in service.atoll("submit", file, "--resume", "", code=2)
     first = json.loads(service.atoll("submit", file, "--resume", job, "--json"))
     assert (first["resumed_from"], first["resume_refused"]) == (str(root / "000002"), [])
     http.post(f"/v1/jobs/{first['job']}/cancel")

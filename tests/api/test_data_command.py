@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -108,6 +109,14 @@ def test_a_job_without_streamed_text_and_one_that_is_wrong_are_refused(tmp_path:
     done = CliRunner().invoke(cli.app, ["data", "index", "a.jsonl", "--held-out-ratio", "0.7", *options])
     assert isinstance(done.exception, InvalidJobSpec)
     assert "data.held_out_ratio" in str(done.exception)
+
+
+def test_a_compressed_specification_is_not_counted_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml.gz"
+    path.write_bytes(gzip.compress(specification(tmp_path).read_bytes()))
+    done = CliRunner().invoke(cli.app, ["data", "index", str(path), "--output", str(tmp_path / "index")])
+    assert isinstance(done.exception, ConfigurationError)
+    assert "it is compressed. Decompress it first." in str(done.exception)
 
 
 def test_what_cannot_be_read_is_said_with_exit_code_2(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from api.commands import jobs as command
 from api.commands.wide import island_table
 from api.schemas import Island, Job, JobSummary
 from api.terminal.screen import Screen
-from api.terminal.watch import render
+from api.terminal.watch import last_merge, render
 
 REASON = "a: its own code failed: " + "a word after the other, " * 60
 PLACE = "/data/runs/with/a/rather/long/path/" + "folder/" * 20
@@ -112,6 +112,26 @@ def test_ids_and_numbers_of_islands_are_never_cut(width: int, terminal: bool, mo
             assert fact in text
         if not terminal:
             assert REASON.strip() in text
+
+
+@pytest.mark.parametrize(
+    ("state", "merged_after_s", "words"),
+    [("running", 40.0, "60 s ago"), ("completed", 40.0, "60 s before the end"), ("failed", 99.5, "at the end")],
+)
+def test_the_last_merge_of_an_ended_job_is_told_by_its_end(state: str, merged_after_s: float, words: str) -> None:
+    nothing = {
+        "after_s": 100.0,
+        "pause_reason": None,
+        "epoch": 1,
+        "loss_train": None,
+        "fragments": [],
+        "loss_curve": [],
+    }
+    nothing |= {"goodput": {}, "statistics": {}, "report_ready": False}
+    one = island(1, last_merge_after_s=merged_after_s)
+    assert (
+        last_merge(one, Job.model_validate({**job(1, state=state).model_dump(), **nothing, "islands": [one]})) == words
+    )
 
 
 def test_jobs_that_wait_for_the_same_reason_are_one_line() -> None:

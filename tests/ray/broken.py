@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +28,11 @@ def exits(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> Synthe
 
 def raises(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
     raise Unsendable("the layers do not fit\nand here is much that nobody reads")
+
+
+def is_killed(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
 
 
 def returns_nothing(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> None:

@@ -18,6 +18,7 @@ FACTORY = "Try it outside of a job first"
 SAID = {
     "exits": ("trainer 'tests.ray.broken:exits' raises SystemExit: no licence for this machine.", FACTORY),
     "raises": ("trainer 'tests.ray.broken:raises' raises Unsendable: the layers do not fit.", FACTORY),
+    "is_killed": ("the evaluator's process died 2 times as it built the model", "native code of the job's packages"),
     "returns_nothing": ("trainer 'tests.ray.broken:returns_nothing' returns None", "learners.contract.Trainer"),
     "missing": ("trainer 'tests.ray.broken:missing' cannot be imported (AttributeError", "package.module:function"),
     "exits_in_evaluator": ("tensor_shapes of the trainer 'tests.ray.broken:exits_in_evaluator'", "no table", FACTORY),
@@ -29,8 +30,8 @@ SAID = {
 @pytest.mark.parametrize(
     "names",
     [
-        ("exits", "fails_at_step_five"),
-        pytest.param(tuple(SAID), marks=pytest.mark.soak("seven jobs, whose ways test_factories and test_errors try")),
+        ("exits", "is_killed", "fails_at_step_five"),
+        pytest.param(tuple(SAID), marks=pytest.mark.soak("eight jobs, whose ways test_factories and test_errors try")),
     ],
 )
 def test_what_a_users_code_says_when_it_fails_is_the_reason_of_its_job(
@@ -46,4 +47,6 @@ def test_what_a_users_code_says_when_it_fails_is_the_reason_of_its_job(
         assert view["outcome"] == "failed"
         for part in SAID[name]:
             assert part in view["reason"], (name, view["reason"])
-        assert not [ours for ours in ("RayTaskError", "\x1b", "ray::", "Traceback", "\n") if ours in view["reason"]]
+        assert not [
+            ours for ours in ("RayTaskError", "\x1b", "ray::", "Traceback", "ActorDied", "\n") if ours in view["reason"]
+        ]
