@@ -77,10 +77,18 @@ def _fitting(roots: AllowedRoots, folder: str, pattern: str) -> list[str]:
                 for entry in entries
                 if fnmatchcase(entry.name, pattern)
                 and entry.name.startswith(".") == pattern.startswith(".")
-                and entry.is_file()
+                and _is_file(entry)
             )
     finally:
         os.close(descriptor)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether to name it. A link that leads in a circle is named, so that ``data_check`` refuses that one alone."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return True
 
 
 def _on_both_sides(sources: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Problem]:

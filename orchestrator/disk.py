@@ -12,7 +12,6 @@ import fcntl
 import os
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
@@ -88,9 +87,14 @@ class LocalDisk:
         folder.mkdir(parents=True, exist_ok=True)
         sizes = {}
         for entry in os.scandir(folder):
-            with suppress(FileNotFoundError):  # removed meanwhile
+            try:
                 if entry.is_file():
                     sizes[entry.name] = entry.stat().st_size
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            except OSError as error:
+                if error.errno != errno.ELOOP:  # a link that leads in a circle is no file
+                    raise
         return sizes
 
     def hold(self, path: Path, *, new: bool) -> HeldFile:

@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http.problems import refused, response
 
 BODY_BYTES_MAX = 64 << 10
-LARGE_BODIES = {("POST", "/v1/jobs"): 1 << 20}
-"""A specification may be long. Nothing else is."""
+LARGE_BODIES = dict.fromkeys((("POST", "/v1/jobs"), ("POST", "/v1/jobs/check")), 1 << 20)
+"""A specification may be long, to be submitted or only checked. Nothing else is."""
 PLAN_BYTES_MAX = 256 << 10
 """The text of a chaos plan has at most 65,536 characters, of up to four bytes each."""
 BODY_WITHIN_S = 20.0

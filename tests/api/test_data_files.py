@@ -81,6 +81,15 @@ def test_what_fits_nothing_or_is_on_both_sides_is_refused(
     assert problem.remedy
 
 
+def test_a_link_that_leads_in_a_circle_is_named_and_keeps_no_other_file_from_being_found(
+    settle: Callable[..., JobSpec], tmp_path: Path
+) -> None:
+    loop = tmp_path / "web-loop.jsonl"
+    loop.symlink_to(loop.name)
+    found = names(settle("web-*.jsonl").data.sources[0].files)
+    assert found == ["web-10.jsonl", "web-9.jsonl", loop.name]
+
+
 def test_of_what_is_outside_the_roots_nothing_is_said_but_that(settle: Callable[..., JobSpec], tmp_path: Path) -> None:
     (tmp_path / "way-out").symlink_to("/etc")
     for pattern in ("/etc/host*", "/no/such/folder/*", str(tmp_path / "way-out" / "host*")):

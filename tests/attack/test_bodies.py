@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from api.auth.roles import Role
+from api.http.bodies import BODY_BYTES_MAX, limit_of
 from tests.api.installation import Installation
 from tests.attack.ports import CONTROL
 from tests.attack.wire import Wire, log_of, process_of
@@ -36,6 +37,10 @@ def changing_paths(service: Installation) -> list[tuple[str, str]]:
     for before, after in fill.items():
         found = [(method, path.replace(before, after)) for method, path in found]
     return [*found, ("POST", "/v1/nothing"), ("GET", "/v1/jobs")]
+
+
+def test_a_specification_to_be_checked_may_be_as_long_as_one_that_is_submitted() -> None:
+    assert limit_of("POST", "/v1/jobs/check") == limit_of("POST", "/v1/jobs") > BODY_BYTES_MAX
 
 
 def test_no_route_takes_more_than_its_limit_and_says_so_before_it_reads(troubled: Installation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -169,3 +170,17 @@ def test_foreign_files_beside_the_journal_are_named_and_left_alone(tmp_path: Pat
     assert isinstance(restarted, e.SynchroniserRestarted)
     assert all(f"journal/{name} is no file of this job's journal" in restarted.damage for name in FOREIGN)
     assert all((tmp_path / "journal" / name).read_bytes() == b"not ours" for name in FOREIGN)
+
+
+def test_what_is_no_file_beside_the_journal_keeps_no_job_from_going_on(tmp_path: Path) -> None:
+    before = run(tmp_path, Fate())
+    before.shell.die()
+    folder = tmp_path / "journal"
+    (folder / "circle").symlink_to("circle")
+    (folder / "gone").symlink_to("nowhere")
+    (folder / "a folder.journal").mkdir()
+    os.mkfifo(folder / "pipe.journal")
+    files = opened(tmp_path)
+    assert files.foreign == ()
+    assert files.outer is not None
+    assert files.outer.versions == tuple(state.version for state, _ in before.shell.shard.states().values())
