@@ -30,7 +30,7 @@ from orchestrator.errors import ConfigurationError, InfrastructureError
 RestartService = Callable[[], None]
 """Ends the service soon after it returns; another one takes its place. Raises ConfigurationError where none would."""
 
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S, HELD_WITHIN_S = 10.0, 60.0
 LISTENER, HOST = "--listener", "--host"
 
 
@@ -51,6 +51,8 @@ def restart_of(home: Home) -> RestartService:
 
 def kill_and_start_again(home: Home) -> None:
     """End the service of ``home`` with SIGKILL, and start it again; it answers within seconds.
+
+    Returns once the new one holds the home, so that ``atoll down`` finds it.
 
     Raises ConfigurationError where there is none, or where it was not started by ``atoll up``.
     """
@@ -101,7 +103,12 @@ def _start(home: Home, service: _RunningService) -> None:
     port = int(service.url.rpartition(":")[2])
     with bound_listener(binding, port, None) as listener:
         command[command.index(LISTENER) + 1] = str(listener.fileno())
-        start_detached(command, home, environment=service.environment, folder=service.folder, listener=listener)
+        started = start_detached(
+            command, home, environment=service.environment, folder=service.folder, listener=listener
+        )
+    deadline = time.monotonic() + HELD_WITHIN_S
+    while not home.running() and started.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

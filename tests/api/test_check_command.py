@@ -51,17 +51,6 @@ def test_without_a_service_every_problem_of_a_file_is_told_at_once(tmp_path: Pat
     assert "Traceback" not in told
 
 
-def test_code_in_a_named_folder_is_found_and_the_working_folder_is_not_looked_at(tmp_path: Path) -> None:
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    (packages / "mytrainers.py").write_text("from learners.synthetic import create")
-    installation, file = Installation(tmp_path), written(tmp_path, {**JOB, "trainer": "mytrainers:create"})
-    assert "No module named 'mytrainers'" in installation.atoll("check", file, code=2)
-    assert "the text: mytrainers:create reads it itself" in installation.atoll(
-        "check", file, "--packages", str(packages)
-    )
-
-
 def test_with_a_service_the_fleet_is_checked_and_nothing_is_queued(
     service: Installation, client: Client, tmp_path: Path
 ) -> None:
