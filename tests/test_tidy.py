@@ -488,6 +488,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.roots",
             "orchestrator.run_folder",
             "orchestrator.tokenizer_file",
+            "orchestrator.user_packages",
             "orchestrator.validation",
             "orchestrator.tape.command_codec",
             "pydantic",

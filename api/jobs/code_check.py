@@ -8,10 +8,13 @@ the module runs) nothing is said: the job says it, and ``atoll check`` does.
 from __future__ import annotations
 
 import ast
+import os
+import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from orchestrator import user_packages
 from orchestrator.config import JobSpec
 from orchestrator.errors import Problem
 from orchestrator.validation import closest
@@ -51,7 +54,7 @@ def _names_of(module: str) -> set[str] | None:
 
 
 def _source_of(module: str) -> Path | None:
-    places: list[str] | None = None
+    places = [*sys.path, *user_packages.folders_in(os.environ)]  # as islands look for it
     name, located = "", None
     for part in module.split("."):
         name = f"{name}.{part}".removeprefix(".")

@@ -78,10 +78,9 @@ def test_a_check_by_rest_answers_with_what_would_be_taken(client: Client, http: 
     assert answer.status_code == 200
 
 
-def test_code_of_a_job_is_found_in_the_folders_that_are_named(tmp_path: Path) -> None:
-    (folder := tmp_path / "packages").mkdir()
-    (folder / "fine_optimizers.py").write_text("import optax\n\n\ndef build(section):\n    return optax.sgd(0.1)\n")
-    installation, factory = Installation(tmp_path), {"factory": "fine_optimizers:build"}
-    job = written(tmp_path, {**JOB, "training": {"inner_optimizer": factory}})
-    assert "or name its folder with `atoll up --packages FOLDER`" in installation.atoll("check", job, code=2)
-    assert "fine_optimizers:build" in installation.atoll("check", job, "--packages", str(folder))
+def test_files_that_cannot_be_used_are_one_problem_each(tmp_path: Path) -> None:
+    (tmp_path / "named-otherwise.jsonl").write_text('{"content": "a"}\n')
+    data = {"source": "files", "files": ["named-otherwise.jsonl", "absent.txt"]}
+    told = Installation(tmp_path).atoll("check", written(tmp_path, {**JOB, "data": data}), code=2)
+    for part in ("(2 problems)", "data.files.1: ", "data.text_field: is 'text'", "it has 'content'"):
+        assert part in told

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.jobs.code_check import absent_functions
+from orchestrator import user_packages
 from orchestrator.config import parse_job
 
 SMALLEST = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}}
@@ -36,6 +37,16 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "models.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
     return folder
+
+
+def test_a_package_in_a_folder_that_the_operator_names_is_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "packages" / "otherpackage").mkdir(parents=True)
+    (folder / "__init__.py").write_text("def build(): ...")
+    assert told("otherpackage:biuld") == []
+    monkeypatch.setenv(user_packages.VARIABLE, str(folder.parent))
+    assert "Did you mean otherpackage:build?" in told("otherpackage:biuld")[0]
 
 
 def told(function: str) -> list[str]:
