@@ -1,7 +1,8 @@
 """Text to tokens and their count: bytes, a ``tokenizer.json`` of Hugging Face's tokenizers, or SentencePiece's ``.model``.
 
 What a document says is text, and never a control token: a ``<|endoftext|>`` in it becomes the tokens of these letters. Bytes
-that are no UTF-8 become the replacement character, but for ``bytes``, which takes them as they are. The libraries are an
+that are no UTF-8 become the replacement character, but for ``bytes``, which takes them as they are. Models that put a space
+before each text put none before a ``Continuation``, which is in the middle of one. The libraries are an
 extra (``atoll[text]``), and work in threads of their own without Python's lock. Which tokens stand around a document:
 ``orchestrator.tokenizer_file`` chooses them, and whoever joins documents puts them there (``learners.corpus``).
 """
@@ -9,13 +10,15 @@ extra (``atoll[text]``), and work in threads of their own without Python's lock.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from learners.streaming.documents import Continuation
 from orchestrator import tokenizer_file
 from orchestrator.bounds import BYTE_COUNT, BYTES
 from orchestrator.data_index import counted_with
@@ -23,6 +26,13 @@ from orchestrator.errors import ConfigurationError, Problem
 from orchestrator.roots import AllowedRoots
 
 NEWLINE = 10
+NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+"""``normalizer_spec.add_dummy_prefix: false`` of SentencePiece's ``ModelProto``. Behind a message it takes precedence."""
+SPACE = "\u2581"
+"""As SentencePiece writes a space."""
+
+
+Result = TypeVar("Result")
 
 
 class Tokenizer(Protocol):
@@ -85,16 +95,38 @@ class FromFile:
         return np.uint16 if self.vocabulary_size <= 1 << 16 else np.int32
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        return [np.array(tokens, self.dtype) for tokens in self._library.encode(_strings(texts))]
+        return [
+            np.array(tokens, self.dtype)
+            for tokens in self._by_part(texts, lambda library, strings: library.encode(strings))
+        ]
 
     def counts(self, texts: Sequence[bytes]) -> list[int]:
-        return self._library.counts(_strings(texts))
+        return self._by_part(texts, lambda library, strings: library.counts(strings))
+
+    def _by_part(self, texts: Sequence[bytes], work: Callable[[_Library, list[str]], Sequence[Result]]) -> list[Result]:
+        """The results for all texts in order; those that begin inside a document are worked on apart."""
+        strings = _strings(texts)
+        inside = [n for n, text in enumerate(texts) if isinstance(text, Continuation)]
+        if not inside:
+            return list(work(self._library, strings))
+        results = dict(zip(inside, work(self._library_inside, [strings[n] for n in inside]), strict=True))
+        outside = [n for n in range(len(strings)) if n not in results]
+        results |= zip(outside, work(self._library, [strings[n] for n in outside]), strict=True)
+        return [results[n] for n in range(len(strings))]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._library.decode(list(tokens))
 
     @cached_property
     def _library(self) -> _Library:
+        return self._loaded(inside=False)
+
+    @cached_property
+    def _library_inside(self) -> _Library:
+        """The same for texts that begin inside a document."""
+        return self._loaded(inside=True)
+
+    def _loaded(self, *, inside: bool) -> _Library:
         name, kind = ("sentencepiece", _SentencePiece) if self._file.is_sentencepiece else ("tokenizers", _Tokenizers)
         try:
             library = importlib.import_module(name)
@@ -102,7 +134,7 @@ class FromFile:
             detail = f"data.tokenizer: the package {name} is not installed here. Install atoll[text] on every node."
             raise ConfigurationError(detail=detail) from error
         try:
-            return kind(library, self._file)
+            return kind(library, self._file, inside=inside)
         except Exception as error:  # the libraries raise what they like for a file that is none
             detail = f"data.tokenizer: {name} cannot read the file: {str(error).rstrip('.')}."
             remedy = f"Write it anew with the {name} that is installed on the nodes."
@@ -120,8 +152,11 @@ class _Library(Protocol):
 class _SentencePiece:
     """Matches no control piece in a text, by its own rules."""
 
-    def __init__(self, library: Any, file: tokenizer_file.TokenizerFile) -> None:
+    def __init__(self, library: Any, file: tokenizer_file.TokenizerFile, *, inside: bool) -> None:
+        """``inside``: no space is put before a text, unless the model takes away the one behind the text before."""
         self._processor = library.SentencePieceProcessor(model_proto=file.content)
+        if inside and self._processor.normalize("a ").endswith(SPACE):
+            self._processor = library.SentencePieceProcessor(model_proto=file.content + NO_DUMMY_PREFIX)
 
     def encode(self, texts: list[str]) -> Sequence[Sequence[int]]:
         encoded: Sequence[Sequence[int]] = self._processor.encode(texts)
@@ -140,8 +175,9 @@ class _Tokenizers:
     A unigram model does, and one of words. Then the text is cut inside what was found, and its parts are encoded.
     """
 
-    def __init__(self, library: Any, file: tokenizer_file.TokenizerFile) -> None:
-        self._tokenizer = library.Tokenizer.from_str(file.content.decode())
+    def __init__(self, library: Any, file: tokenizer_file.TokenizerFile, *, inside: bool) -> None:
+        content = file.content.decode()
+        self._tokenizer = library.Tokenizer.from_str(_without_prefix(content) if inside else content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -184,6 +220,33 @@ class _Tokenizers:
                 cuts = sorted({0, len(part), *(min(max(start + 1, 1), len(part) - 1) for start, _ in spans)})
                 parts += [part[start:end] for start, end in reversed(list(pairwise(cuts)))]
         return tokens
+
+
+def _without_prefix(content: str) -> str:
+    """A tokenizer.json without the space that it puts before a text, unless it strips the one behind the text before."""
+    document = json.loads(content)
+    steps = [step for part in ("normalizer", "pre_tokenizer") for step in _steps(document.get(part))]
+    if any(step.get("type") == "Strip" for step in steps):
+        return content
+    for step in steps:
+        match step.get("type"):
+            case "Prepend":
+                step["prepend"] = ""
+            case "Metaspace":
+                step |= {"prepend_scheme": "never"} | (
+                    {"add_prefix_space": False} if "add_prefix_space" in step else {}
+                )
+            case "ByteLevel":
+                step["add_prefix_space"] = False
+    return json.dumps(document)
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer, those of its sequences included."""
+    if isinstance(part, dict):
+        yield part
+        for inner in (*part.get("normalizers", ()), *part.get("pretokenizers", ())):
+            yield from _steps(inner)
 
 
 def load(section: Mapping[str, Any], roots: AllowedRoots) -> Tokenizer:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+import sentencepiece
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from learners import data_indexing, tokenizer
 from learners.corpus import joined
+from learners.streaming.documents import Continuation
 from learners.text import Text
+from learners.tokenizer import SPACE
 from orchestrator import data_index, tokenizer_file
 from orchestrator.core.vocabulary import NO_FLAWS
 from orchestrator.errors import ConfigurationError
@@ -226,3 +230,47 @@ def test_an_index_counts_the_token_before_each_document_and_is_of_jobs_that_have
     assert problem.message.endswith("with a token before each document (data.begin_token).")
     index, _ = data_index.read(EVERYTHING, str(tmp_path / "with"))
     assert data_index.misfit(index, with_one | {"index": "x"}, ours.digest, lambda path: None) is None
+
+
+QUICK = [f"the quick brown fox jumps over the lazy dog {n}" for n in range(300)]
+
+
+def sentencepiece_of(path: Path, **options: Any) -> Path:
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(QUICK), model_writer=written, model_type="bpe", minloglevel=2, **options
+    )
+    path.write_bytes(written.getvalue())
+    return path
+
+
+@pytest.mark.parametrize("cut", [0, 3, 4, 9, 10])
+def test_nothing_is_put_where_a_document_goes_on(cut: int, tmp_path: Path) -> None:
+    """Models that put a space before each text put none before a part of one."""
+    kept = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity", "byte_fallback": True}
+    model = sentencepiece_of(tmp_path / "keeps.model", vocab_size=330, **kept)
+    prepended = Tokenizer(models.BPE({SPACE: 0, **{c: n for n, c in enumerate("abcdefghijklmnopqrstuvwxyz ", 1)}}, []))
+    prepended.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
+    prepended.decoder = decoders.Fuse()
+    prepended.save(str(tmp_path / "prepends.json"))
+    spaced = Tokenizer(models.BPE({SPACE: 0, **{c: n for n, c in enumerate("abcdefghijklmnopqrstuvwxyz", 1)}}, []))
+    spaced.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    spaced.decoder = decoders.Fuse()
+    spaced.save(str(tmp_path / "spaces.json"))
+    text = b"the quick brown fox"
+    for path in (model, tmp_path / "prepends.json", tmp_path / "spaces.json"):
+        ours = load(path, separator=0, begin_token="none")
+        parts = [text[:cut], Continuation(text[cut:])]
+        encoded = ours.encode(parts)
+        assert ours.counts(parts) == list(map(len, encoded))
+        assert ours.decode(np.concatenate(encoded).tolist()).replace(SPACE, " ").strip() == text.decode()
+        spaces = [tokens.tolist().count(ours.encode([b" "])[0][0]) for tokens in encoded]
+        if path.suffix == ".json":
+            assert sum(spaces) == text.count(b" ") + (1 if cut else 0), "the one before the text, and its own"
+
+
+def test_a_model_that_takes_spaces_away_gets_one_where_a_document_goes_on(tmp_path: Path) -> None:
+    """Where SentencePiece removes the space at a part's end, the one that it puts before the next stands for it."""
+    ours = load(sentencepiece_of(tmp_path / "strips.model", vocab_size=60), separator=0, begin_token="none")
+    encoded = ours.encode([b"the quick ", Continuation(b"brown fox")])
+    assert ours.decode(np.concatenate(encoded).tolist()) == "the quick brown fox"
