@@ -275,6 +275,9 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 LINE_CHARACTERS_MAX = 1_000
 """Of what another's error says. It goes into statuses, tables and pages; an error may quote a whole batch."""
 _UNSENDABLE = "Original exception details:"
+_IN_CREATION = "an error raised in its creation task, "
+"""Ray quotes the traceback of an actor that failed to begin, and carries no error with it."""
+_OWN_CLASS = re.compile(r"^orchestrator\.errors\.\w+: ")
 
 
 def origin(error: BaseException) -> BaseException:
@@ -295,12 +298,20 @@ def in_words(error: BaseException) -> str:
         return " ".join(lines)
     if _UNSENDABLE in lines:  # Ray could not send the error itself, and quotes its traceback
         return lines[-1]
+    if _IN_CREATION in lines[0]:
+        return _raised_in_creation(lines)
     return lines[0] if lines[0] == type(error).__name__ else f"{type(error).__name__}: {lines[0]}"
 
 
 def first_line(error: BaseException) -> str:
     """Return what the error says, for a reason that names its kind already: its first line, or its type's name."""
-    return _lines(origin(error))[0]
+    lines = _lines(origin(error))
+    return _raised_in_creation(lines) if _IN_CREATION in lines[0] else lines[0]
+
+
+def _raised_in_creation(lines: list[str]) -> str:
+    """The error at a traceback's end, with its class; our own errors speak for themselves."""
+    return _OWN_CLASS.sub("", lines[-1].rpartition(_IN_CREATION)[2])
 
 
 def _lines(error: BaseException) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import traceback
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,22 @@ def test_an_error_says_the_same_whether_ray_carries_it_or_not(error: Exception, 
 
 def test_an_error_that_cannot_be_sent_is_told_by_the_last_line_of_its_story() -> None:
     assert in_words(carried(Unsendable("ragged"))) == "Unsendable: ragged"
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ConfigurationError(detail="The folder is no place for that."), "The folder is no place for that."),
+        (ValueError("a shape"), "ValueError: a shape"),
+    ],
+)
+def test_an_actor_that_failed_to_begin_is_told_by_what_it_raised(raised: Exception, told: str) -> None:
+    """Ray quotes a traceback and carries no error."""
+    from ray.exceptions import ActorDiedError, RayTaskError
+
+    story = "".join(traceback.format_exception(raised))
+    error = ActorDiedError(RayTaskError("__init__", story, raised, "ray::Synchroniser", 7, "127.0.0.1"))
+    assert in_words(error) == first_line(error) == told
 
 
 def test_the_death_of_an_actor_is_told_in_its_first_line() -> None:

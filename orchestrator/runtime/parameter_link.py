@@ -38,7 +38,7 @@ from orchestrator.channel.hindrance import HINDERED_S
 from orchestrator.channel.ticket import Address, Ticket
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor, Version
-from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line, in_words
+from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line, in_words, origin
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.line_traffic import LineCounter
 from orchestrator.parameters.holding import EVERYTHING, Holding
@@ -422,4 +422,4 @@ class ParameterLink:
 
 
 def _reason_of(error: RayError | TimeoutError) -> str:
-    return first_line(error) if str(error) else "no answer"
+    return first_line(error) if str(origin(error)) else "no answer"

@@ -32,8 +32,9 @@ ON_THE_LOOP = {
     "/readyz",
     "/v1/whoami",
     "/v1/jobs",
+    "/v1/jobs/check",
 }
-"""Coroutines that wait for nothing, or see to their own threads. /v1/jobs is the submission."""
+"""Coroutines that wait for nothing, or see to their own threads, as a submission and its check do."""
 STREAMS = {"/v1/jobs/{job}/events", "/v1/jobs/{job}/logs/{source}"}
 
 
