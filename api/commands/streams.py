@@ -37,7 +37,8 @@ def prepare() -> None:
             stream.reconfigure(errors=printable.ENCODING_ERRORS)
     encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
     if errors in ("", "strict"):
-        os.environ["PYTHONIOENCODING"] = f"{encoding or getattr(sys.stdout, 'encoding', 'utf-8')}:replace"
+        encoding = encoding or getattr(sys.stdout, "encoding", None) or "utf-8"  # None: of a stream that is none
+        os.environ["PYTHONIOENCODING"] = f"{encoding}:replace"
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper) and out.fileno() == 1:
         out.flush()

@@ -190,7 +190,7 @@ def test_a_failing_trainer_is_reported_as_broken(new_island):
     island = new_island().start()
     island.trainer.fails = True
     island.trainer.permits.release()
-    assert island.letters_until(Broken)[-1] == Broken("FloatingPointError: the loss is not a number")
+    assert island.letters_until(Broken)[-1] == Broken("FloatingPointError: the loss is not a number (at step 0)")
 
 
 def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_job):
