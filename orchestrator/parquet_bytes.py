@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+from orchestrator.varint import read_varint
+
 MAGIC = b"PAR1"
 SCHEMA_BYTES_MAX = 1 << 20
 """Of a footer, which begins with the schema."""
@@ -154,7 +156,7 @@ def _value(content: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind == 7:
         return None, _within(content, at + 8)
     if kind == 8:
-        length, at = _unsigned(content, at)
+        length, at = read_varint(content, at)
         end = _within(content, at + length)
         return content[at:end], end
     if kind in (9, 10):
@@ -167,7 +169,7 @@ def _value(content: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
 def _list(content: bytes, at: int, depth: int) -> tuple[list[Any], int]:
     count, kind, at = content[at] >> 4, content[at] & 15, at + 1
     if count == 15:
-        count, at = _unsigned(content, at)
+        count, at = read_varint(content, at)
     values = []
     for _ in range(min(count, len(content) + 1)):
         if kind in (1, 2):  # a truth value of a list has a byte of its own
@@ -185,16 +187,5 @@ def _within(content: bytes, end: int) -> int:
 
 
 def _signed(content: bytes, at: int) -> tuple[int, int]:
-    value, at = _unsigned(content, at)
+    value, at = read_varint(content, at)
     return value >> 1 ^ -(value & 1), at
-
-
-def _unsigned(content: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = content[at]
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
-        if byte < 128:
-            return value, at
-        if shift > 63:
-            raise ValueError("a number goes on and on")

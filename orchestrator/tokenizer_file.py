@@ -34,6 +34,7 @@ from typing import Any
 
 from orchestrator.errors import ConfigurationError, OutsideRoots, Problem
 from orchestrator.roots import AllowedRoots, open_data, shown
+from orchestrator.varint import read_varint
 
 AS_TOKENIZER, NO_TOKEN = "tokenizer", "none"
 """What ``data.begin_token`` may be besides a token: as the tokenizer says, and none."""
@@ -348,14 +349,14 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     """The fields of a message in the protocol buffers' encoding: numbers, and the contents of what has a length."""
     at = 0
     while at < len(message):
-        tag, at = _number(message, at)
+        tag, at = read_varint(message, at)
         kind, length = tag & 7, 0
         if kind == 0:
-            value, at = _number(message, at)
+            value, at = read_varint(message, at)
             yield tag >> 3, value
             continue
         if kind == 2:
-            length, at = _number(message, at)
+            length, at = read_varint(message, at)
         elif kind in (1, 5):
             length = 8 if kind == 1 else 4
         else:
@@ -364,14 +365,3 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
             raise ValueError("a field goes beyond the end")
         yield tag >> 3, message[at : at + length]
         at += length
-
-
-def _number(message: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
-        if byte < 128:
-            return value, at
-        if shift > 63:
-            raise ValueError("a number goes on and on")

@@ -72,10 +72,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.object_store": frozenset(),
     "orchestrator.threads": frozenset({"orchestrator.errors"}),
     "orchestrator.roots": frozenset({"orchestrator.errors", "orchestrator.printable", "fsspec"}),
-    "orchestrator.tokenizer_file": frozenset({"orchestrator.errors", "orchestrator.roots"}),
+    "orchestrator.tokenizer_file": frozenset({"orchestrator.errors", "orchestrator.roots", "orchestrator.varint"}),
     "orchestrator.data_index": frozenset({"orchestrator.bounds", "orchestrator.errors", "orchestrator.roots"}),
     "orchestrator.text_records": frozenset(),
-    "orchestrator.parquet_bytes": frozenset(),
+    "orchestrator.varint": frozenset(),
+    "orchestrator.parquet_bytes": frozenset({"orchestrator.varint"}),
     "orchestrator.file_kinds": frozenset({"orchestrator.text_records", "zstandard"}),
     "orchestrator.data_files": frozenset(
         {"orchestrator.config", "orchestrator.sections", "orchestrator.roots", "orchestrator.errors"}

@@ -53,9 +53,7 @@ class Links:
         host.carrying = True
         under_way = False
         takes = world.draw(world.plan.pull_s if isinstance(report, Offer) else world.plan.letter_s)
-        if isinstance(report, Offer) and host.process.holds(
-            report
-        ):  # else nothing is pulled: a newer offer replaced it
+        if isinstance(report, Offer) and host.process.holds(report):  # one that was replaced is not pulled
             carriage = world.stepping.carriage(host.process.island)
             carriage += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
             under_way = carriage > 0.0  # a newer offer does not call back bytes that have left
