@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -20,6 +21,8 @@ from orchestrator.errors import Problem
 from orchestrator.validation import closest
 
 SOURCE_BYTES_MAX = 1 << 20
+_PARSING = threading.Lock()
+"""CPython 3.11 counts the depth of ``ast.parse`` once per process: two threads that parse at once raise SystemError."""
 
 
 def absent_functions(spec: JobSpec) -> list[Problem]:
@@ -46,7 +49,9 @@ def _names_of(module: str) -> set[str] | None:
         source = _source_of(module)
         if source is None or source.stat().st_size > SOURCE_BYTES_MAX:
             return None
-        tree = ast.parse(source.read_bytes())
+        text = source.read_bytes()
+        with _PARSING:
+            tree = ast.parse(text)
         names = set(_bound(tree.body))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,3 +82,22 @@ def test_where_the_names_cannot_be_known_nothing_is_said(package: Path, source: 
     assert told("nowhere.at_all:anything") == []
     assert told("mypackage.absent:anything") == []
     assert told("numpy.core._multiarray_umath:anything") == []
+
+
+def test_many_submissions_at_once_are_checked_like_one(package: Path) -> None:
+    """CPython 3.11 raises SystemError when two threads call ``ast.parse`` at once and switch inside it."""
+    (package / "large.py").write_text(f"def build(): return [{'(1, [x, (y, z)]),' * 1500}]\n" * 3)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    gc.callbacks.append(_python_in_collections)  # as hypothesis has one: where threads are switched inside the parser
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            told_of = list(pool.map(lambda _: told("mypackage.large:biuld"), range(24)))
+    finally:
+        gc.callbacks.remove(_python_in_collections)
+        sys.setswitchinterval(before)
+    assert all("Did you mean mypackage.large:build?" in problems[0] for problems in told_of)
+
+
+def _python_in_collections(_phase: str, _info: dict[str, int]) -> None:
+    sum(range(10))

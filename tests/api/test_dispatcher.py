@@ -256,10 +256,12 @@ def test_of_many_submitted_at_once_as_many_run_as_may_and_the_others_stand_in_li
     control, spec = Counting(tmp_path / "clockwork"), Installation(tmp_path).spec()
     service = Service(control, store, tmp_path / "runs", jobs_max=5)
     service.queue.begin()
-    with ThreadPoolExecutor(12) as pool:
-        jobs: list[Job] = list(pool.map(lambda n: service.submit(spec, "me", f"key {n}"), range(12)))
-    shown = [service.job(job.job) for job in jobs]
-    service.queue.close()
+    try:
+        with ThreadPoolExecutor(12) as pool:
+            jobs: list[Job] = list(pool.map(lambda n: service.submit(spec, "me", f"key {n}"), range(12)))
+        shown = [service.job(job.job) for job in jobs]
+    finally:
+        service.queue.close()
     assert sorted(control.begun) == sorted(job.job for job in shown if job.state == "running")
     assert len(control.begun) == 5
     assert sorted(job.queue_position for job in shown if job.state == "queued") == list(range(1, 8))
