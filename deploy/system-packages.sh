@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Install the system packages that some tests start for real: Prometheus (with promtool), Chromium, PostgreSQL, curl, gcc,
-# and what makes networks (iproute2). Debian and its kin, as root; what is there already is left alone. Without them those tests
-# skip, and say which package they miss. `system-packages.sh image` installs what builds and runs the image, too.
+# Install the system packages that some tests start for real: Prometheus (with promtool), Chromium, PostgreSQL,
+# curl, gcc, and network tools (iproute2). It needs Debian or a derivative, and root. It leaves installed
+# packages alone. Without them those tests skip and name the missing package. `system-packages.sh image` also
+# installs the tools that build and run the image.
 set -euo pipefail
 
 declare -A package_of=([prometheus]=prometheus [promtool]=prometheus [chromium]=chromium [pg_ctlcluster]=postgresql [curl]=curl [gcc]=build-essential [ip]=iproute2 [nsenter]=util-linux)
@@ -22,7 +23,7 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
     exit 0
 fi
 
-# A package's service is not for us to start: tests run their own, on ports of their own.
+# Do not start the services of packages: the tests run their own, on their own ports.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy"
