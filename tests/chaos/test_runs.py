@@ -203,7 +203,7 @@ def test_shipped_plans_are_told_in_words(http: httpx.Client) -> None:
     plans = {plan["name"]: plan for plan in http.get("/v1/chaos/plans").json()["plans"]}
     attrition = plans["attrition"]
     assert attrition["faults"] == ["kill 1 of all islands, at random, every 60 s on average from 10 s on"]
-    assert attrition["about"] == "islands die at random, one a minute on average, as spot machines do."
+    assert attrition["about"] == "islands die at random, one a minute on average, like spot machines."
     assert attrition["keeps"] == 2
     assert "bystander_gap_max_s < 2" in attrition["objectives"]
     assert yaml.safe_load(attrition["text"])["name"] == "attrition"
