@@ -81,8 +81,8 @@ soak: $(STAMP)  ## other Pythons, the site, deaths at every point of a round and
 	@ATOLL_OPENAPI_EXAMPLES=300 $(BIN)/python -m pytest -q --timeout=7200 tests/api/test_openapi.py
 	@ATOLL_GOLDEN=all $(BIN)/python -m pytest -q tests/golden
 	@ATOLL_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q --timeout=7200 tests/attack/test_fuzzed_service.py
-	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
-	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 10000 --deaths 4
+	@$(BIN)/python -m tests.swarm --first 1000 --count 5000
+	@$(BIN)/python -m tests.swarm --first 1000 --count 10000 --deaths 4
 
 wan-lab: $(STAMP)  ## as root: four regions, lines of 1 Mbit/s to 10 Gbit/s, data-parallel to int4 on them (a quarter of an hour)
 	@$(BIN)/python -m tests.wan.lab $(or $(SETTING),quick)
