@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
     options = parser.parse_args(arguments)
     # simulated disks refuse, and tear, all the time
-    logging.getLogger("orchestrator.runtime").setLevel(logging.CRITICAL)
+    logging.getLogger("orchestrator").setLevel(logging.CRITICAL)
     if options.seed is None:
         return 1 if soak(options.first, options.count, options.deaths) else 0
     try:
