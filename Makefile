@@ -34,8 +34,8 @@ test: $(STAMP)  ## lint, types, then every test
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 & $(BIN)/mypy --no-error-summary && wait
 	@$(BIN)/python -m pytest --numprocesses 4
 
-FAST := accounting checkpoints core harness journal numerics properties replica report scenarios tapes \
-	test_config.py test_documents.py test_logbook.py test_tidy.py
+FAST := accounting checkpoints core golden/test_stories.py harness journal numerics properties replica report scenarios \
+	tapes test_config.py test_documents.py test_logbook.py test_tidy.py
 SLOW := journal/test_crash_points.py journal/test_crash_points_saving.py checkpoints/test_soundness.py
 
 test-fast: $(STAMP)  ## most of what needs no Ray, browser, service or JAX: a minute or so
