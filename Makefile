@@ -16,11 +16,12 @@ help:  ## what can be made
 
 install: $(STAMP)  ## the environment in .venv, locked and hashed
 
-$(STAMP): requirements.lock pyproject.toml deploy/atoll $(KERNELS)
+$(STAMP): requirements.lock pyproject.toml deploy/atoll deploy/commit-msg $(KERNELS)
 	@echo "installing into $(VENV) (once; a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python deploy/commit-msg --install
 	@touch $@
 
 demo: $(STAMP)  ## four islands in four regions, one is killed and comes back
