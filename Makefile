@@ -16,11 +16,12 @@ help:  ## list the targets
 
 install: $(STAMP)  ## create the environment in .venv from the lock file
 
-$(STAMP): requirements.lock pyproject.toml deploy/atoll $(KERNELS)
+$(STAMP): requirements.lock pyproject.toml deploy/atoll deploy/commit-msg $(KERNELS)
 	@echo "installing into $(VENV) (once; a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python deploy/commit-msg --install
 	@touch $@
 
 demo: $(STAMP)  ## run four islands in four regions, and kill one, which comes back
@@ -34,8 +35,8 @@ test: $(STAMP)  ## check lint and types, then run every test
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 & $(BIN)/mypy --no-error-summary && wait
 	@$(BIN)/python -m pytest --numprocesses 4
 
-FAST := accounting checkpoints core harness journal numerics properties replica report scenarios tapes \
-	test_config.py test_documents.py test_logbook.py test_tidy.py
+FAST := accounting checkpoints core golden/test_stories.py harness journal numerics properties replica report scenarios \
+	tapes test_config.py test_documents.py test_logbook.py test_tidy.py
 SLOW := journal/test_crash_points.py journal/test_crash_points_saving.py checkpoints/test_soundness.py
 
 test-fast: $(STAMP)  ## run most tests that need no Ray, browser, service or JAX (about a minute)
@@ -81,8 +82,8 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@ATOLL_OPENAPI_EXAMPLES=300 $(BIN)/python -m pytest -q --timeout=7200 tests/api/test_openapi.py
 	@ATOLL_GOLDEN=all $(BIN)/python -m pytest -q tests/golden
 	@ATOLL_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q --timeout=7200 tests/attack/test_fuzzed_service.py
-	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
-	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 10000 --deaths 4
+	@$(BIN)/python -m tests.swarm --first 1000 --count 5000
+	@$(BIN)/python -m tests.swarm --first 1000 --count 10000 --deaths 4
 
 wan-lab: $(STAMP)  ## as root: compare data-parallel to int4 across four regions on lines of 1 Mbit/s to 10 Gbit/s (15 minutes)
 	@$(BIN)/python -m tests.wan.lab $(or $(SETTING),quick)

@@ -1,8 +1,8 @@
 """The disk interface of a job's tape and journal, and the real disk. They touch no file but through it.
 
-A simulation puts another disk in its place, which fails, tears or forgets as disks do (``simulation/disk``). Source: POSIX;
-a file's own ``fsync`` does not make its name durable, its folder's does; after a failed ``fsync`` the pages may be gone and
-count as clean (Linux), so whoever calls must write anew and not ask again.
+A simulation puts another disk in its place, which fails, tears or forgets as disks do (``tests/swarm/disk.py``). Source:
+POSIX; a file's own ``fsync`` does not make its name durable, its folder's does; after a failed ``fsync`` the pages may be
+gone and count as clean (Linux), so whoever calls must write anew and not ask again.
 """
 
 from __future__ import annotations

@@ -27,8 +27,6 @@
     │   ├── InvalidPayload      … a payload (parameters/wire_format.py); becomes a refusal
     │   └── NotFinite           … parameters (parameters/outer_state.py); what they would have become is not published
     └── InternalError           us: an invariant does not hold
-        ├── Violation           … as a checker outside the core found (simulation/swarm/checkers)
-        └── SwarmFailure        … under a seed of the swarm, with the command to see it again (simulation/swarm)
 
 Each says what was wrong with which values, what it means, and what to change. Facts are typed fields. Refusing a
 contribution is a decision with a reason (``vocabulary.RefusalReason``), not an error.

@@ -11,5 +11,5 @@
     job_context         what every part of a job's process is given
     posting             how threads hand events to the one that decides
 
-``runtime`` is the live user of all this, ``simulation.swarm`` the other.
+``runtime`` uses all of this live, ``tests/swarm`` in simulation.
 """

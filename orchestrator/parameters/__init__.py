@@ -14,5 +14,5 @@
     tensors          named arrays and their digest
 
 The control plane (``core``, ``tape``) knows fragments, payload ids, versions and digests only. Whoever drives a shard gives
-it a thread or a virtual clock: ``runtime`` live, ``simulation.swarm`` on a simulated disk.
+it a thread or a virtual clock: ``runtime`` live, ``tests/swarm`` on a simulated disk.
 """

@@ -218,7 +218,7 @@ class World:
         """Operators of this world do not listen to what becomes of a command; it is on the tape."""
 
     def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
-        """Nothing is saved here, and nobody answers: ``swarm.checkpointing_world`` has files."""
+        """Nothing is saved here, and nobody answers: ``tests/swarm/checkpointing_world.py`` has files."""
 
     def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
         """As ``begin_checkpoint``."""

@@ -32,6 +32,7 @@ class Installed:
         (self.packages,) = folder.glob("environment/lib/python*/site-packages")
         wheel = self._checked([sys.executable, "-c", BUILD, str(folder)], cwd=ROOT).split()[-1]
         with zipfile.ZipFile(folder / wheel) as archive:
+            self.contents = archive.namelist()
             archive.extractall(self.packages)
         for script in self.packages.glob("*.data/scripts/*"):
             shutil.copyfile(script, self.programs / script.name)
@@ -61,6 +62,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_it_is_the_wheels_own_code_that_runs(installed: Installed) -> None:
     found = installed.python("-P", "-c", "import api, orchestrator, learners; print(api, orchestrator, learners)")
     assert found.count(str(installed.packages)) == 3
+
+
+def test_a_wheel_holds_the_product_and_no_tests(installed: Installed) -> None:
+    folders = {name.split("/")[0] for name in installed.contents if ".dist-info/" not in name and ".data/" not in name}
+    assert folders == {"api", "learners", "orchestrator"}
 
 
 def test_the_service_comes_up_with_page_tables_groups_and_plans(installed: Installed) -> None:

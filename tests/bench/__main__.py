@@ -1,7 +1,7 @@
 """``make bench``: events per second of core and fleet model, what a specification costs to be read, the merge arithmetic,
 what synchronising, adopting and evaluating cost a step, how fast payloads travel, what keeping a merge and a checkpoint
 costs, how soon operators are served, what attrition costs, how soon a killed island is back, and what that costs who gives
-it a state, and the others.
+it a state, and the others; and how much code one contribution runs through.
 
 The last line names the goals that were missed; the exit code is 1 if there is one. All parts run without arguments.
 """
@@ -36,6 +36,7 @@ from tests.bench import (
     surface,
     survivors,
     training,
+    way,
 )
 
 PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
@@ -61,6 +62,7 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "recovery": recovery.main,
     "donors": donors.main,
     "survivors": survivors.main,
+    "way": way.main,
 }
 
 

@@ -27,6 +27,7 @@ class Options:
     step_seconds: float | None = None
     parameters: int | None = None
     preset: str | None = None
+    files: bool = False
 
 
 def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> tuple[tuple[str, ...], Options]:
@@ -36,7 +37,7 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
         "python -m tests.bench", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", nargs="*", metavar="PART", help=f"{', '.join(parts)}; of recovery: {', '.join(KINDS)}")
-    parser.add_argument("--json", action="store_true", help="surface, recovery: figures as JSON")
+    parser.add_argument("--json", action="store_true", help="surface, recovery, way: figures as JSON")
     parser.add_argument("--small", action="store_true", help="the smallest sizes: shows that a part runs, not how fast")
     parser.add_argument(
         "--minutes", type=float, help=f"attrition, attrition-real: how long ({MINUTES:g}; {SMALL_MINUTES:g} if small)"
@@ -50,6 +51,7 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
         help=f"shard, island-memory: of the model ({PARAMETERS:.0e} unless said); evaluation: about so many",
     )
     parser.add_argument("--preset", help="training: of the model (micro unless said)")
+    parser.add_argument("--files", action="store_true", help="way: name every file")
     asked = parser.parse_args(arguments)
     if unknown := sorted(set(asked.part) - {*parts, *KINDS}):
         parser.error(
@@ -58,4 +60,13 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
     kinds = tuple(kind for kind in KINDS if kind in asked.part) or KINDS
     wanted = tuple(part for part in asked.part if part not in KINDS) or parts
     minutes = asked.minutes if asked.minutes is not None else SMALL_MINUTES if asked.small else MINUTES
-    return wanted, Options(kinds, asked.json, asked.small, minutes, asked.step_seconds, asked.parameters, asked.preset)
+    return wanted, Options(
+        kinds=kinds,
+        as_json=asked.json,
+        small=asked.small,
+        minutes=minutes,
+        step_seconds=asked.step_seconds,
+        parameters=asked.parameters,
+        preset=asked.preset,
+        files=asked.files,
+    )

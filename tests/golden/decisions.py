@@ -22,9 +22,9 @@ from contextlib import contextmanager
 
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
-from orchestrator.simulation.swarm import trial
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.schema import Digest, Record, encode_record
+from tests.swarm import trial
 
 _ADDED_LATER = re.compile(r',"extent":"incarnation"|,"bits_per_byte":null,"sources":\[\]')
 """Fields that events have grown since, where they say nothing: no decision is another by them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.parameters.journal.storage import SUFFIX
-from orchestrator.simulation.disk import Died, DiskFault, Operation, SimulatedDisk
+from tests.swarm.disk import Died, DiskFault, Operation, SimulatedDisk
 
 __all__ = ["Died", "FaultyDisk"]
 

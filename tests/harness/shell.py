@@ -37,10 +37,10 @@ from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard, Publication
 from orchestrator.replica.replica import Publication as Arrived
 from orchestrator.run_folder import SNAPSHOT
-from orchestrator.simulation.disk import SimulatedDisk
 from tests.harness.disks import Died
 from tests.harness.job import Job
 from tests.harness.saver import Saver
+from tests.swarm.disk import SimulatedDisk
 
 ISLANDS = ("a", "b", "c")
 FRAGMENTS, INTERVAL = 3, 6

@@ -20,13 +20,13 @@ import pytest
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import IslandId, IslandState, JobOutcome, RefusalReason
-from orchestrator.simulation.disk import DiskFault
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
-from orchestrator.simulation.swarm.checkers import Checkers
-from orchestrator.simulation.swarm.mortal_world import MortalWorld
-from orchestrator.simulation.swarm.mortality import Death, Mortality, Refusal
-from orchestrator.simulation.swarm.rough_world import EventFaults
 from orchestrator.tape.replay import replay
+from tests.swarm.checkers import Checkers
+from tests.swarm.disk import DiskFault
+from tests.swarm.mortal_world import MortalWorld
+from tests.swarm.mortality import Death, Mortality, Refusal
+from tests.swarm.rough_world import EventFaults
 
 EUROPE, ASIA = IslandId("europe"), IslandId("asia")
 STEP_S = 0.05

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.simulation.swarm import trial
-from orchestrator.simulation.swarm.configurations import Configuration, draw
+from tests.swarm import trial
+from tests.swarm.configurations import Configuration, draw
 
 
 def measured_at_start(seed: int) -> Configuration:

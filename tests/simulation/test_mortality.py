@@ -1,7 +1,7 @@
 """Simulated jobs in rough weather whose synchroniser dies, loses its power, and has a disk that tears, spoils and refuses.
 
-25 seeds here; ``make soak`` runs ten thousand. A failure says how to see it again: ``python -m
-orchestrator.simulation.swarm --seed N --deaths N``. Bugs planted into the real code must each be found within 500 seeds;
+25 seeds here; ``make soak`` runs ten thousand. A failure says how to see it again: ``python -m tests.swarm
+--seed N --deaths N``. Bugs planted into the real code must each be found within 500 seeds;
 here in the seed that is known to show it, and if that no longer does, in 40, which is twice what the slowest needs:
 
     skips fsync              the journal believes what it appended to be durable
@@ -31,10 +31,10 @@ from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.replica.outbox import NumberedReports
-from orchestrator.simulation.swarm import trial
-from orchestrator.simulation.swarm.configurations import SAVING, draw
-from orchestrator.simulation.swarm.mortality import draw_mortality
 from orchestrator.tape.storage import TapeWriter
+from tests.swarm import trial
+from tests.swarm.configurations import SAVING, draw
+from tests.swarm.mortality import draw_mortality
 
 DEATHS = 4
 SEEDS, FOUND_WITHIN = 25, 40
@@ -223,7 +223,7 @@ def test_a_planted_bug_is_found_and_its_seed_named(
     failures = filter(None, map(_failure_of, (seed, *range(FOUND_WITHIN))))
     failure = next((failure for failure in failures if sentence in failure.detail), None)  # it may show otherwise first
     assert failure is not None, f"not found within {FOUND_WITHIN} seeds"
-    assert str(failure).endswith(f"python -m orchestrator.simulation.swarm --seed {failure.seed} --deaths {DEATHS}")
+    assert str(failure).endswith(f"python -m tests.swarm --seed {failure.seed} --deaths {DEATHS}")
 
 
 def _failure_of(seed: int) -> trial.SwarmFailure | None:

@@ -1,7 +1,7 @@
 """The swarm: whole configurations from seeds, every sentence checked after every event. And the swarm's own teeth.
 
 50 seeds here, and 25 whose synchronisers die (``test_mortality``); ``make soak`` runs thousands. A failure says
-``python -m orchestrator.simulation.swarm --seed N``.
+``python -m tests.swarm --seed N``.
 
 A checker that never bites is worth nothing, so bugs are planted into the core, and each must be found:
 
@@ -42,9 +42,10 @@ from orchestrator.core import admission, commands, fragment_life, fragment_round
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
-from orchestrator.simulation.swarm import __main__ as command
-from orchestrator.simulation.swarm import trial
-from orchestrator.simulation.swarm.configurations import (
+from tests.api.installation import interruptible
+from tests.swarm import __main__ as command
+from tests.swarm import trial
+from tests.swarm.configurations import (
     FEATURES,
     HANGS,
     HANGS_FROM_SEED,
@@ -58,7 +59,6 @@ from orchestrator.simulation.swarm.configurations import (
     STANDBYS,
     draw,
 )
-from tests.api.installation import interruptible
 from tests.waiting import PATIENCE_S
 
 SEEDS, CHUNK, HANGING_SEEDS = 50, 25, 7
@@ -280,7 +280,7 @@ def test_a_planted_bug_is_found_and_named(monkeypatch, plant, sentence, seed):
     failures = filter(None, map(_failure_of, (seed, *range(FOUND_WITHIN))))
     failure = next((failure for failure in failures if sentence in failure.detail), None)  # it may show otherwise first
     assert failure is not None, f"not found within {FOUND_WITHIN} seeds"
-    assert str(failure).endswith(f"python -m orchestrator.simulation.swarm --seed {failure.seed}")
+    assert str(failure).endswith(f"python -m tests.swarm --seed {failure.seed}")
     assert "at=" in failure.story
 
 
@@ -304,7 +304,7 @@ def test_many_seeds_are_counted():
 
 
 def test_ctrl_c_keeps_the_count():
-    command = [sys.executable, "-m", "orchestrator.simulation.swarm", "--count", "1000"]
+    command = [sys.executable, "-m", "tests.swarm", "--count", "1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible) as process:
         assert process.stdout.readline().startswith("10 of 1000 seeds")
         process.send_signal(signal.SIGINT)
@@ -324,7 +324,7 @@ def _failure_of(seed):
 
 def _command(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "orchestrator.simulation.swarm", *arguments],
+        [sys.executable, "-m", "tests.swarm", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

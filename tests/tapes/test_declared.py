@@ -16,16 +16,16 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError, InternalError
-from orchestrator.simulation.swarm.checkers import Checkers
-from orchestrator.simulation.swarm.checkpointing_world import CheckpointingWorld
-from orchestrator.simulation.swarm.configurations import draw
-from orchestrator.simulation.swarm.mortality import draw_mortality
 from orchestrator.tape.declared import INTEGER_MAX, coder
 from orchestrator.tape.driver import Driver, MemorySink
 from orchestrator.tape.pending import Pending
 from orchestrator.tape.replay import fresh_core
 from orchestrator.tape.schema import Header, Mark, Tape
 from orchestrator.tape.snapshot import Snapshot, decode, encode
+from tests.swarm.checkers import Checkers
+from tests.swarm.checkpointing_world import CheckpointingWorld
+from tests.swarm.configurations import draw
+from tests.swarm.mortality import draw_mortality
 
 SEEDS = range(6)
 POINTS = 12

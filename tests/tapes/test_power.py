@@ -14,10 +14,10 @@ from orchestrator.core.events import Event, JobStarted, MergeCompleted, Synchron
 from orchestrator.core.vocabulary import CloseReason, FragmentId
 from orchestrator.disk import HeldFile, LocalDisk
 from orchestrator.errors import DataError
-from orchestrator.simulation.disk import DiskFault, Operation, SimulatedDisk
 from orchestrator.simulation.plan import sample_policy
 from orchestrator.tape.schema import Header, Record
 from orchestrator.tape.storage import TapeWriter, read_tape
+from tests.swarm.disk import DiskFault, Operation, SimulatedDisk
 
 HEADER = Header("a job", sample_policy(2), 1.7e9)
 PATH = Path("/job/tape.jsonl")

@@ -15,9 +15,9 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored
 from orchestrator.core.vocabulary import Contribution, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason
-from orchestrator.simulation.swarm.checkers.islands import Islands
-from orchestrator.simulation.swarm.checkers.rounds import Rounds
-from orchestrator.simulation.swarm.checkers.violation import require
+from tests.swarm.checkers.islands import Islands
+from tests.swarm.checkers.rounds import Rounds
+from tests.swarm.checkers.violation import require
 
 OfferSource = tuple[IslandId, Incarnation, FragmentId]
 LATEST = 31

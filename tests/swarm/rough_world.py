@@ -16,9 +16,9 @@ from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import OVERTAKEN_S
 from orchestrator.simulation.plan import WorldPlan
-from orchestrator.simulation.swarm.residue_ledger import ResidueLedger
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import Fold
+from tests.swarm.residue_ledger import ResidueLedger
 
 ECHO_S = (0.05, 8.0)
 GHOST_S = (0.1, 4.0)

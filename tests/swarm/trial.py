@@ -20,20 +20,20 @@ from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import InternalError
-from orchestrator.simulation.swarm.checkers import Checkers
-from orchestrator.simulation.swarm.checkers.violation import require
-from orchestrator.simulation.swarm.checkpointing_world import CheckpointingWorld
-from orchestrator.simulation.swarm.configurations import draw
-from orchestrator.simulation.swarm.mortal_world import MortalWorld
-from orchestrator.simulation.swarm.mortality import draw_mortality
-from orchestrator.simulation.swarm.rough_world import RoughWorld
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import STORY_LENGTH, story_of
 from orchestrator.tape.replay import replay
+from tests.swarm.checkers import Checkers
+from tests.swarm.checkers.violation import require
+from tests.swarm.checkpointing_world import CheckpointingWorld
+from tests.swarm.configurations import draw
+from tests.swarm.mortal_world import MortalWorld
+from tests.swarm.mortality import draw_mortality
+from tests.swarm.rough_world import RoughWorld
 
 UNTIL_S = 3600.0
 """Virtual time after which a job that has not ended never will: they are meant to last some ten seconds."""
-COMMAND = "python -m orchestrator.simulation.swarm --seed"
+COMMAND = "python -m tests.swarm --seed"
 
 
 @dataclass(eq=False, kw_only=True)

@@ -26,26 +26,26 @@ from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_state import OuterStep
 from orchestrator.run_folder import TAPE
-from orchestrator.simulation.disk import Died, SimulatedDisk
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.plan import WorldPlan
-from orchestrator.simulation.swarm.checkers import Checkers
-from orchestrator.simulation.swarm.checkers.durability import DurabilityChecker, Theta
-from orchestrator.simulation.swarm.checkers.violation import require
-from orchestrator.simulation.swarm.mortal_links import MortalLinks, UnreadReports, unread_reports_of
-from orchestrator.simulation.swarm.mortal_merge_worker import (
+from orchestrator.tape.driver import Driver, MemorySink
+from orchestrator.tape.schema import Record, Tape
+from orchestrator.tape.storage import read_tape
+from tests.swarm.checkers import Checkers
+from tests.swarm.checkers.durability import DurabilityChecker, Theta
+from tests.swarm.checkers.violation import require
+from tests.swarm.disk import Died, SimulatedDisk
+from tests.swarm.mortal_links import MortalLinks, UnreadReports, unread_reports_of
+from tests.swarm.mortal_merge_worker import (
     MortalMergeWorker,
     displacement_of,
     first_outer_state,
     job_spec,
     retry_until_written,
 )
-from orchestrator.simulation.swarm.mortality import Death, DiskFaults, Mortality
-from orchestrator.simulation.swarm.rough_world import EventFaults, RoughWorld
-from orchestrator.tape.driver import Driver, MemorySink
-from orchestrator.tape.schema import Record, Tape
-from orchestrator.tape.storage import read_tape
+from tests.swarm.mortality import Death, DiskFaults, Mortality
+from tests.swarm.rough_world import EventFaults, RoughWorld
 
 FOLDER = Path("/job")
 SYNC_EVERY_S = 0.5

@@ -16,13 +16,13 @@ from __future__ import annotations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, Epoch, Instant, JobPolicy
-from orchestrator.simulation.swarm.checkers.checkpoints import CheckpointChecker
-from orchestrator.simulation.swarm.checkers.health import Health
-from orchestrator.simulation.swarm.checkers.islands import Islands
-from orchestrator.simulation.swarm.checkers.job import JobChecker
-from orchestrator.simulation.swarm.checkers.rounds import Rounds
-from orchestrator.simulation.swarm.checkers.timers import Timers
-from orchestrator.simulation.swarm.checkers.violation import require
+from tests.swarm.checkers.checkpoints import CheckpointChecker
+from tests.swarm.checkers.health import Health
+from tests.swarm.checkers.islands import Islands
+from tests.swarm.checkers.job import JobChecker
+from tests.swarm.checkers.rounds import Rounds
+from tests.swarm.checkers.timers import Timers
+from tests.swarm.checkers.violation import require
 
 
 class Checkers:

@@ -23,9 +23,9 @@ from orchestrator.core.saving import (
     SealCheckpoint,
 )
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
-from orchestrator.simulation.swarm.checkers.islands import Islands, Stage
-from orchestrator.simulation.swarm.checkers.rounds import Rounds
-from orchestrator.simulation.swarm.checkers.violation import require
+from tests.swarm.checkers.islands import Islands, Stage
+from tests.swarm.checkers.rounds import Rounds
+from tests.swarm.checkers.violation import require
 
 
 class CheckpointChecker:

@@ -27,10 +27,10 @@ from orchestrator.core.vocabulary import (
     RefusalReason,
     ReleaseReason,
 )
-from orchestrator.simulation.swarm.checkers.contribution_records import OfferRecord, Round
-from orchestrator.simulation.swarm.checkers.islands import Islands, Stage
-from orchestrator.simulation.swarm.checkers.timers import Timers, grace
-from orchestrator.simulation.swarm.checkers.violation import require
+from tests.swarm.checkers.contribution_records import OfferRecord, Round
+from tests.swarm.checkers.islands import Islands, Stage
+from tests.swarm.checkers.timers import Timers, grace
+from tests.swarm.checkers.violation import require
 
 _SEEN_IN_THE_BYTES = {
     RefusalReason.CORRUPT,

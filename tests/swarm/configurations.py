@@ -29,9 +29,9 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
-from orchestrator.simulation.swarm.operators import CheckpointRequests, draw_checkpoint_requests
-from orchestrator.simulation.swarm.rough_world import EventFaults
-from orchestrator.simulation.swarm.standbys import with_standbys
+from tests.swarm.operators import CheckpointRequests, draw_checkpoint_requests
+from tests.swarm.rough_world import EventFaults
+from tests.swarm.standbys import with_standbys
 
 STRANGER = IslandId("atlantis")
 """No island of any job: operators mistype."""

@@ -5,7 +5,7 @@
     a refusal     the disk is full, or its syncs fail, for a few operations
 
 Half of the seeds lose power, half have a disk that refuses, and a quarter keep their merges only now and then (durability
-async). Source of what a disk may do: ``simulation.disk``.
+async). Source of what a disk may do: ``tests.swarm.disk``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from orchestrator.core.vocabulary import Duration, Instant
-from orchestrator.simulation.disk import DiskFault, Operation
+from tests.swarm.disk import DiskFault, Operation
 
 OPERATIONS_MAX = 12
 """A death strikes at one of so many operations: two rounds of a small job."""

@@ -10,10 +10,10 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobOutcome, JobPolicy
-from orchestrator.simulation.swarm.checkers.islands import Islands, Stage
-from orchestrator.simulation.swarm.checkers.rounds import Rounds
-from orchestrator.simulation.swarm.checkers.timers import FLUSH
-from orchestrator.simulation.swarm.checkers.violation import require
+from tests.swarm.checkers.islands import Islands, Stage
+from tests.swarm.checkers.rounds import Rounds
+from tests.swarm.checkers.timers import FLUSH
+from tests.swarm.checkers.violation import require
 
 _EVALUATED = (e.EvaluationCompleted, e.EvaluationFailed)
 _AFTER_THE_END = (f.RefuseContribution, f.ReleasePayload, f.StopIsland, f.ResolveCommand)

@@ -24,7 +24,7 @@ from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, FragmentRest
 from orchestrator.core.vocabulary import Contribution, FragmentId, PayloadId, Version
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.wire_format import EncodedTensors
-from orchestrator.simulation.swarm.checkers.violation import require
+from tests.swarm.checkers.violation import require
 
 Arrays = Mapping[str, NDArray[np.float32]]
 DisplacementOf = Callable[[Contribution], EncodedTensors]

@@ -15,8 +15,8 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy, NodeGroupId
-from orchestrator.simulation.swarm.checkers.timers import FLUSH, ROUNDING, Timers, backoff, departure, suspect
-from orchestrator.simulation.swarm.checkers.violation import require
+from tests.swarm.checkers.timers import FLUSH, ROUNDING, Timers, backoff, departure, suspect
+from tests.swarm.checkers.violation import require
 
 _SPOKEN = get_args(e.IslandEvent)
 

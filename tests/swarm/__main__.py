@@ -1,8 +1,8 @@
 """The swarm's command: one seed, or many with progress.
 
-python -m orchestrator.simulation.swarm --seed N                 one seed, and what came of it
-python -m orchestrator.simulation.swarm --first N --count N      many, with progress; Ctrl-C keeps what there is
-                                                  --deaths N     … and in each the synchroniser dies N times
+python -m tests.swarm --seed N               one seed, and what came of it
+python -m tests.swarm --first N --count N    many, with progress; Ctrl-C keeps what there is
+                               --deaths N    … and in each the synchroniser dies N times
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import sys
 from collections import Counter
 
-from orchestrator.simulation.swarm.trial import SwarmFailure, run
+from tests.swarm.trial import SwarmFailure, run
 
 FAILURES_MAX = 10
 """A soak stops here: it is most likely always the same bug."""
@@ -54,14 +54,14 @@ def soak(first: int, count: int, deaths: int = 0) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.simulation.swarm", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.swarm", description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, help="run this one alone")
     parser.add_argument("--first", type=int, default=0, help="the first of many (default 0)")
     parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
     options = parser.parse_args(arguments)
     # simulated disks refuse, and tear, all the time
-    logging.getLogger("orchestrator.runtime").setLevel(logging.CRITICAL)
+    logging.getLogger("orchestrator").setLevel(logging.CRITICAL)
     if options.seed is None:
         return 1 if soak(options.first, options.count, options.deaths) else 0
     try:

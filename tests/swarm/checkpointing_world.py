@@ -39,13 +39,13 @@ from orchestrator.replica.replica import Position
 from orchestrator.roots import AllowedRoots
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
-from orchestrator.simulation.swarm.checkers import Checkers
-from orchestrator.simulation.swarm.checkers.violation import require
-from orchestrator.simulation.swarm.mortal_merge_worker import MortalMergeWorker, job_spec, retry_until_written
-from orchestrator.simulation.swarm.mortal_world import FOLDER, MortalWorld
-from orchestrator.simulation.swarm.mortality import Mortality
-from orchestrator.simulation.swarm.operators import CheckpointRequests
-from orchestrator.simulation.swarm.rough_world import EventFaults
+from tests.swarm.checkers import Checkers
+from tests.swarm.checkers.violation import require
+from tests.swarm.mortal_merge_worker import MortalMergeWorker, job_spec, retry_until_written
+from tests.swarm.mortal_world import FOLDER, MortalWorld
+from tests.swarm.mortality import Mortality
+from tests.swarm.operators import CheckpointRequests
+from tests.swarm.rough_world import EventFaults
 
 WRITING_S = (0.001, 0.3)
 FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError:")

@@ -22,7 +22,7 @@ from orchestrator.core.messages import ALL_OFFERS
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.replica.replica import Action, AdoptVersion, OfferFragment, Publication
 from orchestrator.replica.work import Mix, Rebase, Replace
-from orchestrator.simulation.swarm.checkers.violation import require
+from tests.swarm.checkers.violation import require
 
 APPLIED_ONCE = "no residue is applied twice, and what a version holds is taken out of θ"
 NONE_LOST = "no residue is lost while its island's work is kept"

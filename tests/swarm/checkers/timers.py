@@ -9,7 +9,7 @@ from __future__ import annotations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, FragmentId, IslandId, JobPolicy
-from orchestrator.simulation.swarm.checkers.violation import require
+from tests.swarm.checkers.violation import require
 
 FLUSH = "flush:job"
 SAVING = ("checkpoint:due", "checkpoint:deadline")

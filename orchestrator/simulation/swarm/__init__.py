@@ -1,1 +1,0 @@
-"""Whole configurations from seeds, simulated in event faults, with every sentence checked after every event."""
