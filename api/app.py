@@ -19,8 +19,7 @@ from api.auth.tokens import Tokens
 from api.chaos.runs import ChaosRuns
 from api.http import problems
 from api.http.bodies import Bodies
-from api.http.guard import Guard
-from api.http.headers import SecurityHeaders
+from api.http.guard import Guard, SecurityHeaders
 from api.http.streams import Seats
 from api.installation.service_restart import RestartService, no_restart
 from api.jobs.background_loop import BackgroundLoop
@@ -29,32 +28,14 @@ from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.job_list import JobList
 from api.jobs.overseer import Overseer
 from api.jobs.parameters import Parameters
-from api.jobs.readiness import Readiness
 from api.jobs.service import NOTHING_MORE, Service
+from api.jobs.status_cache import Readiness
 from api.merges.history import MergeHistories
-from api.metrics.exposition import Metrics
-from api.metrics.requests import RequestMetrics
+from api.metrics.exposition import Metrics, RequestMetrics
 from api.openapi import document
-from api.routes import (
-    chaos,
-    chaos_runs,
-    checkpoints,
-    commands,
-    events,
-    fleet,
-    health,
-    islands,
-    jobs,
-    logs,
-    merges,
-    metrics,
-    open_pages,
-    page,
-    parameters,
-    tokens,
-)
+from api.routes import chaos, checkpoints, events, health, islands, jobs, page, tokens
 from api.storage.store import Store
-from orchestrator.roots import AllowedRoots
+from orchestrator.system.roots import AllowedRoots
 
 DESCRIPTION = """Elastic orchestration of Decoupled DiLoCo training.
 
@@ -119,25 +100,28 @@ def create_app(
     app.state.seats = Seats()
     app.state.readiness = Readiness(service.ready)
     app.state.histories = MergeHistories()
-    app.state.open_pages = open_pages.OpenPages()
+    app.state.open_pages = page.OpenPages()
     problems.install(app)
-    everybody = (
-        jobs,
-        islands,
-        commands,
-        events,
-        logs,
-        merges,
-        parameters,
-        fleet,
-        health,
-        metrics,
-        tokens,
-        page,
-        open_pages,
+    routers = (
+        jobs.router,
+        islands.router,
+        jobs.commands_router,
+        events.router,
+        events.logs_router,
+        events.merges_router,
+        jobs.parameters_router,
+        islands.fleet_router,
+        health.router,
+        health.metrics_router,
+        tokens.router,
+        page.router,
+        page.open_pages_router,
+        checkpoints.router,
+        chaos.router,
+        chaos.runs_router,
     )
-    for routes in (*everybody, checkpoints, chaos, chaos_runs):
-        app.include_router(routes.router)
+    for router in routers:
+        app.include_router(router)
     document.install(app)
     app.add_middleware(AuthMiddleware, tokens=app.state.tokens, store=access)
     app.add_middleware(Guard, loopback=loopback)

@@ -28,11 +28,9 @@ from api.commands import (
     data,
     doctor,
     export,
-    fleet,
     islands,
     jobs,
     kubernetes,
-    logs,
     nodes,
     records,
     science,
@@ -40,13 +38,12 @@ from api.commands import (
     simulate,
     streams,
     tapes,
-    tokenizer,
     tokens,
 )
 from api.commands.common import INTERRUPTED, say
 from api.installation.home import TOKEN_VARIABLE
-from orchestrator import python_process
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
+from orchestrator.system import python_process
 
 PROGRAM = "atoll"
 REFUSALS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -77,18 +74,15 @@ for module in (
     jobs,
     check,
     checkpoints,
-    logs,
+    records,
     export,
     islands,
-    fleet,
     nodes,
     certificates,
     kubernetes,
-    records,
     simulate,
     tapes,
     science,
-    tokenizer,
     data,
     tokens,
     chaos,

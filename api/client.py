@@ -3,6 +3,12 @@
 Responsible for requests and for turning answers into the shapes of ``api.schemas``, and problem documents into the errors
 of ``orchestrator.errors``, so that a remote refusal reads like a local one. Every request that changes something carries an
 ``Idempotency-Key`` and is repeated once if the connection broke before an answer came: the service does it at most once.
+
+The part of ``api.client.Client`` that is about tokens and the audit trail.
+
+The part of ``api.client.Client`` that is about faults and the runs of plans.
+
+The part of ``api.client.Client`` that is about checkpoints.
 """
 
 from __future__ import annotations
@@ -18,16 +24,18 @@ from urllib.parse import quote
 
 import httpx
 
-from api.auth.client import AccessRequests
-from api.chaos.client import ChaosRequests
-from api.checkpoints.client import CheckpointRequests
+from api.auth.roles import Role
+from api.auth.schemas import AuditTrail, NewToken, Token, TokenList
+from api.chaos.schemas import ChaosRun, ChaosRunList, ChaosRunSummary, ShownPlan, ShownPlans, VerdictDocument
 from api.http.eventstream import events_of
 from api.http.refusals import error_of
+from api.installation.binding import trusting
 from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
-from api.installation.trust import trusting
 from api.run.logs import Log, Logs
 from api.schemas import (
     Answer,
+    Checkpoint,
+    Checkpoints,
     Command,
     Commands,
     Health,
@@ -45,8 +53,148 @@ from api.schemas import (
     TapeRecord,
 )
 from orchestrator.core import commands
+from orchestrator.core.commands import Inject
 from orchestrator.core.vocabulary import IslandId, NodeGroupId
 from orchestrator.errors import ConfigurationError, InfrastructureError, InternalError, ServiceUnreachable
+
+
+class CheckpointRequests:
+    """Needs the requests of a client."""
+
+    _get: Any
+    send: Any
+    _download: Any
+
+    def checkpoints(self, job: str) -> list[Checkpoint]:
+        """The job's whole checkpoints, oldest first."""
+        listed: Checkpoints = self._get(f"/v1/jobs/{quote(job, safe='')}/checkpoints", Checkpoints)
+        return listed.checkpoints
+
+    def download_checkpoint(self, job: str, number: int, to: Path) -> None:
+        """Write one as a tar to the file ``to``. Raises NotFound when it is not kept (any more)."""
+        self._download(f"/v1/jobs/{quote(job, safe='')}/checkpoints/{number}", to)
+
+    def take_checkpoint(self, job: str) -> Command:
+        """Have a running job save itself now."""
+        command: Command = self.send(job, commands.Checkpoint())
+        return command
+
+    def roll_back(self, job: str, checkpoint: int | None = None) -> Command:
+        """Take a running job back to a checkpoint of its own, or to the newest."""
+        command: Command = self.send(job, commands.Rollback(checkpoint or 0))
+        return command
+
+
+class ChaosRequests:
+    """Needs the requests of a client."""
+
+    _get: Any
+    _post: Any
+    send: Any
+    _request: Any
+
+    def inject(
+        self,
+        job: str,
+        kind: str,
+        island: str | None,
+        duration_s: float = 0.0,
+        *,
+        bytes_per_second: float = 0.0,
+        payloads: int = 0,
+        host: int | None = None,
+    ) -> Command:
+        """Let chaos strike an island (or none: kill_synchroniser), or let it ``continue`` before its time."""
+        whom = IslandId(island) if island is not None else None
+        command: Command = self.send(job, Inject(kind, whom, duration_s, bytes_per_second, payloads, host))
+        return command
+
+    def chaos_plans(self) -> list[ShownPlan]:
+        """The plans that come with the service."""
+        plans: ShownPlans = self._get("/v1/chaos/plans", ShownPlans)
+        return plans.plans
+
+    def start_chaos(
+        self,
+        job: str,
+        plan: str | Mapping[str, Any],
+        reference: str | Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+    ) -> ChaosRun:
+        """Run a plan, as data or as its YAML text, against a job; ``reference`` is for objectives of ``loss_gap``.
+
+        With a ``key`` asked again, it is the run it made then. Raises InvalidJobSpec with every problem of the plan,
+        Conflict while another one runs against the job.
+        """
+        run: ChaosRun = self._post(_runs(job), ChaosRun, {"plan": plan, "reference": reference}, key)
+        return run
+
+    def start_shipped_chaos(self, job: str, name: str) -> ChaosRun:
+        """Run a plan that comes with the service."""
+        run: ChaosRun = self._post(_runs(job), ChaosRun, {"shipped": name})
+        return run
+
+    def chaos_runs(self, job: str) -> list[ChaosRunSummary]:
+        """All runs of plans against a job, newest first."""
+        runs: ChaosRunList = self._get(_runs(job), ChaosRunList)
+        return runs.runs
+
+    def chaos_run(self, job: str, run: str = "latest") -> ChaosRun:
+        chaos_run: ChaosRun = self._get(_run(job, run), ChaosRun)
+        return chaos_run
+
+    def stop_chaos(self, job: str, run: str = "latest") -> ChaosRun:
+        """Nothing of the run strikes any more, and what stands still goes on."""
+        stopped: ChaosRun = self._post(f"{_run(job, run)}/stop", ChaosRun)
+        return stopped
+
+    def chaos_verdict(self, job: str, run: str = "latest") -> VerdictDocument:
+        """Raises Conflict while there is none."""
+        verdict: VerdictDocument = self._get(f"{_run(job, run)}/verdict", VerdictDocument)
+        return verdict
+
+    def chaos_report(self, job: str, run: str = "latest") -> str:
+        """The verdict's page, HTML. Raises Conflict while there is none."""
+        answer: httpx.Response = self._request("GET", f"{_run(job, run)}/report")
+        return answer.text
+
+
+def _runs(job: str) -> str:
+    return f"/v1/jobs/{quote(job, safe='')}/chaos/runs"
+
+
+def _run(job: str, run: str) -> str:
+    return f"{_runs(job)}/{quote(run, safe='')}"
+
+
+class AccessRequests:
+    """Needs the requests of a client."""
+
+    _get: Any
+    _post: Any
+
+    def tokens(self) -> list[Token]:
+        """Those that were given, and not forgotten; what they are cannot be had again."""
+        listed: TokenList = self._get("/v1/tokens", TokenList)
+        return listed.tokens
+
+    def create_token(self, name: str, role: Role, *, expires_in_s: float | None = None) -> NewToken:
+        """A new token; its ``token`` cannot be had again. Raises Conflict if the name was given before."""
+        body = {"name": name, "role": role, "expires_in_s": expires_in_s}
+        token: NewToken = self._post("/v1/tokens", NewToken, body)
+        return token
+
+    def revoke_token(self, name: str) -> Token:
+        """It opens nothing any more. Raises NotFound if there is none of that name."""
+        token: Token = self._post(f"/v1/tokens/{quote(name, safe='')}/revoke", Token)
+        return token
+
+    def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditTrail:
+        """One page of what was changed by whom, newest first; ``cursor`` is the ``next_cursor`` of the page before."""
+        trail: AuditTrail = self._get("/v1/audit", AuditTrail, {"limit": limit, "cursor": cursor})
+        return trail
+
 
 Shape = TypeVar("Shape", bound=Answer)
 WAIT_EVERY_S, AWAY_MAX_S = 0.5, 60.0

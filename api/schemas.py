@@ -1,9 +1,11 @@
 """The shapes of the REST API's answers, shared by the service, the client and the CLI.
 
 Responsible for names, types and help texts of the JSON that leaves the service. It refuses to know where the values
-come from (``api.jobs.translate`` fills them). The job specification itself is ``orchestrator.config.JobSpec``.
+come from (``api.jobs.translate`` fills them). The job specification itself is ``orchestrator.specification.config.JobSpec``.
 
 Times: ``*_at`` fields of a job are unix seconds; ``*_after_s`` are seconds since the job was created.
+
+The shapes of checkpoints in answers.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from orchestrator.bounds import IslandCountFromZero, Word
+from orchestrator.specification.bounds import IslandCountFromZero, Word
 
 
 class JobState(StrEnum):
@@ -342,3 +344,28 @@ class ProblemDocument(Answer):
     instance: str = ""
     remedy: str = ""
     problems: list[ProblemItem] = []
+
+
+class Checkpoint(Answer):
+    """One whole checkpoint of a job. ``url`` is what ``resume.checkpoint`` of a specification takes."""
+
+    number: int
+    url: str
+    taken_at: float = Field(description="Unix seconds")
+    after_s: float = Field(description="seconds since the job was created")
+    global_version: int
+    tokens_trained: int
+    islands: list[str] = Field(description="whose state it holds")
+    bytes: int
+
+
+class RollbackOptions(BaseModel):
+    """``checkpoint`` is the number of one that the job keeps; without it, the newest."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    checkpoint: int | None = Field(default=None, strict=True, ge=1, le=2**31 - 1)
+
+
+class Checkpoints(Answer):
+    checkpoints: list[Checkpoint]

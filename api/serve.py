@@ -23,19 +23,17 @@ from api.app import create_app
 from api.auth.code import OWN_PACKAGES, refuse_unfit
 from api.http.connections import HEAD_BYTES_MAX, Server, limits_of, raise_descriptor_limit
 from api.installation import store_history
-from api.installation.binding import Binding
-from api.installation.database import refuse_password_in_view
-from api.installation.home import DATABASE_VARIABLE, Home
-from api.installation.job_roots import KINDS, roots_of
+from api.installation.binding import Binding, refuse_password_in_view
+from api.installation.home import DATABASE_VARIABLE, KINDS, Home, roots_of
 from api.installation.service_restart import restart_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.storage.store import Store
-from orchestrator import printable, user_packages
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
-from orchestrator.logbook import RepeatLimit, keep_output_short, write_printable
-from orchestrator.ports import LOOPBACK
-from orchestrator.roots import AllowedRoots
+from orchestrator.system import printable, user_packages
+from orchestrator.system.logbook import RepeatLimit, keep_output_short, write_printable
+from orchestrator.system.ports import LOOPBACK
+from orchestrator.system.roots import AllowedRoots
 
 
 def main(arguments: list[str] | None = None) -> int:

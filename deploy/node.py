@@ -31,12 +31,12 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator import python_process, user_packages
 from orchestrator.certificates import folders
 from orchestrator.errors import AtollError
 from orchestrator.runtime import ray_command
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL, ray_environment
+from orchestrator.system import python_process, user_packages
 
 STATE = Path("/var/lib/atoll")
 SECRET, HOME, RUNS = STATE / "cluster" / "token", STATE / "home", STATE / "runs"

@@ -32,10 +32,10 @@ from pydantic_core import PydanticUndefined
 from api.cli import app
 from docs import generate_formats, generate_service
 from docs.markdown import MADE, paragraphs, prose
-from orchestrator import bounds, config
 from orchestrator.core import vocabulary
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
+from orchestrator.specification import bounds, config
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 
@@ -65,7 +65,7 @@ def rendered() -> dict[Path, str]:
 def config_page() -> Iterator[str]:
     yield "# The job specification"
     yield ""
-    yield MADE.format("orchestrator/sections.py, bounds.py")
+    yield MADE.format("orchestrator/specification")
     yield ""
     yield from prose(
         "A job is one YAML or JSON document of these sections. A field that is left out has its default. A mistake "

@@ -17,7 +17,6 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from docs.markdown import prose
-from orchestrator import data_index
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import commands, events
 from orchestrator.core.effects import ResolveCommand
@@ -32,12 +31,11 @@ from orchestrator.core.vocabulary import (
     NodeGroupId,
     Version,
 )
-from orchestrator.data_index import DataIndex, IndexedSource
 from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES, codec
 from orchestrator.parameters.journal import entry
 from orchestrator.parameters.journal.entry import Facts
-from orchestrator.run_folder import FILES
+from orchestrator.system.run_folder import FILES
 from orchestrator.tape import snapshot
 from orchestrator.tape.schema import (
     Digest,
@@ -50,6 +48,8 @@ from orchestrator.tape.schema import (
     encode_record,
     with_checksum,
 )
+from orchestrator.text import data_index
+from orchestrator.text.data_index import DataIndex, IndexedSource
 
 PART = re.compile(r"(<!-- made: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HEX_MAX = 12

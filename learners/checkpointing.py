@@ -7,6 +7,11 @@ Each process of the next incarnation reads what is to lie on its devices, of the
 another number of hosts, and another mesh. Orbax wrote the arrays of earlier builds (``orbax_arrays``).
 
 Refuses to know: when checkpoints are taken, who else is in one, and Ray.
+
+Arrays of an island as builds before ``learners.plain_arrays`` wrote them: by Orbax, each whole, from one process.
+
+They are read by TensorStore, which Orbax writes with: Orbax itself would have all processes of an island meet. An array is
+one chunk, so all of it is in memory for a moment, whatever window of it is wanted.
 """
 
 from __future__ import annotations
@@ -16,20 +21,53 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from learners import orbax_arrays, plain_arrays
+from learners import plain_arrays
 from learners.contract import Arrays, Snapshot
+from learners.plain_arrays import require_same_names
 from orchestrator.checkpoints import blocks
 from orchestrator.checkpoints.blocks import Window
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, File, Part, encode_part
 from orchestrator.checkpoints.reading import manifest_of, outer_windows
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
-from orchestrator.errors import DataError
-from orchestrator.parameters.parts import Bounds
+from orchestrator.errors import DataError, first_line
+from orchestrator.parameters.parts import Bounds, index_of, whole
 from orchestrator.replica.replica import Position
+
+_OUTLINE = "/.zarray"
+
+
+def read_orbax(path: Path, wanted: Mapping[str, Window] | None) -> Arrays:
+    """What is wanted of the arrays in this folder, one after another; None: all. Raises DataError as ``plain_arrays``."""
+    import tensorstore  # which few ever need
+
+    store = {"driver": "ocdbt", "base": f"file://{path.resolve()}"}
+    try:
+        keys = tensorstore.KvStore.open(store).result().list().result()
+        names = [key.decode().removesuffix(_OUTLINE) for key in keys if key.endswith(_OUTLINE.encode())]
+        arrays = {
+            name: tensorstore.open({"driver": "zarr", "kvstore": {**store, "path": f"{name}/"}}, read=True).result()
+            for name in names
+        }
+        if wanted is not None:
+            require_same_names(wanted, arrays, str(path))
+        return {name: _window(name, array, wanted, path) for name, array in arrays.items()}
+    except ValueError as error:
+        raise DataError(detail=f"{path} is no folder of arrays: {first_line(error)}.") from error
+
+
+def _window(name: str, array: Any, wanted: Mapping[str, Window] | None, path: Path) -> np.ndarray:
+    shape = tuple(map(int, array.shape))
+    window = Window(whole(shape)) if wanted is None else wanted[name]
+    window.require_of(name, shape, str(path))
+    if not shape:
+        return np.asarray(array.read().result())
+    return np.asarray(array[index_of(window.bounds)].read().result())
+
 
 STEM = "arrays"
 ORBAX = STEM
@@ -160,7 +198,7 @@ def _read_orbax(own: Folder, part: Part, wanted: Mapping[str, Window] | None) ->
     if own.local is not None:
         if strangers := [name for name in own.names() if name.startswith(f"{ORBAX}/") and name not in listed]:
             raise DataError(detail=f"{own.url}/{strangers[0]} is no file of the checkpoint, and would be read.")
-        return orbax_arrays.read(own.local / ORBAX, wanted)
+        return read_orbax(own.local / ORBAX, wanted)
     with tempfile.TemporaryDirectory() as here:
         own.download(Path(here), sorted(listed))
-        return orbax_arrays.read(Path(here) / ORBAX, wanted)
+        return read_orbax(Path(here) / ORBAX, wanted)

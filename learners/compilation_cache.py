@@ -8,7 +8,7 @@ entry that every later start reads, warns of and never replaces. So the holder o
 writes, and leaves it there if a write failed; who finds a mark with the lock free empties the cache.
 
 Nothing of it is needed: where the folder cannot be made, locked or written, JAX compiles without it, and one warning of the
-process says why (``orchestrator.program_cache``).
+process says why (``orchestrator.system.program_cache``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import IO
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-from orchestrator import program_cache
 from orchestrator.errors import InfrastructureError
+from orchestrator.system import program_cache
 
 log = logging.getLogger(__name__)
 

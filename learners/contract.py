@@ -6,6 +6,10 @@ implementations: ``learners.jax_trainer`` (real) and ``learners.synthetic`` (rig
 
 Parameters cross this seam as ``dict[str, numpy.ndarray]``: names of pieces (``orchestrator.parameters.pieces``) to float32
 arrays. A piece is a tensor, or a part of one along an axis, as in ``embed[0:512]``.
+
+A snapshot that is in host memory when it is taken, whole.
+
+What an island's own failure is the end of, by its kind. Decides nothing else, and what follows is the core's.
 """
 
 from __future__ import annotations
@@ -17,8 +21,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceLoss
-from orchestrator.parameters.roles import Roles
+from orchestrator.core.messages import Broken
+from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, FailureExtent, SourceLoss
+from orchestrator.errors import ConfigurationError, UnreadableData, in_words
+from orchestrator.parameters.pieces import Roles
+
+
+def broken_by(error: BaseException, step: int | None = None) -> Broken:
+    """Return what the island reports; ``step`` is the inner step that failed.
+
+    A wrong specification is wrong at every start, so no further one is worth its while.
+    """
+    if not isinstance(error, ConfigurationError):
+        return Broken(in_words(error) if step is None else f"{in_words(error)} (at step {step:,})")
+    extent = FailureExtent.JOB if isinstance(error, UnreadableData) else FailureExtent.ISLAND
+    return Broken(in_words(error), extent)
+
 
 Arrays = dict[str, np.ndarray]
 
@@ -201,3 +219,13 @@ class FragmentwiseTrainer(Trainer, Protocol):
     def evaluate_fragments(self, fragments: Iterable[Mapping[str, np.ndarray]], limit_s: float = inf) -> HeldOutLoss:
         """As ``evaluate``, of tensors, or pieces of them, that come fragment by fragment; none is asked for twice."""
         ...
+
+
+class HostCopy:
+    """A ``contract.Snapshot`` that was complete from the start."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def arrays(self) -> Arrays:
+        return dict(self._arrays)

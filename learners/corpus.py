@@ -1,7 +1,7 @@
 """The text of a job that holds all of it in memory: found, in a fixed order, split by documents, and as tokens.
 
 The built-in corpus is the Python standard library's own source, without tests and installed packages: real text that is
-always there and never downloaded. Otherwise files, of any kind that is read (``orchestrator.file_kinds``). A record is a
+always there and never downloaded. Otherwise files, of any kind that is read (``text.file_kinds``). A record is a
 document, and so is a file of plain text. Everything here is a function of the documents' content alone: the same on every
 island and at every restart. Nothing here knows of batches, shards or JAX.
 """
@@ -20,9 +20,9 @@ import numpy as np
 
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen, parts
 from learners.tokenizer import Bytes, Tokenizer
-from orchestrator.bounds import BYTE_COUNT
 from orchestrator.errors import ConfigurationError
-from orchestrator.roots import AllowedRoots, shown
+from orchestrator.specification.bounds import BYTE_COUNT
+from orchestrator.system.roots import AllowedRoots, shown
 
 NOWHERE = AllowedRoots()
 TEXT_BYTES_MAX = 2 << 30

@@ -34,11 +34,11 @@ from learners.streaming.documents import Reader, Unreadable, place_in
 from learners.streaming.files import HELD_OUT, TRAINING, Files, located, rules
 from learners.streaming.held_out import HeldOut, digest
 from learners.streaming.index import counted
-from orchestrator import data_index
-from orchestrator.data_index import DataIndex, IndexedSource
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, UnreadableData
-from orchestrator.file_kinds import kind_of
-from orchestrator.roots import EVERYTHING
+from orchestrator.system.roots import EVERYTHING
+from orchestrator.text import data_index
+from orchestrator.text.data_index import DataIndex, IndexedSource
+from orchestrator.text.file_kinds import kind_of
 
 PROGRESS_S = 1.0
 INTERRUPTED = 130

@@ -22,13 +22,13 @@ import ray
 from learners.contract import FragmentwiseTrainer, Trainer
 from learners.factories import exits_as_errors, trainer_of
 from learners.handed_over import HandedOver
-from learners.thread_priority import lower_priority_of_new, thread_ids
-from orchestrator import logbook
+from learners.outbox import lower_priority_of_new, thread_ids
 from orchestrator.actors.evaluator import EvaluatorFactory, Measured, ModelOutline
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.tensors import Tensors
+from orchestrator.system import logbook
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from learners.contract import Trainer
-from orchestrator import user_packages
 from orchestrator.errors import AtollError, ConfigurationError, in_words
+from orchestrator.system import user_packages
 
 OWN = "learners."
 SHOWN_MAX = 5

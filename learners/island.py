@@ -28,18 +28,17 @@ import ray
 
 from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp
-from learners.contract import Arrays, Trainer, batch_size_of, tokens_per_schedule_step
+from learners.contract import Arrays, Trainer, batch_size_of, broken_by, tokens_per_schedule_step
 from learners.exports import CutStates, HeldStates, Throttle
 from learners.factories import trainer_of
-from learners.failure import broken_by
-from learners.flat_arrays import flattened
 from learners.group import devices
 from learners.group.follower import Follower
 from learners.group.leader import Leader
-from learners.group.link import Line, LinkEnded, admitted, joined, listener
-from learners.group.messages import (
+from learners.group.link import (
     Failed,
     FetchPart,
+    Line,
+    LinkEnded,
     Prepared,
     Promote,
     StateOrder,
@@ -47,18 +46,18 @@ from learners.group.messages import (
     TakePeer,
     TakeSaved,
     Written,
+    admitted,
+    joined,
+    listener,
 )
 from learners.handed_over import HandedOver
-from learners.held_pieces import HeldPieces
-from learners.island_arrays import IslandArrays, State, StateRequest
+from learners.island_arrays import HeldPieces, IslandArrays, State, StateRequest
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
-from learners.outbox import Outbox
+from learners.outbox import Outbox, lower_priority, lower_priority_of_new, thread_ids
 from learners.peers import Peers
-from learners.state_fetch import Donor, DonorReply, FetchedState
-from learners.state_parts import Block, blocks_of, windows
-from learners.thread_priority import lower_priority, lower_priority_of_new, thread_ids
-from learners.watchdog import Watchdog
-from orchestrator import logbook
+from learners.plain_arrays import flattened
+from learners.state_fetch import Block, Donor, DonorReply, FetchedState, blocks_of, windows
+from learners.step_watch import Watchdog
 from orchestrator.actors.island import IslandFactory, MeetingPlace, Rank
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.checkpoints.folder import Folder
@@ -69,9 +68,10 @@ from orchestrator.errors import ConfigurationError, InfrastructureError, in_word
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import Holding
 from orchestrator.parameters.parts import Bounds
-from orchestrator.ports import free_port
 from orchestrator.replica.replica import Publication
-from orchestrator.roots import AllowedRoots
+from orchestrator.system import logbook
+from orchestrator.system.ports import free_port
+from orchestrator.system.roots import AllowedRoots
 
 SYNTHETIC = "learners.synthetic"
 

@@ -5,6 +5,13 @@ needed. A plan names arrays by fragment, version and number of offer only, so on
 which holds other pieces of the same tensors, carries out the same plan (``learners.group``).
 
 Refuses to decide anything (``orchestrator.replica.replica``), to report, and to know whether there are other processes.
+
+The arithmetic of adoption: a published fragment combined with what is kept of the island's own.
+
+The rules, their sources, and which of them applies from where on are ``orchestrator.replica.work``'s. Arrays are float32, by
+tensor name, of the same names and shapes.
+
+What one process of an island has of the pieces, and of the state that belongs to them, by what its trainer says.
 """
 
 from __future__ import annotations
@@ -17,22 +24,105 @@ from typing import assert_never, cast
 
 import numpy as np
 
-from learners.adoption import mixed, update
-from learners.checkpointing import Cut, Restored
-from learners.contract import Arrays, Snapshot, SpreadTrainer, Trainer
+from learners.checkpointing import Cut, Needs, Restored
+from learners.contract import Arrays, HeldPart, HostCopy, Snapshot, SpreadTrainer, Trainer
 from learners.exports import require_numbers
-from learners.held_pieces import HeldPieces
-from learners.host_copy import HostCopy
-from learners.offered import OfferedFragment, PublishedVersion
-from learners.published import PublishedFragments
-from learners.state_fetch import FetchedState, Fragments
-from learners.state_parts import Block, blocks_of
+from learners.handed_over import PublishedFragments
+from learners.outbox import OfferedFragment, PublishedVersion
+from learners.state_fetch import Block, FetchedState, Fragments, blocks_of
+from orchestrator.checkpoints.blocks import Window
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import EXACT, CodecName
-from orchestrator.parameters.parts import Bounds
+from orchestrator.parameters.holding import Holding
+from orchestrator.parameters.parts import Bounds, whole
+from orchestrator.parameters.pieces import Shape, piece_named
 from orchestrator.replica.replica import Action, AdoptVersion, ExportState, OfferFragment, Position, overtaken
 from orchestrator.replica.work import AdoptionRule, LoadMode, Mix, Rebase, Replace
+
+Names = tuple[str, ...]
+
+
+class HeldPieces:
+    """What of the pieces this process has, and which of that it offers: of what several have, the first of them does.
+
+    ``pieces[p]`` are those of fragment p. ``rank`` is None where the island is one process, which has all and offers all.
+    """
+
+    def __init__(self, trainer: Trainer, pieces: Sequence[Names], rank: int | None) -> None:
+        self._trainer, self._pieces, self._rank = trainer, tuple(pieces), rank
+        self._shapes = trainer.tensor_shapes()
+        self.holding = Holding()
+        self.fragments = self.offered = self._pieces
+        if rank is None:
+            return
+        spread = cast(SpreadTrainer, trainer)
+        held = {name: spread.held(name) for names in pieces for name in names}
+        parts: list[tuple[str, Bounds]] = []
+        for name, own in sorted(held.items()):
+            if own.bounds != whole(self._shape(name)):
+                parts.append((name, own.bounds))
+        self.holding = Holding(tuple(parts))
+        there = {name for name, own in held.items() if not _is_empty(own)}
+        self.fragments = tuple(tuple(name for name in names if name in there) for names in self._pieces)
+        mine = {name for name in there if held[name].processes[0] == rank}
+        self.offered = tuple(tuple(name for name in names if name in mine) for names in self._pieces)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this process has all of the model."""
+        return not self.holding.parts
+
+    def wanted(self, fragment: FragmentId) -> dict[str, Bounds] | None:
+        """What of a state of this fragment is to lie here, by the names of its arrays; None for all of it."""
+        if self.is_whole:
+            return None
+        held = cast(SpreadTrainer, self._trainer).held_state(self._pieces[fragment])
+        return {name: own.bounds for name, own in held.items()}
+
+    def needs(self) -> Needs:
+        """What of a checkpoint is to lie here: of the state by whole tensors, in whatever pieces it was written."""
+        bounds = self.holding.bounds()
+        outer = [
+            {name: Window(bounds.get(name, whole(self._shape(name))), self._shape(name)) for name in names}
+            for names in self.fragments
+        ]
+        if self.is_whole:
+            return Needs(outer=outer)
+        held = cast(SpreadTrainer, self._trainer).held_state(self._shapes)
+        return Needs({name: Window(own.bounds, own.shape) for name, own in held.items()}, outer)
+
+    def _shape(self, piece: str) -> Shape:
+        named = piece_named(piece)
+        return named.shape(self._shapes[named.tensor])
+
+    def gives(self, fragments: Iterable[int]) -> dict[str, Bounds] | None:
+        """What of a state of what it offers of these fragments this process gives; None for all of it.
+
+        Each block has one giver, so what belongs to a piece must lie like it.
+        """
+        if self.is_whole:
+            return None
+        held = cast(SpreadTrainer, self._trainer).held_state([name for p in fragments for name in self.offered[p]])
+        return {name: own.bounds for name, own in held.items() if own.processes[0] == self._rank and not _is_empty(own)}
+
+
+def _is_empty(part: HeldPart) -> bool:
+    return any(start >= stop for start, stop in part.bounds)
+
+
+def mixed(published: Arrays, own: Arrays, alpha: float) -> Arrays:
+    """α·θ + (1 − α)·Θ."""
+    own_share = np.float32(alpha)
+    return {name: own_share * own[name] + (1 - own_share) * array for name, array in published.items()}
+
+
+def update(published: Arrays, since: Arrays) -> Arrays:
+    """Θ − θ_since: what is added to θ where own work is kept, for Θ + (θ − θ_since) is θ + (Θ − θ_since).
+
+    It needs nothing of what is on the devices, so whoever receives a publication can work it out while steps go on.
+    """
+    return {name: array - since[name] for name, array in published.items()}
 
 
 @dataclass(frozen=True, slots=True)

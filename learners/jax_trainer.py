@@ -25,15 +25,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from learners import compilation_cache, inner_step, mesh, model, shards
-from learners.contract import Arrays, HeldOutLoss, HeldPart, StepResult, batch_size_of
+from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult, batch_size_of
 from learners.data import Draw
-from learners.host_copy import HostCopy
-from learners.optimizers import inner, schedules
+from learners.optimizers import inner
 from learners.optimizers.descent import DescentCheck
 from learners.text import Text
 from orchestrator.errors import DataError
-from orchestrator.parameters.pieces import Piece, joined, piece_named, taken
-from orchestrator.parameters.roles import Roles, Shape
+from orchestrator.parameters.pieces import Piece, Roles, Shape, joined, piece_named, taken
 
 PARAMETERS, OPTIMIZER = "parameters/", "optimizer/"
 """Prefixes of the names in an exported state."""
@@ -77,7 +75,7 @@ class JaxTrainer:
         self._make_draw, self._shard_index = draw, shard_index
         self._text = text or Text(spec)
         self._inner = spec["training"]["inner_optimizer"]
-        self._horizon_steps = schedules.horizon_steps(spec)
+        self._horizon_steps = inner.horizon_steps(spec)
         self._optimizer = inner.build(self._inner, built.roles)
         hosts = spec.get("island", {}).get("hosts", 1)
         self._devices = jax.devices() if hosts > 1 else jax.local_devices()
@@ -157,7 +155,7 @@ class JaxTrainer:
     def step(self, schedule_step: int) -> StepResult:
         self._allocate()
         batch = self.on_devices(self._batch())
-        scale = np.float32(schedules.update_scale(self._inner, self._horizon_steps, schedule_step))
+        scale = np.float32(inner.update_scale(self._inner, self._horizon_steps, schedule_step))
         self._parameters, self._state, loss, slope = self.program(self._parameters, self._state, batch, scale)
         self._cursor += 1
         self._batch()  # the devices are at work: draw the next one meanwhile

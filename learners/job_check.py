@@ -23,7 +23,7 @@ from learners.factories import trainer_of
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, in_words
 from orchestrator.parameters import fragment_map
-from orchestrator.roots import EVERYTHING
+from orchestrator.system.roots import EVERYTHING
 
 BUILT_IN = "learners.jax_trainer:create"
 """The trainer whose text is read here; that of another is its own business."""

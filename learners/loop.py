@@ -24,11 +24,9 @@ from typing import Protocol, assert_never, cast
 import numpy as np
 
 from learners.checkpointing import Cut, Restored
-from learners.contract import Arrays, Trainer
+from learners.contract import Arrays, Trainer, broken_by
 from learners.exports import Exports
-from learners.failure import broken_by
-from learners.held_pieces import HeldPieces
-from learners.island_arrays import ArraysPlan, Arrival, IslandArrays, State, StateRequest
+from learners.island_arrays import ArraysPlan, Arrival, HeldPieces, IslandArrays, State, StateRequest
 from learners.outbox import Outbox
 from learners.state_fetch import FetchedState
 from learners.step_watch import StepWatch
@@ -36,7 +34,6 @@ from orchestrator.core.messages import Evaluated, Flushed, IslandReport, NotEval
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, StepLimits, Version
 from orchestrator.errors import InternalError, in_words
 from orchestrator.parameters.codec.registry import EXACT, CodecName
-from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
     Action,
     AdoptVersion,
@@ -51,7 +48,7 @@ from orchestrator.replica.replica import (
     ReplicaPolicy,
     SendReport,
 )
-from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule
+from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Odometer
 
 LAST_PUBLICATIONS_S = 10.0
 """So long an island that steps no more waits for the versions that it is to measure; one from a peer may never get them."""

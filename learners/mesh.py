@@ -1,6 +1,6 @@
 """The mesh of an island's devices, and the part of each tensor that every device holds.
 
-What dimensions are is what a model says (``Model.axes``); which axis splits which is ``orchestrator.device_mesh``'s to say.
+What dimensions are is what a model says (``Model.axes``); ``specification.device_mesh`` says which axis splits which.
 Of a tensor that a model says nothing of, the longest dimension that ``fsdp`` divides is split. A mesh that divides a batch,
 the devices or a tensor not evenly is refused before anything is allocated.
 
@@ -20,9 +20,9 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from learners.contract import accumulation_of, batch_size_of, entry_of
-from orchestrator import device_mesh
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
-from orchestrator.parameters.roles import BY_NAME, Roles, Shape
+from orchestrator.parameters.pieces import BY_NAME, Roles, Shape
+from orchestrator.specification import device_mesh
 
 BATCH_AXES = ("data", "fsdp")
 

@@ -19,9 +19,9 @@ from learners.models.model import AXES, Model
 from learners.models.plain import transformer
 from orchestrator.errors import ConfigurationError
 from orchestrator.models.huggingface.weights import Weights
-from orchestrator.models.plain import Architecture
-from orchestrator.roots import AllowedRoots
-from orchestrator.sections import ModelSection
+from orchestrator.models.presets import Architecture
+from orchestrator.specification.sections import ModelSection
+from orchestrator.system.roots import AllowedRoots
 
 __all__ = ["AXES", "Model", "build"]
 

@@ -21,13 +21,13 @@ from ray.exceptions import ActorDiedError, RayError
 from learners import transfer_limit
 from learners.contract import Arrays
 from learners.exports import require_numbers
-from learners.flat_arrays import restored
-from learners.group.messages import FetchPart
+from learners.group.link import FetchPart
 from learners.handed_over import HandedOver
-from learners.state_parts import Block, blocks_of, put_together
+from learners.plain_arrays import restored
+from learners.state_fetch import Block, blocks_of, put_together
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
-from orchestrator.channel.ticket import Ticket
+from orchestrator.channel.frames import Ticket
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.parameters.parts import Bounds
 

@@ -30,8 +30,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from learners.contract import Arrays, HeldPart
 from orchestrator.errors import DataError
-from orchestrator.parameters.pieces import Piece, piece_named
-from orchestrator.parameters.roles import Shape
+from orchestrator.parameters.pieces import Piece, Shape, piece_named
 
 Box = tuple[slice, ...]
 

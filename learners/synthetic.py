@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 
 from learners import data_lanes
-from learners.contract import Arrays, HeldOutLoss, HeldPart, StepResult, batch_size_of
+from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult, batch_size_of
 from learners.held_out import measure
-from learners.host_copy import HostCopy
 from orchestrator.errors import DataError
-from orchestrator.parameters.pieces import joined, piece_named, taken
-from orchestrator.parameters.roles import BY_NAME, Roles
+from orchestrator.parameters.pieces import BY_NAME, Roles, joined, piece_named, taken
 
 PULL = 0.02
 """How much of its distance to the target a parameter covers in one step."""

@@ -19,7 +19,7 @@ from learners.held_out import HeldOutBatch, measure_by_source
 from learners.streaming.documents import Unreadable
 from learners.streaming.streamed import Streamed
 from orchestrator.core.vocabulary import DataFlaws
-from orchestrator.roots import AllowedRoots
+from orchestrator.system.roots import AllowedRoots
 
 
 class Behind(Protocol):

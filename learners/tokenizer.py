@@ -4,7 +4,7 @@ What a document says is text, and never a control token: a ``<|endoftext|>`` in 
 that are no UTF-8 become the replacement character, but for ``bytes``, which takes them as they are. Models that put a space
 before each text put none before a ``Continuation``, which is in the middle of one. The libraries are an
 extra (``atoll[text]``), and work in threads of their own without Python's lock. Which tokens stand around a document:
-``orchestrator.tokenizer_file`` chooses them, and whoever joins documents puts them there (``learners.corpus``).
+``orchestrator.text.tokenizer_file`` chooses them, and whoever joins documents puts them there (``learners.corpus``).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from learners.streaming.documents import Continuation
-from orchestrator import tokenizer_file
-from orchestrator.bounds import BYTE_COUNT, BYTES
-from orchestrator.data_index import counted_with
 from orchestrator.errors import ConfigurationError, Problem
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.bounds import BYTE_COUNT, BYTES
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.text import tokenizer_file
+from orchestrator.text.data_index import counted_with
 
 NEWLINE = 10
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"

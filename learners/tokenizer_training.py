@@ -2,7 +2,7 @@
 
     python -m learners.tokenizer_training FILES… --vocabulary-size N --output FILE [--text-field NAME] [--json]
 
-The files are of the kinds that ``data.sources`` takes (``orchestrator.file_kinds``), and read a piece at a time. A name
+The files are of the kinds that ``data.sources`` takes (``orchestrator.text.file_kinds``), and read a piece at a time. A name
 may be a pattern. The same files give the same tokenizer, byte for byte. Every byte is a token, so that no text is unknown;
 token 0 is ``<|endoftext|>``, the separator.
 """
@@ -20,9 +20,9 @@ from pathlib import Path
 
 from learners.streaming.documents import Reader, Unreadable
 from learners.streaming.order import Pieces, cut
-from orchestrator import tokenizer_file
 from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line
-from orchestrator.roots import EVERYTHING, data_bytes
+from orchestrator.system.roots import EVERYTHING, data_bytes
+from orchestrator.text import tokenizer_file
 
 END_OF_TEXT = tokenizer_file.END_OF_TEXT[0]
 VOCABULARY_MIN, VOCABULARY_MAX = 257, 1 << 20

@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
-from orchestrator import python_process
+from orchestrator.system import python_process
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent

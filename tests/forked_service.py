@@ -26,7 +26,7 @@ from typing import NoReturn
 import api.serve
 from api.installation import detached
 from api.installation.home import Home
-from orchestrator import python_process
+from orchestrator.system import python_process
 
 PR_SET_MM, PR_SET_MM_MAP = 35, 14
 STAT_FIELDS_BEFORE = 3

@@ -16,7 +16,7 @@ import psutil
 from sqlalchemy import create_engine, text
 
 from api.storage.upgrade import url_of
-from orchestrator.ports import free_port
+from orchestrator.system.ports import free_port
 from tests.programs import required_file
 from tests.waiting import PATIENCE_S, wait_until
 

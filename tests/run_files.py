@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from orchestrator.run_folder import FILES
+from orchestrator.system.run_folder import FILES
 
 LIKEWISE = {".momentum": ".parameters", ".residue": ".parameters", ".log.older": ".log"}
 """Endings of files that a row of the reference names beside its own."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.advice import advice
-from orchestrator.config import parse_job, read_document
 from orchestrator.errors import Problem
+from orchestrator.simulation.advice import advice
 from orchestrator.simulation.line_advice import Line
+from orchestrator.specification.config import parse_job, read_document
 
 CONFIGS = Path(__file__).parent.parent / "deploy" / "configs"
 SYNTHETIC = "learners.synthetic:create"

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from api import cli
 from api.commands import nodes
-from api.http.served_certificate import ServedCertificate
+from api.http.connections import ServedCertificate
 from orchestrator.certificates import folders
 from orchestrator.errors import ConfigurationError
 from tests.listening import Listener, guards, undocumented

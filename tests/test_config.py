@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config import parse_job, read_job_document
 from orchestrator.core.vocabulary import HealthPolicy
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.simulation import spec as simulation
+from orchestrator.specification.config import parse_job, read_job_document
 
 SMALLEST = {"islands": [{"node_group": "us-east"}], "budget": {"steps": 10}}
 CONFIGS = sorted((Path(__file__).parent.parent / "deploy/configs").glob("*.yaml"))

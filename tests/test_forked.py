@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator import python_process
-from orchestrator.environment import built
+from orchestrator.system import python_process
+from orchestrator.system.python_process import built
 from tests.api.installation import CONTROL, ROOT, Installation
 from tests.waiting import wait_until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.logbook import Logbook, RepeatLimit, island_logbook, logbooks, service_logbook
+from orchestrator.system.logbook import Logbook, RepeatLimit, island_logbook, logbooks, service_logbook
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 def run(book: Logbook, script: str) -> tuple[int, str, str]:
     """A process that keeps this logbook from the beginning: its exit code, what it printed elsewhere, and what it wrote."""
-    begin = f"import logging, os, signal, threading, time\nfrom orchestrator import logbook\nbook = logbook.{book!r}\n"
+    begin = f"import logging, os, signal, threading, time\nfrom orchestrator.system import logbook\nbook = logbook.{book!r}\n"
     begin = begin.replace("PosixPath", "__import__('pathlib').Path")
     done = subprocess.run(
         [sys.executable, "-c", begin + script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
@@ -119,7 +119,7 @@ def test_a_process_whose_output_goes_to_a_file_keeps_that_short(tmp_path: Path) 
     script = f"""
 import sys, time
 from pathlib import Path
-from orchestrator import logbook
+from orchestrator.system import logbook
 logbook.BYTES_MAX, logbook.CHECK_S = 20_000, 0.02
 logbook.keep_output_short(Path({str(path)!r}))
 for number in range(5_000):

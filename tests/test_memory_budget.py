@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import JobSpec, parse_job
-from orchestrator.memory_budget import (
+from orchestrator.parameters.codec.registry import CODEC_NAMES, codec
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.specification.memory_budget import (
     CODE_BYTES,
     HEAD,
     NodeMemory,
@@ -19,7 +20,6 @@ from orchestrator.memory_budget import (
     parameter_count_of,
     shard_bytes_per_parameter,
 )
-from orchestrator.parameters.codec.registry import CODEC_NAMES, codec
 
 GIB = float(1 << 30)
 BILLION = 10**9

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from orchestrator import bounds
 from orchestrator.chaos.plan import ChaosPlan
-from orchestrator.config import JobSpec, parse_job
-from orchestrator.documents import read_yaml
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.simulation.spec import SimulationSpec
-from orchestrator.validation import MUST_BE, sections_in
+from orchestrator.specification import bounds
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.specification.documents import read_yaml
+from orchestrator.specification.validation import MUST_BE, sections_in
 
 SMALLEST: dict[str, Any] = {"islands": [{"node_group": "us-east"}], "budget": {"steps": 10}}
 RAW = re.compile(

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from orchestrator import notices
 from orchestrator.errors import ConfigurationError
-from orchestrator.notices import Metadata, Notice, Unanswered, address, cloud_of, settings, watch
+from orchestrator.system import notices
+from orchestrator.system.notices import Metadata, Notice, Unanswered, address, cloud_of, settings, watch
 from tests.metadata import MachineMetadata, serving
 
 CLOUDS = ("gce", "aws", "azure")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from api.installation import doctor
-from api.installation.check_result import State
-from orchestrator import object_store
+from api.installation.clock import State
+from orchestrator.system import object_store
 
 
 @pytest.mark.parametrize("shared_memory", [Path("/sys/kernel"), Path("/nowhere")], ids=["read-only", "missing"])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import python_process
+from orchestrator.system import python_process
 
 ROOT = Path(__file__).parent.parent
-OWNER = "orchestrator/python_process.py"
+OWNER = "orchestrator/system/python_process.py"
 FILES = sorted(
     path.relative_to(ROOT).as_posix()
     for folder in ("api", "orchestrator", "learners", "dashboards", "deploy")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from orchestrator import signals
+from orchestrator.system import signals
 from tests.waiting import PATIENCE_S
 
 
@@ -19,7 +19,7 @@ def ran(code: str, *numbers: signal.Signals, ignoring: signal.Signals | None = N
         for each in signals.ENDING:  # whoever runs the tests may ignore one
             signal.signal(each, signal.SIG_IGN if each == ignoring else signal.SIG_DFL)
 
-    program = f"import os, signal, sys, time; from orchestrator import signals\n{code}"
+    program = f"import os, signal, sys, time; from orchestrator.system import signals\n{code}"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, preexec_fn=begin
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import socket_room
 from orchestrator.errors import ConfigurationError
+from orchestrator.system import socket_room
 
 
 @pytest.fixture

@@ -54,158 +54,146 @@ FOLDS = "orchestrator.accounting"
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.errors": frozenset(),
-    "orchestrator.plain": frozenset(),
-    "orchestrator.ports": frozenset(),
-    "orchestrator.printable": frozenset(),
-    "orchestrator.python_process": frozenset(),
-    "orchestrator.user_packages": frozenset({"orchestrator.errors", "orchestrator.python_process"}),
-    "orchestrator.environment": frozenset({"orchestrator.errors", "orchestrator.python_process"}),
-    "orchestrator.home_files": frozenset(),
-    "orchestrator.run_folder": frozenset(),
-    "orchestrator.logbook": frozenset({"orchestrator.printable", "orchestrator.run_folder"}),
-    "orchestrator.marks": frozenset({"psutil"}),
-    "orchestrator.notices": frozenset({"orchestrator.errors"}),
-    "orchestrator.disk": frozenset(),
-    "orchestrator.program_cache": frozenset({"orchestrator.errors"}),
-    "orchestrator.socket_room": frozenset({"orchestrator.errors"}),
-    "orchestrator.signals": frozenset(),
-    "orchestrator.object_store": frozenset(),
-    "orchestrator.threads": frozenset({"orchestrator.errors"}),
-    "orchestrator.roots": frozenset({"orchestrator.errors", "orchestrator.printable", "fsspec"}),
-    "orchestrator.tokenizer_file": frozenset({"orchestrator.errors", "orchestrator.roots", "orchestrator.varint"}),
-    "orchestrator.data_index": frozenset({"orchestrator.bounds", "orchestrator.errors", "orchestrator.roots"}),
-    "orchestrator.text_records": frozenset(),
-    "orchestrator.varint": frozenset(),
-    "orchestrator.parquet_bytes": frozenset({"orchestrator.varint"}),
-    "orchestrator.file_kinds": frozenset({"orchestrator.text_records", "zstandard"}),
-    "orchestrator.data_files": frozenset(
-        {"orchestrator.config", "orchestrator.sections", "orchestrator.roots", "orchestrator.errors"}
-    ),
-    "orchestrator.data_check": frozenset(
+    "orchestrator.system": frozenset(
         {
-            "orchestrator.config",
             "orchestrator.errors",
-            "orchestrator.file_kinds",
-            "orchestrator.parquet_bytes",
-            "orchestrator.roots",
-            "orchestrator.threads",
+            "psutil",
+            "fsspec",
         }
     ),
-    "orchestrator.core": frozenset({"orchestrator.errors"}),
-    "orchestrator.impairment": frozenset({CORE}),
+    "orchestrator.text": frozenset(
+        {
+            "orchestrator.errors",
+            "orchestrator.specification.bounds",
+            "orchestrator.system",
+            "zstandard",
+        }
+    ),
+    "orchestrator.specification": frozenset(
+        {
+            CORE,
+            "orchestrator.errors",
+            "orchestrator.models",
+            "orchestrator.parameters.codec.registry",
+            "orchestrator.system",
+            "orchestrator.text",
+            "pydantic",
+            "yaml",
+        }
+    ),
+    "orchestrator.specification.bounds": frozenset(
+        {
+            "pydantic",
+        }
+    ),
+    "orchestrator.core": frozenset(
+        {
+            "orchestrator.errors",
+        }
+    ),
     "orchestrator.actors": frozenset(
         {
             CORE,
             "orchestrator.channel.endpoint",
-            "orchestrator.logbook",
+            "orchestrator.system",
             "orchestrator.parameters.holding",
             "orchestrator.parameters.parts",
-            "orchestrator.parameters.roles",
+            "orchestrator.parameters.pieces",
             "orchestrator.parameters.tensors",
             "ray",
         }
     ),
-    "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
-    "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
-    "orchestrator.bounds": frozenset({"pydantic"}),
-    "orchestrator.section": frozenset({"pydantic"}),
-    "orchestrator.sections": frozenset(
+    "orchestrator.replica": frozenset(
         {
-            "orchestrator.bounds",
-            "orchestrator.models",
-            "orchestrator.parameters.codec.registry",
-            "orchestrator.section",
-            "orchestrator.validation",
+            CORE,
+            "orchestrator.errors",
+        }
+    ),
+    "orchestrator.models": frozenset(
+        {
+            "orchestrator.specification.bounds",
+            "orchestrator.errors",
             "pydantic",
         }
     ),
-    "orchestrator.models": frozenset({"orchestrator.section", "orchestrator.errors", "pydantic"}),
     "orchestrator.models.huggingface": frozenset(
         {
-            "orchestrator.bounds",
-            "orchestrator.documents",
+            "orchestrator.specification",
             "orchestrator.errors",
             "orchestrator.models",
             "orchestrator.parameters.pieces",
-            "orchestrator.plain",
-            "orchestrator.roots",
-            "orchestrator.sections",
-            "orchestrator.tokenizer_file",
-            "orchestrator.validation",
+            "orchestrator.system",
+            "orchestrator.text",
             "ml_dtypes",
             "numpy",
             "pydantic",
         }
     ),
-    "orchestrator.validation": frozenset(
-        {"orchestrator.bounds", "orchestrator.errors", "orchestrator.plain", "pydantic"}
-    ),
-    "orchestrator.partial": frozenset({"orchestrator.errors", "orchestrator.validation", "pydantic"}),
-    "orchestrator.device_mesh": frozenset({"orchestrator.errors"}),
-    "orchestrator.config": frozenset(
+    "orchestrator.simulation.advice": frozenset(
         {
-            CORE,
-            "orchestrator.device_mesh",
-            "orchestrator.bounds",
-            "orchestrator.documents",
-            "orchestrator.file_kinds",
-            "orchestrator.sections",
-            "orchestrator.partial",
-            "orchestrator.plain",
-            "orchestrator.validation",
+            "orchestrator.specification.bounds",
+            "orchestrator.specification.config",
             "orchestrator.errors",
-            "pydantic",
-        }
-    ),
-    "orchestrator.advice": frozenset(
-        {
-            "orchestrator.bounds",
-            "orchestrator.config",
-            "orchestrator.errors",
-            "orchestrator.memory_budget",
+            "orchestrator.specification.memory_budget",
             "orchestrator.simulation.line_advice",
         }
     ),
-    "orchestrator.memory_budget": frozenset(
+    "orchestrator.parameters": frozenset(
         {
-            "orchestrator.config",
+            CORE,
+            "orchestrator.system",
             "orchestrator.errors",
-            "orchestrator.parameters.codec.registry",
-            "orchestrator.device_mesh",
+            "numpy",
+            "ml_dtypes",
+            "blake3",
+            "crc32c",
         }
     ),
-    "orchestrator.parameters": frozenset(
-        {CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes", "blake3", "crc32c"}
-    ),
-    "orchestrator.secret_files": frozenset({"orchestrator.errors"}),
     "orchestrator.certificates": frozenset(
-        {"orchestrator.disk", "orchestrator.errors", "orchestrator.secret_files", "cryptography"}
+        {
+            "orchestrator.system",
+            "orchestrator.errors",
+            "cryptography",
+        }
     ),
     "orchestrator.channel": frozenset(
-        {"orchestrator.certificates.authority", "orchestrator.errors", "numpy", "cryptography", "crc32c"}
+        {
+            "orchestrator.certificates.authority",
+            "orchestrator.errors",
+            "numpy",
+            "cryptography",
+            "crc32c",
+        }
     ),
     "orchestrator.checkpoints": frozenset(
         {
             CORE,
             "orchestrator.parameters",
-            "orchestrator.roots",
-            "orchestrator.run_folder",
+            "orchestrator.system",
             "orchestrator.errors",
             "numpy",
             "blake3",
             "fsspec",
         }
     ),
-    "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
-    "orchestrator.elastic": frozenset({CORE}),
+    "orchestrator.accounting": frozenset(
+        {
+            CORE,
+            "orchestrator.errors",
+        }
+    ),
+    "orchestrator.elastic": frozenset(
+        {
+            CORE,
+        }
+    ),
     "orchestrator.kubernetes": frozenset(
         {
-            "orchestrator.bounds",
-            "orchestrator.config",
+            "orchestrator.specification.bounds",
+            "orchestrator.specification.config",
             "orchestrator.errors",
             "orchestrator.runtime.settings",
-            "orchestrator.section",
-            "orchestrator.validation",
+            "orchestrator.specification.validation",
             "pydantic",
         }
     ),
@@ -213,10 +201,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             CORE,
             FOLDS,
-            "orchestrator.disk",
+            "orchestrator.system",
             "orchestrator.elastic",
             "orchestrator.errors",
-            "orchestrator.plain",
             "pydantic",
         }
     ),
@@ -225,16 +212,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             CORE,
             FOLDS,
             "orchestrator.elastic",
-            "orchestrator.impairment",
             "orchestrator.parameters.codec.registry",
             "orchestrator.replica",
             "orchestrator.tape",
             "orchestrator.errors",
-            "orchestrator.plain",
-            "orchestrator.bounds",
-            "orchestrator.documents",
-            "orchestrator.sections",
-            "orchestrator.validation",
+            "orchestrator.system",
+            "orchestrator.specification",
             "pydantic",
             "pydantic_core",
         }
@@ -244,13 +227,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             CORE,
             FOLDS,
             "orchestrator.simulation",
-            "orchestrator.config",
+            "orchestrator.specification.config",
             "orchestrator.parameters",
             "orchestrator.replica",
             "orchestrator.checkpoints",
             "orchestrator.host",
-            "orchestrator.roots",
-            "orchestrator.run_folder",
+            "orchestrator.system",
             "orchestrator.tape",
             "orchestrator.errors",
             "numpy",
@@ -260,41 +242,63 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             CORE,
             FOLDS,
-            "orchestrator.impairment",
+            "orchestrator.simulation.impairment",
             "orchestrator.simulation",
             "orchestrator.errors",
-            "orchestrator.plain",
-            "orchestrator.bounds",
-            "orchestrator.sections",
-            "orchestrator.validation",
+            "orchestrator.system",
+            "orchestrator.specification.bounds",
+            "orchestrator.specification.sections",
+            "orchestrator.specification.validation",
             "pydantic",
             "pydantic_core",
         }
     ),
-    "orchestrator.report": frozenset({FOLDS, CORE, "orchestrator.errors"}),
+    "orchestrator.report": frozenset(
+        {
+            FOLDS,
+            CORE,
+            "orchestrator.errors",
+        }
+    ),
     "orchestrator.host": frozenset(
         {
             CORE,
             FOLDS,
             "orchestrator.actors.records",
             "orchestrator.checkpoints",
-            "orchestrator.config",
-            "orchestrator.disk",
+            "orchestrator.specification.config",
+            "orchestrator.system",
             "orchestrator.errors",
             "orchestrator.parameters",
-            "orchestrator.plain",
-            "orchestrator.roots",
-            "orchestrator.run_folder",
             "orchestrator.tape",
             "numpy",
             "safetensors",
         }
     ),
-    "orchestrator.runtime": frozenset({"orchestrator", "ray", "numpy", "psutil", "safetensors", "yaml", "pydantic"}),
-    "orchestrator.laboratory": frozenset({"orchestrator", "learners", "numpy", "yaml", "rich", "pydantic"}),
+    "orchestrator.runtime": frozenset(
+        {
+            "orchestrator",
+            "ray",
+            "numpy",
+            "psutil",
+            "safetensors",
+            "yaml",
+            "pydantic",
+        }
+    ),
+    "orchestrator.laboratory": frozenset(
+        {
+            "orchestrator",
+            "learners",
+            "numpy",
+            "yaml",
+            "rich",
+            "pydantic",
+        }
+    ),
     "learners": frozenset(
         {
-            "orchestrator.user_packages",
+            "orchestrator.system",
             "orchestrator.core.vocabulary",
             "orchestrator.core.messages",
             "orchestrator.replica",
@@ -303,24 +307,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.parameters.holding",
             "orchestrator.parameters.parts",
             "orchestrator.parameters.pieces",
-            "orchestrator.parameters.roles",
             "orchestrator.parameters.tensors",
-            "orchestrator.parameters.displacement",
             "orchestrator.parameters.codec",
             "orchestrator.channel.endpoint",
-            "orchestrator.channel.ticket",
+            "orchestrator.channel.frames",
             "orchestrator.checkpoints",
-            "orchestrator.device_mesh",
-            "orchestrator.roots",
+            "orchestrator.specification.device_mesh",
             "orchestrator.models",
-            "orchestrator.program_cache",
-            "orchestrator.sections",
-            "orchestrator.tokenizer_file",
-            "orchestrator.data_index",
-            "orchestrator.file_kinds",
-            "orchestrator.parquet_bytes",
-            "orchestrator.text_records",
-            "orchestrator.bounds",
+            "orchestrator.specification.sections",
+            "orchestrator.text",
+            "orchestrator.specification.bounds",
             "orchestrator.errors",
             "array_record",
             "jax",
@@ -344,13 +340,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             CORE,
             "orchestrator.actors",
             "orchestrator.channel",
-            "orchestrator.ports",
+            "orchestrator.system",
             "orchestrator.parameters",
             "orchestrator.replica",
             "orchestrator.checkpoints",
-            "orchestrator.roots",
             "orchestrator.errors",
-            "orchestrator.logbook",
             "ray",
             "numpy",
         }
@@ -363,7 +357,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.channel.endpoint",
             "orchestrator.checkpoints",
             "orchestrator.errors",
-            "orchestrator.logbook",
+            "orchestrator.system",
             "orchestrator.replica",
             "jax",
         }
@@ -373,7 +367,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "learners",
             CORE,
             "orchestrator.actors",
-            "orchestrator.channel.ticket",
+            "orchestrator.channel.frames",
             "orchestrator.parameters.parts",
             "numpy",
             "ray",
@@ -387,50 +381,29 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.channel.endpoint",
             "orchestrator.parameters",
             "orchestrator.errors",
-            "orchestrator.logbook",
+            "orchestrator.system",
             "ray",
             "numpy",
         }
     ),
     "api": frozenset(
         {
-            "orchestrator.python_process",
-            "orchestrator.user_packages",
+            "orchestrator.system",
             "orchestrator.actors.records",
             "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
             "orchestrator.accounting.explanation",
             "orchestrator.chaos",
-            "orchestrator.bounds",
-            "orchestrator.tokenizer_file",
-            "orchestrator.data_index",
+            "orchestrator.specification",
+            "orchestrator.text",
             "orchestrator.checkpoints",
-            "orchestrator.config",
-            "orchestrator.environment",
-            "orchestrator.home_files",
-            "orchestrator.documents",
-            "orchestrator.sections",
-            "orchestrator.memory_budget",
             "orchestrator.models",
             "orchestrator.errors",
-            "orchestrator.logbook",
-            "orchestrator.marks",
-            "orchestrator.object_store",
             "orchestrator.parameters.codec.registry",
-            "orchestrator.ports",
-            "orchestrator.plain",
-            "orchestrator.printable",
-            "orchestrator.program_cache",
             "orchestrator.report",
-            "orchestrator.roots",
-            "orchestrator.run_folder",
             "orchestrator.simulation",
-            "orchestrator.validation",
-            "orchestrator.signals",
-            "orchestrator.socket_room",
             "orchestrator.tape",
-            "orchestrator.threads",
             "fastapi",
             "starlette",
             "uvicorn",
@@ -447,16 +420,22 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "api.storage": frozenset(
-        {"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic", "psycopg"}
+        {
+            "api.auth.store",
+            "api.chaos.store",
+            "orchestrator.errors",
+            "sqlalchemy",
+            "alembic",
+            "psycopg",
+        }
     ),
     "api.run": frozenset(
         {
             "api.schemas",
             "orchestrator.actors.records",
-            "orchestrator.bounds",
+            "orchestrator.specification.bounds",
             "orchestrator.errors",
-            "orchestrator.logbook",
-            "orchestrator.run_folder",
+            "orchestrator.system",
             "pydantic",
             "yaml",
         }
@@ -469,39 +448,34 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.run",
             "api.schemas",
             "api.storage",
-            "orchestrator.advice",
+            "orchestrator.simulation.advice",
             "orchestrator.actors.records",
-            "orchestrator.bounds",
+            "orchestrator.specification",
             "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
             "orchestrator.chaos.kinds",
-            "orchestrator.config",
-            "orchestrator.sections",
-            "orchestrator.memory_budget",
             "orchestrator.models",
             "orchestrator.errors",
-            "orchestrator.plain",
-            "orchestrator.threads",
-            "orchestrator.data_check",
-            "orchestrator.data_files",
-            "orchestrator.data_index",
-            "orchestrator.roots",
-            "orchestrator.run_folder",
-            "orchestrator.tokenizer_file",
-            "orchestrator.user_packages",
-            "orchestrator.validation",
-            "orchestrator.tape.command_codec",
+            "orchestrator.system",
+            "orchestrator.text",
+            "orchestrator.tape.codec",
             "pydantic",
         }
     ),
     "api.terminal": frozenset(
-        {"api.client", "api.schemas", "orchestrator.errors", "orchestrator.printable", "pydantic", "rich"}
+        {
+            "api.client",
+            "api.schemas",
+            "orchestrator.errors",
+            "orchestrator.system",
+            "pydantic",
+            "rich",
+        }
     ),
     "api.commands": frozenset(
         {
-            "orchestrator.python_process",
-            "orchestrator.user_packages",
+            "orchestrator.system",
             "api.auth.roles",
             "api.chaos.plans",
             "api.chaos.schemas",
@@ -512,43 +486,31 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.simulation",
             "api.terminal",
-            "orchestrator.advice",
-            "orchestrator.bounds",
+            "orchestrator.simulation.advice",
+            "orchestrator.specification",
             "orchestrator.certificates",
             "orchestrator.chaos",
-            "orchestrator.config",
-            "orchestrator.data_check",
-            "orchestrator.data_files",
             "orchestrator.errors",
             "orchestrator.kubernetes",
-            "orchestrator.memory_budget",
             "orchestrator.models",
             "orchestrator.parameters.codec.registry",
-            "orchestrator.plain",
-            "orchestrator.ports",
-            "orchestrator.printable",
             "orchestrator.report",
-            "orchestrator.roots",
-            "orchestrator.run_folder",
-            "orchestrator.sections",
             "orchestrator.simulation",
             "orchestrator.tape",
             "pydantic",
             "typer",
             "rich",
-            "orchestrator.secret_files",
         }
     ),
 }
 PURE = (
     "orchestrator.core",
     "orchestrator.replica",
-    "orchestrator.device_mesh",
+    "orchestrator.specification.device_mesh",
     "orchestrator.errors",
-    "orchestrator.plain",
+    "orchestrator.system.plain",
     "orchestrator.accounting",
     "orchestrator.elastic",
-    "orchestrator.impairment",
     "orchestrator.tape",
     "orchestrator.simulation",
     "orchestrator.chaos",

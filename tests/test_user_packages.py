@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import python_process, user_packages
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.ray_start import give_packages, packages_of
+from orchestrator.system import python_process, user_packages
 
 
 def module(path: Path) -> Path:
@@ -76,7 +76,9 @@ def test_its_packages_come_last(tmp_path: Path) -> None:
     """Also where a name has come into the folder since it was looked at."""
     module(tmp_path / "mymodels.py").write_text("import queue; print(queue.__file__)")
     module(tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")
-    code = "from orchestrator import user_packages as p; p.put_on_path(); p.put_on_path(); import mymodels, sys; "
+    code = (
+        "from orchestrator.system import user_packages as p; p.put_on_path(); p.put_on_path(); import mymodels, sys; "
+    )
     code += "print(sys.path.count(sys.path[-1]), sys.path[-1])"
     environment = python_process.cleaned(os.environ) | user_packages.variables([str(tmp_path)])
     done = subprocess.run(python_process.code(code), env=environment, capture_output=True, text=True, check=True)

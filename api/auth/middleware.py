@@ -28,10 +28,9 @@ from urllib.parse import quote
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth.limit import FailureLimit
 from api.auth.roles import READS, TOKEN_REMEDY, Principal, bearer, refuse_role, required_role
 from api.auth.store import AccessStore, AuditRow
-from api.auth.tokens import Tokens
+from api.auth.tokens import FailureLimit, Tokens
 from api.http import problems
 from api.http.pools import AUTHENTICATION, STRANGERS
 from orchestrator.errors import AtollError, Forbidden, InfrastructureError, TooManyFailures, Unauthenticated

@@ -31,7 +31,6 @@ from orchestrator.chaos.schedule import PlannedFault, schedule
 from orchestrator.chaos.verdict import judge
 from orchestrator.core.commands import Inject
 from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, NodeGroupId
-from orchestrator.documents import mapping, read_yaml
 from orchestrator.errors import (
     AtollError,
     ConfigurationError,
@@ -40,6 +39,7 @@ from orchestrator.errors import (
     RequestError,
     in_words,
 )
+from orchestrator.specification.documents import mapping, read_yaml
 
 REPORT_TIMEOUT_S = 60.0
 """The time that an ended job may take to leave its report."""

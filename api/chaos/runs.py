@@ -23,14 +23,14 @@ from api.jobs.service import Service
 from api.jobs.translate import command_of
 from api.schemas import Island
 from api.storage.store import DuplicateKey, Store
-from orchestrator.bounds import IslandCount, TokenCount
 from orchestrator.chaos.kinds import Kind, describe
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
 from orchestrator.chaos.schedule import PlannedFault
 from orchestrator.core.vocabulary import FaultSpec, IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, Conflict, DataError, NotFound
 from orchestrator.report import chaos as page
-from orchestrator.validation import problems_of
+from orchestrator.specification.bounds import IslandCount, TokenCount
+from orchestrator.specification.validation import problems_of
 
 LOSS_MAX = 1e6
 """Nats per token: a model of a million words that knows nothing has 14."""

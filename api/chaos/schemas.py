@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas import Answer, CommandState
-from orchestrator.bounds import Word
+from orchestrator.specification.bounds import Word
 
 TEXT_CHARACTERS_MAX = 1 << 16
 """Of a plan, as text or as the JSON of its data: kept with each of its runs, and shown with the verdict."""

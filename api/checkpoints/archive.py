@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from api.checkpoints.schemas import Checkpoint
+from api.schemas import Checkpoint
 from orchestrator.checkpoints.folder import CHUNK_BYTES, Folder
 from orchestrator.checkpoints.manifest import MANIFEST
 from orchestrator.checkpoints.reading import manifest_of, verified
 from orchestrator.errors import Conflict, DataError, NotFound, OutsideRoots
-from orchestrator.roots import AllowedRoots, name_parts, shown
+from orchestrator.system.roots import AllowedRoots, name_parts, shown
 
 BLOCK_BYTES = tarfile.BLOCKSIZE
 END_BYTES = 2 * BLOCK_BYTES

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from api.checkpoints.schemas import Checkpoint
+from api.schemas import Checkpoint
 from api.storage.store import JobRow
-from orchestrator.bounds import REMARK_CHARACTERS_MAX
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import listed
 from orchestrator.checkpoints.resumption import find
 from orchestrator.checkpoints.writing import checkpoint_folder, root_of
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.errors import (
     AtollError,
     ConfigurationError,
@@ -27,8 +25,10 @@ from orchestrator.errors import (
     Problem,
     in_words,
 )
-from orchestrator.roots import AllowedRoots
-from orchestrator.sections import REFUSED_MAX, ResumeSection
+from orchestrator.specification.bounds import REMARK_CHARACTERS_MAX
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.specification.sections import REFUSED_MAX, ResumeSection
+from orchestrator.system.roots import AllowedRoots
 
 FIELD = "resume.checkpoint"
 REMEDY = "`atoll checkpoints JOB` lists those of a job."

@@ -11,7 +11,7 @@ import typer
 from api.commands.common import JsonOption, echo, print_json, say
 from orchestrator.certificates import AUTHORITY_DAYS, MACHINE_DAYS
 from orchestrator.errors import ConfigurationError
-from orchestrator.ports import is_host
+from orchestrator.system.ports import is_host
 
 DAYS_MAX = 36500
 

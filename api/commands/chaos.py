@@ -1,19 +1,29 @@
 """Commands that break things on purpose: strike one island, list the plans of faults, run one in the simulator.
 
-``api.commands.chaos_runs`` has those for plans against live jobs.
+``api.commands.chaos`` has those for plans against live jobs.
+
+Runs of chaos plans as text in a terminal: a headline, the news since the last poll, a verdict.
+
+Responsible for words and for the exit code of a verdict. Refuses to ask the service for more than how a run stands.
+
+Commands for plans of faults against live jobs: start, watch, end and judge them. The service runs them.
+
+A plan's verdict is the exit code: 0 its objectives hold, 1 they do not, 2 the plan cannot be used.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.commands import chaos_runs
-from api.commands.chaos_runs import PageOption, PlanArgument
-from api.commands.chaos_text import conclude_verdict
+from api.commands import common
 from api.commands.common import (
+    INTERRUPTED,
     SEED_MAX,
     HomeOption,
     IslandArgument,
@@ -22,10 +32,298 @@ from api.commands.common import (
     UrlOption,
     connect,
     console,
+    echo,
+    echo_json,
     print_json,
+    say,
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
+from orchestrator.errors import Conflict, InfrastructureError
+
+if TYPE_CHECKING:
+    from api.chaos.schemas import ChaosRun, VerdictDocument
+    from api.client import Client
+    from api.schemas import Job
+
+
+POLL_EVERY_S = 0.5
+VERDICT_TIMEOUT_S = 90.0
+"""After the job's end. The service gives up on a report before that."""
+
+PlanArgument = Annotated[
+    str,
+    typer.Argument(metavar="PLAN", help="A file, or a shipped plan's name: `attrition`.", autocompletion=common.plans),
+]
+PageOption = Annotated[
+    Path | None, typer.Option("--report", metavar="OUT.html", help="Where the verdict's page goes.", show_default=False)
+]
+ReferenceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reference",
+        metavar="JOB|FILE",
+        help="For loss_gap: a job that nothing was done to, or its report.json.",
+        show_default=False,
+    ),
+]
+RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="Which run; the job's newest if not said.")]
+
+
+def run(
+    job: JobArgument,
+    plan: PlanArgument,
+    report: PageOption = None,
+    reference: ReferenceOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a plan against a live job, watch it to its end, and judge it. Exit code 0 passed, 1 failed, 2 a bad plan.
+
+    Ctrl-C ends the plan, lets stopped islands go on, and leaves the job running; then there is no verdict.
+    """
+
+    from api.terminal.watch import watch
+
+    with connect(home, url) as client:
+        job = client.job(job).job  # `latest` may mean another one by the time it is said again
+        key = secrets.token_hex(16)
+        try:
+            started = _started(client, job, plan, reference, key)
+            ended = watch(client, job, console(stderr=True), ChaosObserver(client, started))
+        except KeyboardInterrupt:
+            started = _started(
+                client, job, plan, reference, key
+            )  # it may have begun without its answer having been read
+            say(_ended(client.stop_chaos(job, started.run)))
+            raise typer.Exit(INTERRUPTED) from None
+        verdict = _awaited_verdict(client, started)
+        page = report or _folder(ended) / f"chaos-{started.plan}.html"
+        page.write_text(client.chaos_report(started.job, started.run), encoding="utf-8")
+    conclude_verdict(_plain(verdict), page, as_json)
+
+
+def start(
+    job: JobArgument,
+    plan: PlanArgument,
+    reference: ReferenceOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a plan against a live job and leave it to the service. Exit code 2: a bad plan; 1: another one runs."""
+    with connect(home, url) as client:
+        started = _started(client, job, plan, reference)
+    if as_json:
+        print_json(started)
+    else:
+        say(f"see `atoll chaos status {started.job}`; end it with `atoll chaos end {started.job}`")
+
+
+def status(
+    job: JobArgument = "latest",
+    run: RunOption = "latest",
+    watch: Annotated[bool, typer.Option("--watch", help="Stay, and tell what happens until it ends.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run of a plan: its state, what became of each fault so far, and what comes next."""
+    with connect(home, url) as client:
+        chaos_run = client.chaos_run(job, run)
+        if watch:
+            chaos_run = _followed(client, chaos_run, as_json)
+        elif as_json:
+            print_json(chaos_run)
+        else:
+            for line in (headline(chaos_run), *lines(chaos_run)):
+                echo(line)
+    if watch and chaos_run.state in ("failed", "aborted"):
+        raise typer.Exit(1)
+
+
+def end(
+    job: JobArgument,
+    run: RunOption = "latest",
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a plan: nothing strikes any more, stopped islands go on, the job is left running. Then there is no verdict."""
+    with connect(home, url) as client:
+        stopped = client.stop_chaos(job, run)
+    if as_json:
+        print_json(stopped)
+    else:
+        say(_ended(stopped))
+
+
+def verdict(
+    job: JobArgument = "latest",
+    run: RunOption = "latest",
+    report: PageOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge a run of a plan by the job's report. Exit code 0 passed, 1 failed, or no verdict yet."""
+    with connect(home, url) as client:
+        document = client.chaos_verdict(job, run)
+        if report is not None:
+            report.write_text(client.chaos_report(job, run), encoding="utf-8")
+    conclude_verdict(_plain(document), report, as_json)
+
+
+def runs(
+    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """List the runs of plans against a job, newest first."""
+    with connect(home, url) as client:
+        summaries = client.chaos_runs(job)
+    if as_json:
+        print_json(summaries)
+        return
+    if not summaries:
+        say("no plan ran against this job")
+        return
+    from api.terminal.listing import Listing
+
+    table = Listing("run", "plan", "state", "struck", "spared", "by", "asked", "why", prose=("why",))
+    for one in summaries:
+        requested_at = time.strftime("%m-%d %H:%M", time.localtime(one.requested_at))
+        table.add_row(
+            one.run,
+            one.plan,
+            one.state,
+            str(one.struck_count),
+            str(one.spared_count),
+            one.caller,
+            requested_at,
+            one.reason,
+        )
+    console().print(table)
+
+
+# ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _started(client: Client, job: str, plan: str, reference: str | None, key: str | None = None) -> ChaosRun:
+    """The run that this key began; it is begun once."""
+    from api.chaos.plans import load, plan_file
+    from orchestrator.specification.config import read_document
+
+    file = plan_file(plan)
+    seed = load(file).seed
+    reference_report = read_document(Path(reference)) if reference and Path(reference).is_file() else reference
+    started = client.start_chaos(job, file.read_text(encoding="utf-8"), reference_report, key=key)
+    say(f"{started.plan} against {started.job}: {started.fault_count} faults planned, seed {seed}; it is {started.run}")
+    return started
+
+
+def _awaited_verdict(client: Client, run: ChaosRun) -> VerdictDocument:
+    """The verdict, which comes soon after the job's end. Raises Conflict if there will be none."""
+    deadline = time.monotonic() + VERDICT_TIMEOUT_S
+    while True:
+        try:
+            return client.chaos_verdict(run.job, run.run)
+        except Conflict:
+            if client.chaos_run(run.job, run.run).ended_at is not None or time.monotonic() > deadline:
+                return client.chaos_verdict(run.job, run.run)
+            time.sleep(POLL_EVERY_S)
+
+
+def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
+    """Tell what is new until nothing is left to do; with ``as_json`` one state a line. Ctrl-C leaves all as it is."""
+    news = [headline(run), *lines(run)]
+    while True:
+        if as_json:
+            echo_json(run.model_dump_json())
+        else:
+            for line in news:
+                echo(line)
+        if run.ended_at is not None:
+            break
+        time.sleep(POLL_EVERY_S)
+        before, run = run, client.chaos_run(run.job, run.run)
+        news = ChaosObserver.news(before, run)
+    if not as_json:
+        echo(headline(run))
+    return run
+
+
+def _ended(run: ChaosRun) -> str:
+    return f"the plan is {run.reason}; nothing more is done to the job: `atoll watch {run.job}`"
+
+
+def _folder(job: Job) -> Path:
+    """The folder of the job's own report, if that is on this machine."""
+    folder = Path(job.run_dir)
+    return folder if folder.is_dir() else Path()
+
+
+def _plain(verdict: VerdictDocument) -> dict[str, Any]:
+    return verdict.model_dump(mode="json", by_alias=True)
+
+
+class ChaosObserver:
+    """Reads the run whenever the job is polled (``watch.Observer``), and returns what is new as a note."""
+
+    def __init__(self, client: Client, begun: ChaosRun) -> None:
+        self._client = client
+        self._shown = begun.model_copy(update={"decisions": [], "state": "waiting"})  # it may have news already
+
+    def __call__(self, _job: Job) -> str | None:
+        before = self._shown
+        try:
+            self._shown = self._client.chaos_run(before.job, before.run)
+        except InfrastructureError:
+            return None  # the job is asked next, and says so
+        return "; ".join(self.news(before, self._shown)) or None
+
+    @staticmethod
+    def news(before: ChaosRun, now: ChaosRun) -> list[str]:
+        """Lines for what is in ``now`` and was not in ``before``."""
+        news = lines(now)[len(before.decisions) : len(now.decisions)]
+        if now.state != before.state and now.state in ("aborted", "stopped"):
+            news.append(f"{now.state}: {now.reason}")
+        return news
+
+
+def conclude_verdict(verdict: Mapping[str, Any], page: Path | None, as_json: bool) -> None:
+    """Print the verdict. Exit code 1 if it is a fail."""
+    if as_json:
+        print_json(verdict)
+    else:
+        for one in verdict["objectives"]:
+            echo(f"{'held  ' if one['passed'] else 'FAILED'}  {one['objective']}  ({one['detail']})")
+        for note in verdict["notes"]:
+            echo(f"note    {note}")
+        echo("passed" if verdict["passed"] else "failed")
+    if page is not None:
+        say(f"the verdict's page: {page}")
+    if not verdict["passed"]:
+        raise typer.Exit(1)
+
+
+def headline(run: ChaosRun) -> str:
+    reason = f" ({run.reason})" if run.reason else ""
+    if run.next is None:
+        coming = ""
+    elif run.next.after_s is None:
+        coming = "; it begins when enough islands train"
+    else:
+        coming = f"; next {run.next.told} at {run.next.after_s:.1f} s"
+    done = f"{run.struck_count} of {run.fault_count} faults struck, {run.spared_count} spared"
+    return f"{run.plan} against {run.job} is {run.state}{reason}: {done}{coming}"
+
+
+def lines(run: ChaosRun) -> list[str]:
+    """One line for the outcome of each fault."""
+    return [
+        f"{one.after_s:.1f} s: {one.told}" + (f" spared, {one.spared}" if one.spared else "") for one in run.decisions
+    ]
+
 
 app = typer.Typer(no_args_is_help=True, help="Break things on purpose, and see whether the run survives.")
 
@@ -44,9 +342,8 @@ def simulate(
 
     A job's steps take `synthetic.step_s`; for a machine's own speeds fit a world to a tape.
     """
-    from api.chaos.plans import load, plan_file
+    from api.chaos.plans import load, plan_file, world_of
     from api.commands.simulate import Progress
-    from api.simulation.worlds import world_of
     from orchestrator.chaos.simulated import run as run_simulated
     from orchestrator.report import chaos as page
 
@@ -153,5 +450,6 @@ def list_plans(as_json: JsonOption = False) -> None:
 
 
 def register(root: typer.Typer) -> None:
-    chaos_runs.register(app)
+    for command in (run, start, status, end, verdict, runs):
+        app.command()(command)
     root.add_typer(app, name="chaos", rich_help_panel="Islands")

@@ -13,12 +13,12 @@ import typer
 
 from api.commands.common import HomeOption, PackagesOption, UrlOption, connect, echo, echo_json, say
 from api.installation.home import DEFAULT_HOME
-from orchestrator import python_process, user_packages
-from orchestrator.plain import counted
+from orchestrator.system import python_process, user_packages
+from orchestrator.system.plain import counted
 
 if TYPE_CHECKING:
-    from orchestrator.config import JobSpec
     from orchestrator.errors import Problem
+    from orchestrator.specification.config import JobSpec
 
 DEVICES_MAX = 256
 GIB = 2**30
@@ -36,8 +36,8 @@ def check(
     Code of its packages runs here, in a process of its own, as it would in an island; nothing is compiled or trained.
     Without a service the node groups are not checked. Exit code 2, with every problem, if there is one.
     """
-    from orchestrator.config import read_job_document
     from orchestrator.errors import InvalidJobSpec
+    from orchestrator.specification.config import read_job_document
 
     environment = user_packages.child_environment(os.environ, packages or ())
     document = read_job_document(file)
@@ -66,11 +66,10 @@ def _accepted(
     document: Mapping[str, Any], home: Path, url: str | None, problems: list[Problem]
 ) -> tuple[JobSpec | None, list[str]]:
     """The specification, or what is right of it, by the service where one answers, and what was not checked."""
-    from orchestrator.config import parse_job, right_sections
-    from orchestrator.data_check import data_problems, with_stored_bytes
-    from orchestrator.data_files import with_found_files
     from orchestrator.errors import InvalidJobSpec, ServiceUnreachable
-    from orchestrator.roots import EVERYTHING
+    from orchestrator.specification.config import parse_job, right_sections
+    from orchestrator.specification.data_check import data_problems, with_found_files, with_stored_bytes
+    from orchestrator.system.roots import EVERYTHING
 
     try:
         with connect(home, url) as client:
@@ -121,7 +120,7 @@ def _in_a_process(spec: JobSpec, environment: Mapping[str, str]) -> tuple[dict[s
 
 def _beyond(spec: JobSpec) -> list[str]:
     """What a look at one entry on this machine leaves open."""
-    from orchestrator.config import BUILT_IN_TRAINER
+    from orchestrator.specification.config import BUILT_IN_TRAINER
 
     open_questions = []
     if spec.trainer != BUILT_IN_TRAINER:
@@ -133,8 +132,8 @@ def _beyond(spec: JobSpec) -> list[str]:
 
 def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
     """What would run, as plain data."""
-    from orchestrator.advice import advice
-    from orchestrator.memory_budget import demand_of
+    from orchestrator.simulation.advice import advice
+    from orchestrator.specification.memory_budget import demand_of
 
     demand = demand_of(spec, result["model"]["parameters"])
     sync, inner = spec.synchroniser, spec.training.inner_optimizer

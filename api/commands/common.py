@@ -1,25 +1,71 @@
 """The options, the connection to the service, and the printing that all commands share.
 
 Light on purpose: the client and rich are imported when a command runs, not when the command line is read.
+
+Shell completion: names that the service knows, asked for while somebody types.
+
+Responsible for being quick and silent: whatever goes wrong, nothing is completed. The client is imported when a shell asks,
+not when a command runs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from api.commands import completion, streams
+from api.commands import streams
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
-from orchestrator import printable
+from orchestrator.errors import AtollError
+from orchestrator.system import printable
 
 if TYPE_CHECKING:
     from api.client import Client
     from api.terminal.screen import Screen
+
+
+PATIENCE_S = 2.0
+
+
+def jobs(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _beginning(incomplete, ["latest", *_ask(ctx, lambda client: (job.job for job in client.jobs()))])
+
+
+def islands(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Those of the job that was typed before."""
+    job = ctx.params.get("job") or "latest"
+    return _beginning(incomplete, _ask(ctx, lambda client: (island.island for island in client.islands(job))))
+
+
+def node_groups(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _beginning(incomplete, _ask(ctx, lambda client: (group.name for group in client.node_groups())))
+
+
+def plans(incomplete: str) -> list[str]:
+    """The shipped plans; the shell itself knows files."""
+    from api.installation.home import PLANS
+
+    return _beginning(incomplete, sorted(path.stem for path in PLANS.glob("*.yaml")))
+
+
+def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete) and name.isprintable()]
+
+
+def _ask(ctx: typer.Context, question: Callable[[Client], Iterable[str]]) -> list[str]:
+    from api.client import Client
+
+    home, url = ctx.params.get("home") or DEFAULT_HOME, ctx.params.get("url")
+    try:
+        with Client.at(home, url, timeout_s=PATIENCE_S) as client:
+            return list(question(client))
+    except AtollError:
+        return []
+
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The installation's folder.", show_default=str(DEFAULT_HOME))]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Where jobs write.", show_default=str(DEFAULT_RUNS))]
@@ -50,17 +96,13 @@ WatchOption = Annotated[
 ]
 JobArgument = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="A job's id, or `latest`.", show_default=False, autocompletion=completion.jobs),
+    typer.Argument(metavar="JOB", help="A job's id, or `latest`.", show_default=False, autocompletion=jobs),
 ]
 IslandArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="ISLAND", help="An island of the job.", show_default=False, autocompletion=completion.islands
-    ),
+    typer.Argument(metavar="ISLAND", help="An island of the job.", show_default=False, autocompletion=islands),
 ]
-GroupArgument = Annotated[
-    str, typer.Argument(metavar="GROUP", help="The node group.", autocompletion=completion.node_groups)
-]
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The node group.", autocompletion=node_groups)]
 
 
 def connect(home: Path, url: str | None) -> Client:

@@ -1,4 +1,7 @@
-"""`atoll data`: prepare the text of streamed jobs. Needs no service."""
+"""`atoll data`: prepare the text of streamed jobs. Needs no service.
+
+`atoll tokenizer`: make a tokenizer for `data.tokenizer`. Needs no service.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,27 @@ from typing import Annotated, Any
 import typer
 
 from api.commands.tapes import run_to_end
-from orchestrator import python_process
+from orchestrator.system import python_process
+
+
+def train(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILES", help="Text, .jsonl, .parquet, .arrayrecord; with .gz or .zst; or URLs."),
+    ],
+    output: Annotated[Path, typer.Option("--output", help="The tokenizer.json to write.")],
+    vocabulary_size: Annotated[
+        int, typer.Option("--vocabulary-size", min=257, max=1 << 20, help="How many tokens it has.")
+    ] = 32_000,
+    text_field: Annotated[str, typer.Option("--text-field", help="Where JSON and Parquet have the text.")] = "text",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON, and no progress.")] = False,
+) -> None:
+    """Train byte-level BPE on files and write it as a tokenizer.json. The same files give the same tokenizer."""
+    # A process of its own: the library keeps threads and much memory, and is an extra of atoll.
+    command = python_process.module("learners.tokenizer_training", "--vocabulary-size", str(vocabulary_size))
+    command += ["--output", str(output), "--text-field", text_field, *(["--json"] if as_json else []), "--", *files]
+    raise typer.Exit(run_to_end(command))
+
 
 YAML_ENDINGS = tuple(yaml + packed for yaml in (".yaml", ".yml") for packed in ("", ".gz", ".gzip", ".zst", ".zstd"))
 SPECIFICATION_BYTES_MAX = 1 << 20
@@ -68,8 +91,8 @@ def _is_specification(path: str) -> bool:
     """Whether the file is a job specification, by its name or by what is in it: a specification is never counted as text."""
     if path.lower().endswith(YAML_ENDINGS):
         return True
-    from orchestrator.config import read_document
     from orchestrator.errors import ConfigurationError
+    from orchestrator.specification.config import read_document
 
     try:
         if "://" in path or Path(path).stat().st_size > SPECIFICATION_BYTES_MAX:
@@ -80,7 +103,7 @@ def _is_specification(path: str) -> bool:
 
 
 def _of_specification(path: str, options_set: dict[str, Any]) -> dict[str, Any]:
-    from orchestrator.config import read_job_document
+    from orchestrator.specification.config import read_job_document
 
     if options_set:
         raise typer.BadParameter(f"--{next(iter(options_set)).replace('_', '-')}: {OF_A_SPECIFICATION}")
@@ -107,10 +130,10 @@ def _of_files(files: list[str], options_set: dict[str, Any]) -> dict[str, Any]:
 
 def _section(document: dict[str, Any]) -> dict[str, Any]:
     """The ``data`` section of a valid specification, with files in the place of patterns."""
-    from orchestrator.config import parse_job
-    from orchestrator.data_files import with_found_files
     from orchestrator.errors import ConfigurationError
-    from orchestrator.roots import EVERYTHING
+    from orchestrator.specification.config import parse_job
+    from orchestrator.specification.data_check import with_found_files
+    from orchestrator.system.roots import EVERYTHING
 
     data = with_found_files(parse_job(document), EVERYTHING).data
     if data.source != "streamed":
@@ -126,6 +149,12 @@ def _absolute(path: str) -> str:
 
 
 def register(app: typer.Typer) -> None:
+    tokenizer = typer.Typer(no_args_is_help=True, help="Make a tokenizer for data.tokenizer.")
+    tokenizer.command("train")(train)
+    app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Science")
+    tokenizer = typer.Typer(no_args_is_help=True, help="Make a tokenizer for data.tokenizer.")
+    tokenizer.command("train")(train)
+    app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Science")
     group = typer.Typer(no_args_is_help=True, help="Prepare the text of streamed jobs.")
     group.command("index")(index)
     app.add_typer(group, name="data", rich_help_panel="Science")

@@ -18,11 +18,8 @@ from api.commands.common import connect, console, echo, print_json, say
 from api.installation.home import Home
 from api.installation.lines import HEAD, MeasuredLine, measured_lines
 from api.terminal.listing import Listing
-from orchestrator.config import JobSpec, parse_job, read_document
 from orchestrator.errors import ConfigurationError
-from orchestrator.memory_budget import parameter_count_of
 from orchestrator.parameters.codec.registry import CODEC_NAMES, EXACT
-from orchestrator.sections import SynchroniserSection
 from orchestrator.simulation.line_advice import (
     COMPARED,
     UTILISATION_MIN,
@@ -34,6 +31,9 @@ from orchestrator.simulation.line_advice import (
     bits_of,
     table,
 )
+from orchestrator.specification.config import JobSpec, parse_job, read_document
+from orchestrator.specification.memory_budget import parameter_count_of
+from orchestrator.specification.sections import SynchroniserSection
 
 LINES_FOR_ADVICE = "For advice say what is trained: --job JOB, --config SPEC, or --parameters N and --step-s T."
 

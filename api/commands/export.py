@@ -17,8 +17,8 @@ import typer
 
 from api.commands.common import HomeOption, JobArgument, UrlOption, connect, say
 from api.installation.home import DEFAULT_HOME
-from orchestrator import python_process
 from orchestrator.errors import ConfigurationError, DataError, NotFound, RequestError
+from orchestrator.system import python_process
 
 if TYPE_CHECKING:
     from api.client import Client  # takes a third of a second, which only who asks a service must wait for
@@ -94,9 +94,9 @@ def _write_for_orbax(parameters: Path, target: Path) -> None:
 
 def _write_for_transformers(client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any]) -> list[str]:
     """Return what a user should know. What the service has no longer keeps nobody from the parameters."""
-    from orchestrator.bounds import BYTES  # brings pydantic
     from orchestrator.models.huggingface import export as huggingface  # brings NumPy
     from orchestrator.models.huggingface import origin as origins
+    from orchestrator.specification.bounds import BYTES  # brings pydantic
 
     if problem := huggingface.not_of_transformers(spec):
         raise problem

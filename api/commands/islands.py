@@ -1,4 +1,7 @@
-"""Commands about a job's islands: look, kill, drain, place again."""
+"""Commands about a job's islands: look, kill, drain, place again.
+
+Commands about the fleet: look at its node groups, and say which of them take nothing new.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from api.commands.common import (
     UrlOption,
     WatchOption,
     connect,
+    console,
     console_for,
     echo_json,
     print_json,
@@ -27,8 +31,52 @@ from api.installation.home import DEFAULT_HOME
 
 if TYPE_CHECKING:
     from api.client import Client
-    from api.schemas import Command, Job
+    from api.schemas import Command, Job, NodeGroupChange
     from api.terminal.listing import Listing
+
+
+def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """List the fleet's node groups."""
+    with connect(home, url) as client:
+        groups = client.node_groups()
+    if as_json:
+        print_json(groups)
+        return
+    from api.terminal.listing import Listing
+
+    table = Listing("node group", "region", "nodes", "CPUs free", "accelerators", "takes islands")
+    for group in groups:
+        takes = f"no: cordoned by {group.cordoned_by}" if group.cordoned else "yes"
+        cpus = f"{group.cpus_free:g} of {group.cpus:g}"
+        table.add_row(group.name, group.region, str(group.nodes), cpus, str(group.accelerators), takes)
+    console().print(table)
+
+
+def cordon(
+    group: GroupArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Place nothing new on a node group. What trains there goes on."""
+    with connect(home, url) as client:
+        _conclude(client.cordon(group), as_json)
+
+
+def uncordon(
+    group: GroupArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Place islands on a node group again, and at once those that wait for it."""
+    with connect(home, url) as client:
+        _conclude(client.uncordon(group), as_json)
+
+
+def _conclude(change: NodeGroupChange, as_json: bool) -> None:
+    if as_json:
+        print_json(change)
+        return
+    group = change.node_group
+    state = f"cordoned by {group.cordoned_by}: nothing new is placed there" if group.cordoned else "takes islands"
+    jobs = ", ".join(command.job for command in change.commands) or "no running job had to be"
+    say(f"{group.name} {'is ' if group.cordoned else ''}{state}; told: {jobs}")
+
 
 DECISION_TIMEOUT_S = 20.0
 
@@ -52,8 +100,7 @@ def islands(
 
 
 def _watch(client: Client, job: str, output: str | None, as_json: bool) -> None:
-    from api.terminal.lists import emit, show
-    from api.terminal.poller import Poller
+    from api.terminal.lists import Poller, emit, show
     from api.terminal.watch import asking
 
     poller = Poller(asking(client, job))
@@ -145,5 +192,5 @@ def decision(client: Client, command: Command) -> Command:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (islands, kill, drain, readd, scale):
+    for command in (islands, kill, drain, readd, scale, node_groups, cordon, uncordon):
         app.command(rich_help_panel="Islands")(command)

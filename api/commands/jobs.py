@@ -60,7 +60,7 @@ def submit(
     It waits in the queue while there is no room: by priority, then first come, and nobody overtakes.
     """
     from api.terminal.summary import warning_lines
-    from orchestrator.config import parse_job, read_job_document
+    from orchestrator.specification.config import parse_job, read_job_document
 
     document = read_job_document(file)
     try:
@@ -149,8 +149,7 @@ def jobs(
 def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json: bool) -> None:
     from rich.console import Group
 
-    from api.terminal.lists import emit, show
-    from api.terminal.poller import Poller
+    from api.terminal.lists import Poller, emit, show
 
     def draw(jobs: list[JobSummary]) -> Group:
         return Group(_table(jobs, output == "wide"), *_waiting(jobs))

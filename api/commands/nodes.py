@@ -15,9 +15,9 @@ from typing import Annotated
 import typer
 
 from api.commands.common import PackagesOption
-from orchestrator import python_process, secret_files, user_packages
 from orchestrator.errors import ConfigurationError
-from orchestrator.ports import is_host, is_loopback
+from orchestrator.system import home_files, python_process, user_packages
+from orchestrator.system.ports import is_host, is_loopback
 
 JOIN_MODULE, LEAVE_MODULE = "orchestrator.runtime.join", "orchestrator.runtime.leave"
 TOKEN_VARIABLE, CERTIFICATES_VARIABLE = "RAY_AUTH_TOKEN_PATH", "ATOLL_CERTIFICATES"
@@ -178,7 +178,7 @@ def checked_token(path: Path | None) -> Path:
         raise ConfigurationError(
             detail=f"No secret of the cluster was named. Give its file with --token-file, or in {TOKEN_VARIABLE}."
         )
-    secret_files.refuse_unfit(path, "--token-file", "Copy the cluster's secret there, for this user alone.")
+    home_files.refuse_unfit(path, "--token-file", "Copy the cluster's secret there, for this user alone.")
     return path
 
 

@@ -9,7 +9,7 @@ import typer
 
 from api.commands.common import JsonOption, PackagesOption
 from api.commands.tapes import run_to_end
-from orchestrator import python_process
+from orchestrator.system import python_process
 
 
 def compare(

@@ -15,14 +15,12 @@ from api.commands.common import (
     console,
     say,
 )
-from api.installation.binding import Binding
-from api.installation.database import refuse_password_in_view
-from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
-from api.installation.shipped import CONFIGS
+from api.installation.binding import Binding, refuse_password_in_view
+from api.installation.home import CONFIGS, DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
 from api.installation.up import RAY_CONTROL, Installation
 from api.installation.up import down as take_down
 from api.installation.up import up as bring_up
-from orchestrator.ports import LOOPBACK
+from orchestrator.system.ports import LOOPBACK
 
 GROUPS = CONFIGS / "groups.yaml"
 DEMO_HOME = DEFAULT_HOME / "demo"

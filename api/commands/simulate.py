@@ -63,11 +63,10 @@ def simulate(
 
 
 def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None, as_json: bool) -> None:
-    from api.simulation.simulated import badput_table, headline, label, systems_table
-    from api.simulation.tapes import TapeFiles
-    from orchestrator.config import read_document
+    from api.simulation.simulated import TapeFiles, badput_table, headline, label, systems_table
     from orchestrator.report.simulated import systems_chart
     from orchestrator.simulation import run, spec
+    from orchestrator.specification.config import read_document
 
     document = read_document(file)
     parsed = spec.parse(document if seed is None else {**document, "seed": seed})

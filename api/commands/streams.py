@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from orchestrator import printable
+from orchestrator.system import printable
 
 CANNOT_REPLACE = ("strict", "surrogateescape")
 """Python's own rules for characters that an encoding lacks; it takes the second one in the locales C, POSIX and C.UTF-8."""

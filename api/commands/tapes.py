@@ -26,9 +26,9 @@ from api.commands.common import (
 )
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
-from orchestrator import python_process, user_packages
 from orchestrator.errors import ConfigurationError
-from orchestrator.run_folder import TAPE
+from orchestrator.system import python_process, user_packages
+from orchestrator.system.run_folder import TAPE
 
 if TYPE_CHECKING:
     from orchestrator.simulation.whatif import WhatIf

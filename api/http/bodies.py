@@ -8,7 +8,7 @@ not wait for the body. What is left of a small body is read and thrown away, so 
 says ``Connection: close``, and the last of it is held back for a moment while more is thrown away: a socket that is closed
 over unread data is reset, and the answer may be lost with it.
 
-What the bytes say is read in a thread, whatever route they are for (``api.http.routing``).
+What the bytes say is read in a thread, whatever route they are for (``api.http.pools``).
 
 Source: RFC 9110, 15.5.14 (413) and 10.1.1 (Expect); RFC 9112, 9.6 (closing a connection in stages).
 """

@@ -13,6 +13,11 @@ uvicorn speaks HTTP (``H11Protocol``); it accepts without counting, and waits fo
 have their own limits (``api.http.bodies``).
 
 Source: RFC 9112, section 9.8; nginx's client_header_timeout, send_timeout and limit_conn, and its reuse of idle connections.
+
+The service's own certificate, read again where its files have changed: new handshakes show the new one.
+
+Whoever renews it tells nobody, and need not: connections that are there go on, and the next one is made with what the files
+hold by then. Files that do not belong together, as between the writing of two, leave the service with what it has.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import asyncio
 import logging
 import resource
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +40,44 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.http.problems import CONTENT_TYPE, refused
-from api.http.served_certificate import ServedCertificate
+
+logger = logging.getLogger(__name__)
+
+
+class ServedCertificate:
+    """Of a context that is in use."""
+
+    def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+        self._context, self._files = context, (certificate, key)
+        self._read = self._refused = self._seen()
+
+    def refresh(self) -> None:
+        """The next handshake of the context shows what the files hold, if they are of use."""
+        seen = self._seen()
+        if seen in (self._read, self._refused):
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files, password="")
+            self._context.load_cert_chain(*self._files, password="")
+        except OSError as error:
+            self._refused = seen
+            logger.warning("%s and its key have changed and cannot be used: %s", self._files[0], error)
+            return
+        self._read = seen
+        logger.info("the certificate %s has changed, and is shown from now on", self._files[0])
+
+    def _seen(self) -> tuple[tuple[int, ...], ...]:
+        """Empty for a file that is not there."""
+        return tuple(_state(path) for path in self._files)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    try:
+        about = path.stat()
+    except OSError:
+        return ()
+    return (about.st_ino, about.st_mtime_ns, about.st_size)
+
 
 HANDSHAKE_S = 10.0
 HEAD_S = 10.0
@@ -53,7 +96,6 @@ DESCRIPTORS_MAX = 1 << 16
 DESCRIPTORS_APART = 64
 """For the database, the cluster, the log, and what else the process has open."""
 
-logger = logging.getLogger(__name__)
 _OF_UVICORN = logging.getLogger("uvicorn.error.connection")
 _OF_UVICORN.setLevel(logging.ERROR)
 

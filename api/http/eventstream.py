@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from api.run.records import is_sound, number_of
-from orchestrator.plain import finite
+from orchestrator.system.plain import finite
 
 CONTENT_TYPE = "text/event-stream"
 RETRY = b"retry: 1000\n\n"

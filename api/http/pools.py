@@ -20,20 +20,32 @@ its thread until it returns. FastAPI would run all of them in one limit of 40 th
 
 A router's class says which pool its routes run in (``routing.runs_in``), a route's own word goes before it (``in_pool``).
 ``tests/attack/test_silent_cluster.py`` fails for a route that has none.
+
+The class of all routes that change or tell something: its function runs in a pool, its body is read strictly.
+
+FastAPI would run every function in one limit of 40 threads, take the last of two equal keys and NaN for a number, and read
+bodies in the event loop. Responsible for what comes between a request's bytes and the call of a route; which fields there
+may be says each route's model, and which pools there are ``api.http.pools``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial, wraps
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
-from orchestrator.errors import InfrastructureError
-from orchestrator.threads import BoundedThreads
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.specification.documents import REQUEST, read_json
+from orchestrator.system.threads import BoundedThreads
 
 Answer = TypeVar("Answer")
 
@@ -169,3 +181,39 @@ def _forget(answer: asyncio.Future[Any]) -> None:
     """Whoever asked has left; an error that comes later is nobody's."""
     if not answer.cancelled():
         answer.exception()
+
+
+BODY = "the body"
+
+
+class StrictBody(APIRoute):
+    """A route whose body is plain data as ``orchestrator.specification.documents`` has it, or refused with the reason."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strictly(request: Request) -> Response:
+            try:
+                return await handle(_Strict(request.scope, request.receive))
+            except HTTPException as error:  # what FastAPI makes of any failure to parse
+                if isinstance(error.__cause__, ConfigurationError):
+                    raise error.__cause__ from None
+                raise
+
+        return strictly
+
+
+class _Strict(Request):
+    async def json(self) -> Any:
+        return await PARSING.run(read_json, await self.body(), REQUEST, BODY)
+
+
+def runs_in(pool: Pool) -> type[APIRoute]:
+    """The class of routes whose functions run in this pool, but for coroutines, which must not wait for anything."""
+
+    class PooledRoute(StrictBody):
+        def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+            chosen = hasattr(endpoint, "pool") or iscoroutinefunction(endpoint)
+            super().__init__(path, endpoint if chosen else in_pool(pool)(endpoint), **options)
+
+    return PooledRoute

@@ -42,7 +42,7 @@ from orchestrator.errors import (
     Unauthenticated,
     disk_remedy,
 )
-from orchestrator.validation import problem_of
+from orchestrator.specification.validation import problem_of
 
 CONTENT_TYPE = "application/problem+json"
 PREFIX = "urn:atoll:problem:"

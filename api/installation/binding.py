@@ -2,6 +2,10 @@
 
 Responsible for listening sockets and for the one rule about them: a token that crosses a network in the clear belongs to
 whoever listens there. Light, because ``atoll up`` binds before it starts anything, so that a refusal costs nothing.
+
+Whom clients trust of a service with a certificate of its own: that one, and what its authority issues after it.
+
+A database's address on a command line: everybody on the machine sees those, so a password may not be in it.
 """
 
 from __future__ import annotations
@@ -12,9 +16,53 @@ import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
+from api.installation.home import DATABASE_VARIABLE
 from orchestrator.errors import ConfigurationError, InfrastructureError
-from orchestrator.ports import EVERYWHERE, LOOPBACK, is_loopback
+from orchestrator.system.ports import EVERYWHERE, LOOPBACK, is_loopback
+
+
+def refuse_password_in_view(url: str | None) -> None:
+    """Raises ConfigurationError, without the password, if ``url`` has one."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        secret = parts.password or any("password" in name.lower() for name, _ in parse_qsl(parts.query))
+    except ValueError:
+        secret = "@" in url
+    if secret:
+        raise ConfigurationError(
+            detail="--database has a password in it, and everybody on this machine sees command lines. "
+            f"Give the same URL in the environment variable {DATABASE_VARIABLE}, or the password in a file that the "
+            "database's driver reads (for PostgreSQL, ~/.pgpass)."
+        )
+
+
+AUTHORITY_BESIDE = "ca.crt"
+
+
+def trusting(certificate: Path) -> ssl.SSLContext:
+    """A context that takes this certificate of a service, and what the authority issues that lies beside it, if one does.
+
+    So a machine's folder of ``atoll certificates`` does, and whoever waits for long bears its certificate being renewed.
+    Raises ConfigurationError for files that are none.
+    """
+    beside = certificate.with_name(AUTHORITY_BESIDE)
+    named = certificate
+    try:
+        context = ssl.create_default_context(cafile=certificate)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is named here, whoever has issued it
+        if beside.exists():
+            named = beside
+            context.load_verify_locations(beside)
+    except OSError as error:
+        raise ConfigurationError(
+            detail=f"{named}, by which the service is known here, cannot be used ({error.strerror}). Copy it anew from the "
+            "service's machine."
+        ) from error
+    return context
 
 
 @dataclass(frozen=True, slots=True)

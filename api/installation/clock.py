@@ -4,6 +4,8 @@ Responsible for the checks and their remedies; never sets a clock. No time serve
 the internet. The kernel knows whether somebody keeps its clock (adjtimex(2), asked without changing anything); an answer of
 a service names the second in which it was written, so what is known of the offset is an interval, and its end nearer to
 zero is what is told.
+
+The result of one check of `atoll doctor`: the check, its state, the detail, and the remedy.
 """
 
 from __future__ import annotations
@@ -11,12 +13,28 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from enum import StrEnum
 from pathlib import Path
 
-from api.installation.check_result import CheckResult, State
-from api.installation.trust import trusting
+from api.installation.binding import trusting
 from orchestrator.errors import ConfigurationError
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    check: str
+    state: State
+    detail: str
+    remedy: str = ""
+
 
 AHEAD_MAX_S = 5.0
 OFFSET_MAX_S = 2.0

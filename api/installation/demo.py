@@ -16,15 +16,15 @@ from typing import Any
 from rich.console import Console
 
 from api.client import Client
-from api.installation.shipped import CONFIGS
+from api.installation.home import CONFIGS
 from api.installation.up import Installation, Say, end, start
 from api.schemas import Job
 from api.terminal.summary import lines_that_matter
 from api.terminal.watch import watch
-from orchestrator import signals
-from orchestrator.config import read_job_document
 from orchestrator.errors import AtollError, Conflict, NotFound
-from orchestrator.run_folder import REPORT_PAGE
+from orchestrator.specification.config import read_job_document
+from orchestrator.system import signals
+from orchestrator.system.run_folder import REPORT_PAGE
 
 KILL_AT_RATIO = 1 / 3
 REPORT_TIMEOUT_S = 60.0

@@ -20,16 +20,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from api.installation.check_result import CheckResult, State
-from api.installation.clock import own_clock, service_clock, synchronised
+from api.installation.clock import CheckResult, State, own_clock, service_clock, synchronised
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.store_history import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
-from orchestrator import home_files, object_store, program_cache, python_process, socket_room
-from orchestrator.config import read_document
-from orchestrator.environment import built
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
-from orchestrator.memory_budget import EVALUATOR_BYTES, island_bytes_per_parameter, shard_bytes_per_parameter
+from orchestrator.specification.config import read_document
+from orchestrator.specification.memory_budget import (
+    EVALUATOR_BYTES,
+    island_bytes_per_parameter,
+    shard_bytes_per_parameter,
+)
+from orchestrator.system import home_files, object_store, program_cache, python_process, socket_room
+from orchestrator.system.python_process import built
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
 PROBE_TIMEOUT_S = 60.0
@@ -269,7 +272,7 @@ def _cores(groups: Path, cores: int) -> CheckResult:
 
 
 def memory(available: str, failed: str) -> CheckResult:
-    """The figure that a node of this machine would state, by which jobs are refused (``orchestrator.memory_budget``)."""
+    """The memory that a node of this machine would offer. ``specification.memory_budget`` refuses jobs by it."""
     if not failed and not available.isdecimal():
         failed = f"the answer is no number: {available}"
     if failed:

@@ -6,6 +6,14 @@ process lives, however it ends, so that a stale address or a reused pid never pa
 is held by whoever starts or ends what runs here, and says who that is; ``token`` is an admin's, for whoever may read this
 folder as its owner; ``taken-down`` says that what ran here was ended on purpose, until the next service has seen to the jobs
 that this concerns. Light enough to be imported by every command.
+
+The files that come with atoll: sample jobs, node groups, chaos plans. In a checkout they lie in ``deploy``.
+
+An installed wheel has them in the package itself (``pyproject.toml``, force-include): who runs that has no checkout.
+
+The roots below which jobs of an installation may read and write: those given to ``atoll up``, or the default ones.
+
+The same decision for ``atoll up``, which refuses a root that can be none before anything is started, and for the service.
 """
 
 from __future__ import annotations
@@ -15,15 +23,55 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
-from orchestrator import home_files
+from orchestrator.checkpoints.folder import refuse_unreachable
 from orchestrator.errors import Conflict, InfrastructureError, disk_remedy
+from orchestrator.system import home_files
+from orchestrator.system.roots import AllowedRoots, defaults
+
+KINDS = {
+    "checkpoints": "jobs may read and write checkpoints below this folder or URL (default: the working folder)",
+    "data": "jobs may read text files below this folder (default: the working folder)",
+}
+
+
+def roots_of(
+    home: Path,
+    runs: Path,
+    checkpoints: Sequence[str],
+    data: Sequence[str],
+    database: str | None = None,
+    key: Path | None = None,
+) -> AllowedRoots:
+    """Raises ConfigurationError for a root that can be none, or is in a store for which a package is missing."""
+    private = [key.resolve()] if key else []
+    if database and database.startswith("sqlite"):
+        file = database.partition(":///")[2].partition("?")[0]
+        private += [Path(f"{file}{suffix}").resolve() for suffix in ("", "-wal", "-shm", "-journal") if file]
+    roots = defaults(home.resolve(), runs.resolve(), checkpoints, data, _working_folder(home), private)
+    refuse_unreachable(roots.checkpoints)
+    return roots
+
+
+def _working_folder(home: Path) -> Path:
+    """Where it was removed, the home: that is no default root, so there is none."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return home.resolve()
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+FOLDER = _PACKAGE / "deploy" if (_PACKAGE / "deploy").is_dir() else _PACKAGE.parent / "deploy"
+CONFIGS = FOLDER / "configs"
+PLANS = FOLDER / "plans"
+
 
 SERVICE_MODULE = "api.serve"
 DEFAULT_HOME = Path(".atoll")

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pydantic import BaseModel, ValidationError
 
 from api.installation.home import Home
-from orchestrator import python_process
-from orchestrator.environment import built
 from orchestrator.errors import InfrastructureError
+from orchestrator.system import python_process
+from orchestrator.system.python_process import built
 
 PROBE_MODULE = "orchestrator.runtime.line_probe"
 HEAD = "control"

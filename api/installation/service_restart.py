@@ -23,9 +23,9 @@ from api.installation.binding import Binding
 from api.installation.detached import start_detached
 from api.installation.home import Home
 from api.installation.up import bound_listener
-from orchestrator import python_process
-from orchestrator.environment import built
 from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.system import python_process
+from orchestrator.system.python_process import built
 
 RestartService = Callable[[], None]
 """Ends the service soon after it returns; another one takes its place. Raises ConfigurationError where none would."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from api.installation.home import Home
-from orchestrator import home_files
 from orchestrator.errors import InfrastructureError
+from orchestrator.system import home_files
 
 SQLITE = "sqlite"
 BESIDE = ("", "-wal", "-shm", "-journal")

@@ -32,13 +32,11 @@ from api.auth.code import refuse_unfit
 from api.installation import store_history
 from api.installation.binding import Binding
 from api.installation.detached import start_detached, working_folder
-from api.installation.home import DATABASE_VARIABLE, Address, Home
-from api.installation.job_roots import roots_of
-from api.installation.shipped import CONFIGS
-from orchestrator import home_files, program_cache, python_process, signals, user_packages
-from orchestrator.environment import built, refuse_unset
+from api.installation.home import CONFIGS, DATABASE_VARIABLE, Address, Home, roots_of
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
-from orchestrator.marks import marked_pids
+from orchestrator.system import home_files, program_cache, python_process, signals, user_packages
+from orchestrator.system.marks import marked_pids
+from orchestrator.system.python_process import built, refuse_unset
 
 CLUSTER_MODULE = "orchestrator.runtime.embedded"
 RAY_CONTROL = "orchestrator.runtime.control_port:connect"
@@ -90,7 +88,7 @@ def up(wanted: Installation, say: Say) -> Address:
     """The cluster and the service run and answer. Says what it does; already up is said and changes nothing.
 
     Raises Conflict while another process starts or ends something in this home. A signal that ends it is an exception of
-    ``orchestrator.signals``; what was started by then is ended.
+    ``orchestrator.system.signals``; what was started by then is ended.
     """
     wanted.binding.refuse_if_unfit()
     refuse_unfit(wanted.packages)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from orchestrator import user_packages
-from orchestrator.config import JobSpec
 from orchestrator.errors import Problem
-from orchestrator.validation import closest
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.validation import closest
+from orchestrator.system import user_packages
 
 SOURCE_BYTES_MAX = 1 << 20
 _PARSING = threading.Lock()

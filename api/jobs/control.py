@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
-from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
-from orchestrator.memory_budget import NodeMemory
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.memory_budget import NodeMemory
+from orchestrator.system.roots import AllowedRoots
 
 
 class ControlPort(Protocol):

@@ -25,19 +25,18 @@ from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.origin import keep_origin
 from api.jobs.outlines import Outline, Outlines
-from api.jobs.path_check import refuse_outside
+from api.jobs.path_check import keep_tokenizer, refuse_outside
 from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, behind, decide, wants_of
 from api.jobs.status_cache import StatusCache
-from api.jobs.tokenizer_check import keep_tokenizer
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
 from orchestrator.actors.records import StatusRecord
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import AtollError, InfrastructureError, NotFound, first_line
-from orchestrator.roots import AllowedRoots
-from orchestrator.sections import IslandsSection
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.specification.sections import IslandsSection
+from orchestrator.system.roots import AllowedRoots
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from orchestrator.errors import RequestError
-from orchestrator.plain import brief
+from orchestrator.system.plain import brief
 
 
 def digest_of(request: Any) -> str:

@@ -15,8 +15,8 @@ from api.run.folder import put
 from orchestrator.errors import AtollError, Conflict, DataError, NotFound
 from orchestrator.models.huggingface import origin
 from orchestrator.models.huggingface.origin import BYTES_MAX, Origin
-from orchestrator.roots import AllowedRoots
-from orchestrator.run_folder import CHECKPOINTS, ORIGIN
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import CHECKPOINTS, ORIGIN
 
 
 def keep_origin(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> None:

@@ -31,7 +31,7 @@ from orchestrator.actors.records import StatusRecord
 from orchestrator.chaos.kinds import CONTINUE
 from orchestrator.core.commands import Cancel, Command, Inject, kind_of
 from orchestrator.errors import AtollError, Conflict, DataError, InfrastructureError, NotFound
-from orchestrator.tape import command_codec
+from orchestrator.tape import codec
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def row_of(job: str, caller: str, command: Command) -> CommandRow:
     return CommandRow(
         command=f"{kind_of(command)}-{secrets.token_hex(6)}",
         job=job,
-        request=command_codec.encode(command),
+        request=codec.encode_command(command),
         caller=caller,
         requested_at=time.time(),
     )
@@ -124,7 +124,7 @@ class Outbox:
     def _reached(self, row: JobRow, command: CommandRow) -> bool:
         """The job has the command, or never will. False while it is not known which; raises while it does not answer."""
         try:
-            request = command_codec.decode(command.request)
+            request = codec.decode_command(command.request)
         except DataError as error:
             self._store.update_command(command.command, accepted=False, detail=f"it could not be handed over: {error}")
             return True

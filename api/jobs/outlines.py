@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any
 
 from api.jobs.queue import Wants, wants_of
-from orchestrator.config import JobSpec
+from orchestrator.specification.config import JobSpec
 
 JOBS_MAX = 4096
 

@@ -42,9 +42,9 @@ from api.run.folder import Run, damage_of_status, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
 from orchestrator.actors.records import StatusRecord
-from orchestrator.config import parse_job
 from orchestrator.errors import AtollError, InfrastructureError
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from api.jobs.control import ControlPort
 from api.jobs.service import Service
 from api.run.files import open_below
 from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound, in_words
-from orchestrator.run_folder import PARAMETERS
+from orchestrator.system.run_folder import PARAMETERS
 
 CHUNK_BYTES = 256 << 10
 KEEP_S = 5.0

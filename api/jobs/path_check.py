@@ -1,22 +1,200 @@
-"""The files and folders that a specification names: every one must lie below a root (``orchestrator.roots``).
+"""The files and folders that a specification names: every one must lie below a root (``orchestrator.system.roots``).
 
 Asked three times: when a job is submitted, when it is its turn, and when it is started again by a service that may have been
 given other roots. Whatever reads them asks once more, when it does. Links are followed here, and nothing is opened
 but what others trained (``weights_problems``), of which no numbers are read.
+
+The index of a job that is submitted: it is whole, fits the job's data as far as that is seen here, and its digest becomes
+the job's.
+
+Files that only the nodes have are theirs to compare; every island does so again, and also looks at how files are cut.
+
+The tokenizer of a job that is submitted: its file is there and its tokens are the model's.
+
+The specification gets its digest, and the tokens that stand around a document.
+
+Every island compares the digest with that of its own node's file, and a job that is resumed with that of the checkpoint.
+
+A check of a specification against the fleet: could this job ever run on it? Made before anything is started. Pure.
+
+Responsible for what the specification and the node groups say about each other: unknown groups, a host of an island too
+large for any one node of its group, more hosts than it has nodes, and more than a group has in total. What is free right now
+is not its business: a job may wait for room, and says so itself. A group's record does not tell kinds of accelerators apart,
+so neither does this check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any
 
-from orchestrator.bounds import BYTES
-from orchestrator.config import JobSpec
-from orchestrator.errors import InvalidJobSpec, OutsideRoots, Problem
+from pydantic import ValidationError
+
+from api.run.files import open_below
+from api.run.folder import put
+from orchestrator.actors.records import NodeGroupRecord
+from orchestrator.errors import (
+    ConfigurationError,
+    Conflict,
+    InvalidJobSpec,
+    NotFound,
+    OutsideRoots,
+    Problem,
+    first_line,
+)
 from orchestrator.models.decoder import DecoderSection
-from orchestrator.roots import Allowed, AllowedRoots
+from orchestrator.specification.bounds import BYTE_COUNT, BYTES
+from orchestrator.specification.config import JobSpec, too_many_entries
+from orchestrator.specification.sections import IslandsSection
+from orchestrator.specification.validation import closest
+from orchestrator.system.plain import brief, some_of
+from orchestrator.system.roots import Allowed, AllowedRoots, data_bytes, open_data
+from orchestrator.system.run_folder import TOKENIZER
+from orchestrator.text import data_index, tokenizer_file
+from orchestrator.text.data_index import FIELD as INDEX_FIELD
+
+
+def group_problems(document: Mapping[str, Any], groups: Sequence[NodeGroupRecord]) -> tuple[Problem, ...]:
+    """Every node group that the specification names and the fleet has not. The specification may be wrong elsewhere."""
+    if too_many_entries(document):
+        return ()
+    names = sorted(group["name"] for group in groups)
+    islands, evaluation = document.get("islands"), document.get("evaluation")
+    entries = list(islands) if isinstance(islands, list | tuple) else []
+    sections = [(f"islands.{index}", entry) for index, entry in enumerate(entries)] + [("evaluation", evaluation)]
+    named = [(path, section.get("node_group")) for path, section in sections if isinstance(section, Mapping)]
+    return tuple(
+        Problem(
+            f"{path}.node_group",
+            f"is {brief(group)}, but the fleet has {some_of(names) or 'none at all'}.",
+            f"{_meant(group, names)}, or start the service with --groups and a file that has it.",
+        )
+        for path, group in named
+        if isinstance(group, str) and group not in names
+    )
+
+
+def _meant(group: str, names: Sequence[str]) -> str:
+    meant = closest(group, names)
+    return f"Use {meant}, if that is meant" if meant else "Use one of these"
+
+
+def fleet_problems(
+    islands: Mapping[int, IslandsSection] | Sequence[IslandsSection], groups: Sequence[NodeGroupRecord]
+) -> tuple[Problem, ...]:
+    """Everything these islands ask for that their node groups can never give, each with its remedy."""
+    groups_by_name = {group["name"]: group for group in groups}
+    problems: list[Problem] = []
+    entries_of: dict[str, list[int]] = defaultdict(list)
+    islands = islands if isinstance(islands, Mapping) else dict(enumerate(islands))
+    with_accelerators = [group["name"] for group in groups if group["accelerators"]]
+    for index, section in islands.items():
+        if section.node_group in groups_by_name:
+            entries_of[section.node_group].append(index)
+    for name, indices in entries_of.items():
+        group, sections = groups_by_name[name], [islands[i] for i in indices]
+        where = f"islands.{indices[0]}" if len(indices) == 1 else "islands"
+        few = [index for index in indices if islands[index].hosts > group["nodes"]]
+        problems += [
+            Problem(
+                f"islands.{index}.hosts",
+                f"is {islands[index].hosts}, and node group {name!r} has {group['nodes']} nodes: each host is one of them.",
+                f"Set it to at most {group['nodes']}, or give the group more nodes.",
+            )
+            for index in few
+        ]
+        for field in ("cpus", "accelerators"):
+            has: float = group[field]
+            one_node = has / max(1, group["nodes"])  # they are of one kind
+            too_large = [index for index in indices if getattr(islands[index], field) > one_node]
+            for index in too_large:
+                if not has:
+                    message = (
+                        f"asks for {getattr(islands[index], field):g} {field} on node group {name!r}, which has none."
+                    )
+                    others = some_of(sorted(with_accelerators))
+                    remedy = f"Use a group that has: {others}." if others else "No group here has: set it to 0."
+                    if field == "accelerators":
+                        remedy += " With accelerator: cpu an island needs none."
+                    problems.append(Problem(f"islands.{index}.{field}", message, remedy))
+                    continue
+                problems.append(
+                    Problem(
+                        f"islands.{index}.{field}",
+                        f"asks for {getattr(islands[index], field):g} {field} on one node of {name!r}, "
+                        f"whose nodes have {one_node:g} each.",
+                        f"It is of one host of an island: ask for at most {one_node:g}, or use a group with larger nodes.",
+                    )
+                )
+            amount = sum(getattr(one, field) * one.hosts * (one.count + one.standby) for one in sections)
+            if amount > has and not too_large and not few:
+                problems.append(
+                    Problem(
+                        f"{where}.{field}",
+                        f"asks for {amount:g} {field} on node group {name!r}, which has {has:g} in total.",
+                        f"Ask for at most {has:g} there, move islands to another group, or give the group more.",
+                    )
+                )
+    return tuple(problems)
+
+
+def sections_of(document: Mapping[str, Any]) -> dict[int, IslandsSection]:
+    """The entries of a specification's islands that are right, by their number; it may be wrong elsewhere."""
+    islands = document.get("islands")
+    if too_many_entries(document) or not isinstance(islands, list | tuple):
+        return {}
+    sections = {}
+    for index, entry in enumerate(islands):
+        with suppress(ValidationError):
+            sections[index] = IslandsSection.model_validate(entry)
+    return sections
+
+
+DIGEST = "data.index_digest"
+
+
+def with_index_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
+    """The specification, which has its tokenizer's digest, with that of its index too.
+
+    Raises InvalidJobSpec; a file outside the roots is others' business.
+    """
+    section = spec.data
+    if section.index is None:
+        return spec
+    try:
+        index, digest = data_index.read(roots, section.index)
+    except OutsideRoots:
+        return spec
+    except ConfigurationError as error:
+        message = str(error).removeprefix(f"{INDEX_FIELD}: ")
+        raise InvalidJobSpec(problems=(Problem(INDEX_FIELD, message, "Correct the path, or leave it out."),)) from error
+    if section.index_digest not in (None, digest):
+        message = f"is {section.index_digest}, and the file has {digest}."
+        raise InvalidJobSpec(problems=(Problem(DIGEST, message, "Leave it out, or use the file that it is of."),))
+    tokenizer = data_index.counted_with(section.tokenizer_digest or BYTES, isinstance(section.begin_token, int))
+    problem = data_index.misfit(index, section.model_dump(mode="json"), tokenizer, lambda path: _size(roots, path))
+    if problem is not None:
+        raise InvalidJobSpec(problems=(problem,))
+    return spec.model_copy(update={"data": section.model_copy(update={"index_digest": digest})})
+
+
+def _size(roots: AllowedRoots, path: str) -> int | None:
+    """None for a file of a store, for that takes its time, and for one that is not on this machine."""
+    if "://" in path:
+        return None
+    try:
+        return data_bytes(roots, path)
+    except (OSError, ConfigurationError):
+        return None
+
 
 FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
-TOKENIZER, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
+TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
 
 
 def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> tuple[Problem, ...]:
@@ -57,7 +235,7 @@ def _problems(spec: JobSpec, roots: AllowedRoots, begun: bool) -> Iterator[Probl
         for field, paths in (("files", source.files), ("held_out", source.held_out)):
             files += [(f"data.sources.{index}.{field}.{number}", path) for number, path in enumerate(paths)]
     if spec.data.tokenizer != BYTES:
-        files.append((TOKENIZER, spec.data.tokenizer))
+        files.append((TOKENIZER_FIELD, spec.data.tokenizer))
     if spec.data.index is not None:
         files.append((INDEX, spec.data.index))
     for field, path in files:
@@ -70,3 +248,103 @@ def _problems(spec: JobSpec, roots: AllowedRoots, begun: bool) -> Iterator[Probl
 def _followed(there: Allowed) -> None:
     if there.local:
         there.real()
+
+
+TOKENIZER_DIGEST = "data.tokenizer_digest"
+PIECE_BYTES = 256 << 10
+
+
+def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
+    """The specification with its tokenizer's digest, and with the tokens around a document that are left to the tokenizer.
+
+    They are chosen once, here: files beside the tokenizer's have a say in it, and nodes may lack those. Raises
+    InvalidJobSpec; a file outside the roots is others' business.
+    """
+    section, vocabulary_size = spec.data, BYTE_COUNT
+    changes: dict[str, Any] = {}
+    if section.tokenizer == BYTES:
+        if section.begin_token == tokenizer_file.AS_TOKENIZER:
+            changes = {"begin_token": tokenizer_file.NO_TOKEN}
+    else:
+        try:
+            file = tokenizer_file.read(roots, section.tokenizer)
+        except OutsideRoots:
+            return spec
+        except ConfigurationError as error:
+            message = str(error).removeprefix(f"{TOKENIZER_FIELD}: ")
+            raise InvalidJobSpec(
+                problems=(Problem(TOKENIZER_FIELD, message, "Correct the path or the file."),)
+            ) from error
+        if section.tokenizer_digest not in (None, file.digest):
+            message = f"is {section.tokenizer_digest}, and the file has {file.digest}."
+            raise InvalidJobSpec(
+                problems=(Problem(TOKENIZER_DIGEST, message, "Leave it out, or use the file that it is of."),)
+            )
+        around = tokenizer_file.around(file, section.separator, section.begin_token, section.tokenizer)
+        if isinstance(around, Problem):
+            raise InvalidJobSpec(problems=(around,))
+        begin_token = tokenizer_file.NO_TOKEN if around.begin_token is None else around.begin_token
+        changes = {"tokenizer_digest": file.digest, "separator": around.separator, "begin_token": begin_token}
+        vocabulary_size = file.vocabulary_size
+    model_size = spec.vocabulary_size
+    if model_size is not None and (message := tokenizer_file.misfit(vocabulary_size, model_size, section.tokenizer)):
+        raise InvalidJobSpec(problems=(Problem(TOKENIZER_FIELD, message, tokenizer_file.MISFIT_REMEDY),))
+    return spec.model_copy(update={"data": section.model_copy(update=changes)})
+
+
+def keep_tokenizer(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> None:
+    """Copy the job's tokenizer into its run's folder, for exports when the file is gone. Raises InfrastructureError."""
+    path, digest = _path_and_digest(spec)
+    if path == BYTES:
+        return
+    try:
+        with open_data(roots, path) as file:
+            content = file.read(tokenizer_file.FILE_BYTES_MAX)
+    except (OSError, ConfigurationError):
+        return  # islands say so, who need it
+    if blake2b(content, digest_size=16).hexdigest() == digest:
+        put(run_dir, TOKENIZER, content)
+
+
+def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> tuple[IO[bytes], int]:
+    """The file of a job's tokenizer as it was when the job was submitted, open, and its size. The caller closes it.
+
+    Its digest is taken piece by piece: no request holds it in memory. ``spec`` is the stored specification. Raises NotFound
+    where the job's tokens are bytes; Conflict where the file is another by now, or gone, and the run's folder has no copy.
+    """
+    path, digest = _path_and_digest(spec)
+    if path == BYTES:
+        raise NotFound(detail=f"Job {job} has no tokenizer's file: its tokens are bytes.")
+    reason = ""
+    copy, original = partial(open_below, run_dir, TOKENIZER), partial(open_data, roots, path)
+    openings: tuple[Callable[[], IO[bytes]], ...] = (copy, original)  # earlier builds kept no copy
+    for opening in openings:
+        try:
+            file = opening()
+        except (OSError, ConfigurationError) as error:
+            reason = f"{TOKENIZER_FIELD}: {path} cannot be read here ({first_line(error)})."
+            continue
+        size, digest_there = _measured(file)
+        if digest_there == digest:
+            file.seek(0)
+            return file, size
+        file.close()
+        reason = f"{TOKENIZER_FIELD}: {path} has the digest {digest_there}, and job {job} was submitted with {digest}."
+    remedy = "Put the file that the job was submitted with back there, or take your own copy of it."
+    raise Conflict(detail=reason, remedy=remedy)
+
+
+def _measured(file: IO[bytes]) -> tuple[int, str]:
+    """The file's size and digest; what is longer than a tokenizer may be is read no further."""
+    size, digest = 0, blake2b(digest_size=16)
+    while size <= tokenizer_file.FILE_BYTES_MAX and (piece := file.read(PIECE_BYTES)):
+        size += len(piece)
+        digest.update(piece)
+    return size, digest.hexdigest()
+
+
+def _path_and_digest(spec: Any) -> tuple[str, str | None]:
+    data = spec.get("data") if isinstance(spec, Mapping) else None
+    section = data if isinstance(data, Mapping) else {}
+    path = section.get("tokenizer", BYTES)
+    return path if isinstance(path, str) else BYTES, section.get("tokenizer_digest")

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.actors.records import NodeGroupRecord
-from orchestrator.sections import IslandsSection
+from orchestrator.specification.sections import IslandsSection
 
 UNNOTICED = 1e-6
 """CPUs are fractions, whose sums are rounded."""

@@ -20,7 +20,6 @@ from typing import IO, Any, BinaryIO, TypeVar
 from api.auth.code import OWN_PACKAGES
 from api.checkpoints.archive import Archive, archive_of
 from api.checkpoints.lookup import checkpoints_of
-from api.checkpoints.schemas import Checkpoint
 from api.clocks import ClockWatch
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
@@ -29,9 +28,9 @@ from api.jobs.dispatcher import sections_of as sections_of_row
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.origin import origin_of
 from api.jobs.outbox import Outbox, row_of
+from api.jobs.path_check import tokenizer_of
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
 from api.jobs.submission import Checks
-from api.jobs.tokenizer_check import tokenizer_of
 from api.jobs.translate import (
     command_of,
     has_decided,
@@ -45,16 +44,16 @@ from api.jobs.translate import (
 )
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
-from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary
+from api.schemas import ALIVE, FINAL, Checkpoint, Command, Island, Job, JobState, JobSummary
 from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
-from orchestrator.config import JobSpec
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
 from orchestrator.models.huggingface.origin import Origin
-from orchestrator.roots import AllowedRoots
-from orchestrator.run_folder import REPORT
+from orchestrator.specification.config import JobSpec
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import REPORT
 
 REPORT_BYTES_MAX = 64 << 20
 LIST_PATIENCE_S = 1.5

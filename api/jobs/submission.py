@@ -17,17 +17,21 @@ from api.auth.code import code_problems
 from api.checkpoints.lookup import resolved
 from api.jobs.code_check import absent_functions
 from api.jobs.control import ControlPort
-from api.jobs.fleet import fleet_problems, group_problems, sections_of
-from api.jobs.index_check import with_index_digest
-from api.jobs.path_check import problems_outside_roots, weights_problems
-from api.jobs.tokenizer_check import with_tokenizer
+from api.jobs.path_check import (
+    fleet_problems,
+    group_problems,
+    problems_outside_roots,
+    sections_of,
+    weights_problems,
+    with_index_digest,
+    with_tokenizer,
+)
 from api.storage.store import JobRow
-from orchestrator.config import JobSpec, parse_job, right_sections
-from orchestrator.data_check import data_problems, with_stored_bytes
-from orchestrator.data_files import with_found_files
 from orchestrator.errors import InvalidJobSpec, Problem
-from orchestrator.memory_budget import memory_problems, parameter_count_of
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import JobSpec, parse_job, right_sections
+from orchestrator.specification.data_check import data_problems, with_found_files, with_stored_bytes
+from orchestrator.specification.memory_budget import memory_problems, parameter_count_of
+from orchestrator.system.roots import AllowedRoots
 
 Stage = Callable[[JobSpec], JobSpec]
 

@@ -25,14 +25,14 @@ from api.schemas import (
 )
 from api.storage.store import CommandRow, JobRow
 from orchestrator.actors.records import LineRecord, NormsRecord, StatusRecord
-from orchestrator.advice import advice
-from orchestrator.config import JobSpec
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandState
 from orchestrator.errors import DataError, NotFound, first_line
-from orchestrator.plain import finite
-from orchestrator.sections import IslandsSection
-from orchestrator.tape import command_codec
+from orchestrator.simulation.advice import advice
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.sections import IslandsSection
+from orchestrator.system.plain import finite
+from orchestrator.tape import codec as command_codec
 
 GONE = "nothing of it runs any more; it is about to be started again, and goes on from its run folder"
 
@@ -288,7 +288,7 @@ def fragment_of(view: Mapping[str, Any], norms: NormsRecord | None = None) -> Fr
 def request_in(row: CommandRow) -> commands.Command | None:
     """The command in the row; None where this build cannot read it."""
     try:
-        return command_codec.decode(row.request)
+        return command_codec.decode_command(row.request)
     except DataError:
         return None
 

@@ -1,7 +1,11 @@
 """The parts of the OpenAPI document that FastAPI does not know: how each operation refuses, and an example of everything.
 
 Refusals follow from what an operation is, by ``refusals_of`` alone, so that a new route cannot forget them; who may call
-it is told by ``api.auth.openapi``. schemathesis holds the running service to the result (tests/api/test_openapi.py).
+it is told by ``api.openapi.document``. schemathesis holds the running service to the result (tests/api/test_openapi.py).
+
+The part of the OpenAPI document about access: the token's scheme, the role that each operation needs, and its refusals.
+
+It is read off the same rule that the middleware applies (``api.auth.roles.required_role``), so that it cannot say otherwise.
 """
 
 from __future__ import annotations
@@ -11,10 +15,41 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from api.auth import openapi as access
-from api.auth.openapi import SCHEMAS
+from api.auth.roles import required_role
 from api.http.problems import CONTENT_TYPE
 from api.openapi.examples import PARAMETERS, SHAPES, SPECIFICATION
+from api.schemas import ProblemDocument
+
+SCHEME = "token"
+REFUSALS = {
+    "401": "No token, or none that is valid",
+    "403": "The role does not reach, or the request comes from elsewhere",
+    "429": "Too many wrong tokens from this address; `Retry-After` says how long to wait",
+}
+SCHEMAS = "#/components/schemas/"
+
+
+def describe_access(document: dict[str, Any]) -> None:
+    """Every operation of the document says the role that it needs, and how it refuses."""
+    components = document.setdefault("components", {})
+    components["securitySchemes"] = {
+        SCHEME: {"type": "http", "scheme": "bearer", "description": "Roles: viewer < operator < admin."}
+    }
+    schemas = components.setdefault("schemas", {})
+    shape = ProblemDocument.model_json_schema(ref_template=SCHEMAS + "{model}")
+    for name, schema in (*shape.pop("$defs", {}).items(), ("ProblemDocument", shape)):
+        schemas.setdefault(name, schema)
+    problem = {CONTENT_TYPE: {"schema": {"$ref": SCHEMAS + "ProblemDocument"}}}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            needed = required_role(method.upper(), path)
+            operation["security"] = [{SCHEME: []}] if needed else []
+            if needed:
+                operation["description"] = f"{operation.get('description', '')}\n\nNeeds the role {needed}.".strip()
+            for status, meaning in REFUSALS.items():
+                if needed or status == "403":
+                    operation["responses"].setdefault(status, {"description": meaning, "content": problem})
+
 
 PROBLEM = {"schema": {"$ref": SCHEMAS + "ProblemDocument"}, "example": SHAPES["ProblemDocument"]}
 CHANGING = ("post", "put", "patch", "delete")
@@ -39,7 +74,7 @@ def install(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if not app.openapi_schema:
             document = described()
-            access.describe(document)
+            describe_access(document)
             describe(document)
         return described()
 

@@ -6,12 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 
-from api.checkpoints.schemas import Checkpoints, RollbackOptions
-from api.http.pools import DOWNLOADS, JOBS, chunks_in, in_pool
-from api.http.routing import runs_in
+from api.http.pools import DOWNLOADS, JOBS, chunks_in, in_pool, runs_in
 from api.http.streams import Stream
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
-from api.schemas import Command
+from api.schemas import Checkpoints, Command, RollbackOptions
 from orchestrator.core import commands
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"], route_class=runs_in(JOBS))

@@ -1,33 +1,84 @@
 """The events of a job: its tape as server-sent events while it grows, and as a file.
 
 Both read ``RUN_DIR/tape.jsonl`` and ask the job nothing, so that onlookers cost it nothing.
+
+The logs of a job's processes: a list of them, and each as plain text, to its end or while it is written.
+
+The merges of a job: list them, and explain one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response
 
 from api.http import eventstream
-from api.http.pools import RECORDS, STREAMS, chunks_in
-from api.http.routing import runs_in
+from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
 from api.http.streams import File, Stream, following
+from api.merges.explaining import merge_of, summary_of
+from api.merges.history import MergeHistories
 from api.routes.dependencies import ServiceHere
 from api.run.files import open_below
 from api.run.folder import Run
+from api.run.logs import LogReader, Logs, logs_of, newest
 from api.run.records import TapeReader
+from api.schemas import Merge, Merges
 from orchestrator.errors import NotFound
+
+merges_router = APIRouter(prefix="/v1/jobs/{job}/merges", tags=["records"], route_class=runs_in(RECORDS))
+
+NUMBER_MAX = 2**53
+Number = Annotated[int, Path(ge=0, le=NUMBER_MAX)]
+
+
+async def histories_of(request: Request) -> MergeHistories:
+    histories: MergeHistories = request.app.state.histories
+    return histories
+
+
+HistoriesHere = Annotated[MergeHistories, Depends(histories_of)]
+
+
+@merges_router.get("")
+def list_merges(
+    job: str,
+    service: ServiceHere,
+    histories: HistoriesHere,
+    fragment: Annotated[int | None, Query(ge=0, le=NUMBER_MAX, description="only those of this fragment")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Annotated[str | None, Query(max_length=40, description="`next_cursor` of the page before")] = None,
+) -> Merges:
+    """A job's merges, newest first, as far back as they are kept: a few thousand. The tape holds all."""
+    explanations = histories.of(service.run(job)).merges()
+    if cursor is not None:
+        names = [f"{explanation.fragment}:{explanation.version}" for explanation in explanations]
+        if cursor not in names:
+            raise NotFound(detail=f"The cursor {cursor!r} is no merge that is kept.", remedy="Begin without one.")
+        explanations = explanations[names.index(cursor) + 1 :]
+    wanted = (explanation for explanation in explanations if fragment is None or explanation.fragment == fragment)
+    page = [summary_of(explanation) for explanation in islice(wanted, limit)]
+    more = next(wanted, None) is not None
+    return Merges(merges=page, next_cursor=f"{page[-1].fragment}:{page[-1].version}" if more else None)
+
+
+@merges_router.get("/{fragment}/{version}")
+def explain_merge(job: str, fragment: Number, version: Number, service: ServiceHere, histories: HistoriesHere) -> Merge:
+    """Why one merge came out as it did: contributors, quorum and grace, why it closed when it did, who was refused."""
+    run = service.run(job)
+    return merge_of(histories.of(run).merge(run.job, fragment, version))
+
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["records"], route_class=runs_in(RECORDS))
 
 POLL_S = 0.3
 KEEP_ALIVE_S = 15.0
-NUMBER_MAX = 2**53
 NDJSON = "application/x-ndjson"
 EXAMPLE = """id: 1
 event: record
@@ -115,3 +166,82 @@ def has_ended(run_of: Callable[[str], Run], job: str) -> bool:
         return run_of(job).ended()
     except NotFound:
         return True
+
+
+logs_router = APIRouter(prefix="/v1/jobs/{job}/logs", tags=["records"], route_class=runs_in(RECORDS))
+
+LOOK_ROUND_EVERY_S = 1.0
+TAIL_MAX = 10_000
+INCARNATION_MAX = 2**31 - 1
+PLAIN = "text/plain; charset=utf-8"
+LOG_EXAMPLE = "2026-11-21 22:31:50,114 INFO learners.island: asia, incarnation 2, is process 27450\n"
+FollowLog = Annotated[bool, Depends(following(False, "wait for more, until the job has ended"))]
+
+
+@logs_router.get("")
+def list_logs(job: str, service: ServiceHere) -> Logs:
+    """The logs of a job that lie on a disk this service reads: of each life of its islands, and of what serves them."""
+    return Logs(logs=logs_of(service.run(job)))
+
+
+@logs_router.get(
+    "/{source}",
+    response_class=Stream,
+    responses={200: {"content": {PLAIN: {"schema": {"type": "string"}, "example": LOG_EXAMPLE}}}},
+)
+async def read_log(
+    request: Request,
+    job: str,
+    source: str,
+    service: ServiceHere,
+    follow: FollowLog,
+    incarnation: Annotated[
+        int | None, Query(ge=1, le=INCARNATION_MAX, description="which life of the island; default: the newest")
+    ] = None,
+    tail: Annotated[int, Query(ge=1, le=TAIL_MAX, description="begin with so many of the last lines")] = 200,
+) -> Response:
+    """What an island, the `synchroniser`, the `controller` or the `evaluator` said, as plain text, oldest first.
+
+    With `follow`, and unless an incarnation was asked for, the island's next one is told after the last. The stream stops
+    soon after the token that it was opened with was revoked or has expired.
+    """
+    run = await RECORDS.run(service.run, job, key=job)
+    book = await RECORDS.run(newest, run, source, incarnation, key=job)
+    reader = await RECORDS.run(LogReader, book, tail, key=job)
+    text = stream_log(reader, run, follow, incarnation is None, lambda: has_ended(service.run, run.job))
+    return Stream(request, text, PLAIN, {"X-Accel-Buffering": "no"})
+
+
+async def stream_log(
+    reader: LogReader, run: Run, follow: bool, goes_on: bool, ended: Callable[[], bool]
+) -> AsyncIterator[str]:
+    """The text itself. ``ended`` is asked before the last look, so that nothing said before the end is missed."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    over, looked_at = not follow or await STREAMS.run(ended), time.monotonic()
+    try:
+        while True:
+            if more := await STREAMS.run(reader.read):
+                yield decoder.decode(more)
+                if not follow:
+                    return
+            elif goes_on and follow and (after := await STREAMS.run(next_book, reader, run)):
+                reader.close()
+                reader = after
+                yield f"\n==> {reader.book.source}, incarnation {reader.book.number} <==\n"
+            elif over:
+                return
+            else:
+                await asyncio.sleep(POLL_S)
+                if time.monotonic() - looked_at > LOOK_ROUND_EVERY_S:
+                    over, looked_at = await STREAMS.run(ended), time.monotonic()
+    finally:
+        reader.close()
+
+
+def next_book(reader: LogReader, run: Run) -> LogReader | None:
+    """The island's next incarnation from its beginning; None if there is none yet."""
+    try:
+        book = newest(run, reader.book.source)
+        return LogReader(book, TAIL_MAX) if book.number > reader.book.number else None
+    except (NotFound, FileNotFoundError):
+        return None

@@ -1,15 +1,30 @@
-"""Two health checks, for two kinds of watchers: the process is alive, and it can do its work."""
+"""Two health checks, for two kinds of watchers: the process is alive, and it can do its work.
+
+The service's figures for Prometheus.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
-from api.http.pools import FLEET
-from api.http.routing import runs_in
-from api.jobs.readiness import ANSWER_WITHIN_S, Readiness, group_count
+from api.http.pools import FLEET, LISTS, runs_in
+from api.jobs.status_cache import ANSWER_WITHIN_S, Readiness, group_count
+from api.metrics.exposition import Metrics
 from api.schemas import Health
+
+metrics_router = APIRouter(tags=["metrics"], route_class=runs_in(LISTS))
+
+
+@metrics_router.get("/metrics", response_class=PlainTextResponse)
+def get_metrics(request: Request) -> PlainTextResponse:
+    """All metrics in Prometheus's text format. Each live job is asked how it stands; it answers within seconds."""
+    metrics: Metrics = request.app.state.metrics
+    return PlainTextResponse(metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
 
 router = APIRouter(tags=["health"], route_class=runs_in(FLEET))
 

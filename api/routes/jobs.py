@@ -1,17 +1,24 @@
-"""Jobs: submit, list, look, put first, cancel, and the report of a finished one."""
+"""Jobs: submit, list, look, put first, cancel, and the report of a finished one.
+
+The parameters of a job, its tokenizer, and what it keeps of the checkpoint that it continues, to download.
+
+The commands given to a job: who asked for each, and what became of it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import IO, Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.http.headers import DOCUMENT
-from api.http.pools import JOBS, LISTS, PARSING, SUBMITS, in_pool
-from api.http.routing import BODY, runs_in
-from api.http.streams import File
+from api.http.guard import DOCUMENT
+from api.http.pools import BODY, DOWNLOADS, JOBS, LISTS, PARSING, SUBMITS, chunks_in, in_pool, runs_in
+from api.http.streams import File, Stream
 from api.jobs.job_list import JobList
+from api.jobs.parameters import Parameters
+from api.jobs.path_check import PIECE_BYTES
 from api.jobs.status_cache import tag_of
 from api.routes.dependencies import (
     ANONYMOUS,
@@ -24,12 +31,81 @@ from api.routes.dependencies import (
     accepted,
     versioned,
 )
-from api.schemas import Command, Job, JobCheck, Jobs, JobState, Scale
-from orchestrator import documents
-from orchestrator.config import JobSpec
+from api.schemas import Command, Commands, Job, JobCheck, Jobs, JobState, Scale
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import NodeGroupId
-from orchestrator.run_folder import REPORT, REPORT_PAGE
+from orchestrator.specification import documents
+from orchestrator.specification.config import JobSpec
+from orchestrator.system.run_folder import REPORT, REPORT_PAGE
+
+commands_router = APIRouter(prefix="/v1/jobs/{job}/commands", tags=["commands"], route_class=runs_in(JOBS))
+
+
+@commands_router.get("")
+def list_commands(job: str, service: ServiceHere) -> Commands:
+    """All commands of a job, oldest first."""
+    return Commands(commands=service.commands(job))
+
+
+@commands_router.get("/{command}")
+def get_command(job: str, command: str, service: ServiceHere) -> Command:
+    """One command. ``pending`` until the job has decided."""
+    return service.command(job, command)
+
+
+parameters_router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(DOWNLOADS))
+BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
+
+
+async def parameters_of(request: Request) -> Parameters:
+    parameters: Parameters = request.app.state.parameters
+    return parameters
+
+
+@parameters_router.get("/{job}/parameters", response_class=Stream, responses=BYTES)
+def download_parameters(
+    request: Request, job: str, parameters: Annotated[Parameters, Depends(parameters_of)]
+) -> Stream:
+    """The merged parameters as safetensors: those a job left, or as they stand while it runs.
+
+    The file's metadata has the job's specification under `spec`, and of a running job the fragments' `versions`. 409 while
+    there are none yet.
+    """
+    export = parameters.open(job)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{export.job}.safetensors"',
+        "Content-Length": str(export.bytes_count),
+    }
+    return Stream(request, chunks_in(DOWNLOADS, export.chunks()), "application/octet-stream", headers)
+
+
+@parameters_router.get("/{job}/tokenizer", response_class=Stream, responses=BYTES)
+def download_tokenizer(request: Request, job: str, service: ServiceHere) -> Stream:
+    """The file of the job's tokenizer: a tokenizer.json, or SentencePiece's model.
+
+    404 where the job's tokens are bytes; 409 where the run's folder has no copy of it, and the file is not what it was when
+    the job was submitted.
+    """
+    file, size = service.tokenizer(job)
+    headers = {"Content-Length": str(size)}
+    return Stream(request, chunks_in(DOWNLOADS, _pieces(file)), "application/octet-stream", headers)
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    """All of the file, which is closed after."""
+    with file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+@parameters_router.get("/{job}/origin", response_class=Response, responses=BYTES)
+def download_origin(job: str, service: ServiceHere) -> Response:
+    """What exports keep of the checkpoint that the job continues (`model.initial_weights`): its small files, as JSON.
+
+    404 where the job began with parameters of its own; 409 where nothing was kept and the checkpoint is gone.
+    """
+    return Response(service.origin(job).content(), media_type="application/octet-stream")
+
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(JOBS))
 

@@ -7,20 +7,28 @@ time, which costs a 304. Nothing else is served from disk: a name is looked up a
 The page holds no data and needs no token; what it shows it asks of ``/v1`` with the token of whoever looks.
 
 Source: MDN, HTTP caching ("cache busting"); W3C, Content Security Policy Level 3.
+
+Answers that are open to all and the same for all: the reference of the API, and its OpenAPI document.
+
+Responsible for strangers taking no thread of anybody. Each answer is made once, in a pool of its own, and is bytes from then
+on. Whoever asks meanwhile waits for the same making.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Callable
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from api.auth.roles import Principal, Role
-from api.http.pools import ACCESS
-from api.http.routing import runs_in
+from api.http.pools import ACCESS, OPEN_PAGES, runs_in
+from api.openapi.reference import reference
 from api.schemas import Answer
 
 router = APIRouter(route_class=runs_in(ACCESS))
@@ -103,3 +111,46 @@ def web() -> tuple[dict[str, bytes], str]:
     for name, content in files.items():
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return files, digest.hexdigest()
+
+
+open_pages_router = APIRouter()
+
+
+class OpenPages:
+    """The bytes of each page, by path."""
+
+    def __init__(self) -> None:
+        self._pages: dict[str, bytes] = {}
+        self._making = asyncio.Lock()
+
+    async def page(self, path: str, make: Callable[[], bytes]) -> bytes:
+        if (page := self._pages.get(path)) is not None:
+            return page
+        async with self._making:
+            if path not in self._pages:
+                self._pages[path] = await OPEN_PAGES.run(make)
+            return self._pages[path]
+
+
+async def _answer(request: Request, media_type: str, make: Callable[[], bytes]) -> Response:
+    pages: OpenPages = request.app.state.open_pages
+    body = await pages.page(request.url.path, make)
+    return Response(body, media_type=media_type, headers=HEADERS | {"Cache-Control": ASK_AGAIN})
+
+
+@open_pages_router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> Response:
+    """The reference of the API, which loads nothing but the page's own styles."""
+    app: FastAPI = request.app
+    return await _answer(request, MEDIA_TYPES[".html"], lambda: reference(app.openapi(), f"web/{web()[1]}/").encode())
+
+
+@open_pages_router.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> Response:
+    """The API for programs."""
+    app: FastAPI = request.app
+    return await _answer(
+        request,
+        "application/json",
+        lambda: json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode(),
+    )

@@ -10,8 +10,7 @@ from api.auth.roles import role_of
 from api.auth.schemas import AuditEntry, AuditTrail, NewToken, Token, TokenList, TokenOptions
 from api.auth.store import AccessStore, TokenRow
 from api.auth.tokens import Tokens
-from api.http.pools import ACCESS
-from api.http.routing import runs_in
+from api.http.pools import ACCESS, runs_in
 from api.routes.dependencies import ANONYMOUS, Caller
 
 router = APIRouter(prefix="/v1", tags=["access"], route_class=runs_in(ACCESS))

@@ -18,7 +18,7 @@ from api.run.files import is_there
 from api.run.status import examine
 from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import InfrastructureError
-from orchestrator.run_folder import REPORT, REPORT_PAGE, SPECIFICATION, TAPE
+from orchestrator.system.run_folder import REPORT, REPORT_PAGE, SPECIFICATION, TAPE
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from api.run.files import open_below
 from api.run.folder import Run
 from api.schemas import Answer
 from orchestrator.errors import NotFound
-from orchestrator.logbook import Logbook, logbooks
+from orchestrator.system.logbook import Logbook, logbooks
 
 CHUNK_BYTES = 256 * 1024
 TAIL_BYTES_MAX = 8 << 20

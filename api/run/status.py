@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from api.run.files import parsed, read_below
 from orchestrator.actors.records import StatusRecord
-from orchestrator.bounds import FRAGMENTS_MAX, ISLANDS_MAX
 from orchestrator.errors import DataError
-from orchestrator.run_folder import STATUS
+from orchestrator.specification.bounds import FRAGMENTS_MAX, ISLANDS_MAX
+from orchestrator.system.run_folder import STATUS
 
 BYTES_MAX = 64 << 20
 """A job of 10,000 islands and as many recoveries leaves half of that."""

@@ -46,7 +46,7 @@ def goodput_table(seed: int, progress: Progress) -> PresetResult:
 
 def heterogeneous(seed: int, progress: Progress) -> PresetResult:
     from orchestrator.report.simulated import systems_chart
-    from orchestrator.simulation import heterogeneous as preset
+    from orchestrator.simulation import goodput_table as preset
 
     rows, partial = _as_far_as_it_goes(preset.rows(seed), len(preset.SETTINGS), progress)
     head = ["Eight learners, half of them 18 % slower, each class spread over ±10 %. Merged tokens over what the same"]

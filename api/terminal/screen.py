@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from api.terminal.listing import PROSE_MIN, PROSE_WIDE, width_of
-from orchestrator import printable
+from orchestrator.system import printable
 
 
 class Screen(Console):

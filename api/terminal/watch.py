@@ -19,7 +19,7 @@ from rich.text import Text
 from api.client import Client
 from api.schemas import Island, Job, JobSummary
 from api.terminal.listing import Listing
-from api.terminal.poller import POLL_S, Poller
+from api.terminal.lists import POLL_S, Poller
 from api.terminal.summary import warning_lines
 
 STATE_STYLES = {

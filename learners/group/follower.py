@@ -12,14 +12,14 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import assert_never, cast
 
 from learners.checkpointing import Cut
-from learners.contract import Trainer
-from learners.failure import broken_by
-from learners.group.link import Line, LinkEnded
-from learners.group.messages import (
+from learners.contract import Trainer, broken_by
+from learners.group.link import (
     Beat,
     Done,
     Failed,
     FetchPart,
+    Line,
+    LinkEnded,
     News,
     Order,
     Prepared,
@@ -29,8 +29,7 @@ from learners.group.messages import (
     TakePeer,
     TakeSaved,
 )
-from learners.held_pieces import HeldPieces
-from learners.island_arrays import ArraysPlan, IslandArrays, State, StateRequest
+from learners.island_arrays import ArraysPlan, HeldPieces, IslandArrays, State, StateRequest
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import in_words
 from orchestrator.replica.replica import AdoptVersion, CutState, ExportState, OfferFragment, Publication, SendReport

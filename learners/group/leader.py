@@ -18,15 +18,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar, assert_never
 
-from learners.group.link import Line, LinkEnded
-from learners.group.messages import Answer, Beat, Done, Failed, News, Order, Prepared, Promote, Written
+from learners.group.link import Answer, Beat, Done, Failed, Line, LinkEnded, News, Order, Prepared, Promote, Written
 from learners.loop import Decided
 from orchestrator.checkpoints.manifest import File
 from orchestrator.core.messages import Broken
 from orchestrator.core.vocabulary import FragmentId, IslandId
 from orchestrator.errors import InfrastructureError
-from orchestrator.logbook import Logbook
 from orchestrator.replica.replica import Action, AdoptVersion, Continuation
+from orchestrator.system.logbook import Logbook
 
 log = logging.getLogger(__name__)
 

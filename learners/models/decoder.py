@@ -25,7 +25,7 @@ import numpy as np
 from learners.mesh import constrained
 from learners.models.model import Model
 from orchestrator.models.decoder import DecoderSection, ExpertsSection, parameter_shapes, stacked_axes
-from orchestrator.parameters.roles import Role, Roles
+from orchestrator.parameters.pieces import Role, Roles
 
 Remat = Literal["none", "dots", "full"]
 Tensors = Mapping[str, jax.Array]

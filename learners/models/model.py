@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from orchestrator.models.plain import BYTE_VALUES
-from orchestrator.parameters.roles import Roles
+from orchestrator.models.presets import BYTE_VALUES
+from orchestrator.parameters.pieces import Roles
 
 AXES = ("layers", "experts", "vocabulary", "width", "heads", "hidden")
 """The names of dimensions: stacked layers, experts, tokens, the residual stream, all heads together, a hidden layer."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from learners.models.losses import losses
 from learners.models.model import Model
-from orchestrator.models.plain import Architecture, parameter_shapes
+from orchestrator.models.presets import Architecture, parameter_shapes
 
 
 def transformer(architecture: Architecture, compute_dtype: Any, z_loss: float = 0.0) -> Model:

@@ -12,11 +12,34 @@ rows and columns, is of no tensor and goes as a whole.
 
 This module knows nothing of fragments, islands or devices. Sources: AdamW, arXiv:1711.05101; Muon, arXiv:2502.16982; Lion,
 arXiv:2302.06675; Adafactor, arXiv:1804.04235. All directions are optax's.
+
+The group of each tensor: what of the inner optimizer's settings applies to it.
+
+A group names tensors by a pattern, by what they are for, or by both; of the groups that fit a tensor the first counts.
+
+    embedding  its rows are looked up, or scored, one by one
+    matrix     two dimensions, beside those that number layers and experts
+    vector     all else: gains, biases, and what is stacked of them
+
+The learning rate of an inner step: a pure function of where the job is in its schedule.
+
+It is not part of an optimizer's own state: the schedule goes by what the whole job has trained
+(``orchestrator.replica.replica``), an optimizer's moments by what this island has. So it is computed outside and
+enters each step as an argument.
+
+    cosine  warm-up, then half a cosine down to lr · lr_final_ratio at the horizon
+    linear  warm-up, then a line down to it
+    wsd     warm-up, constant, and a line down to it over the last ``decay_ratio`` of the horizon
+
+Sources: cosine, arXiv:1608.03983; warm-up, stable, decay, arXiv:2404.06395.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
@@ -24,11 +47,106 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from learners.contract import tokens_per_schedule_step
 from learners.factories import called, guarded
-from learners.optimizers.groups import TensorSettings, settings_of, use_of
 from orchestrator.errors import ConfigurationError
-from orchestrator.parameters.roles import BY_NAME, Roles, role_of
-from orchestrator.sections import InnerOptimizerSection
+from orchestrator.parameters.pieces import BY_NAME, Roles, role_of
+from orchestrator.specification.sections import InnerOptimizerSection
+
+
+def learning_rate(section: Mapping[str, Any], horizon_steps: int, step: int) -> float:
+    """The learning rate of the inner step that starts at step ``step`` of the schedule (0 for the first).
+
+    ``section`` is ``training.inner_optimizer`` of the job specification. Linear from lr / warm-up to lr over
+    ``warmup_steps``, then by ``schedule``; constant from ``horizon_steps`` on.
+    """
+    peak: float = section["lr"]
+    warmup: int = section["warmup_steps"]
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    floor: float = section["lr_final_ratio"]
+    schedule = section["schedule"]
+    if schedule == "wsd":
+        decay_steps = section["decay_ratio"] * horizon_steps
+        left = (horizon_steps - step) / decay_steps if decay_steps else math.inf
+        return peak * (floor + (1 - floor) * min(1.0, max(0.0, left)))
+    progress = min(1.0, (step - warmup) / max(1, horizon_steps - warmup))
+    if schedule == "linear":
+        return peak * (1 - (1 - floor) * progress)
+    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def update_scale(section: Mapping[str, Any], horizon_steps: int, step: int) -> float:
+    """Return what the optimizer's update is multiplied by in the inner step that starts at ``step`` of the schedule.
+
+    The updates of a kind have no learning rate, so this is the learning rate. A factory's optimizer brings its own, which
+    the schedule takes a part of: from 1 / warm-up to 1, then down to ``lr_final_ratio``.
+    """
+    lr = learning_rate(section, horizon_steps, step)
+    return lr / section["lr"] if section["factory"] else lr
+
+
+def horizon_steps(spec: Mapping[str, Any]) -> int:
+    """How many inner steps each island takes if all are equally fast: ``JobSpec.horizon_steps``, from plain data."""
+    budget = spec["budget"]
+    if budget.get("steps"):
+        return int(budget["steps"])
+    return max(1, int(budget["tokens"]) // tokens_per_schedule_step(spec))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSettings:
+    """``lr_ratio`` multiplies the step's learning rate; the decay of a step is lr · lr_ratio · weight_decay · θ."""
+
+    use: str
+    lr_ratio: float
+    weight_decay: float
+
+
+def use_of(tensor: str, dimension_count: int, roles: Roles) -> str:
+    """What the tensor is for: ``embedding``, ``matrix`` or ``vector``."""
+    role = role_of(tensor, dimension_count, roles)
+    if role.embedding:
+        return "embedding"
+    return "matrix" if dimension_count - role.stacked_axes == 2 else "vector"
+
+
+def settings_of(
+    dimension_counts: Mapping[str, int], section: Mapping[str, Any], roles: Roles
+) -> dict[str, TensorSettings]:
+    """The settings of every tensor, by name; ``section`` is ``training.inner_optimizer`` of the job specification.
+
+    Where its group says nothing of weight decay, it has that of all, unless its role says that it has none.
+
+    Raises ConfigurationError for a group that is not the first to fit any tensor: its pattern is misspelt, or those before
+    it take all.
+    """
+    groups: Sequence[Mapping[str, Any]] = section["groups"]
+    fitting: set[int] = set()
+    settings = {}
+    for name, dimension_count in dimension_counts.items():
+        use = use_of(name, dimension_count, roles)
+        index = next((i for i, group in enumerate(groups) if _fits(group, name, use)), None)
+        decay = section["weight_decay"] if role_of(name, dimension_count, roles).decays else 0.0
+        if index is None:
+            settings[name] = TensorSettings(use, 1.0, decay)
+            continue
+        fitting.add(index)
+        own = groups[index]["weight_decay"]
+        settings[name] = TensorSettings(use, groups[index]["lr_ratio"], decay if own is None else own)
+    if idle := sorted(set(range(len(groups))) - fitting):
+        names = ", ".join(sorted(dimension_counts)[:4])
+        raise ConfigurationError(
+            detail=f"training.inner_optimizer.groups.{idle[0]} applies to no tensor. Its tensors and role must fit one that "
+            f"no group before it takes; the model's tensors are called {names}, …"
+        )
+    return settings
+
+
+def _fits(group: Mapping[str, Any], name: str, use: str) -> bool:
+    pattern, role = group["tensors"], group["role"]
+    return (pattern is None or fnmatchcase(name, pattern)) and (role is None or role == use)
+
 
 MUON_RMS = 0.2
 """Of an update of Muon, as AdamW's is: so that both take the same learning rate (arXiv:2502.16982, section 2.2)."""

@@ -6,17 +6,22 @@
     … compressed          the lines that begin in what the compressed bytes of that range hold; what lies before them in the
                           file must be decompressed as well, so that many files are better than large ones
 
-What a file is, ``orchestrator.file_kinds`` says, and refuses a file whose content says something else. Every document of a
+What a file is, ``text.file_kinds`` says, and refuses a file whose content says something else. Every document of a
 file is in exactly one of its n pieces, whatever n is. A file of plain text is one document. It is read as blocks of lines,
 which end behind lines that are chosen by their content, so that a passage gives the same blocks wherever it is; a block
 that follows on the one before is a ``Continuation``. Files are anybody's: a line, a record and a piece have a largest size,
 a file has the size that it was listed with, and what is malformed, bytes that are not UTF-8 included, is counted
 (``Unreadable``) up to the job's limit. Nothing here knows of tokens.
+
+Compressed text, decompressed as far as it is read, within bounds of memory and of size.
+
+The bounds are for files of anybody: text that expands thousandfold, frames that need gigabytes, files that end too soon.
 """
 
 from __future__ import annotations
 
 import codecs
+import gzip
 import io
 import logging
 import os
@@ -28,15 +33,97 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import IO, Any
 
-from learners.streaming import expanded
-from learners.streaming.expanded import Expanded, decompressed
 from learners.streaming.parquet_rows import Rows
-from orchestrator import file_kinds
 from orchestrator.core.vocabulary import SourceFlaws
 from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line, in_words
-from orchestrator.file_kinds import UTF8_BOM, Format, Misfit, kind_of
-from orchestrator.roots import AllowedRoots, open_data, shown
-from orchestrator.text_records import NotText, NotUtf8, plain_line, text_of, utf8
+from orchestrator.system.roots import AllowedRoots, open_data, shown
+from orchestrator.text import file_kinds
+from orchestrator.text.file_kinds import (
+    UTF8_BOM,
+    ZSTD_WINDOW_MAX,
+    Compression,
+    Format,
+    Misfit,
+    kind_of,
+    window_too_large,
+)
+from orchestrator.text.text_records import NotText, NotUtf8, plain_line, text_of, utf8
+
+EXPANSION_MAX = 1000
+"""Bytes for each that is stored: compressed text has up to a hundred."""
+EXPANDED_MIN = 64 << 20
+"""So much any file may have."""
+FRAME_BYTES = 1 << 12
+"""Of a zstd frame, decompressed at once: at most 128 MiB, if somebody means harm."""
+
+
+class Expanded(io.RawIOBase):
+    """Decompressed text, as long as it is not thousands of times what is stored: then somebody means harm, or erred."""
+
+    def __init__(self, text: Any, stored_bytes: int) -> None:
+        self._text, self._left = text, EXPANDED_MIN + EXPANSION_MAX * stored_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._text.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(f"decompressed it is more than {EXPANSION_MAX:,} times its size")
+        return count
+
+
+def decompressed(file: IO[bytes], compression: Compression) -> Any:
+    """The file's text as an unbuffered reader. Raises ConfigurationError where a library is missing."""
+    if compression is Compression.GZIP:
+        return gzip.GzipFile(fileobj=file)
+    try:
+        import zstandard
+    except ImportError as error:
+        detail = "The package zstandard is not installed here, which .zst needs. Install atoll[text] on every node."
+        raise ConfigurationError(detail=detail) from error
+    return _Zstandard(file, zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX), zstandard.ZstdError)
+
+
+class _Zstandard(io.RawIOBase):
+    """The text of one zstd frame after another. Raises EOFError for a file that ends within one.
+
+    The library's own reader ends there too, as if that were the text's end.
+    """
+
+    def __init__(self, file: IO[bytes], decompressor: Any, failure: type[Exception]) -> None:
+        self._file, self._decompressor, self._failure = file, decompressor, failure
+        self._frame: Any = None
+        self._text = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            stored = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
+            if stored or self._frame is None or self._frame.eof:
+                stored = stored or self._file.read(FRAME_BYTES)
+                if not stored:
+                    return 0
+                self._frame = self._decompressor.decompressobj()
+            else:
+                stored = self._file.read(FRAME_BYTES)
+                if not stored:
+                    raise EOFError("it ends within a zstd frame")
+            try:
+                self._text = memoryview(self._frame.decompress(stored))
+            except self._failure as error:
+                if "too much memory" in str(error):
+                    message, remedy = window_too_large()
+                    raise ValueError(f"it {message}. {remedy}") from error
+                raise
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
 
 DOCUMENT_BYTES_MAX = 1 << 16
 """Longer documents of text count as several parts, so that one long file can still be split."""
@@ -51,7 +138,6 @@ PASSAGE_BYTES = 1 << 13
 """Of a block of plain text, on average; at most ``DOCUMENT_BYTES_MAX``."""
 RECORDS, RECORDS_BYTES = 256, 32 << 20
 """Of an ArrayRecord, read at once, at most."""
-FRAME_BYTES = expanded.FRAME_BYTES
 NO_MEMORY = "it needs more memory than there is. Write the file anew with smaller rows or row groups"
 ATTEMPTS, PAUSE_S = 3, 2.0
 """To read a piece of a store."""

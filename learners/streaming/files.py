@@ -19,8 +19,8 @@ import numpy as np
 from learners.streaming import documents, order
 from learners.streaming.order import Pieces, cut, listed
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, first_line, in_words
-from orchestrator.file_kinds import Compression, Format, kind_of
-from orchestrator.roots import AllowedRoots, data_bytes, shown
+from orchestrator.system.roots import AllowedRoots, data_bytes, shown
+from orchestrator.text.file_kinds import Compression, Format, kind_of
 
 SMALL_BYTES = 8 << 20
 """Files of no more, as stored, are looked through for documents to hold out."""

@@ -2,7 +2,7 @@
 
 Responsible for refusing an index that does not fit the files, the tokenizer, the rule by which documents are held out, or
 the rules by which this build cuts files. Which file it is follows from the specification, as does its digest. Its bytes:
-``orchestrator.data_index``.
+``orchestrator.text.data_index``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from learners.streaming.files import Files, rules
-from orchestrator import data_index
-from orchestrator.data_index import FIELD, IndexedSource
 from orchestrator.errors import ConfigurationError
-from orchestrator.roots import AllowedRoots, shown
+from orchestrator.system.roots import AllowedRoots, shown
+from orchestrator.text import data_index
+from orchestrator.text.data_index import FIELD, IndexedSource
 
 ANEW = "Make the index anew with `atoll data index`."
 

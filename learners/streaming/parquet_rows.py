@@ -1,7 +1,7 @@
 """The texts of some rows of a Parquet file, within a budget of memory whatever the file is.
 
 What reading needs at once is a page, decompressed, and a batch of rows. A page's size is read before the page is
-(``orchestrator.parquet_bytes``), and a batch has few rows where they are large. A dictionary stays one: its values are taken
+(``text.parquet_bytes``), and a batch has few rows where they are large. A dictionary stays one: its values are taken
 one by one, because a file of two kilobytes may name a value of 48 MiB in each of a million rows.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO, Any
 
-from orchestrator import parquet_bytes
+from orchestrator.text import parquet_bytes
 
 PAGE_BYTES_MAX = 512 << 20
 """Of a page, decompressed. Writers make pages of 1 MiB; of documents of 400 KB, some make pages of a thousand."""

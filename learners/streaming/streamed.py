@@ -36,19 +36,17 @@ from learners.corpus import joined, sequences_at, surprise, text_bytes
 from learners.data import Draw, origins
 from learners.held_out import HeldOutBatch
 from learners.streaming import index
+from learners.streaming.counting import GroupText, SourceTokens, TokenCounts, Window, kept_in
 from learners.streaming.documents import LINE_BYTES_MAX, Reader, Unreadable, chosen
 from learners.streaming.files import HELD_OUT, TRAINING, Files, located, rules
-from learners.streaming.groups import Groups
 from learners.streaming.held_out import HeldOut, digest, smallest
-from learners.streaming.order import Group, Mixture, NoSequence, Place, Section, Sections, divided, key
-from learners.streaming.source_tokens import GroupText, SourceTokens, Window
-from learners.streaming.token_counts import TokenCounts, kept_in
+from learners.streaming.order import Group, Groups, Mixture, NoSequence, Place, Section, Sections, divided, key
 from learners.tokenizer import Tokenizer
 from orchestrator.core.vocabulary import DataFlaws
-from orchestrator.data_index import ratio_held_out
 from orchestrator.errors import ConfigurationError
-from orchestrator.file_kinds import kind_of
-from orchestrator.roots import AllowedRoots, open_data, shown
+from orchestrator.system.roots import AllowedRoots, open_data, shown
+from orchestrator.text.data_index import ratio_held_out
+from orchestrator.text.file_kinds import kind_of
 
 SAMPLED_PIECES, SAMPLED_PIECES_MAX, SAMPLED_DOCUMENTS = 3, 32, 2_000
 """Of each kind of file of a source: the first pieces, and more until they have so many documents."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from orchestrator.accounting.epochs import Epochs
 from orchestrator.accounting.lifecycle import ABSENT, Lifecycle
+from orchestrator.accounting.series import Epochs
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.fragment_life import grace_timer

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
 
-from orchestrator.accounting.epochs import Epochs
-from orchestrator.accounting.histogram import Histogram
+from orchestrator.accounting.series import Epochs, Histogram
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.schedule import next_due

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from orchestrator.accounting.histogram import Histogram
+from orchestrator.accounting.series import Histogram
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import IslandId, JobPolicy

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.core.vocabulary import Epoch, SourceLoss
-from orchestrator.logbook import Logbook
-from orchestrator.parameters.roles import Roles, Shape
+from orchestrator.parameters.pieces import Roles, Shape
 from orchestrator.parameters.tensors import Tensors
+from orchestrator.system.logbook import Logbook
 
 if TYPE_CHECKING:
     from orchestrator.channel.endpoint import Carried, Membership

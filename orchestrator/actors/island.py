@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.core.messages import IslandReport
 from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, Version
-from orchestrator.logbook import Logbook
+from orchestrator.system.logbook import Logbook
 
 if TYPE_CHECKING:
     from orchestrator.channel.endpoint import Carried, Membership

@@ -31,11 +31,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from orchestrator import secret_files
 from orchestrator.certificates import AUTHORITY_DAYS, MACHINE_DAYS
 from orchestrator.certificates.authority import Authority, new_key, pem_of_certificates, pem_of_key
-from orchestrator.disk import LocalDisk
 from orchestrator.errors import ConfigurationError
+from orchestrator.system import home_files
+from orchestrator.system.disk import LocalDisk
 
 AUTHORITY_CERTIFICATE, AUTHORITY_KEY, NEXT_KEY, CROSS = "ca.crt", "ca.key", "ca.key.next", "cross.crt"
 CERTIFICATE, KEY = "tls.crt", "tls.key"
@@ -120,7 +120,7 @@ def _authority_of(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
     remedy = f"Make an authority with `atoll certificates authority {folder}`, or name another folder."
     keys = [folder / name for name in (AUTHORITY_KEY, NEXT_KEY) if name == AUTHORITY_KEY or (folder / name).exists()]
     for key in keys:
-        secret_files.refuse_unfit(key, "The authority's key", remedy)
+        home_files.refuse_unfit(key, "The authority's key", remedy)
     trusted, pairs = _certificates(folder / AUTHORITY_CERTIFICATE, remedy), [(key, _key(key, remedy)) for key in keys]
     path, private_key = next((pair for pair in pairs if pair[1].public_key() == trusted[0].public_key()), pairs[0])
     _refuse_other_key(folder / AUTHORITY_CERTIFICATE, trusted[0], path, private_key)
@@ -206,7 +206,7 @@ def refuse_unfit(folder: Path, address: str | None = None) -> None:
 
     ``address`` is the one by which others call it.
     """
-    secret_files.refuse_unfit(folder / KEY, "The machine's key", ISSUE)
+    home_files.refuse_unfit(folder / KEY, "The machine's key", ISSUE)
     certificates, private_key = _certificates(folder / CERTIFICATE, ISSUE), _key(folder / KEY, ISSUE)
     _certificates(folder / AUTHORITY_CERTIFICATE, ISSUE)
     _refuse_other_key(folder / CERTIFICATE, certificates[0], folder / KEY, private_key)

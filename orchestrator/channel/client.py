@@ -9,6 +9,19 @@ broken connection owed is asked for anew, by whoever is free. A pull has no time
 its streams count. Small payloads have connections of their own and do not wait for the budget, so no large one delays them.
 
 Source: GridFTP (Allcock et al. 2005) for parallel streams with restart markers.
+
+What has arrived of one payload: a buffer, and which of its ranges are verified. It outlives the pull that began it.
+
+A pull that breaks off leaves its reception as it is; the next one, with a new ticket for the same bytes and maybe another
+server, asks for the missing ranges alone. Thread-safe.
+
+Addresses from which nothing comes although pulls want it: what an operator must hear of, before a pull gives up.
+
+    failed    a connection could not be made, or both ends do not trust each other; again with every try
+    waiting   a stream waits for bytes, and is silent while its guard notes none
+    reached   a connection stands: what failed before is forgotten
+
+Short troubles are none: a process that ends, a line that stumbles. Refuses to know what an operator can do (``endpoint``).
 """
 
 from __future__ import annotations
@@ -23,15 +36,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
+
 from orchestrator.channel import frames, local_memory
 from orchestrator.channel.cap import ByteBudget, wait
-from orchestrator.channel.certificates import Identity
-from orchestrator.channel.checksums import checksum, composite, range_checksums
-from orchestrator.channel.frames import Request, Status
-from orchestrator.channel.hindrance import Hindrances
-from orchestrator.channel.reception import Reception
-from orchestrator.channel.stream import SLICE_S, Guard, PlainStream, Stream, TlsStream
-from orchestrator.channel.ticket import EXPRESS_BYTES, Address, Ticket
+from orchestrator.channel.frames import (
+    EXPRESS_BYTES,
+    Address,
+    Request,
+    Status,
+    Ticket,
+    checksum,
+    composite,
+    range_checksums,
+)
+from orchestrator.channel.stream import SLICE_S, Guard, Identity, PlainStream, Stream, TlsStream
 from orchestrator.errors import (
     PayloadDamaged,
     PayloadWithdrawn,
@@ -40,6 +59,152 @@ from orchestrator.errors import (
     TransferRefused,
     TransferStalled,
 )
+
+HINDERED_S = 10.0
+"""So long nothing comes from an address that is called hindered."""
+FORGOTTEN_S = 30.0
+"""So long after the last try nobody wants anything from an address any more. Longer than a try and the wait after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """``is_distrust``: the two ends reach each other, and do not accept each other's certificates."""
+
+    address: Address
+    reason: str
+    is_distrust: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """Of connections to one address, with none in between that stood."""
+
+    first_at: float
+    last_at: float
+    latest: Hindrance
+
+
+class Hindrances:
+    """Of one client. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures: dict[Address, _Failures] = {}
+        self._waiting: dict[Address, list[Guard]] = {}
+
+    def failed(self, address: Address, reason: str, *, is_distrust: bool = False) -> None:
+        now, latest = self._clock(), Hindrance(address, reason, is_distrust)
+        with self._lock:
+            before = self._failures.get(address)
+            lasts = before is not None and now - before.last_at < FORGOTTEN_S
+            first_at = before.first_at if before is not None and lasts else now
+            self._failures[address] = _Failures(first_at, now, latest)
+
+    def reached(self, address: Address) -> None:
+        with self._lock:
+            self._failures.pop(address, None)
+
+    @contextmanager
+    def waiting(self, address: Address, guard: Guard) -> Iterator[None]:
+        """While a stream with this guard waits for bytes from there."""
+        with self._lock:
+            self._waiting.setdefault(address, []).append(guard)
+        try:
+            yield
+        finally:
+            with self._lock:
+                guards = self._waiting[address]
+                guards.remove(guard)
+                if not guards:
+                    del self._waiting[address]
+
+    def current(self) -> tuple[Hindrance, ...]:
+        """Of every address that is hindered now."""
+        now = self._clock()
+        with self._lock:
+            self._failures = {
+                address: failures
+                for address, failures in self._failures.items()
+                if now - failures.last_at < FORGOTTEN_S
+            }
+            hindered = {
+                address: failures.latest
+                for address, failures in self._failures.items()
+                if now - failures.first_at >= HINDERED_S
+            }
+            for address, guards in self._waiting.items():
+                if now - max(guard.moved_at for guard in guards) >= HINDERED_S:
+                    hindered.setdefault(address, Hindrance(address, "it is silent"))
+        return tuple(hindered.values())
+
+
+class Reception:
+    """``into`` takes the bytes; without it a buffer is made. Raises ValueError if it has not the payload's size."""
+
+    def __init__(self, ticket: Ticket, into: memoryview | None = None) -> None:
+        content = np.empty(ticket.size, np.uint8).data if into is None else into.cast("B")
+        if len(content) != ticket.size or content.readonly:
+            raise ValueError(f"{ticket.payload} has {ticket.size:,} bytes, and the buffer takes {len(content):,}")
+        self.content = content
+        self._ticket = ticket
+        self._lock = threading.Lock()
+        self._checksums: dict[int, int] = {}
+        self._missing = deque(range(max(1, -(-ticket.size // ticket.range_bytes))))
+        self._range_count = len(self._missing)
+
+    def require_same(self, ticket: Ticket) -> None:
+        """Raise ValueError if the ticket is of other bytes than those that have arrived."""
+        if (ticket.size, ticket.range_bytes, ticket.checksum) != (
+            self._ticket.size,
+            self._ticket.range_bytes,
+            self._ticket.checksum,
+        ):
+            raise ValueError(f"{ticket.payload} is not the payload of which a part is here already")
+
+    @property
+    def complete(self) -> bool:
+        with self._lock:
+            return len(self._checksums) == self._range_count
+
+    @property
+    def received_count(self) -> int:
+        """How many ranges are here."""
+        with self._lock:
+            return len(self._checksums)
+
+    @property
+    def range_count(self) -> int:
+        return self._range_count
+
+    def part(self, number: int) -> memoryview:
+        start = number * self._ticket.range_bytes
+        return self.content[start : min(start + self._ticket.range_bytes, self._ticket.size)]
+
+    def take(self) -> int | None:
+        """The next missing range, which is the caller's until ``give_back`` or ``arrived``; None if none is left."""
+        with self._lock:
+            return self._missing.popleft() if self._missing else None
+
+    def give_back(self, number: int) -> None:
+        with self._lock:
+            self._missing.appendleft(number)
+
+    def arrived(self, number: int, checksum: int) -> None:
+        """The range is in the buffer and has this checksum, which was computed here."""
+        with self._lock:
+            self._checksums[number] = checksum
+
+    def require_whole(self) -> None:
+        """Raise PayloadDamaged, and forget all that has arrived, if the ranges together are not the ticket's payload."""
+        with self._lock:
+            if composite([self._checksums[number] for number in range(self._range_count)]) == self._ticket.checksum:
+                return
+            self._checksums.clear()
+            self._missing = deque(range(self._range_count))
+        detail = "its ranges are sound, but together not the bytes that the ticket names: the server has others."
+        raise PayloadDamaged(payload=self._ticket.payload, detail=detail)
+
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,16 @@ import secrets
 import threading
 from collections.abc import Callable
 
-from orchestrator.channel.checksums import composite, range_bytes_of, range_checksums
-from orchestrator.channel.reception import Reception
-from orchestrator.channel.ticket import Address, Ticket, issue, require_valid
+from orchestrator.channel.client import Reception
+from orchestrator.channel.frames import (
+    Address,
+    Ticket,
+    composite,
+    issue,
+    range_bytes_of,
+    range_checksums,
+    require_valid,
+)
 from orchestrator.errors import PayloadWithdrawn, TransferCancelled
 
 NOWHERE = Address("in-process", 0)

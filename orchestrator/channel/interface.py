@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from orchestrator.channel.reception import Reception
-from orchestrator.channel.ticket import Ticket
+from orchestrator.channel.client import Reception
+from orchestrator.channel.frames import Ticket
 
 
 class PayloadServer(Protocol):

@@ -21,11 +21,20 @@ from dataclasses import dataclass
 
 from orchestrator.channel import frames, local_memory
 from orchestrator.channel.cap import Cap, wait
-from orchestrator.channel.certificates import Identity
-from orchestrator.channel.checksums import composite, range_bytes_of, range_checksums
-from orchestrator.channel.frames import Reply, Request, Status
-from orchestrator.channel.stream import SLICE_S, Guard, PlainStream, Stream, TlsStream
-from orchestrator.channel.ticket import EXPRESS_BYTES, Address, Ticket, issue, require_valid
+from orchestrator.channel.frames import (
+    EXPRESS_BYTES,
+    Address,
+    Reply,
+    Request,
+    Status,
+    Ticket,
+    composite,
+    issue,
+    range_bytes_of,
+    range_checksums,
+    require_valid,
+)
+from orchestrator.channel.stream import SLICE_S, Guard, Identity, PlainStream, Stream, TlsStream
 from orchestrator.errors import ConfigurationError, PayloadWithdrawn, TransferError, TransferRefused
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.plain import brief
 from orchestrator.simulation.distributions import duration
+from orchestrator.system.plain import brief
 
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from orchestrator.core.vocabulary import FaultSpec
-from orchestrator.impairment import LinkFault
+from orchestrator.simulation.impairment import LinkFault
 
 
 class Kind(StrEnum):

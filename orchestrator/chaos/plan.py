@@ -24,17 +24,17 @@ from pydantic_core import PydanticCustomError
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.bounds import BytesPerSecond, HostNumber, IslandCount, Name, Seed, Word
 from orchestrator.chaos import comparison
 from orchestrator.chaos.comparison import Comparison
 from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, TAKES, Kind, describe
 from orchestrator.core.vocabulary import Duration, FaultSpec, IslandId, IslandPlan
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
-from orchestrator.plain import some_of
-from orchestrator.sections import Section
 from orchestrator.simulation.plan import sample_policy
 from orchestrator.simulation.spec import PositiveSeconds, Seconds
-from orchestrator.validation import omitted_count, problems_of, valid_fields
+from orchestrator.specification.bounds import BytesPerSecond, HostNumber, IslandCount, Name, Seed, Word
+from orchestrator.specification.sections import Section
+from orchestrator.specification.validation import omitted_count, problems_of, valid_fields
+from orchestrator.system.plain import some_of
 
 DETAIL = "the chaos plan cannot be used"
 UNKNOWN = "Remove it, or correct its spelling; deploy/plans/ holds complete examples."

@@ -15,7 +15,7 @@ from orchestrator.chaos.comparison import Comparison
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan
 from orchestrator.chaos.runner import ChaosRunner
 from orchestrator.core.vocabulary import Instant
-from orchestrator.plain import finite
+from orchestrator.system.plain import finite
 
 SCHEMA = "atoll-verdict/1"
 _WORST: Mapping[str, str] = {"bystander_gap_max_s": "bystander_gap", "survivor_gap_max_s": "survivor_gap"}

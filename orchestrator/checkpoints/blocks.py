@@ -25,7 +25,7 @@ from orchestrator.checkpoints.manifest import File
 from orchestrator.checkpoints.sealed import seal, unseal
 from orchestrator.errors import DataError
 from orchestrator.parameters.parts import Bounds, index_of, whole
-from orchestrator.parameters.roles import Shape
+from orchestrator.parameters.pieces import Shape
 
 BLOCK_BYTES = 1 << 20
 BLOCK_BYTES_MAX = 64 << 20

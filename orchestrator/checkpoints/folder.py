@@ -2,7 +2,7 @@
 
 Responsible for a file being there whole and durably, or not at all, under its name: locally by a draft, fsync and rename;
 elsewhere by one request, which object stores carry out whole or not. And for nothing outside the folder being read or
-written: one is made through a root only (``orchestrator.roots``), every name, also of a listing, goes through
+written: one is made through a root only (``orchestrator.system.roots``), every name, also of a listing, goes through
 ``roots.name_parts``, and locally no link is followed below the folder. Refuses to know what files mean.
 
 ``fsspec`` comes with Ray, and is used for stores alone. Every method raises OSError if it fails, InfrastructureError where
@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from orchestrator.errors import AtollError, DataError, InfrastructureError, OutsideRoots, in_words
-from orchestrator.roots import Allowed, AllowedRoots, Root, name_parts, open_folder, open_regular, shown, store_of
+from orchestrator.system.roots import (
+    Allowed,
+    AllowedRoots,
+    Root,
+    name_parts,
+    open_folder,
+    open_regular,
+    shown,
+    store_of,
+)
 
 CHUNK_BYTES = 4 << 20
 

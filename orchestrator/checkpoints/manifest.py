@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from orchestrator.checkpoints.sealed import digest_of, seal, unseal
 from orchestrator.errors import DataError
-from orchestrator.parameters.roles import RoleRow
-from orchestrator.roots import name_parts, shown
+from orchestrator.parameters.pieces import RoleRow
+from orchestrator.system.roots import name_parts, shown
 
 SCHEMA = "atoll-checkpoint/1"
 MANIFEST, PART = "manifest.json", "part.json"

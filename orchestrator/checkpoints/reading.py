@@ -24,8 +24,8 @@ from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.codec.registry import EXACT
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.parameters.parts import shape_of, whole
-from orchestrator.parameters.roles import from_rows
-from orchestrator.roots import AllowedRoots
+from orchestrator.parameters.pieces import from_rows
+from orchestrator.system.roots import AllowedRoots
 
 Array = NDArray[Any]
 HEAD_BYTES_MAX = 32 << 20

@@ -22,8 +22,8 @@ from orchestrator.checkpoints.sealed import seal, unseal
 from orchestrator.core.saving import JobResumed, SavedIsland
 from orchestrator.core.vocabulary import Instant, IslandId, Version
 from orchestrator.errors import DataError
-from orchestrator.roots import AllowedRoots
-from orchestrator.run_folder import RESUMED
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import RESUMED
 
 BYTES_MAX = 2 * MANIFEST_BYTES_MAX
 SAME = (

@@ -30,7 +30,7 @@ from orchestrator.core.vocabulary import FragmentId
 from orchestrator.errors import DataError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.outer_state import FragmentState
-from orchestrator.parameters.roles import rows_of
+from orchestrator.parameters.pieces import rows_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import evaluation, fragment_round, health, island_record
-from orchestrator.core.admission import refusal_of
+from orchestrator.core import evaluation, fragment_round, island_record
 from orchestrator.core.effects import (
     AdmitContribution,
     Effect,
@@ -29,10 +28,9 @@ from orchestrator.core.events import (
     MergeCompleted,
     MergeFailed,
 )
-from orchestrator.core.fragment_round import Close, FragmentRound, Wait
+from orchestrator.core.fragment_round import Close, FragmentRound, Wait, outer_lr_ratio, refusal_of, weigh
 from orchestrator.core.grace import grace_window
 from orchestrator.core.island_record import WITH_PROCESS, Island
-from orchestrator.core.outer_rate import outer_lr_ratio
 from orchestrator.core.schedule import next_due
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
@@ -47,7 +45,6 @@ from orchestrator.core.vocabulary import (
     RoundPhase,
     Version,
 )
-from orchestrator.core.weighting import weigh
 
 _BEHIND = (RefusalReason.LATE, RefusalReason.ALREADY_MERGED)
 """Refusals of an island that has not adopted the present version: on its way, unless it is overdue by now."""
@@ -74,7 +71,7 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
     effects = [ReleasePayload(superseded.payload, ReleaseReason.SUPERSEDED)] if superseded else []
     effects.append(AdmitContribution(c, Version(current.version + 1)))
     state.islands[c.island] = island_record.admitted(island, c)
-    state.update_norms[c.fragment] = health.admitted(norms, c, event.displacement, state.policy)
+    state.update_norms[c.fragment] = fragment_round.admitted(norms, c, event.displacement, state.policy)
     state.rounds[c.fragment] = fragment_round.admit(current, c, _due_step(state, current), event.at)
     return effects + advance(state, c.fragment, event.at)
 

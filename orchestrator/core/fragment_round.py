@@ -16,13 +16,60 @@ as payload ids. A contribution that comes while MERGING is late (``admission``):
 fixed its inputs.
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (minimum quorum, grace window).
+
+Admission of a contribution to the open round of its fragment, or the reason why it is refused.
+
+The rules, in the order in which they are applied:
+
+    fenced            another incarnation of the island has taken its place
+    job_over          the job takes no more work
+    not_caught_up     the island holds no state yet; a fresh process never wins over state
+    duplicate         this offer, or a newer one of the same fragment, was seen before
+    empty             no work is in it
+    unknown_version   its base is newer than the fragment: we lost state, or the island invents
+    already_merged    its base is older than the version that its island's previous work went into: counted once, not twice
+    late              its round is merging or has merged
+    stale_base        its base is more than ``staleness_max`` versions behind
+    exploding         its update norm is far above the running median of its fragment (``health``)
+
+A version behind is `late` when one more round would have caught it, `stale_base` when not; both are accepted when the
+policy's ``staleness_max`` allows it. Source: ours, where arXiv:2604.21428 is silent.
+
+The health of contributions: one whose update norm is far above its fragment's running median is an outlier.
+
+The measure is the update norm ‖Θ_p − θ‖, divided by how many intervals of H steps are in it where there is more than one:
+an island that missed rounds brings more work, and may be as much further away. Fewer steps than H count as H, because a
+state that was taken from a peer holds up to an interval of that peer's work besides.
+
+The running median of a fragment is over the latest norms admitted. It is not used before the fragment has taken
+``VERSIONS_BEFORE_JUDGING`` outer steps: the first offers hold a few steps at a learning rate that is still rising.
+
+Refuses to know arrays; NaN and Inf never get here (``parameters.validation``).
+Source: ours. Decoupled DiLoCo, arXiv:2604.21428, is silent; clipping against a running median is a robust-statistics habit.
+
+The weight of each contribution in a merge: the quantity of its tokens times their quality.
+
+    w_m = c_tokens · (c_tokens / c_steps)
+
+Source: Decoupled DiLoCo, arXiv:2604.21428 (token weighting). Normalised here so that the weights of one merge sum to one.
+
+The outer learning rate of a merge, as a part of what the job specification says: warm-up, then a line down.
+
+    ratio = min(1, version / W) · (1 − (1 − f) · min(1, T / budget))
+
+W is in merges of one fragment, T is what all islands have trained. Decided where the merge is ordered, and carried in the
+order and in the journal: whoever takes the merge again steps at the same rate. By tokens, so that a job whose islands are
+away for a time, or that is taken back to a checkpoint, is where its budget is; not by a clock. Only sums and quotients, so
+that every machine has the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
+from math import fsum
 
+from orchestrator.core.island_record import Island
 from orchestrator.core.vocabulary import (
     CloseReason,
     Contribution,
@@ -30,9 +77,75 @@ from orchestrator.core.vocabulary import (
     FragmentId,
     Instant,
     IslandId,
+    IslandState,
+    JobPhase,
+    JobPolicy,
+    OuterRatePolicy,
+    RefusalReason,
     RoundPhase,
     Version,
+    WeightedPayload,
 )
+
+
+def outer_lr_ratio(policy: OuterRatePolicy, version: Version, tokens_trained: int, token_budget: int) -> float:
+    """Of the merge that makes ``version``, decided when ``tokens_trained`` of the budget were; in [0, 1]."""
+    warm = min(1.0, version / policy.warmup_merges) if policy.warmup_merges else 1.0
+    if policy.final_ratio == 1.0:
+        return warm
+    return warm * (1 - (1 - policy.final_ratio) * min(1.0, tokens_trained / token_budget))
+
+
+def weigh(contributions: Iterable[Contribution]) -> tuple[WeightedPayload, ...]:
+    """Give each contribution its share, in the order of island names, so that arrival order never changes a merge."""
+    ordered = sorted(contributions, key=lambda c: c.island)
+    raw = [c.token_count * (c.token_count / c.step_count) for c in ordered]
+    total = fsum(raw)
+    return tuple(WeightedPayload(c.payload, c.island, w / total) for c, w in zip(ordered, raw, strict=True))
+
+
+LATEST_KEPT = 31
+"""Enough for several rounds of a few islands; with many islands it is the last round alone, which is as good."""
+VERSIONS_BEFORE_JUDGING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateNorms:
+    """The latest update norms per interval that were admitted to one fragment, oldest first."""
+
+    latest: tuple[float, ...] = ()
+
+    @property
+    def median(self) -> float:
+        """The upper one of two, 0 of none."""
+        return sorted(self.latest)[len(self.latest) // 2] if self.latest else 0.0
+
+
+def admitted(before: UpdateNorms, c: Contribution, update_norm: float | None, policy: JobPolicy) -> UpdateNorms:
+    """The norms with one more; a contribution whose norm was not measured adds none."""
+    if update_norm is None:
+        return before
+    return UpdateNorms((*before.latest, _per_interval(c, update_norm, policy))[-LATEST_KEPT:])
+
+
+def outlier(
+    c: Contribution, update_norm: float | None, norms: UpdateNorms, version: Version, policy: JobPolicy
+) -> str | None:
+    """The detail of the refusal if the contribution is too far from Θ. A fragment that never moved has no median yet."""
+    ratio_max, median = policy.health.displacement_ratio_max, norms.median
+    if update_norm is None or ratio_max is None or version < VERSIONS_BEFORE_JUDGING or median == 0.0:
+        return None
+    norm = _per_interval(c, update_norm, policy)
+    if norm <= ratio_max * median:
+        return None
+    return (
+        f"it is {norm:.3g} from the fragment where {median:.3g} is usual, {norm / median:.3g} times as far; "
+        f"at most {ratio_max:g} times is allowed"
+    )
+
+
+def _per_interval(c: Contribution, update_norm: float, policy: JobPolicy) -> float:
+    return update_norm / max(1.0, c.step_count / policy.sync_interval_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +259,44 @@ def finish_merge(before: FragmentRound) -> FragmentRound:
 def abandon(before: FragmentRound) -> FragmentRound:
     """Discard the contributions: open the same round again, empty."""
     return FragmentRound(before.fragment, before.version, before.step, before.reached_at)
+
+
+Refusal = tuple[RefusalReason, str]
+
+
+def refusal_of(
+    contribution: Contribution,
+    island: Island | None,
+    current: FragmentRound,
+    phase: JobPhase,
+    policy: JobPolicy,
+    update_norm: float | None,
+    latest_norms: UpdateNorms,
+) -> Refusal | None:
+    """The first rule the contribution breaks, or ``None`` when it may enter."""
+    c = contribution
+    if island is None or c.incarnation != island.incarnation:
+        now = "unknown" if island is None else f"incarnation {island.incarnation}"
+        return RefusalReason.FENCED, f"sent by incarnation {c.incarnation}; the island is {now}"
+    if phase is JobPhase.FINISHED:
+        return RefusalReason.JOB_OVER, "the job has ended, or waits for its last evaluation only"
+    if island.state not in (IslandState.TRAINING, IslandState.SUSPECT, IslandState.DRAINING):
+        return RefusalReason.NOT_CAUGHT_UP, f"the island is {island.state}"
+    if c.offer <= island.last_offer.get(c.fragment, 0):
+        return RefusalReason.DUPLICATE, f"offer {island.last_offer[c.fragment]} of this fragment was seen before"
+    if c.step_count <= 0 or c.token_count <= 0:
+        return RefusalReason.EMPTY, f"{c.step_count} steps and {c.token_count} tokens"
+    if c.base_version > current.version:
+        return RefusalReason.UNKNOWN_VERSION, f"base {c.base_version}, but the fragment stands at {current.version}"
+    if c.base_version < island.merged_into.get(c.fragment, 0):
+        version = island.merged_into[c.fragment]
+        return RefusalReason.ALREADY_MERGED, f"version {version} has its work, or took its place in a rollback"
+    if current.phase is RoundPhase.MERGING:
+        return RefusalReason.LATE, f"version {current.version + 1} is being merged without it"
+    behind = current.version - c.base_version
+    if behind > policy.staleness_max:
+        reason = RefusalReason.LATE if behind == 1 else RefusalReason.STALE_BASE
+        return reason, f"base {c.base_version} is {behind} behind; at most {policy.staleness_max} is allowed"
+    if detail := outlier(c, update_norm, latest_norms, current.version, policy):
+        return RefusalReason.EXPLODING, detail
+    return None

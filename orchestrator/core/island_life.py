@@ -2,13 +2,42 @@
 
 Handlers take the job's state and an event, change the state, and return effects. The transitions themselves are in
 ``island_record``: one island's life, to be placed again or given up.
+
+The handlers of a notice: an island's node is about to go, as spot machines, queues of clusters and maintenance have it.
+
+    TRAINING ──notice──▶ DRAINING ──all its work is merged, or its node goes in a moment──▶ LOST ──▶ PLACING, elsewhere
+    placing, starting, catching up, standing by ──notice──▶ LOST ──▶ PLACING, elsewhere        (nothing to give)
+
+As in a drain, the island ends its step, offers what it has, and ends when versions hold it. It stays wanted, though, so that
+its next incarnation is placed as soon as the drain is over, as the process of a standby where there is one. No failure is
+counted, and no back-off waited for: the machine goes, nothing is wrong with the island. Nobody asks whether a quorum is
+left, for the node goes in any case.
+
+Where the notice is shorter than a round, the island's time ends before a version holds its work. What it has offered is
+held by the synchroniser by then, and is merged when its round closes. Refuses to know which nodes there are: who places
+the next incarnation keeps it off those that go.
+
+Standbys: processes that wait to take a lost island's place, so that it trains again in seconds.
+
+    PLACING ──▶ STARTING ──▶ CATCHING_UP ──▶ STANDBY ──an island of its kind is lost──▶ its process is the island's
+       ▲                                        │                                       next incarnation
+       └──────placed again, as its own next incarnation
+
+A standby is placed, started, suspected and placed again as an island is (``island_life``). It has no data, trains
+nothing, is in no quorum and gives nobody a state; it is given one as any island, and gets every publication. A promoted
+standby goes on from the state it holds; of the island it gets name, shard and cursor.
+
+An island waits for no back-off when a standby of its kind (node group and accelerators) stands by, at once or later. Like
+all that places, this honours a cordon; and lives in a row that end without a contribution are counted all the same, so an
+island that kills every process it is given is given up as ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from orchestrator.core import departure, island_record
+from orchestrator.core import island_record
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -19,6 +48,7 @@ from orchestrator.core.effects import (
     FromSynchroniser,
     HoldIsland,
     KillIsland,
+    PlaceIsland,
     SetTimer,
     StandBy,
     StartTraining,
@@ -35,6 +65,7 @@ from orchestrator.core.events import (
     IslandFlushed,
     IslandPlaced,
     IslandReady,
+    NoticeReceived,
     OuterStateSeeded,
     PlacementFailed,
     ProgressReported,
@@ -44,6 +75,89 @@ from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import FailureExtent, Instant, IslandId, IslandState, JobPhase, Version
+
+
+def promote(state: JobState) -> list[Effect]:
+    """Every lost island that a standby matches goes on as the standby's process; the standby is placed again."""
+    effects: list[Effect] = []
+    for island, standby in list(_matches(state)):
+        process = (standby.id, standby.incarnation)
+        reason = f"goes on as the standby {standby.id}"
+        after, _ = island_record.place(island, state.reports.pop(island.id, None), reason)
+        state.islands[island.id] = replace(after, process=process)
+        next_standby, placing = island_record.place(standby, None, f"its process is {island.id} now")
+        state.islands[standby.id] = next_standby
+        effects += [PlaceIsland(island.id, after.incarnation, island.plan.node_group, reason, process), *placing]
+    return effects
+
+
+def _matches(state: JobState) -> Iterator[tuple[Island, Island]]:
+    idle = [i for i in map(state.islands.__getitem__, sorted(state.standbys)) if _stands_by(i)]
+    for plan in state.policy.islands:
+        island = state.islands[plan.island]
+        waits = island.state is IslandState.LOST and island.wanted and island.incarnation > 0
+        if not waits or plan.node_group in state.cordoned:
+            continue
+        standby = next((other for other in idle if _kind(other) == _kind(island)), None)
+        if standby is not None:
+            idle.remove(standby)
+            yield island, standby
+
+
+def _stands_by(standby: Island) -> bool:
+    return standby.state is IslandState.STANDBY and not standby.kill_reason
+
+
+def _kind(island: Island) -> tuple[str, int]:
+    return island.plan.node_group, island.plan.accelerator_count
+
+
+MARGIN_S = 2.0
+"""Its process is ended so long before the node goes, at the latest: its next incarnation need not wait for a loss."""
+SHARE_MAX = 0.5
+"""Of a notice, which the margin may take: one of a second still leaves half of that to give the work in."""
+
+
+def noticed(state: JobState, island: Island, event: NoticeReceived) -> list[Effect]:
+    """Have the island give its work and go; at once where it has none. Said again, it changes nothing."""
+    if state.phase is not JobPhase.RUNNING:
+        return []  # it gives what it has in any case, and is not placed again
+    suspect = island.state is IslandState.SUSPECT
+    answering = island.state_before_suspect if suspect else island.state
+    reason = event.cause if event.seconds is None else f"{event.cause}: its node goes in {event.seconds:.0f} s"
+    if answering is IslandState.DRAINING:
+        return []
+    if answering is not IslandState.TRAINING or island.flushed:
+        return depart(state, island, reason, event.at)
+    if suspect:  # it drains as soon as it answers
+        state.islands[island.id] = replace(island, state_before_suspect=IslandState.DRAINING)
+        return []
+    serial = state.next_serial()
+    state.islands[island.id] = island_record.handing_over(island, f"{reason}; its work is to be merged", serial)
+    timer = (
+        [SetTimer(island_record.departure_timer(island), serial, _ends_at(event))] if event.seconds is not None else []
+    )
+    return [DrainIsland(island.id, island.incarnation), *timer, *advance_all(state, event.at)]
+
+
+def time_is_up(state: JobState, island: Island, now: Instant) -> list[Effect]:
+    """The node goes in a moment, and versions do not hold all the work yet."""
+    if island.state is not IslandState.DRAINING or not island.wanted:
+        return []
+    return depart(state, island, "its node goes before all its work is merged", now)
+
+
+def depart(state: JobState, island: Island, reason: str, now: Instant) -> list[Effect]:
+    """End the incarnation; the next one is placed by a timer of no length, or at once by a standby."""
+    after, effects = island_record.depart(island, reason, now, state.next_serial())
+    state.islands[island.id] = after
+    return [*effects, *advance_all(state, now)]
+
+
+def _ends_at(event: NoticeReceived) -> Instant:
+    seconds = max(0.0, event.seconds or 0.0)
+    return event.at + seconds - min(MARGIN_S, SHARE_MAX * seconds)
+
 
 FLUSH_TIMER = "flush:job"
 
@@ -154,7 +268,7 @@ def drained(state: JobState, island: Island, event: IslandDrained) -> list[Effec
     if state.phase is not JobPhase.RUNNING:
         return flushed(state, island, event)
     if island.wanted and _is_or_was(island, IslandState.DRAINING):
-        return departure.depart(state, island, "all its work is merged", event.at)
+        return depart(state, island, "all its work is merged", event.at)
     after = island_record.drained(island)
     state.islands[island.id] = after
     stop = StopIsland(island.id, island.incarnation, after.reason)
@@ -209,7 +323,7 @@ def timer_fired(state: JobState, kind: str, island_id: IslandId, serial: int, no
     if kind == "backoff" and island.state is IslandState.LOST:
         return place(state, island, island.reason)
     if kind == "departure":
-        return departure.time_is_up(state, island, now)
+        return time_is_up(state, island, now)
     if kind == "suspect" and island.state is IslandState.SUSPECT:
         reason = f"no answer for {now - island.suspect_since:.0f} s ({island.reason})"
         return _lose(state, island, reason, now, dead=False)

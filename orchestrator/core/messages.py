@@ -3,22 +3,34 @@
 An island is commanded by calls (``learners.island``) and answers by *reports*: it appends them to an outbox in the order
 things happened, and the synchroniser's link to that island reads them in that order by long polling. A report holds no
 arrays. Bytes travel apart, pulled by the synchroniser's side under the name of an offer.
+
+The event that each island report stands for, of that island's incarnation and at that instant.
+
+The live link, the laboratory and the simulation all decode reports, and must do it alike. An offer becomes a contribution
+only once its bytes are held, so it has a function of its own; a broken island is decoded as the loss of its connection.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from orchestrator.core import events, saving
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_FLAWS,
+    Contribution,
     DataFlaws,
     FailureExtent,
     FragmentId,
+    Incarnation,
+    Instant,
     IslandId,
     ScheduleAnchor,
     SourceLoss,
     Version,
+    payload_id,
 )
 
 
@@ -165,3 +177,62 @@ IslandReport = (
     | Overdue
     | Broken
 )
+
+
+EventReport = (
+    Progress
+    | Adopted
+    | Ready
+    | CaughtUp
+    | CatchUpFailure
+    | Flushed
+    | Drained
+    | Saved
+    | NotSaved
+    | Evaluated
+    | NotEvaluated
+    | Overdue
+    | Broken
+)
+"""Reports that are events by themselves: all but offers."""
+_EVENTS: dict[type, Callable[..., events.IncarnationEvent]] = {
+    Progress: events.ProgressReported,
+    Adopted: events.FragmentAdopted,
+    Ready: events.IslandReady,
+    CaughtUp: events.IslandCaughtUp,
+    CatchUpFailure: events.CatchUpFailed,
+    Flushed: events.IslandFlushed,
+    Drained: events.IslandDrained,
+    Overdue: events.StepOverdue,
+    Saved: saving.IslandSaved,
+    NotSaved: saving.IslandNotSaved,
+}
+"""Reports whose fields are their event's, by the same names."""
+
+
+def event_of(report: EventReport, at: Instant, island: IslandId, incarnation: Incarnation) -> events.Event:
+    """The event that this report stands for."""
+    if isinstance(report, Evaluated):
+        facts = _facts(report)
+        return events.EvaluationCompleted(at, **facts, place=island, island=island, incarnation=incarnation)
+    if isinstance(report, NotEvaluated):
+        return events.EvaluationFailed(at, report.global_version, f"on {island}: {report.reason}")
+    if isinstance(report, Broken):
+        reason = f"its own code failed: {report.detail}"
+        return events.ConnectionLost(at, island, incarnation, True, reason, extent=report.extent)
+    return _EVENTS[type(report)](at, island, incarnation, **_facts(report))
+
+
+def contribution_of(offer: Offer, island: IslandId, incarnation: Incarnation) -> Contribution:
+    """The contribution that the offer is, once its bytes are held."""
+    return Contribution(
+        payload=payload_id(island, incarnation, offer.fragment, offer.offer),
+        island=island,
+        incarnation=incarnation,
+        **_facts(offer),
+    )
+
+
+def _facts(report: IslandReport) -> dict[str, Any]:
+    """The report's fields by name. ``asdict`` would copy them deeply, which costs six times as much."""
+    return {name: getattr(report, name) for name in report.__slots__}

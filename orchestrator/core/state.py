@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.events import ProgressReported
-from orchestrator.core.fragment_round import FragmentRound
+from orchestrator.core.fragment_round import FragmentRound, UpdateNorms
 from orchestrator.core.grace import Pace
-from orchestrator.core.health import UpdateNorms
 from orchestrator.core.island_record import Island
 from orchestrator.core.saving import SavedPart
 from orchestrator.core.view import FragmentView, IslandView, JobView

@@ -21,16 +21,13 @@ from typing import Any, assert_never
 from orchestrator.core import (
     checkpoints,
     commands,
-    departure,
     evaluation,
     events,
     fragment_life,
     island_life,
     job_life,
     recovery,
-    rollback,
     saving,
-    scaling,
 )
 from orchestrator.core.effects import Effect
 from orchestrator.core.island_record import Island
@@ -50,7 +47,7 @@ _ISLAND_HANDLERS: dict[type, Callable[[JobState, Island, Any], list[Effect]]] = 
     events.ConnectionRestored: island_life.connection_restored,
     events.IslandFlushed: island_life.flushed,
     events.IslandDrained: island_life.drained,
-    events.NoticeReceived: departure.noticed,
+    events.NoticeReceived: island_life.noticed,
     saving.IslandSaved: checkpoints.island_answered,
     saving.IslandNotSaved: checkpoints.island_answered,
 }
@@ -77,7 +74,7 @@ class Synchroniser:
 
     def _settled(self, now: Instant) -> list[Effect]:
         state = self.state
-        return [*rollback.settle(state, now), *checkpoints.settle(state, now), *evaluation.settle(state)]
+        return [*checkpoints.settle_rollback(state, now), *checkpoints.settle(state, now), *evaluation.settle(state)]
 
     def _dispatch(self, event: events.Event) -> list[Effect]:
         state = self.state
@@ -114,9 +111,9 @@ class Synchroniser:
             case saving.JobResumed():
                 return checkpoints.resumed(state, event)
             case saving.FragmentRestored():
-                return rollback.restored(state, event)
+                return checkpoints.fragment_restored(state, event)
             case saving.RollbackFailed():
-                return rollback.failed(state, event)
+                return checkpoints.rollback_failed(state, event)
             case saving.CheckpointFailed():
                 return checkpoints.failed(state, event)
             case events.FaultInjected():
@@ -137,7 +134,7 @@ class Synchroniser:
             case commands.Readd() as readd:
                 return job_life.readd(state, event, readd)
             case commands.Scale() as scale:
-                return scaling.scale(state, event, scale)
+                return job_life.scale(state, event, scale)
             case commands.Cordon() as cordon:
                 return job_life.cordon(state, event, cordon)
             case commands.Uncordon() as uncordon:
@@ -145,7 +142,7 @@ class Synchroniser:
             case commands.Checkpoint():
                 return checkpoints.requested(state, event)
             case commands.Rollback() as back:
-                return rollback.requested(state, event, back)
+                return checkpoints.request_rollback(state, event, back)
             case commands.Cancel():
                 return job_life.cancel(state, event)
             case unknown:

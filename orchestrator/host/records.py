@@ -25,11 +25,11 @@ from safetensors.numpy import save_file
 
 from orchestrator.actors.records import StatusRecord
 from orchestrator.core.vocabulary import JobPhase
-from orchestrator.disk import LocalDisk
 from orchestrator.errors import in_words
 from orchestrator.parameters.pieces import joined
-from orchestrator.plain import finite
-from orchestrator.run_folder import PARAMETERS, REPORT, REPORT_PAGE, STATUS
+from orchestrator.system.disk import LocalDisk
+from orchestrator.system.plain import finite
+from orchestrator.system.run_folder import PARAMETERS, REPORT, REPORT_PAGE, STATUS
 
 log = logging.getLogger(__name__)
 

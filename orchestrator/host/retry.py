@@ -2,6 +2,13 @@
 
 While the journal cannot be written no merge is announced, while the tape cannot be written nothing is decided; islands train
 on either way, keep their work, and offer it again. Both would be lies to go on without.
+
+The durability of a tape: what survives a loss of power (``sync``), or only the death of the process (``async``).
+
+The writer of snapshots: after a restart only the records behind the last one need be replayed.
+
+Responsible for: one in every so many records, taken between two steps, written in a thread of its own. Refuses to make
+anything depend on one: where it cannot be written, the one before stays, or none.
 """
 
 from __future__ import annotations
@@ -10,13 +17,55 @@ import errno
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from orchestrator.core.events import SynchroniserRestarted
-from orchestrator.errors import InfrastructureError, first_line
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import Instant
+from orchestrator.errors import InfrastructureError, first_line, in_words
+from orchestrator.specification.config import JobSpec
+from orchestrator.system.disk import Disk, LocalDisk
+from orchestrator.tape.driver import Driver
 from orchestrator.tape.schema import Record
-from orchestrator.tape.storage import TapeWriter
+from orchestrator.tape.snapshot import Snapshot, encode
+from orchestrator.tape.storage import TapeWriter, build, write_snapshot
 
 log = logging.getLogger(__name__)
+
+
+class SnapshotWriter:
+    """``consider`` and ``close`` are for the pump. There is one for the first ``before`` records."""
+
+    def __init__(self, path: Path, tape: TapeWriter, before: int, every: int, disk: Disk | None = None) -> None:
+        self._path, self._tape, self._every, self._disk = path, tape, every, disk or LocalDisk()
+        self._count = before
+        self._writing = ThreadPoolExecutor(1, "snapshot")
+        self._under_way: Future[None] | None = None
+
+    def consider(self, driver: Driver[Synchroniser], at: Instant) -> None:
+        """Take one if it is due. The state of core and folds is copied before this returns."""
+        if driver.count - self._count < self._every or (self._under_way and not self._under_way.done()):
+            return
+        self._count = driver.count
+        try:
+            raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
+        except Exception:
+            log.exception("no snapshot could be made of step %d", driver.count)
+            return
+        self._under_way = self._writing.submit(self._write, raw)
+
+    def close(self) -> None:
+        """The job is over: no synchroniser will recover it."""
+        self._writing.shutdown(wait=True)
+        self._disk.remove(self._path)
+
+    def _write(self, raw: bytes) -> None:
+        try:
+            write_snapshot(self._path, raw, self._disk)
+        except Exception as error:
+            log.warning("a snapshot of %d bytes cannot be written: %s: %s", len(raw), type(error).__name__, error)
+
 
 RETRY_S = 1.0
 TAPE_REFUSES = "the tape cannot be written"
@@ -85,3 +134,54 @@ class RetryingSink:
         self._retrier.until_done(TAPE_REFUSES, lambda: self._tape.append(record))
         if isinstance(record.event, SynchroniserRestarted):
             self._retrier.until_done(TAPE_REFUSES, self._tape.sync)
+
+
+SYNC_EVERY_S = 0.5
+
+
+def tape_sync_of(spec: JobSpec, tape: TapeWriter) -> tuple[Retrier, PeriodicSync | NoSync]:
+    """The sync of this job's tape, and the retrier of what its disk refuses."""
+    retrier = Retrier()
+    return retrier, PeriodicSync(tape, retrier) if spec.synchroniser.durability.kind == "sync" else NoSync(tape)
+
+
+class PeriodicSync:
+    """Makes the tape durable twice a second, so that islands need not keep their reports for long."""
+
+    def __init__(self, tape: TapeWriter, retrier: Retrier) -> None:
+        self._tape, self._retrier = tape, retrier
+        self._closed, self._trouble = threading.Event(), ""
+        threading.Thread(target=self._run, name="sync", daemon=True).start()
+
+    def durable_count(self) -> int:
+        """The number of the last record that is durable, as the job's policy has it."""
+        return self._tape.synced_count
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(SYNC_EVERY_S):
+            if self._tape.synced_count < self._tape.count:
+                try:
+                    self._retrier.until_done(TAPE_REFUSES, self._tape.sync)
+                except (InfrastructureError, ValueError):
+                    pass  # nobody waits any more, or the tape was closed just now
+                except Exception as error:  # islands would keep all their reports for ever
+                    reason = in_words(error)
+                    if reason != self._trouble:
+                        log.error("the tape cannot be made durable: %s", reason, exc_info=error)
+                    self._trouble = reason
+
+
+class NoSync:
+    """For durability async: a record is kept once the operating system has it."""
+
+    def __init__(self, tape: TapeWriter) -> None:
+        self._tape = tape
+
+    def durable_count(self) -> int:
+        return self._tape.count
+
+    def close(self) -> None:
+        """There is nothing to end."""

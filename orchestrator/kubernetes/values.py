@@ -23,11 +23,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from orchestrator.bounds import AcceleratorCount, CpuCount, MemoryGib, Name, NodeCount
-from orchestrator.config import read_document
 from orchestrator.errors import InvalidJobSpec, Problem
-from orchestrator.section import Section
-from orchestrator.validation import omitted_count, problems_of
+from orchestrator.specification.bounds import AcceleratorCount, CpuCount, MemoryGib, Name, NodeCount, Section
+from orchestrator.specification.config import read_document
+from orchestrator.specification.validation import omitted_count, problems_of
 
 CONTROL = "control"
 LabelName = Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]

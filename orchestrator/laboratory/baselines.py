@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 from learners import jax_trainer, model
 from learners.text import Text
-from orchestrator.config import JobSpec
 from orchestrator.errors import ConfigurationError
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.parameters import tensors
-from orchestrator.roots import EVERYTHING
-from orchestrator.sections import SynchroniserSection
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.sections import SynchroniserSection
+from orchestrator.system.roots import EVERYTHING
 
 Method = Literal["decoupled", "equal-speeds", "diloco", "data-parallel"]
 TRANSFER_STEPS = 1.0

@@ -28,16 +28,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from orchestrator.bounds import ISLANDS_MAX, LearningRate, RatioBelowOne, Seed
-from orchestrator.config import JobSpec, parse_job, read_document
-from orchestrator.data_files import with_found_files
-from orchestrator.documents import mapping
 from orchestrator.errors import PROBLEMS_MAX, AtollError, ConfigurationError
 from orchestrator.laboratory import baselines
 from orchestrator.laboratory.baselines import METHODS, Method, Pace, Trained
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
-from orchestrator.roots import EVERYTHING
-from orchestrator.sections import Section
+from orchestrator.specification.bounds import ISLANDS_MAX, LearningRate, RatioBelowOne, Seed
+from orchestrator.specification.config import JobSpec, parse_job, read_document
+from orchestrator.specification.data_check import with_found_files
+from orchestrator.specification.documents import mapping
+from orchestrator.specification.sections import Section
+from orchestrator.system.roots import EVERYTHING
 
 StepDuration = Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)]
 

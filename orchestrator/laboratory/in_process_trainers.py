@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from learners.contract import Arrays, Trainer
-from orchestrator.config import JobSpec
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId
 from orchestrator.errors import DataError
@@ -18,7 +17,8 @@ from orchestrator.parameters import fragment_map, tensors
 from orchestrator.parameters.journal.entry import Content, Facts
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.shard import ParameterShard, Unusable
-from orchestrator.roots import EVERYTHING
+from orchestrator.specification.config import JobSpec
+from orchestrator.system.roots import EVERYTHING
 
 FIRST_EPOCH = Epoch(1)
 MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]

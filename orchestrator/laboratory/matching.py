@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.laboratory import trace_reader
 from orchestrator.laboratory.training_trace import TrainingTrace
-from orchestrator.sections import BudgetSection
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.sections import BudgetSection
 from orchestrator.tape.schema import Header, Tape
 
 DECIDED_BY_TAPE = ("quorum", "overlap_steps", "grace_margin", "grace_cap_steps", "staleness_max")

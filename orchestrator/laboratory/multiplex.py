@@ -29,15 +29,14 @@ from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.config import JobSpec
 from orchestrator.core import effects, events, saving
-from orchestrator.core.messages import IslandReport, Offer, Progress
-from orchestrator.core.report_events import contribution_of, event_of
+from orchestrator.core.messages import IslandReport, Offer, Progress, contribution_of, event_of
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
 from orchestrator.errors import InternalError
 from orchestrator.laboratory.in_process_trainers import InProcessTrainers, MakeTrainer
 from orchestrator.parameters.pieces import joined
+from orchestrator.specification.config import JobSpec
 from orchestrator.tape.driver import DigestSink, Driver, Sink
 from orchestrator.tape.schema import Header, Record
 

@@ -17,10 +17,9 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from learners.adoption import mixed, update
 from learners.contract import Arrays
-from learners.offered import OfferedFragment, PublishedVersion
-from orchestrator.config import JobSpec
+from learners.island_arrays import mixed, update
+from learners.outbox import OfferedFragment, PublishedVersion
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import CloseReason, FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.errors import DataError
@@ -37,7 +36,8 @@ from orchestrator.laboratory.training_trace import (
 )
 from orchestrator.parameters.codec.registry import EXACT
 from orchestrator.parameters.pieces import joined
-from orchestrator.replica.schedule_position import schedule_step
+from orchestrator.replica.replica import schedule_step
+from orchestrator.specification.config import JobSpec
 
 Published = tuple[FragmentId, Version]
 

@@ -30,16 +30,16 @@ from rich.progress import Progress
 
 from learners import jax_trainer
 from orchestrator.accounting.goodput import Goodput
-from orchestrator.config import JobSpec, parse_job, read_job_document
-from orchestrator.data_files import with_found_files
 from orchestrator.errors import AtollError, InternalError
 from orchestrator.laboratory import baselines, matching, no_fault_twin
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
 from orchestrator.laboratory.matching import Match
 from orchestrator.laboratory.tape_table import METHODS, Method, Run, digests, judge, means, table
 from orchestrator.laboratory.tape_training import TapeTraining
-from orchestrator.roots import EVERYTHING
-from orchestrator.run_folder import TAPE
+from orchestrator.specification.config import JobSpec, parse_job, read_job_document
+from orchestrator.specification.data_check import with_found_files
+from orchestrator.system.roots import EVERYTHING
+from orchestrator.system.run_folder import TAPE
 from orchestrator.tape.schema import Digest, Header, Tape, encode_header, encode_record, job_steps
 from orchestrator.tape.storage import read_tape
 

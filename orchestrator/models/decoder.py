@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from orchestrator.section import Section
+from orchestrator.specification.bounds import Section
 
 Width = Annotated[int, Field(strict=True, ge=1, le=2**17)]
 LayerCount = Annotated[int, Field(strict=True, ge=1, le=1024)]

@@ -24,8 +24,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.errors import ConfigurationError, DataError
-from orchestrator.parameters.pieces import Piece, cut, piece_named, taken, whole_shapes
-from orchestrator.parameters.roles import BY_NAME, Role, Roles, Shape, role_of
+from orchestrator.parameters.pieces import (
+    BY_NAME,
+    Piece,
+    Role,
+    Roles,
+    Shape,
+    cut,
+    piece_named,
+    role_of,
+    taken,
+    whole_shapes,
+)
 from orchestrator.parameters.tensors import Array
 
 FragmentMap = tuple[tuple[str, ...], ...]

@@ -19,7 +19,7 @@ from orchestrator.errors import DataError
 from orchestrator.parameters.journal.entry import Content, Facts, OuterGradient
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
-from orchestrator.parameters.roles import rows_of
+from orchestrator.parameters.pieces import rows_of
 from orchestrator.parameters.wire_format import EncodedTensors
 
 MERGES_PER_STATE = 16

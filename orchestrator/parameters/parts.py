@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.parameters.codec.registry import CodecName, codec
-from orchestrator.parameters.roles import Shape
+from orchestrator.parameters.pieces import Shape
 from orchestrator.parameters.tensors import Array
 
 Bounds = tuple[tuple[int, int], ...]

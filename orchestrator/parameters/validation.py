@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from orchestrator.core.vocabulary import RefusalReason, Version
 from orchestrator.parameters import kernels, parts, wire_format
 from orchestrator.parameters.codec.registry import EXACT
-from orchestrator.parameters.displacement import displacement
 from orchestrator.parameters.parts import Bounds
 from orchestrator.parameters.tensors import Tensors, shapes
-from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, InvalidPayload, encoded
+from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, InvalidPayload, displacement, encoded
 
 MAGNITUDE_MAX = 1e15
 """A parameter, or a displacement, beyond this has diverged, and is refused like an infinity: the merge squares displacements

@@ -1,6 +1,6 @@
 """The wire format: a fragment's tensors as bytes, as they travel between an island and the synchroniser and lie in journals.
 
-    magic       8 bytes   "atollw2\\n"
+    magic       8 bytes   "atollw2\n"
     sizes       12 bytes  little-endian: header bytes (u32), data bytes (u64)
     header      JSON: {"codec": …, "base": …, "tensors": [[name, shape], …]}, padded with spaces so that the data is aligned.
                 Of a part of a tensor, [name, shape, [[start, stop], …]]: its own shape, and its bounds along every axis
@@ -18,6 +18,13 @@ Decoded arrays are read-only, and may be views of the payload, which then lives 
 arrays that somebody wanted is another question (``validation``).
 
 Knows nothing of fragments and transports. Source: ours.
+
+Displacements: how far an island's parameters are from a version of Θ, Δ = Θ − θ, in a codec.
+
+What an island sends is Δ from the version that it has adopted, or its parameters themselves where it does not hold that
+version. What a merge reads is Δ from the version that the fragment stands at.
+
+Source: Decoupled DiLoCo, arXiv:2604.21428 (the sign is the outer gradient's).
 """
 
 from __future__ import annotations
@@ -289,3 +296,18 @@ def _is_of(shape: tuple[int, ...], part: Bounds) -> bool:
     """Whether a part with these bounds has this shape."""
     sides = all(type(start) is int and type(stop) is int and 0 <= start <= stop for start, stop in part)
     return sides and shape_of(part) == shape
+
+
+def displacement(anchor: Tensors, tensors: Tensors, base: Version, codec_name: CodecName = EXACT) -> EncodedTensors:
+    """Δ of these tensors from ``anchor``, which is Θ at version ``base``."""
+    coded = {
+        name: EncodedTensor(array.shape, kernels.encode(codec_name, tensors[name], base=array).data)
+        for name, array in anchor.items()
+    }
+    return EncodedTensors(codec_name, base, coded)
+
+
+def rebased(content: EncodedTensors, old: Tensors, anchor: Tensors, base: Version) -> EncodedTensors:
+    """The same parameters' displacement from ``anchor``, version ``base``, instead of from ``old``: Δ + (Θ − Θ_old)."""
+    moved = {name: content.decoded(name) + (anchor[name] - old[name]) for name in content.tensors}
+    return encoded(moved, EXACT, base)

@@ -13,6 +13,15 @@ to be replaced would only be refused. A checkpoint's cut comes before both: what
 
 A replica knows no clock, no thread, no array and no transport. It does not say ``Progress``, which has durations in it:
 its driver does, before the first report of a plan, so that totals are known before anything that depends on them.
+
+The position of an island in the learning-rate schedule of its job: from the last anchor, and its own clock since.
+
+    schedule step = ⌊T / (M·B·L)⌋ + (clock − clock at the anchor)     T tokens trained by M islands of B × L tokens a step
+
+The schedule is laid out over the job's token budget, so it goes by what *all* islands have trained, lost work too. Every
+publication says how much that was; until the next one an island takes the job to be as quick as its own clock. The clock
+alone would not do: it is the furthest island's, and runs on while others are away, so that a job of which a sixth is
+always away would have spent its schedule with a sixth of its budget left; and one that grew would end before its schedule.
 """
 
 from __future__ import annotations
@@ -26,8 +35,12 @@ from orchestrator.core import schedule
 from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
-from orchestrator.replica.schedule_position import schedule_step
 from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Rebase, Replace, Trained
+
+
+def schedule_step(anchor: ScheduleAnchor, clock: int, tokens_per_schedule_step: int) -> int:
+    """Count in inner steps of every island, at the logical step ``clock``; before any anchor it is the clock."""
+    return anchor.tokens // tokens_per_schedule_step + max(0, clock - anchor.step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from orchestrator import printable
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.errors import InfrastructureError
-from orchestrator.memory_budget import HEAD, NodeMemory
-from orchestrator.runtime import names
+from orchestrator.runtime import settings
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Leaving, Node
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL
+from orchestrator.specification.memory_budget import HEAD, NodeMemory
+from orchestrator.system import printable
 
 REACH_S = 1.0
 NEXT_TO_NOTHING: Mapping[str, Any] = {"num_cpus": 0, "memory": 1}
@@ -328,14 +328,14 @@ def end_actors_of(job: str, *, but: str = "") -> None:
     """End whatever has a name of this job, except ``but``: its controller first, so that nothing new is made meanwhile."""
     import ray
 
-    if but != names.controller_name(job):
-        end_actor_named(names.controller_name(job))
+    if but != settings.controller_name(job):
+        end_actor_named(settings.controller_name(job))
     for entry in ray.util.list_named_actors(all_namespaces=True):
         name = entry["name"]
-        if entry["namespace"] == NAMESPACE and name.startswith(names.prefix(job)) and name != but:
+        if entry["namespace"] == NAMESPACE and name.startswith(settings.prefix(job)) and name != but:
             end_actor_named(name)
     for booking in ray.util.placement_group_table().values():
-        if booking["name"].startswith(names.prefix(job)) and booking["state"] != "REMOVED":
+        if booking["name"].startswith(settings.prefix(job)) and booking["state"] != "REMOVED":
             cancel_booking(booking["name"])
 
 

@@ -10,8 +10,8 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orchestrator import home_files
 from orchestrator.errors import DataError
+from orchestrator.system import home_files
 
 
 @dataclass(frozen=True, slots=True)

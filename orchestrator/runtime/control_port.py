@@ -17,17 +17,16 @@ from typing import Concatenate, ParamSpec, TypeVar
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
-from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
-from orchestrator.memory_budget import NodeMemory
-from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, disk_space
 from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.names import synchroniser_name
-from orchestrator.runtime.settings import CONTROL_GROUP, TOKEN_VARIABLE
-from orchestrator.tape import command_codec
-from orchestrator.threads import BoundedThreads
+from orchestrator.runtime.settings import CONTROL_GROUP, TOKEN_VARIABLE, synchroniser_name
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.memory_budget import NodeMemory
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.threads import BoundedThreads
+from orchestrator.tape import codec
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
@@ -130,7 +129,7 @@ class RayControlPort:
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
         """Hand a command to the job. Raises NotFound or Conflict when it cannot be taken."""
-        document = command_codec.encode(command)
+        document = codec.encode_command(command)
         self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.submit, command_id, caller, document)
 
     def save_parameters(self, job_id: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from orchestrator.runtime.homes import is_own
+from orchestrator.runtime.processes import is_own
 from orchestrator.runtime.settings import TOKEN_VARIABLE
 
 FREE_MIN_BYTES = 1 << 20

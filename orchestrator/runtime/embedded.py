@@ -29,17 +29,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from orchestrator import object_store, printable, signals, socket_room
 from orchestrator.certificates import folders
-from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
-from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
-from orchestrator.ports import LOOPBACK, free_port, is_loopback
 from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.dead_nodes import VERB
 from orchestrator.runtime.groups import NodeGroup, read_groups
-from orchestrator.runtime.homes import clusters_of, leave_marks, remove
+from orchestrator.runtime.processes import clusters_of, leave_marks, remove
 from orchestrator.runtime.ray_start import (
     Place,
     RayProgram,
@@ -52,7 +48,11 @@ from orchestrator.runtime.ray_start import (
     unregister_dead,
 )
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
-from orchestrator.socket_room import CLUSTER_PREFIX
+from orchestrator.system import object_store, printable, signals, socket_room
+from orchestrator.system.marks import HOME_MARKER, is_foreign, mark_of, path_in
+from orchestrator.system.ports import LOOPBACK, free_port, is_loopback
+from orchestrator.system.python_process import refuse_unset
+from orchestrator.system.socket_room import CLUSTER_PREFIX
 
 START_TIMEOUT_S = 180.0
 LOOPBACK_TIMEOUT_S = 5.0

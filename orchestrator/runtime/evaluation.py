@@ -26,16 +26,15 @@ from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import Incarnation
 from orchestrator.errors import InfrastructureError, in_words
 from orchestrator.host.job_context import JobContext
-from orchestrator.logbook import service_logbook
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
-from orchestrator.runtime.names import evaluator_name
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import environment_of, refusal, resources_of
 from orchestrator.runtime.published import Published
-from orchestrator.runtime.settings import GROUP_LABEL
+from orchestrator.runtime.settings import GROUP_LABEL, evaluator_name
 from orchestrator.runtime.shard_worker import ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
+from orchestrator.system.logbook import service_logbook
 
 log = logging.getLogger(__name__)
 

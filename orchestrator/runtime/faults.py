@@ -31,12 +31,12 @@ from orchestrator.core.effects import ResolveCommand
 from orchestrator.core.events import Event, FaultInjected
 from orchestrator.core.vocabulary import CommandId, FaultSpec, Incarnation, IslandId
 from orchestrator.errors import first_line
-from orchestrator.host.posting import Post
-from orchestrator.impairment import LinkFault
+from orchestrator.host.job_context import Post
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.node_agent import ANSWERED_S
 from orchestrator.runtime.supervision import Helper
+from orchestrator.simulation.impairment import LinkFault
 
 NAMES = frozenset({*(kind.value for kind in Kind if kind is not Kind.KILL_API), CONTINUE})
 """What ``Inject.fault`` may say to a job."""

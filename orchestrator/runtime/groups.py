@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from orchestrator.bounds import AcceleratorCount, CpuCount, MemoryGib, Name, NodeCount
-from orchestrator.config import read_document
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.settings import CONTROL_GROUP
+from orchestrator.specification.bounds import AcceleratorCount, CpuCount, MemoryGib, Name, NodeCount
+from orchestrator.specification.config import read_document
 
 GROUPS_MAX = 1000
 """Of a fleet: each is at least one raylet of this machine."""

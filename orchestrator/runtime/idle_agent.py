@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from orchestrator import python_process
+from orchestrator.system import python_process
 
 MODULE = "orchestrator.runtime.idle_agent"
 RUNTIME_ENV_PORT = "--runtime-env-agent-port"

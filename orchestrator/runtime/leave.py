@@ -12,7 +12,7 @@ import sys
 import time
 
 from orchestrator.errors import AtollError, ConfigurationError
-from orchestrator.runtime import local_node
+from orchestrator.runtime import join
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--cause", required=True)
     options = parser.parse_args()
     try:
-        is_empty = local_node.leave(local_node.only(), options.cause, time.time() + options.grace)
+        is_empty = join.leave(join.only(), options.cause, time.time() + options.grace)
     except AtollError as error:
         print(f"atoll: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigurationError) else 1)

@@ -22,9 +22,9 @@ import time
 
 import psutil
 
-from orchestrator import notices
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.processes import signal_seen
+from orchestrator.system import notices
 
 log = logging.getLogger(__name__)
 

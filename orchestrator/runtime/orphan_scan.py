@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 
 from orchestrator.errors import DataError
-from orchestrator.marks import HOME_MARKER, is_foreign, is_of_this_system, of_home, path_in
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CLUSTER_MARKER, TOKEN_VARIABLE
+from orchestrator.system.marks import HOME_MARKER, is_foreign, is_of_this_system, of_home, path_in
 
 
 def census(home: Path) -> dict[str, object]:

@@ -33,9 +33,9 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
+from orchestrator.channel.client import HINDERED_S
 from orchestrator.channel.endpoint import Carried, Membership
-from orchestrator.channel.hindrance import HINDERED_S
-from orchestrator.channel.ticket import Address, Ticket
+from orchestrator.channel.frames import Address, Ticket
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line, in_words, origin

@@ -37,8 +37,8 @@ from typing import Any
 
 import psutil
 
-from orchestrator import python_process
 from orchestrator.runtime import dead_nodes, idle_agent, worker
+from orchestrator.system import python_process
 
 NODE_PATIENCE_S = 150.0
 POLL_S = 0.2

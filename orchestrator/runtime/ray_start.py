@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from orchestrator import object_store, python_process, signals, user_packages
-from orchestrator.environment import built
-from orchestrator.object_store import SHARED_MEMORY
-from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.runtime import dead_nodes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL
 from orchestrator.runtime.ray_command import EACH, MODULE, WITH_DASHBOARD, codes, request
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
-from orchestrator.socket_room import node_folder
+from orchestrator.system import object_store, python_process, signals, user_packages
+from orchestrator.system.object_store import SHARED_MEMORY
+from orchestrator.system.ports import LOOPBACK, free_port
+from orchestrator.system.python_process import built
+from orchestrator.system.socket_room import node_folder
 
 PASSED, PACKAGES = "passed-environment.json", "package-folders.json"
 OBJECT_STORE_BYTES_MAX = 2 << 30

@@ -10,6 +10,8 @@ Each is a thread of its own, so an island that hangs holds up nobody else. Refus
 
 Source: Ray 2.60 as measured: pending calls to a killed actor fail in 10 ms with ActorDiedError; calls
 to a stopped or cut-off one hang, so every get has a timeout and keeps waiting on the *same* call, whose answer still comes.
+
+The connection to one incarnation of an island: its report link and its parameter link, over one impaired link.
 """
 
 from __future__ import annotations
@@ -27,16 +29,17 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
+from orchestrator.channel.endpoint import Membership
 from orchestrator.core import events, messages
-from orchestrator.core.report_events import EventReport, contribution_of, event_of
+from orchestrator.core.messages import EventReport, contribution_of, event_of
 from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, RefusalReason
 from orchestrator.errors import Fenced, first_line, in_words
-from orchestrator.host.job_context import JobContext
-from orchestrator.host.posting import Undated
+from orchestrator.host.job_context import JobContext, Undated
 from orchestrator.parameters.shard import Unusable
 from orchestrator.runtime import cluster
 from orchestrator.runtime.impaired_link import ImpairedLink
 from orchestrator.runtime.parameter_link import ParameterLink, Request
+from orchestrator.runtime.shard_worker import ShardWorker
 
 log = logging.getLogger(__name__)
 
@@ -234,3 +237,39 @@ def diverged_in_words(detail: str, step: int, losses: Sequence[float], lr: float
 
 def _death_of(error: ActorDiedError) -> str:
     return f"its process is gone: {first_line(error)}"
+
+
+class Connection:
+    """Open from its creation to ``close``. ``lost``: the process did not answer the synchroniser before this one.
+
+    ``ranks`` are its processes, one but for an island of many hosts, each with what it gets to take part in the job's
+    channel. Reports and commands are rank 0's.
+    """
+
+    def __init__(
+        self,
+        island: IslandId,
+        incarnation: Incarnation,
+        ranks: Sequence[tuple[ActorHandle[IslandInterface], Membership]],
+        context: JobContext,
+        shard: ShardWorker,
+        durable_count: Callable[[], int],
+        *,
+        lost: bool = False,
+    ) -> None:
+        self.actor = ranks[0][0]
+        self.subjects = tuple(membership.subject for _, membership in ranks)
+        self._closed = threading.Event()
+        self.link = ImpairedLink(self._closed)
+        self.line = context.lines.of(island)
+        name, shared = f"{island}.{incarnation}", (self.link, self._closed)
+        self.parameters = ParameterLink(name, ranks, context, *shared, shard, self.line)
+        self.reports = ReportLink(
+            island, incarnation, self.actor, context, *shared, self.parameters, durable_count, lost=lost
+        )
+
+    def close(self) -> None:
+        """Read nothing more of this incarnation. Returns at once."""
+        self._closed.set()
+        self.reports.close()
+        self.parameters.close()

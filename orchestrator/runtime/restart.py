@@ -4,6 +4,10 @@
 
 Responsible for everything of recovery that touches Ray or a clock. Refuses to decide: what is asked again comes as effects
 of ``SynchroniserRestarted``.
+
+The shutdown of a job: all of its actors end, and a job that broke leaves its story on disk first.
+
+Responsible for nothing of a job outliving it, whichever of its actors are dead or hang. Refuses to know why it ends.
 """
 
 from __future__ import annotations
@@ -11,38 +15,87 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import ray
 from ray.exceptions import RayError
 
+from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.records import CommandRecord, StatusRecord
 from orchestrator.checkpoints.resumption import Resumption, begun
-from orchestrator.config import JobSpec
 from orchestrator.core import events as e
 from orchestrator.core.commands import island_of, kind_of
 from orchestrator.core.island_record import WITH_PROCESS, Island
-from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPolicy
-from orchestrator.disk import LocalDisk
-from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line
-from orchestrator.host import job_clock
+from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
+from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line, in_words, origin
+from orchestrator.host import job_files, records
+from orchestrator.host.job_context import Timers
 from orchestrator.host.job_files import JobFiles, beginning, open_files
 from orchestrator.host.last_known import last_known
 from orchestrator.host.state_view import StateView
-from orchestrator.host.timers import Timers
-from orchestrator.roots import AllowedRoots
-from orchestrator.run_folder import TAPE
-from orchestrator.runtime import shutdown
+from orchestrator.runtime import cluster
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
+from orchestrator.runtime.settings import controller_name, synchroniser_name
 from orchestrator.runtime.supervision import Helper
+from orchestrator.specification.config import JobSpec
+from orchestrator.system.disk import LocalDisk
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import CRASH, TAPE
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.recovery import Recovered
 from orchestrator.tape.schema import Header, decode_header
 
 log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 30.0
+
+
+def end_job(job: str) -> None:
+    """End all of this job, the calling synchroniser last. Where the controller is dead or hangs, that is done from here."""
+    own = synchroniser_name(job)
+    try:
+        controller: ActorHandle[Controller] | None = cluster.actor_named(controller_name(job))
+        if controller is not None:
+            ray.get(controller.call(Controller.close), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
+    except Exception as error:
+        log.warning("the controller does not let go: %s", in_words(error))
+    try:
+        cluster.end_actors_of(job, but=own)
+    finally:
+        cluster.end_actor_named(own)
+
+
+def crash(
+    job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], StatusRecord]
+) -> None:
+    """The job ends here, as failed. Islands would train on for nothing, so they are ended as well."""
+    log.critical("the job cannot go on", exc_info=error)
+    story = "".join(traceback.format_exception(error))
+
+    def write_story() -> None:
+        (run_dir / CRASH).write_text(story)
+
+    def write_status() -> None:
+        last = status()
+        reason = (
+            in_words(error) if isinstance(origin(error), ConfigurationError) else f"{in_words(error)} (see {CRASH})"
+        )
+        over = {"phase": JobPhase.FINISHED, "outcome": JobOutcome.FAILED, "reason": reason}
+        records.write_status(run_dir, {**last, "view": {**last["view"], **over}})
+
+    try:
+        for work in (write_story, *close, write_status):
+            try:
+                work()
+            except Exception:  # what broke the job may break one of these; the rest is still to be done
+                log.exception("the end could not be recorded in full")
+    finally:
+        end_job(job)
+
 
 UNLOCK_TIMEOUT_S = 10.0
 LIVES_TIMEOUT_S = 60.0
@@ -82,7 +135,7 @@ def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: S
         except ConfigurationError:
             raise  # the folder is another job's, and not to be written to
         except Exception as error:
-            shutdown.crash(job, run_dir, error, (), partial(_left, job, spec, policy, run_dir))
+            crash(job, run_dir, error, (), partial(_left, job, spec, policy, run_dir))
             raise
 
 
@@ -94,7 +147,7 @@ def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> StatusRe
 def clock(files: JobFiles, run_dir: Path) -> tuple[float, float]:
     """When the job was created (Unix seconds), and where on the monotonic clock its time was zero. It never runs back."""
     started_at = files.header.started_at
-    elapsed = job_clock.elapsed(run_dir, started_at, files.past.at if files.past is not None else None)
+    elapsed = job_files.elapsed(run_dir, started_at, files.past.at if files.past is not None else None)
     return started_at, time.monotonic() - elapsed
 
 

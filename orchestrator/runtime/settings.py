@@ -6,6 +6,8 @@ so whoever starts or joins a cluster sets these before. Refuses to know what run
 Source: our own measurements on Ray 2.60: a node cut off from the head is declared dead after
 ``health_check_failure_threshold`` failed checks, and a node once declared dead can never rejoin. The other two defaults
 (60 s each) would end a node's control connection before that.
+
+The names of a job's actors. All begin with ``JOB:``, so that whatever is left of a job can be looked up.
 """
 
 from __future__ import annotations
@@ -15,7 +17,35 @@ import os
 from pathlib import Path
 
 from orchestrator.certificates import folders
+from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import ConfigurationError
+
+
+def prefix(job: str) -> str:
+    return f"{job}:"
+
+
+def synchroniser_name(job: str) -> str:
+    return f"{prefix(job)}synchroniser"
+
+
+def controller_name(job: str) -> str:
+    return f"{prefix(job)}controller"
+
+
+def evaluator_name(job: str, number: int, node_group: str = "") -> str:
+    """Numbered: a name is taken until Ray has noticed its actor's end. ``node_group`` is empty for that of the head."""
+    return f"{prefix(job)}evaluator-{f'{node_group}-' if node_group else ''}{number}"
+
+
+def island_name(job: str, island: IslandId, incarnation: Incarnation) -> str:
+    return f"{prefix(job)}{island}:{incarnation}"
+
+
+def rank_name(island: str, rank: int) -> str:
+    """Of the process of this rank, in an island whose rank 0 is called ``island``."""
+    return f"{island}/{rank}" if rank else island
+
 
 PARTITION_TOLERANCE_S = 600.0
 """How long a region may be cut off without its islands being killed by Ray itself."""

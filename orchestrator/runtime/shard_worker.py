@@ -7,36 +7,126 @@ the one that owns the fragment.
 Responsible for: the orders for one fragment carried out one after another; an event once what it says is journalled and
 can be published.
 Refuses to know why a merge is made, what islands are, and what a codec is (``parameters.shard``).
+
+The threads in which a shard carries out its orders: those for different fragments at once, those for one in order.
+
+Some orders concern all of Θ: a cut, a rollback, the beginning. They come behind everything that was ordered before, and
+ahead of everything that is ordered after. A merge's arithmetic uses all cores by itself; what these threads overlap is one
+merge's journal entry with the next one's arithmetic.
+
+The synchroniser's side of a job's channel: the authority of its certificates, and the end at which the shard's bytes are.
+
+Authority and secrets live in this process alone and die with it. A synchroniser that takes the place of a dead one makes its
+own, and every process that it listens to becomes a member anew (``ParameterLink``): nothing is on a disk that somebody could
+read, and who still holds the dead one's certificates is trusted by nobody.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Protocol, TypeVar
 
 from orchestrator.actors.evaluator import ModelOutline
-from orchestrator.channel.endpoint import Payload
+from orchestrator.channel.endpoint import Endpoint, Membership, Payload, Terms, encrypts, rank_subject
+from orchestrator.channel.frames import SHARD
+from orchestrator.channel.stream import JobAuthority
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.checkpoints.writing import OuterCut, cut_of
 from orchestrator.core import effects, events, saving
-from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
+from orchestrator.core.vocabulary import FragmentId, Life, PayloadId, Version
 from orchestrator.errors import InvalidJobSpec, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
-from orchestrator.memory_budget import NodeMemory, memory_problems
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import Holding
-from orchestrator.parameters.norms import StepNorms, norms_of_update
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep, initial_state
-from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
+from orchestrator.parameters.shard import (
+    Held,
+    NewVersion,
+    ParameterShard,
+    Publication,
+    StepNorms,
+    Unusable,
+    norms_of_update,
+)
 from orchestrator.parameters.tensors import Array, Tensors, digest, shapes
-from orchestrator.runtime.job_channel import JobChannel
-from orchestrator.runtime.merge_pool import MergePool
+from orchestrator.runtime import cluster
 from orchestrator.runtime.published import Published
+from orchestrator.specification.memory_budget import NodeMemory, memory_problems
+
+
+class JobChannel:
+    """Until ``close``."""
+
+    def __init__(self, context: JobContext) -> None:
+        host = cluster.own_address()
+        self._context = context
+        self._terms = Terms(**context.spec.transport.model_dump())
+        self._authority = JobAuthority.new(context.job) if encrypts(self._terms, host) else None
+        self.endpoint = Endpoint(self._membership(SHARD), host)
+
+    def membership(self, process: Life, rank: int = 0) -> Membership:
+        """Of an island's process, by the life that it began as."""
+        island, incarnation = process
+        return self._membership(rank_subject(f"{island}:{incarnation}", rank))
+
+    def evaluator_membership(self, number: int) -> Membership:
+        """Of the job's evaluator with this number."""
+        return self._membership(f"evaluator {number}")
+
+    def close(self) -> None:
+        self.endpoint.close()
+
+    def _membership(self, subject: str) -> Membership:
+        identity = self._authority.issue(subject) if self._authority is not None else None
+        return Membership(self._context.job, subject, self._context.epoch, self._terms, identity)
+
+
+THREADS_MAX = 4
+
+Result = TypeVar("Result")
+
+
+class MergePool:
+    """An order waits for earlier ones only, and these were started before it: nothing can wait for ever."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(min(THREADS_MAX, max(2, os.cpu_count() or 1)), "merge")
+        self._lock = threading.Lock()
+        self._alone: Future[Any] | None = None
+        self._latest: dict[FragmentId, Future[Any]] = {}
+        """By fragment, since the last order that concerned all."""
+
+    def submit(self, fragment: FragmentId, work: Callable[[], Result]) -> Future[Result]:
+        """Do the work once what was ordered before for this fragment, or for all, is over."""
+        with self._lock:
+            before = [one for one in (self._latest.get(fragment), self._alone) if one is not None]
+            future = self._threads.submit(_after, before, work)
+            self._latest[fragment] = future
+            return future
+
+    def submit_alone(self, work: Callable[[], Result]) -> Future[Result]:
+        """Do the work once everything that was ordered before is over, and nothing beside it."""
+        with self._lock:
+            before = [*self._latest.values(), *(() if self._alone is None else (self._alone,))]
+            self._alone = future = self._threads.submit(_after, before, work)
+            self._latest = {}
+            return future
+
+    def close(self) -> None:
+        """What has not begun is given up."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _after(earlier: Iterable[Future[Any]], work: Callable[[], Result]) -> Result:
+    wait(earlier)
+    return work()
 
 
 class InitialModel(Protocol):

@@ -23,16 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator import logbook
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.actors.records import CommandRecord, HelperRecord, LinesRecord, NormsRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
-from orchestrator.advice import advice
 from orchestrator.chaos.kinds import ISLANDLESS
 from orchestrator.checkpoints.resumption import Resumption
-from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events
 from orchestrator.core.commands import Command, Cordon, Inject, IslandCommand, Scale, island_of, kind_of
@@ -47,26 +44,26 @@ from orchestrator.core.vocabulary import (
     NodeGroupId,
 )
 from orchestrator.errors import Conflict, DataError, Fenced, NotFound, in_words
-from orchestrator.host import records, tape_sync
+from orchestrator.host import records
+from orchestrator.host import retry as tape_sync
 from orchestrator.host.checkpoint_writer import CheckpointWriter
-from orchestrator.host.job_context import JobContext
+from orchestrator.host.job_context import JobContext, Timers, Undated
 from orchestrator.host.line_traffic import by_region, pause_reason
-from orchestrator.host.posting import Undated
-from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, only_full
-from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, SnapshotWriter, only_full
 from orchestrator.host.state_view import StateView
-from orchestrator.host.timers import Timers
 from orchestrator.parameters.shard import ParameterShard
-from orchestrator.roots import AllowedRoots
-from orchestrator.run_folder import SNAPSHOT
-from orchestrator.runtime import cluster, faults, restart, shutdown
+from orchestrator.runtime import cluster, faults, restart
 from orchestrator.runtime.controller import Controller, controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.job_channel import JobChannel
-from orchestrator.runtime.shard_worker import ShardWorker
+from orchestrator.runtime.shard_worker import JobChannel, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
-from orchestrator.tape import command_codec
+from orchestrator.simulation.advice import advice
+from orchestrator.specification.config import JobSpec
+from orchestrator.system import logbook
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import SNAPSHOT
+from orchestrator.tape import codec
 from orchestrator.tape.driver import Driver
 
 log = logging.getLogger(__name__)
@@ -107,7 +104,7 @@ class SynchroniserActor:
         self._goodput, self._statistics = goodput, statistics
         self._started_at, self._zero = restart.clock(self._files, self._run_dir)
         self._posted = past.count if past else 0
-        self._retrier, self._tape_sync = tape_sync.of(spec, self._files.tape)
+        self._retrier, self._tape_sync = tape_sync.tape_sync_of(spec, self._files.tape)
         sink = RetryingSink(self._files.tape, self._retrier, self._files.journal.settle)
         self._driver = Driver(core, (self._files.pending, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
@@ -214,7 +211,7 @@ class SynchroniserActor:
         island that the job has not.
         """
         try:
-            request = command_codec.decode(document)
+            request = codec.decode_command(document)
         except DataError as error:
             detail = f"The synchroniser of job {self._job} cannot carry it out: {error}"
             raise Conflict(
@@ -290,7 +287,7 @@ class SynchroniserActor:
             self._files.tape.let_go()
         except Exception as error:
             close = (self._close, self._files.tape.close)
-            shutdown.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
+            restart.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
 
     def _go_on(self, reconnect: Callable[[], None]) -> None:
         """Islands hear of this epoch once the tape has it: a life that died sooner leaves its number to the next one, and
@@ -335,7 +332,7 @@ class SynchroniserActor:
         self._retrier.until_done(TAPE_REFUSES, self._files.tape.close)
         if records.ended_as(self._run_dir, self._job):
             self._close()
-            shutdown.end_job(self._job)
+            restart.end_job(self._job)
             return
         problems = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
         with self._state.unchanged():
@@ -350,7 +347,7 @@ class SynchroniserActor:
                     work()
                 except Exception:  # it takes room, and nothing rests on it
                     log.exception("the %s cannot be removed", what)
-        shutdown.end_job(self._job)
+        restart.end_job(self._job)
 
     def _left(self, what: str, work: Callable[[], None]) -> str:
         """``work`` is done, once a full disk has room again; else why it could not be: no reason to call the job failed."""

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from orchestrator.bounds import DURATION_MAX_S
 from orchestrator.core.vocabulary import Duration
 from orchestrator.errors import ConfigurationError
-from orchestrator.plain import brief
+from orchestrator.specification.bounds import DURATION_MAX_S
+from orchestrator.system.plain import brief
 
 UNITS: Mapping[str, Duration] = {
     "ms": 1e-3,

@@ -10,11 +10,10 @@ from orchestrator.core import events as e
 from orchestrator.core.effects import FinishJob
 from orchestrator.core.messages import Overdue
 from orchestrator.core.vocabulary import CommandId, Duration, FaultSpec, JobPolicy, NodeGroupId
-from orchestrator.impairment import LinkFault
-from orchestrator.simulation.host import Host
+from orchestrator.simulation.impairment import LinkFault
+from orchestrator.simulation.island import Clock, Host, Listener, Processes
 from orchestrator.simulation.links import Links
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
-from orchestrator.simulation.world_protocols import Clock, Listener, Processes
 
 _OPERATOR = "operator"
 REPORTED_AT = (0.25, 0.5, 1.0, 2.0)

@@ -24,8 +24,7 @@ from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandI
 from orchestrator.errors import DataError
 from orchestrator.simulation import speeds
 from orchestrator.simulation.distributions import Constant, Empirical, Uniform
-from orchestrator.simulation.fault_extraction import DETECT_S, FaultExtraction
-from orchestrator.simulation.observed import Observed, ObservedIncarnation
+from orchestrator.simulation.observed import DETECT_S, FaultExtraction, Observed, ObservedIncarnation
 from orchestrator.simulation.plan import Capacity, IncarnationStart, Latency, WorldPlan
 from orchestrator.simulation.speeds import DIGITS
 from orchestrator.tape.schema import Header, Tape, job_steps

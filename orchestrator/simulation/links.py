@@ -13,15 +13,11 @@ from typing import Protocol, assert_never
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import CatchUpFailure, CaughtUp, IslandReport, Offer, Ready
-from orchestrator.core.report_events import contribution_of, event_of
+from orchestrator.core.messages import CatchUpFailure, CaughtUp, IslandReport, Offer, Ready, contribution_of, event_of
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason, Version
 from orchestrator.errors import InternalError
-from orchestrator.impairment import LinkFault
-from orchestrator.simulation.host import Host, StateChunk
-from orchestrator.simulation.island import SimulatedIsland
-from orchestrator.simulation.stepping import Stepping
-from orchestrator.simulation.world_protocols import Clock, Listener, Odds, Processes
+from orchestrator.simulation.impairment import LinkFault
+from orchestrator.simulation.island import Clock, Host, Listener, Odds, Processes, SimulatedIsland, StateChunk, Stepping
 
 OVERTAKEN_S = (0.05, 0.5)
 EXPLOSION = 1e6

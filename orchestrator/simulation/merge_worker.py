@@ -16,7 +16,7 @@ from orchestrator.core import events as e
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import JobPhase, JobPolicy, PayloadId, Version
 from orchestrator.errors import InternalError
-from orchestrator.simulation.world_protocols import Clock, Listener, Odds
+from orchestrator.simulation.island import Clock, Listener, Odds
 
 
 class MergeWorld(Clock, Odds, Listener, Protocol):

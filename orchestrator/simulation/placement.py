@@ -8,10 +8,8 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Ready
 from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy
-from orchestrator.simulation.host import Host
-from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.island import Clock, Host, Listener, Odds, Processes, SimulatedIsland
 from orchestrator.simulation.links import Links
-from orchestrator.simulation.world_protocols import Clock, Listener, Odds, Processes
 
 
 class PlacementWorld(Clock, Odds, Listener, Processes, Protocol):

@@ -37,7 +37,7 @@ from orchestrator.core.vocabulary import (
     NodeGroupId,
     Version,
 )
-from orchestrator.simulation.host import Host
+from orchestrator.simulation.island import Host
 from orchestrator.simulation.plan import Capacity, WorldPlan
 from orchestrator.simulation.world import World
 

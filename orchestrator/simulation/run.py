@@ -5,22 +5,282 @@
 All systems at fleet level advance together, one batch of virtual time after the other, so that an interruption (Ctrl-C)
 finds them at the same instant; what they came to until then is the result, marked as partial. The protocol level follows,
 on the capacities that the fleet level found for ``decoupled``. Refuses to know: files, terminals, and what is drawn.
+
+The result of a simulation, and the tape that it writes while it runs.
+
+Runs a fitted world (``worldfile``): the job of a tape again, as `atoll simulate world.yaml`.
+
+One row, of decoupled, by the folds that live jobs are accounted by: goodput is productive island time over all island time.
+Refuses to know: how the world was fitted, and files.
+
+Runs decoupled at protocol level, on the capacities that the fleet level found: the specification as a ``World``.
+
+Responsible for: turning synchroniser, steps and links into policy and plan, and what full speed is when capacity comes and
+goes. Refuses to know: how goodput is measured (``protocol``), and the other systems (``run``).
+
+What a simulation's figures assume, in sentences for the reader of its table: gangs, spares, and lines.
+
+Every sentence gives the figure that the assumption costs. Pure: specification and outcomes in, text out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Protocol
 
-from orchestrator.simulation import bandwidth, notes, run_protocol
+from orchestrator.core.vocabulary import Duration, Instant, JobPolicy
+from orchestrator.simulation import bandwidth, protocol, worldfile
+from orchestrator.simulation.bandwidth import GIGA, Traffic, exchange_of, needed
 from orchestrator.simulation.fleet import Cause, FleetOutcome, FleetPlan, System
-from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
-from orchestrator.simulation.fleet_world import FleetWorld
+from orchestrator.simulation.fleet_world import FleetTape, FleetWorld, fleet_header
 from orchestrator.simulation.fleet_world import simulate as simulate_fleet
-from orchestrator.simulation.result import OpenTape, Progress, Simulated
+from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.spec import SimulationSpec
+from orchestrator.simulation.world import World
+from orchestrator.system.plain import finite
+from orchestrator.tape.schema import FleetHeader, Header, Record, Tape
+
+
+def as_gangs(plan: FleetPlan) -> FleetPlan | None:
+    """Return the plan with one slice a learner, as this build's islands are; None if its learners are that already."""
+    return None if _slices_of_a_learner(plan) <= 1 else replace(plan, chips_per_slice=plan.chips // plan.learners)
+
+
+def of_fleet(plans: Sequence[FleetPlan], gangs: FleetOutcome | None) -> Iterator[str]:
+    """Say what the fleet level's rows assume. ``gangs`` is the outcome of ``as_gangs`` of the decoupled plan, if any."""
+    by_system = {plan.system: plan for plan in plans}
+    if (plan := by_system.get(System.DECOUPLED)) is not None and gangs is not None:
+        yield (
+            f"decoupled: its learners of {_slices_of_a_learner(plan)} slices shrink by a slice and train on. An island of "
+            "this build does not: it is one gang, and ends until all its slices are back. With islands as gangs goodput is "
+            f"{100 * gangs.goodput:.1f} %."
+        )
+    if (plan := by_system.get(System.DATA_PARALLEL)) is not None:
+        yield (
+            "data-parallel: it restarts on a spare slice after every failure, and the spares never run out. Without spares "
+            f"it would train only while all {plan.slice_count:,} slices are there: {100 * _all_there(plan):.1f} % of the "
+            "time."
+        )
+
+
+def of_lines(traffic: Traffic, bits_per_second: float, *, simulated: bool) -> str:
+    """Say whether a learner's line carries what decoupled sends, by the closed forms. Bits per second each way."""
+    exchange = exchange_of("decoupled", traffic)
+    room = min(exchange.slack, exchange.gap)
+    line = (
+        f"lines: {exchange.bits / GIGA:.3g} Gbit each way every {exchange.gap:.3g} s ({traffic.wire_bits:.3g} bits a "
+        f"parameter), to be through within {max(0.0, room):.3g} s; on {bits_per_second / GIGA:g} Gbps that takes "
+        f"{exchange.bits / bits_per_second:.3g} s."
+    )
+    ratio = needed(exchange, 1.0) / bits_per_second
+    if room <= 0.0:
+        line += " A round trip alone takes longer than overlap_steps allows, so fragments come too late: raise it."
+    elif ratio > 1.0:
+        line += (
+            f" The line is too thin by {ratio:.2g} times: islands miss merges, and train on what is old. Use a codec of "
+            "fewer bits (synchroniser.wire), a longer interval_steps, or more overlap_steps."
+        )
+    return line if simulated else f"{line} The fleet level does not simulate lines: level: protocol does."
+
+
+def of_bits(traffic_bits: float, codec_bits: float) -> Iterator[str]:
+    """Say that ``links.bits`` and the codec of ``synchroniser.wire`` differ."""
+    if abs(traffic_bits - codec_bits) > 0.5:
+        yield (
+            f"lines: links.bits is {traffic_bits:g}, and the codec of synchroniser.wire has {codec_bits:.3g} bits a "
+            "parameter. links.bits counts here; leave it out to go by the codec."
+        )
+
+
+def _slices_of_a_learner(plan: FleetPlan) -> int:
+    return plan.slice_count // plan.learners
+
+
+def _all_there(plan: FleetPlan) -> float:
+    """The part of the time in which every slice is there, each failing and returning by itself."""
+    lasts_s = plan.mtbi_chip / plan.chips_per_slice
+    return float((lasts_s / (lasts_s + plan.return_time.mean)) ** plan.slice_count)
+
+
+SAMPLES = 997
+"""Step times drawn beforehand when they are a distribution: enough that nobody sees the repetition."""
+
+
+def run(
+    spec: SimulationSpec, plan: FleetPlan, fleet: FleetOutcome, on_progress: Callable[[float], None]
+) -> tuple[protocol.ProtocolOutcome, Tape]:
+    """What was measured, and the tape of it. ``on_progress`` may stop it with KeyboardInterrupt."""
+    policy = job_policy(spec, len(fleet.capacity))
+    simulated_plan = world_plan(spec, policy, fleet)
+    world = World(policy, simulated_plan, spec.seed, checked=False)
+    warm_up = min(2.0 * policy.sync_interval_steps * spec.step_s, 0.2 * spec.duration)
+    outcome = protocol.run(world, warm_up, spec.duration, _full_tokens(plan, simulated_plan), on_progress)
+    return outcome, world.sink.tape(Header(f"simulated-{spec.name}-{spec.seed}", policy))
+
+
+def row_of(fleet: FleetOutcome, outcome: protocol.ProtocolOutcome) -> dict[str, Any]:
+    """As plain data, like the fleet level's rows."""
+    return {
+        "system": "decoupled",
+        "level": "protocol",
+        "learners": fleet.learners,
+        "chips": fleet.chips,
+        "goodput": outcome.goodput,
+        "stderr": outcome.stderr,
+        "uptime": outcome.uptime,
+        "badput": {cause: ratio for cause, ratio in outcome.badput.items() if ratio > 0.0},
+        "merges": outcome.merges,
+        "contributors_mean": outcome.contributors_mean,
+        "bandwidth_gbps": outcome.traffic_bytes_per_s * 8 / bandwidth.GIGA,
+    }
+
+
+def job_policy(spec: SimulationSpec, islands: int) -> JobPolicy:
+    """The synchroniser's section, as the core takes it."""
+    sync = spec.synchroniser
+    policy = protocol.policy(
+        islands,
+        quorum=sync.quorum,
+        fragments=sync.fragments,
+        interval_steps=sync.interval_steps,
+        overlap_steps=sync.overlap_steps,
+        grace_cap_steps=sync.grace_cap_steps,
+        grace_margin=sync.grace_margin,
+    )
+    return replace(policy, staleness_max=sync.staleness_max)
+
+
+def world_plan(spec: SimulationSpec, policy: JobPolicy, fleet: FleetOutcome) -> WorldPlan:
+    """Steps and links as specified, and the capacities that the fleet level found."""
+    islands, links, latency = len(policy.islands), spec.links, spec.links.latency
+    factors = (*spec.speed_factors(), *(1.0,) * islands)[:islands]
+    random = Random(f"{spec.seed}/steps")
+    step_time = spec.steps.step_time
+    drawn = [step_time.draw(random) for _ in range(SAMPLES)]
+    varies = len(set(drawn)) > 1
+    plan = protocol.plan(
+        [factor * step_time.mean for factor in factors],
+        step_samples=tuple(tuple(factor * one for one in drawn) for factor in factors) if varies else (),
+        step_jitter_ratio=spec.steps.jitter_ratio,
+        tokens_per_step=spec.steps.tokens_per_step,
+        adoption=spec.synchroniser.adoption,
+        payload_bytes=round(links.parameters * spec.wire_bits / 8 / policy.fragment_count),
+        bandwidth_bytes_per_s=(links.bandwidth / 8,) * islands,
+    )
+    between = (latency, latency) if latency else protocol.QUICK
+    return replace(
+        plan,
+        letter_s=between,
+        pull_s=(2 * between[0], 2 * between[1]),
+        delivery_s=between,
+        capacity=protocol.capacities(policy, fleet.capacity),
+    )
+
+
+def _full_tokens(plan: FleetPlan, world: WorldPlan) -> Callable[[Instant, Instant], float]:
+    """At full speed, of whoever is there: scavenged learners only while their chips are."""
+    visits: dict[int, list[tuple[Instant, Instant]]] = {}
+    for block, extra in plan.blocks():
+        lasts = (0.0, math.inf) if extra is None else (extra.since, extra.until)
+        visits.setdefault(block.learner, []).append(lasts)
+    rates = [world.tokens_per_step / step_s for step_s in world.step_s]
+
+    def between(since: Instant, until: Instant) -> float:
+        return math.fsum(
+            rates[learner] * max(0.0, min(until, last) - max(since, first))
+            for learner, spans in visits.items()
+            for first, last in spans
+        )
+
+    return between
+
+
+def simulate_world(spec: SimulationSpec, on_progress: Progress, open_tape: OpenTape | None) -> Simulated:
+    """The job to its end, or for the specification's duration, or up to Ctrl-C."""
+    fitted = worldfile.parse(spec.world or {})
+    until = min(spec.duration, fitted.until)
+    world = World(fitted.policy, fitted.plan, spec.seed, checked=False)
+    partial = False
+    try:
+        for now in world.passing(until):
+            ended = world.core.state.tokens_trained / fitted.policy.token_budget
+            on_progress(min(1.0, max(ended, now / until)), fitted.job)
+    except KeyboardInterrupt:
+        partial = True
+    if open_tape is not None:
+        sink = open_tape("world", Header(f"simulated-{fitted.job}-{spec.seed}", fitted.policy))
+        for record in world.sink.records:
+            sink.append(record)
+    reached = world.now if partial or world.finished is not None else until
+    return Simulated(spec, (_row(world, reached),), reached, partial, fitted.notes)
+
+
+def _row(world: World, at: float) -> dict[str, Any]:
+    worth, statistics = world.goodput.summary(at), world.statistics.summary(at)
+    total = worth["island_seconds"]["total"] or 1.0
+    badput = {cause: seconds / total for cause, seconds in worth["badput_seconds"].items()}
+    if in_flight := worth["island_seconds"]["in_flight"] / total:
+        badput["in flight"] = in_flight
+    carried = (
+        world.plan.payload_bytes * statistics["contributors_mean"] * statistics["merges"] / len(world.policy.islands)
+    )
+    return {
+        "system": "decoupled",
+        "level": "protocol",
+        "learners": len(world.policy.islands),
+        "chips": sum(island.accelerator_count for island in world.policy.islands),
+        "goodput": worth["goodput_ratio"],
+        "stderr": None,
+        "uptime": worth["uptime_ratio"],
+        "badput": badput,
+        "merges": statistics["merges"],
+        "contributors_mean": statistics["contributors_mean"],
+        "bandwidth_gbps": 8e-9 * carried / at if carried and at else None,
+    }
+
+
+Progress = Callable[[float, str], None]
+"""Called with the ratio that is done, and what is being simulated."""
+
+
+class TapeSink(Protocol):
+    """A tape that is being written (``tape.storage.TapeWriter``)."""
+
+    def append(self, record: Record) -> None: ...
+
+    def append_lines(self, lines: bytes, count: int) -> None: ...
+
+
+OpenTape = Callable[[str, Header | FleetHeader], TapeSink]
+"""Called once for each of ``tape_names``, with its header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """``rows`` are plain data, one for each system and level, in the order of the specification."""
+
+    spec: SimulationSpec
+    rows: tuple[Mapping[str, Any], ...]
+    simulated_s: Duration
+    partial: bool = False
+    notes: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        about = {"name": self.spec.name, "seed": self.spec.seed, "duration_s": self.spec.duration}
+        document: dict[str, Any] = finite(
+            {
+                **about,
+                "simulated_s": self.simulated_s,
+                "partial": self.partial,
+                "systems": self.rows,
+                "notes": self.notes,
+            }
+        )
+        return document
+
 
 FLEET_PART = 0.25
 """Of the progress bar, when the protocol level comes after."""
@@ -39,8 +299,6 @@ def simulate(
 ) -> Simulated:
     """Everything the specification asks for, or what of it was done when Ctrl-C came."""
     if spec.world is not None:
-        from orchestrator.simulation.run_world import simulate_world
-
         return simulate_world(spec, on_progress, open_tape)
     with_protocol = spec.level != "fleet"
     share = FLEET_PART if with_protocol else 1.0
@@ -61,13 +319,13 @@ def simulate(
     def show(ratio: float) -> None:
         on_progress(share + (1.0 - share) * ratio, "protocol")
 
-    outcome, tape = run_protocol.run(spec, worlds["decoupled"].plan, fleet, show)
+    outcome, tape = run(spec, worlds["decoupled"].plan, fleet, show)
     if open_tape is not None:
         sink = open_tape(PROTOCOL_TAPE, tape.header)
         for record in tape.records:
             sink.append(record)
     if outcome.until > 0.0:
-        row = run_protocol.row_of(fleet, outcome)
+        row = row_of(fleet, outcome)
         rows = [*rows, row] if spec.level == "both" else [row]
     return Simulated(spec, tuple(rows), outcome.until, outcome.until < spec.duration, _notes(spec, systems))
 
@@ -76,14 +334,12 @@ def _notes(spec: SimulationSpec, systems: Iterable[str]) -> tuple[str, ...]:
     """What the rows assume; for decoupled in gangs it is simulated once more."""
     plans = [fleet_plan(spec, System(system)) for system in systems]
     decoupled = next((plan for plan in plans if plan.system is System.DECOUPLED), None)
-    gangs = notes.as_gangs(decoupled) if decoupled is not None else None
+    gangs = as_gangs(decoupled) if decoupled is not None else None
     outcome = simulate_fleet(gangs, spec.seed) if gangs is not None else None
-    sentences = [*notes.of_fleet(plans, outcome)]
+    sentences = [*of_fleet(plans, outcome)]
     if decoupled is not None:
-        sentences.append(notes.of_lines(traffic(spec), spec.links.bandwidth, simulated=spec.level != "fleet"))
-        sentences += (
-            notes.of_bits(spec.wire_bits, spec.codec_bits) if "wire" in spec.synchroniser.model_fields_set else ()
-        )
+        sentences.append(of_lines(traffic(spec), spec.links.bandwidth, simulated=spec.level != "fleet"))
+        sentences += of_bits(spec.wire_bits, spec.codec_bits) if "wire" in spec.synchroniser.model_fields_set else ()
     return tuple(sentences)
 
 

@@ -15,16 +15,16 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
-from orchestrator.bounds import Factor, IslandCount, Name, Ratio, Seed
 from orchestrator.core.vocabulary import Duration, Instant
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
-from orchestrator.plain import brief
-from orchestrator.sections import Section, SynchroniserSection
 from orchestrator.simulation import distributions, worldfile
 from orchestrator.simulation.distributions import Constant, Distribution, Exponential
 from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RESTART_S, RETURN_S, STALL_S, Scavenged
 from orchestrator.simulation.line_advice import bits_of
-from orchestrator.validation import omitted_count, problems_of, valid_fields
+from orchestrator.specification.bounds import Factor, IslandCount, Name, Ratio, Seed
+from orchestrator.specification.sections import Section, SynchroniserSection
+from orchestrator.specification.validation import omitted_count, problems_of, valid_fields
+from orchestrator.system.plain import brief
 
 System = Literal["data-parallel", "elastic-data-parallel", "diloco", "streaming-diloco", "decoupled"]
 ALL_SYSTEMS: tuple[System, ...] = (

@@ -25,13 +25,11 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, JobPolicy, PayloadId, ReleaseReason
 from orchestrator.errors import InternalError
 from orchestrator.simulation.faults import inject
-from orchestrator.simulation.host import Host
-from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.island import Host, SimulatedIsland, Stepping
 from orchestrator.simulation.links import Links
 from orchestrator.simulation.merge_worker import MergeWorker, held_out_loss
 from orchestrator.simulation.placement import end, place
 from orchestrator.simulation.plan import Capacity, IncarnationStart, Latency, WorldPlan
-from orchestrator.simulation.stepping import Stepping
 from orchestrator.tape.driver import Driver, Fold, MemorySink
 from orchestrator.tape.schema import Header, Tape
 

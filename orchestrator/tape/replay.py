@@ -16,8 +16,7 @@ from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch
-from orchestrator.elastic.jobs import ElasticJobs
-from orchestrator.elastic.messages import FleetEffect, FleetEvent
+from orchestrator.elastic.jobs import ElasticJobs, FleetEffect, FleetEvent
 from orchestrator.tape.driver import STORY_LENGTH, Fold, story_of
 from orchestrator.tape.schema import Digest, FleetHeader, Header, Record, Tape, encode_header, encode_record
 

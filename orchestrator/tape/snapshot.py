@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeAlias
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
@@ -28,7 +28,7 @@ from orchestrator.tape.pending import Pending
 from orchestrator.tape.schema import Mark
 
 SCHEMA = "atoll-snapshot/2"
-SNAPSHOT_FOLDS = Pending | Goodput | Statistics
+SNAPSHOT_FOLDS: TypeAlias = Pending | Goodput | Statistics
 BYTES_MAX = 32 << 20
 """About 1,000 islands with 64 fragments; what is larger is replayed from the tape. The worst of this size that was tried
 took 1.2 GB and 5 s of a processor before it was refused."""

@@ -18,8 +18,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from orchestrator import accounting, core, tape
-from orchestrator.disk import Disk, HeldFile, LocalDisk
 from orchestrator.errors import DataError, InfrastructureError
+from orchestrator.system.disk import Disk, HeldFile, LocalDisk
 from orchestrator.tape.reading import TapePrefix, parse, parse_whole, up_to
 from orchestrator.tape.schema import (
     Digest,

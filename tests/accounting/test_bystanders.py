@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.accounting.bystanders import Bystanders
+from orchestrator.accounting.statistics import Bystanders
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId
 

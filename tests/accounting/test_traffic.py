@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.accounting.histogram import Histogram
+from orchestrator.accounting.series import Histogram
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason

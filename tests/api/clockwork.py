@@ -25,14 +25,14 @@ from api.clocks import uptime
 from api.jobs.service import NOTHING_MORE
 from orchestrator.accounting import report
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
-from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command, Cordon
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.host.records import write_parameters
-from orchestrator.logbook import island_logbook, service_logbook
-from orchestrator.memory_budget import NodeMemory
-from orchestrator.roots import AllowedRoots
-from orchestrator.tape import command_codec
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.memory_budget import NodeMemory
+from orchestrator.system.logbook import island_logbook, service_logbook
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.tape import codec
 from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
@@ -85,7 +85,7 @@ class Clockwork:
                         "at": 0.0,
                         "id": f"cordon {group}",
                         "caller": caller,
-                        "request": command_codec.encode(Cordon(group)),
+                        "request": codec.encode_command(Cordon(group)),
                     }
                     for group, caller in cordoned.items()
                     if not goes_on
@@ -103,7 +103,7 @@ class Clockwork:
                 raise NotFound(detail=f"No job {job_id} runs here.")
             at = uptime() - record["created_uptime_s"]
             if command_id not in [taken["id"] for taken in record["commands"]]:
-                request = command_codec.encode(command)
+                request = codec.encode_command(command)
                 record["commands"].append({"at": at, "id": command_id, "caller": caller, "request": request})
         self._fail_if("answers-are-lost")
 

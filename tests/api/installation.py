@@ -13,7 +13,7 @@ import yaml
 
 from api.client import Client
 from api.installation.home import Home
-from orchestrator import signals
+from orchestrator.system import signals
 from tests import forked
 from tests.waiting import PATIENCE_S
 

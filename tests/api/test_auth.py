@@ -15,10 +15,9 @@ from fastapi import APIRouter, FastAPI
 from starlette.routing import Route
 
 from api.app import create_app
-from api.auth.limit import FailureLimit
 from api.auth.roles import Role
 from api.auth.store import AccessStore
-from api.auth.tokens import REMEMBERED_S, Tokens
+from api.auth.tokens import REMEMBERED_S, FailureLimit, Tokens
 from api.installation.home import Home
 from api.storage.store import Store
 from orchestrator.errors import Conflict, NotFound

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from api.checkpoints.archive import archive_of, unpack
-from api.checkpoints.schemas import Checkpoint
 from api.client import Client
-from orchestrator.config import parse_job
+from api.schemas import Checkpoint
 from orchestrator.errors import DataError, InfrastructureError
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
 from tests.api.installation import Installation
 from tests.checkpoints.making import make
 from tests.waiting import wait_until

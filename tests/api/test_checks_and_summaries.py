@@ -9,17 +9,17 @@ import pytest
 from rich.console import Console
 
 from api.auth.code import code_problems
-from api.jobs.fleet import fleet_problems, group_problems, sections_of
+from api.jobs.path_check import fleet_problems, group_problems, sections_of
 from api.jobs.translate import job_of
 from api.storage.store import JobRow
 from api.terminal.summary import lines_that_matter
 from api.terminal.watch import line, render
 from orchestrator.actors.records import HelperRecord, NodeGroupRecord
-from orchestrator.config import parse_job
 from orchestrator.core.commands import Kill
 from orchestrator.core.vocabulary import CommandId, IslandId
-from orchestrator.plain import finite
-from orchestrator.sections import IslandsSection
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.sections import IslandsSection
+from orchestrator.system.plain import finite
 from tests.api.installation import Installation
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.actors.records import StatusRecord
-from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command, Kill, Scale
 from orchestrator.core.vocabulary import IslandId, NodeGroupId
+from orchestrator.specification.config import JobSpec
 from tests.api import clockwork
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation

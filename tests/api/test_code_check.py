@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from api.jobs.code_check import absent_functions
-from orchestrator import user_packages
-from orchestrator.config import parse_job
+from orchestrator.specification.config import parse_job
+from orchestrator.system import user_packages
 
 SMALLEST = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}}
 SOURCE = """

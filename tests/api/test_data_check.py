@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import data_check, parquet_bytes
-from orchestrator.config import parse_job
-from orchestrator.data_check import data_problems, with_stored_bytes
 from orchestrator.errors import Problem
-from orchestrator.roots import EVERYTHING, AllowedRoots, Root, place_of
+from orchestrator.specification import data_check
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.data_check import data_problems, with_stored_bytes
+from orchestrator.system.roots import EVERYTHING, AllowedRoots, Root, place_of
+from orchestrator.text import parquet_bytes
 
 LINES = b'{"text": "one", "id": 1}\n{"text": null, "id": 2}\n'
 ROOTS = AllowedRoots(data=(*EVERYTHING.data, Root(place_of("memory://checked"))))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from api.jobs.path_check import problems_outside_roots
-from orchestrator.config import JobSpec, parse_job
-from orchestrator.data_files import with_found_files
 from orchestrator.errors import InvalidJobSpec
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.specification.data_check import with_found_files
+from orchestrator.system.roots import AllowedRoots
 
 
 @pytest.fixture

@@ -13,15 +13,14 @@ from types import MappingProxyType
 import psutil
 import pytest
 
-from api.installation.check_result import CheckResult, State
+from api.installation.clock import CheckResult, State
 from api.installation.doctor import compiled_programs, examine, locked, memory
-from api.installation.home import Home
-from api.installation.shipped import CONFIGS
-from orchestrator.marks import HOME_MARKER
+from api.installation.home import CONFIGS, Home
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.embedded import down
 from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.settings import CLUSTER_MARKER, TOKEN_VARIABLE
+from orchestrator.system.marks import HOME_MARKER
 from tests.api.clocks import a_service
 from tests.api.installation import ROOT, environment
 from tests.waiting import PATIENCE_S

@@ -14,10 +14,10 @@ import yaml
 from safetensors.numpy import load, load_file, save_file
 
 from api.client import Client
-from orchestrator.config import parse_job
 from orchestrator.host.records import write_parameters
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import export as huggingface
+from orchestrator.specification.config import parse_job
 from tests.api.installation import Installation
 from tests.learners.tokenizers_of import FAMILIES
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from api.jobs.index_check import with_index_digest
-from api.jobs.path_check import problems_outside_roots
-from orchestrator import data_index
-from orchestrator.config import JobSpec, parse_job
-from orchestrator.data_index import DataIndex, IndexedSource
+from api.jobs.path_check import problems_outside_roots, with_index_digest
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.text import data_index
+from orchestrator.text.data_index import DataIndex, IndexedSource
 
 TEXT = b"a text\n"
 

@@ -13,7 +13,7 @@ import pytest
 from api.client import Client
 from api.run.logs import LogReader
 from orchestrator.errors import NotFound
-from orchestrator.logbook import Logbook, island_logbook
+from orchestrator.system.logbook import Logbook, island_logbook
 from tests.api.installation import ROOT, Installation
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -15,10 +15,10 @@ from api.jobs.overseer import TRIES_MAX, Overseer
 from api.jobs.service import Service
 from api.schemas import JobState
 from api.storage.store import Store
-from orchestrator.config import JobSpec
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import InfrastructureError
+from orchestrator.specification.config import JobSpec
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
 from tests.checkpoints.making import make

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from api.jobs.queue import QueuedJob, Resources, Wants, decide, wants_of
 from orchestrator.actors.records import NodeGroupRecord
-from orchestrator.sections import IslandsSection
+from orchestrator.specification.sections import IslandsSection
 
 NAMES = ("asia", "europe", "mars")
 rooms = st.builds(Resources, st.integers(4, 16).map(lambda n: n / 4), st.integers(0, 2))

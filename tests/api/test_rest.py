@@ -11,7 +11,7 @@ import yaml
 
 from api.client import Client
 from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, RequestError, ServiceUnreachable
-from orchestrator.ports import is_loopback
+from orchestrator.system.ports import is_loopback
 from tests.api.installation import Installation
 from tests.waiting import wait_until
 

@@ -21,9 +21,9 @@ from api.installation.home import Home
 from api.jobs.service import Service, digest_of
 from api.schemas import Job
 from api.storage.store import JobRow, Store
-from orchestrator.config import parse_job
 from orchestrator.errors import InfrastructureError
 from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.specification.config import parse_job
 from tests.api.clockwork import connect
 from tests.api.installation import CONTROL, ROOT, Installation
 from tests.waiting import PATIENCE_S, wait_until

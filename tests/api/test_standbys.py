@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from api.jobs.fleet import fleet_problems
-from orchestrator.config import parse_job
+from api.jobs.path_check import fleet_problems
+from orchestrator.specification.config import parse_job
 from tests.api.clockwork import GROUPS
 from tests.api.installation import Installation
 from tests.waiting import wait_until

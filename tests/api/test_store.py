@@ -23,7 +23,7 @@ from api.storage.store import Base, CommandRow, DuplicateKey, JobRow, Store
 from api.storage.upgrade import MIGRATIONS, url_of
 from orchestrator.core import commands
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
-from orchestrator.tape import command_codec
+from orchestrator.tape import codec
 from tests.api.installation import CONTROL, Installation
 from tests.postgresql import PostgreSQL, a_server
 from tests.waiting import wait_until
@@ -223,9 +223,9 @@ def test_commands_that_an_earlier_build_stored_are_the_same_ones_and_known_again
     engine.dispose()
     store = Store(url)
     rows = store.open_commands("j")
-    assert [command_codec.decode(row.request) for row in rows] == COMMANDS_NOW
+    assert [codec.decode_command(row.request) for row in rows] == COMMANDS_NOW
     for row in rows:
-        repeated = digest_of(["j", command_codec.encode(command_codec.decode(row.request))])
+        repeated = digest_of(["j", codec.encode_command(codec.decode_command(row.request))])
         assert row.request_digest == (repeated if row.idempotency_key else "")
     with store.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import printable
+from orchestrator.system import printable
 from tests.api.installation import CONTROL, Installation, environment
 from tests.waiting import PATIENCE_S
 

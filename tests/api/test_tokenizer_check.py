@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from api.jobs.tokenizer_check import PIECE_BYTES, keep_tokenizer, tokenizer_of, with_tokenizer
-from orchestrator.config import parse_job
+from api.jobs.path_check import PIECE_BYTES, keep_tokenizer, tokenizer_of, with_tokenizer
 from orchestrator.errors import Conflict, InvalidJobSpec
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
 
 
 @pytest.fixture

@@ -20,19 +20,19 @@ from pydantic.fields import FieldInfo
 
 from api.app import create_app
 from api.chaos.runs import _ReferenceReport
-from api.http.routing import StrictBody
+from api.http.pools import StrictBody
 from api.jobs.idempotency import digest_of
 from api.storage.store import Store
-from orchestrator.bounds import ISLANDS_MAX
 from orchestrator.chaos.plan import STRIKES_MAX, ChaosPlan, check_fleet
 from orchestrator.chaos.plan import parse as parse_plan
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import PROBLEMS_MAX, ConfigurationError, InvalidJobSpec
 from orchestrator.laboratory.compare import Settings
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.simulation.spec import SimulationSpec
-from orchestrator.simulation.world_sections import WorldPart
+from orchestrator.simulation.worldfile import WorldPart
+from orchestrator.specification.bounds import ISLANDS_MAX
+from orchestrator.specification.config import JobSpec, parse_job
 from tests.api.clockwork import Clockwork
 
 HUGE = (10**30, -(10**30), 10**5000, 1e308, -1e308, math.inf, -math.inf, math.nan)

@@ -22,7 +22,7 @@ from api.auth.tokens import REMEMBERED_S, Tokens
 from api.client import Client
 from api.clocks import SET_MIN_S, Ages, ClockWatch, TimeOfDay
 from api.storage.store import Store
-from orchestrator.host.job_clock import elapsed
+from orchestrator.host.job_files import elapsed
 from orchestrator.runtime.processes import signal_seen
 from tests.api.installation import CONTROL, ROOT, Installation, environment
 from tests.attack.settable_clock import SettableClock

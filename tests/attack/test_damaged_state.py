@@ -20,9 +20,9 @@ from api.http.eventstream import frames
 from api.run.folder import Run
 from api.run.logs import Logbook, LogReader, newest
 from api.run.status import examine
-from orchestrator.bounds import ISLANDS_MAX
 from orchestrator.errors import NotFound
-from orchestrator.logbook import logbooks
+from orchestrator.specification.bounds import ISLANDS_MAX
+from orchestrator.system.logbook import logbooks
 from tests.api.installation import Installation
 from tests.waiting import wait_until
 

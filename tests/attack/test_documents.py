@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.documents import DEPTH_MAX, FILE, REQUEST, dump, read_json, read_yaml
 from orchestrator.errors import ConfigurationError
+from orchestrator.specification.documents import DEPTH_MAX, FILE, REQUEST, dump, read_json, read_yaml
 
 NINES = "9" * 5_000
 NO_PLAIN_YAML = {

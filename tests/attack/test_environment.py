@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.environment import built, refuse_unset
 from orchestrator.errors import ConfigurationError
+from orchestrator.system.python_process import built, refuse_unset
 from tests.api.installation import CONTROL, ROOT, Installation
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -16,11 +16,11 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.core import commands
 from orchestrator.core.saving import CheckpointFailed, CheckpointTaken
 from orchestrator.errors import InfrastructureError
-from orchestrator.host import snapshot_writer
+from orchestrator.host import retry
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.records import ended_as, write_report, write_status
 from orchestrator.host.retry import Retrier, only_full
-from orchestrator.roots import Allowed
+from orchestrator.system.roots import Allowed
 from orchestrator.tape.storage import read_tape
 from tests.harness.lives import Lives
 from tests.harness.shell import Fate
@@ -139,7 +139,7 @@ def test_a_snapshot_that_cannot_be_made_is_only_a_pity(
     def fail(*_: Any) -> bytes:
         raise error
 
-    monkeypatch.setattr(snapshot_writer, "encode", fail)
+    monkeypatch.setattr(retry, "encode", fail)
     lives = Lives(tmp_path, Fate(), durability={"snapshot_every_records": 5})
     lives.step(6)
     assert not (tmp_path / "snapshot").exists()

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from api.installation import doctor
-from api.installation.check_result import CheckResult, State
-from api.installation.home import Home
-from api.installation.shipped import CONFIGS
+from api.installation.clock import CheckResult, State
+from api.installation.home import CONFIGS, Home
 from orchestrator.host.records import write_parameters
 from orchestrator.runtime import disk_space
 from tests.api.installation import CONTROL, Installation

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.http.bodies import BODY_BYTES_MAX
-from orchestrator.config import JobSpec
+from orchestrator.specification.config import JobSpec
 from tests.api.installation import ROOT, Installation
 from tests.waiting import PATIENCE_S, wait_until
 

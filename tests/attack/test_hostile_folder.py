@@ -18,7 +18,7 @@ import typer.main
 
 from api.cli import app
 from api.installation.home import Home
-from orchestrator import python_process
+from orchestrator.system import python_process
 from tests.api.installation import CONTROL, ROOT, Installation
 from tests.hostile_folder import ATOLL, HostileFolder
 

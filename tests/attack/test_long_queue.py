@@ -13,8 +13,8 @@ from api.jobs import dispatcher
 from api.jobs.job_list import JobList
 from api.jobs.service import Service
 from api.storage.store import JobRow, Store
-from orchestrator.config import parse_job
 from orchestrator.core import commands
+from orchestrator.specification.config import parse_job
 from tests.api.clockwork import Clockwork
 from tests.api.installation import CONTROL, Installation
 from tests.attack.wire import process_of

@@ -21,14 +21,14 @@ from api.client import Client
 from api.installation.home import Home
 from api.installation.store_history import begin_anew, had_store, note_store, refuse_lost_store
 from orchestrator.errors import DataError, InfrastructureError
-from orchestrator.marks import HOME_MARKER, is_foreign, is_of, mark_of, marked_pids
-from orchestrator.ports import free_port
 from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.homes import is_own, leave_marks
 from orchestrator.runtime.orphan_scan import census
+from orchestrator.runtime.processes import is_own, leave_marks
 from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER, TOKEN_VARIABLE
-from orchestrator.socket_room import CLUSTER_PREFIX
+from orchestrator.system.marks import HOME_MARKER, is_foreign, is_of, mark_of, marked_pids
+from orchestrator.system.ports import free_port
+from orchestrator.system.socket_room import CLUSTER_PREFIX
 from tests.api.installation import Installation
 from tests.waiting import PATIENCE_S, wait_until
 

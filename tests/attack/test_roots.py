@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.installation.job_roots import roots_of
+from api.installation.home import roots_of
 from learners import checkpointing, corpus
 from orchestrator.checkpoints import manifest as manifests
 from orchestrator.checkpoints.folder import Folder
@@ -27,7 +27,7 @@ from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, 
 from orchestrator.checkpoints.resumption import begun, stored
 from orchestrator.checkpoints.sealed import seal
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, OutsideRoots
-from orchestrator.roots import AllowedRoots, Place, Root, defaults, name_parts, open_data, place_of, shown
+from orchestrator.system.roots import AllowedRoots, Place, Root, defaults, name_parts, open_data, place_of, shown
 from tests.checkpoints.making import make
 
 HOSTILE_URLS = (

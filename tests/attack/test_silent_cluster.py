@@ -16,7 +16,7 @@ import pytest
 from fastapi.dependencies.models import Dependant
 
 from orchestrator.errors import InfrastructureError
-from orchestrator.threads import BoundedThreads
+from orchestrator.system.threads import BoundedThreads
 from tests.api.installation import Installation
 from tests.attack.ports import ANSWER_TIMEOUT_S, CONTROL
 from tests.attack.routes import app, routes_of

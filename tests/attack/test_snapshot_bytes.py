@@ -23,9 +23,9 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError
 from orchestrator.host.job_files import open_files
-from orchestrator.run_folder import SNAPSHOT
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
+from orchestrator.system.run_folder import SNAPSHOT
 from orchestrator.tape import storage
 from orchestrator.tape.pending import Pending
 from orchestrator.tape.schema import Mark
@@ -303,7 +303,7 @@ def test_a_mark_beyond_the_end_of_the_tape_costs_nothing(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("kind", ["another policy", "other folds", "folds in another order", "no folds"])
 def test_a_job_takes_up_only_a_snapshot_of_itself(tmp_path: Path, snapshot: Snapshot, kind: str) -> None:
     """The whole way that a synchroniser goes which comes back."""
-    from orchestrator.config import JobSpec
+    from orchestrator.specification.config import JobSpec
     from orchestrator.tape.schema import Header
 
     spec = JobSpec.model_validate(

@@ -23,9 +23,9 @@ from api.metrics.exposition import JobsCollector, families_of
 from api.schemas import JobState
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.actors.records import StatusRecord
-from orchestrator.config import parse_job
 from orchestrator.core import commands
 from orchestrator.errors import InfrastructureError, StoreUnavailable
+from orchestrator.specification.config import parse_job
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
 from tests.waiting import wait_until

@@ -27,9 +27,9 @@ from rich.text import Text
 
 from api.http.refusals import error_of
 from api.terminal.screen import Screen
-from orchestrator import printable
 from orchestrator.errors import TooManyFailures
-from orchestrator.logbook import write_printable
+from orchestrator.system import printable
+from orchestrator.system.logbook import write_printable
 from tests.api.installation import CONTROL, ROOT, Installation
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -135,7 +135,7 @@ def test_commands_print_through_one_seam() -> None:
     )
     seams = {
         "api/commands/common.py": {"typer.echo"},
-        "api/commands/logs.py": {"sys.stdout.write"},
+        "api/commands/records.py": {"sys.stdout.write"},
         "api/installation/home.py": {"os.write"},  # into the lock's file
     }
     found = []

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from learners import jax_trainer
-from learners.adoption import update
+from learners.island_arrays import update
 from orchestrator.parameters import fragment_map
 from tests.bench.goals import Goal, at_most
 from tests.bench.one_island import specification

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from api.client import Client
-from orchestrator.config import read_document
+from orchestrator.specification.config import read_document
 from tests.bench.goals import Goal, at_least
 from tests.bench.options import Options
 from tests.bench.service import end, service, wait

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from api.client import Client
-from api.installation.shipped import CONFIGS
+from api.installation.home import CONFIGS
 from api.installation.up import Installation
 from orchestrator.accounting.goodput import Goodput
-from orchestrator.config import read_job_document
 from orchestrator.core.events import EvaluationCompleted, MergeCompleted
+from orchestrator.specification.config import read_job_document
 from orchestrator.tape.storage import read_tape
 from tests.bench.attrition import wear
 from tests.bench.goals import Goal, at_most

@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from orchestrator.channel.certificates import Identity, JobAuthority
 from orchestrator.channel.client import ChannelClient
 from orchestrator.channel.server import ChannelServer, Listening
+from orchestrator.channel.stream import Identity, JobAuthority
 from tests.bench.goals import Goal, at_least, at_most
 from tests.bench.options import Options
 

@@ -29,8 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from orchestrator.channel.certificates import JobAuthority
-from orchestrator.channel.stream import Guard, PlainStream, TlsStream
+from orchestrator.channel.stream import Guard, JobAuthority, PlainStream, TlsStream
 from tests.bench.channel import LOOPBACK, Ticker, cpu_s
 
 RANGE_BYTES = 4 << 20

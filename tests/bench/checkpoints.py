@@ -18,11 +18,10 @@ from learners import jax_trainer
 from learners.checkpointing import write
 from learners.contract import tokens_per_schedule_step
 from learners.loop import IslandLoop, LoopPlan
-from learners.outbox import Outbox
-from learners.thread_priority import lower_priority
+from learners.outbox import Outbox, lower_priority
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.specification.config import parse_job
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 

@@ -12,9 +12,9 @@ import time
 from statistics import median
 
 from api.client import Client
-from api.installation.shipped import CONFIGS
+from api.installation.home import CONFIGS
 from api.installation.up import Installation
-from orchestrator.config import read_job_document
+from orchestrator.specification.config import read_job_document
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 from tests.bench.service import end, service, step_seconds, stretches, wait, with_and_without

@@ -14,9 +14,9 @@ from time import perf_counter
 import yaml
 
 from learners import jax_trainer
-from orchestrator.config import parse_job
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.parameters.codec.registry import CODEC_NAMES
+from orchestrator.specification.config import parse_job
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "configs" / "compare.yaml"
 INNER_LR = 0.004

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from orchestrator.bounds import ISLANDS_MAX
-from orchestrator.config import parse_job
-from orchestrator.documents import FILE, REQUEST, read_json, read_yaml
 from orchestrator.errors import ConfigurationError
+from orchestrator.specification.bounds import ISLANDS_MAX
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.documents import FILE, REQUEST, read_json, read_yaml
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 

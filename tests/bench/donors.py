@@ -17,7 +17,7 @@ from pathlib import Path
 from api.client import Client
 from api.installation.up import Installation
 from orchestrator.core.vocabulary import Incarnation, IslandId
-from orchestrator.runtime.names import island_name
+from orchestrator.runtime.settings import island_name
 from tests.bench import given
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options

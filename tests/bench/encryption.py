@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.certificates import folders
-from orchestrator.environment import built
-from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.runtime import cluster, processes, ray_command
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CLUSTER_MARKER, INLINE_BYTES_MAX, ray_environment
+from orchestrator.system.ports import LOOPBACK, free_port
+from orchestrator.system.python_process import built
 
 CALLS, PAYLOADS = 2000, 200
 PAYLOAD_BYTES = INLINE_BYTES_MAX - (64 << 10)

@@ -134,8 +134,8 @@ def traced(sources: Sequence[tuple[dict, int, int, int]], islands: int, length: 
     from learners.streaming.streamed import Streamed
     from learners.text import Text
     from learners.tokenizer import Bytes
-    from orchestrator.config import parse_job
-    from orchestrator.roots import EVERYTHING
+    from orchestrator.specification.config import parse_job
+    from orchestrator.system.roots import EVERYTHING
 
     data = {"source": "streamed", "sources": [source for source, *_ in sources], "sequence_length": length}
     document = {"islands": [{"node_group": "a", "count": islands}], "budget": {"steps": 1}, "data": data}

@@ -12,8 +12,8 @@ from dataclasses import replace
 from statistics import median
 
 from learners import jax_trainer
-from orchestrator import sections
-from orchestrator.models.plain import Architecture
+from orchestrator.models.presets import Architecture
+from orchestrator.specification import sections
 from tests.bench.goals import Goal, at_most
 from tests.bench.one_island import seconds_of, specification
 from tests.bench.options import Options

@@ -12,8 +12,7 @@ from time import process_time
 
 from orchestrator.simulation import goodput_table
 from orchestrator.simulation.fleet import LOCK_STEP, FleetPlan, System
-from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
-from orchestrator.simulation.fleet_world import FleetWorld
+from orchestrator.simulation.fleet_world import FleetTape, FleetWorld, fleet_header
 from orchestrator.tape.storage import TapeWriter
 from tests.bench.goals import Goal, at_least, at_most
 from tests.bench.options import Options

@@ -23,14 +23,13 @@ from learners.models import decoder
 from orchestrator.checkpoints.blocks import Window
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Part
-from orchestrator.device_mesh import AXES
 from orchestrator.models.decoder import parameter_shapes
 from orchestrator.models.presets import DECODERS
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName, codec
 from orchestrator.parameters.parts import Bounds, between_units, intersection, shape_of, whole, within
-from orchestrator.parameters.pieces import piece_named
-from orchestrator.parameters.roles import Shape
+from orchestrator.parameters.pieces import Shape, piece_named
+from orchestrator.specification.device_mesh import AXES
 from tests.checkpoints.reads import counted_reads
 
 FRAGMENTS = 24

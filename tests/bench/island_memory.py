@@ -24,23 +24,21 @@ import numpy as np
 import psutil
 
 from learners import checkpointing
-from learners.contract import Arrays, HeldOutLoss, StepResult
+from learners.contract import Arrays, HeldOutLoss, HostCopy, StepResult
 from learners.exports import HeldStates
-from learners.flat_arrays import flattened, restored
-from learners.host_copy import HostCopy
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
+from learners.plain_arrays import flattened, restored
 from learners.state_fetch import Donor, DonorReply, StateFetch
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId, Version
-from orchestrator.memory_budget import GRADIENT_BYTES, island_bytes_per_parameter
 from orchestrator.parameters import wire_format
-from orchestrator.parameters.pieces import taken
-from orchestrator.parameters.roles import BY_NAME, Roles
+from orchestrator.parameters.pieces import BY_NAME, Roles, taken
 from orchestrator.parameters.tensors import digest
 from orchestrator.replica.replica import Publication
 from orchestrator.runtime.settings import ray_environment
+from orchestrator.specification.memory_budget import GRADIENT_BYTES, island_bytes_per_parameter
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import PARAMETERS, Options
 

@@ -16,13 +16,13 @@ from time import perf_counter
 import numpy as np
 
 from learners import jax_trainer
-from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.parameters import tensors
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_state import FragmentState
-from orchestrator.sections import SynchroniserSection
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.sections import SynchroniserSection
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from orchestrator.config import JobSpec, parse_job
+from orchestrator.specification.config import JobSpec, parse_job
 
 GIB = 2**30
 DEVICE_GIB: Mapping[str, int] = {"v5e": 16, "H100": 80, "v5p": 95}

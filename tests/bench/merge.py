@@ -29,12 +29,10 @@ import numpy as np
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.parameters import kernels, validation, wire_format
 from orchestrator.parameters.codec.registry import CodecName
-from orchestrator.parameters.displacement import displacement
-from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov
-from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
 from orchestrator.parameters.tensors import Array
-from orchestrator.parameters.wire_format import EncodedTensors
+from orchestrator.parameters.wire_format import EncodedTensors, displacement
 from tests.bench.goals import Goal, at_least, at_most
 from tests.bench.options import Options
 

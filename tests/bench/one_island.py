@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
-from orchestrator.config import JobSpec, parse_job
+from orchestrator.specification.config import JobSpec, parse_job
 from tests.bench.options import Options
 
 

@@ -20,8 +20,8 @@ from time import process_time
 from typing import Any
 
 from learners import jax_trainer
-from orchestrator.config import parse_job
 from orchestrator.laboratory.multiplex import MultiplexedJob
+from orchestrator.specification.config import parse_job
 
 CANDIDATES = ((0.7, 0.9), (0.5, 0.3), (0.7, 0.6), (0.6, 0.5), (1.0, 0.0), (0.4, 0.8))
 FINALISTS = ((0.7, 0.9), (0.5, 0.3), (0.6, 0.5))

@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.runtime import embedded
 from orchestrator.runtime.control_port import connect
 from orchestrator.runtime.groups import DEFAULT_GROUPS
+from orchestrator.specification.config import JobSpec, parse_job
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from time import perf_counter
 
-from learners.flat_arrays import restored
+from learners.plain_arrays import restored
 from orchestrator.actors.island import IslandInterface
 from orchestrator.channel.client import ChannelClient
-from orchestrator.channel.ticket import Ticket
+from orchestrator.channel.frames import Ticket
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.runtime import cluster
 

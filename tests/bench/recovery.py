@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from api.client import Client
-from api.installation.shipped import CONFIGS
+from api.installation.home import CONFIGS
 from api.installation.up import Installation
 from orchestrator.accounting.recovery import PARTS
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.config import read_job_document
+from orchestrator.specification.config import read_job_document
 from orchestrator.tape.storage import read_tape
 from tests.bench import given
 from tests.bench.goals import Goal, at_most

@@ -12,8 +12,7 @@ from statistics import median
 from typing import Any
 
 from api.client import Client
-from api.installation.home import Home
-from api.installation.shipped import CONFIGS
+from api.installation.home import CONFIGS, Home
 from api.installation.up import Installation, down, up
 from orchestrator.core.events import ProgressReported
 from orchestrator.tape.storage import read_tape

@@ -30,15 +30,14 @@ from orchestrator.core.vocabulary import (
     Version,
     WeightedPayload,
 )
-from orchestrator.disk import LocalDisk
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CodecName
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import MERGES_PER_STATE
-from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov
-from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
+from orchestrator.system.disk import LocalDisk
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import PARAMETERS, Options
 

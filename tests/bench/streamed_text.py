@@ -44,8 +44,8 @@ def measure(folder: Path, source: str) -> None:
     import grain  # noqa: F401  an island has it already
 
     from learners.text import Text
-    from orchestrator.config import parse_job
-    from orchestrator.roots import EVERYTHING
+    from orchestrator.specification.config import parse_job
+    from orchestrator.system.roots import EVERYTHING
 
     files = [str(path) for path in sorted(folder.glob("*.jsonl"))]
     section = {"files": files} if source == "files" else {"sources": [{"name": "web", "files": files}]}
@@ -68,8 +68,8 @@ def measure_index(folder: Path) -> None:
     from learners import data_indexing, tokenizer
     from learners.streaming.documents import Reader, Unreadable
     from learners.tokenizer_training import train
-    from orchestrator.config import parse_job
-    from orchestrator.roots import EVERYTHING
+    from orchestrator.specification.config import parse_job
+    from orchestrator.system.roots import EVERYTHING
 
     path = sorted(folder.glob("*.jsonl"))[0]
     size, bpe = path.stat().st_size, folder / "tokenizer.json"

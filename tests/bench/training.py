@@ -33,11 +33,11 @@ from learners.data import Draw
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.text import Text
-from orchestrator.config import parse_job
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InternalError
 from orchestrator.parameters import fragment_map, wire_format
+from orchestrator.specification.config import parse_job
 from tests.bench.goals import Goal, at_least, at_most
 from tests.bench.one_island import seconds_of
 from tests.bench.options import Options

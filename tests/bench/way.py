@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.events import MergeCompleted
 from orchestrator.runtime import embedded, ray_start
 from orchestrator.runtime.control_port import RayControlPort, connect
 from orchestrator.runtime.groups import DEFAULT_GROUPS
+from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.tape.storage import read_tape
 from tests.bench import way_hooks
 from tests.bench.goals import Goal, at_most

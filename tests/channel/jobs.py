@@ -7,11 +7,11 @@ import random
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
-from orchestrator.channel.certificates import Identity, JobAuthority
 from orchestrator.channel.client import ChannelClient, Pulling
+from orchestrator.channel.frames import Address, Ticket
 from orchestrator.channel.interface import PayloadClient, PayloadServer
 from orchestrator.channel.server import ChannelServer, Listening
-from orchestrator.channel.ticket import Address, Ticket
+from orchestrator.channel.stream import Identity, JobAuthority
 
 LOOPBACK = "127.0.0.1"
 ISLAND = "europe"

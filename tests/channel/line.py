@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from orchestrator.channel.ticket import Address
+from orchestrator.channel.frames import Address
 
 PIECE_BYTES = 64 << 10
 

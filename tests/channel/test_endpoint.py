@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from orchestrator.channel.endpoint import Endpoint, Membership, Terms, encrypts
-from orchestrator.channel.ticket import Ticket
+from orchestrator.channel.frames import Ticket
 from orchestrator.errors import ConfigurationError, PayloadWithdrawn, TransferRefused
 from tests.channel.jobs import LOOPBACK, Job, content_of
 

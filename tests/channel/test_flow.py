@@ -8,8 +8,7 @@ import time
 import pytest
 
 from orchestrator.channel.cap import BATCH_BYTES_MAX, BATCH_BYTES_MIN, ByteBudget, Cap
-from orchestrator.channel.client import REQUESTS_AHEAD, STREAMS_NEAR, Pulling
-from orchestrator.channel.reception import Reception
+from orchestrator.channel.client import REQUESTS_AHEAD, STREAMS_NEAR, Pulling, Reception
 from orchestrator.channel.server import Listening
 from orchestrator.errors import TransferCancelled
 from tests.channel.jobs import ISLAND, LOOPBACK, MIB, RANGE, Job, by_way_of, content_of

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from orchestrator.channel import hindrance
-from orchestrator.channel.certificates import JobAuthority
-from orchestrator.channel.client import ChannelClient, Pulling
+from orchestrator.channel import client as hindrance
+from orchestrator.channel.client import FORGOTTEN_S, HINDERED_S, ChannelClient, Hindrances, Pulling
 from orchestrator.channel.endpoint import Endpoint, Membership, Terms
-from orchestrator.channel.hindrance import FORGOTTEN_S, HINDERED_S, Hindrances
-from orchestrator.channel.stream import Guard
-from orchestrator.channel.ticket import Address, Ticket
+from orchestrator.channel.frames import Address, Ticket
+from orchestrator.channel.stream import Guard, JobAuthority
 from orchestrator.errors import TransferError
 from tests.channel.jobs import LOOPBACK, MIB, Job, by_way_of, content_of
 from tests.waiting import wait_until

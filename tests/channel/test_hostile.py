@@ -11,8 +11,8 @@ from contextlib import suppress
 import pytest
 
 from orchestrator.channel.client import ChannelClient, Pulling
+from orchestrator.channel.frames import Address
 from orchestrator.channel.server import UNPROVEN_MAX, ChannelServer, Listening
-from orchestrator.channel.ticket import Address
 from orchestrator.errors import TransferError, TransferStalled
 from tests.channel.jobs import ISLAND, LOOPBACK, RANGE, Job, by_way_of, content_of
 from tests.waiting import wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.channel.client import ChannelClient
-from orchestrator.channel.ticket import Ticket
+from orchestrator.channel.frames import Ticket
 from orchestrator.errors import PayloadWithdrawn
 from tests.channel.jobs import FAR, ISLAND, NEAR, RANGE, Job, ServingProcess, content_of
 from tests.waiting import wait_until

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.channel.checksums import MIB, RANGE_BYTES_MAX, RANGE_BYTES_MIN, range_bytes_of
-from orchestrator.channel.client import Pulling
+from orchestrator.channel.client import Pulling, Reception
+from orchestrator.channel.frames import MIB, RANGE_BYTES_MAX, RANGE_BYTES_MIN, range_bytes_of
 from orchestrator.channel.in_process import InProcessChannel
 from orchestrator.channel.interface import PayloadClient, PayloadServer
-from orchestrator.channel.reception import Reception
 from orchestrator.channel.server import ChannelServer, Listening
 from orchestrator.errors import ConfigurationError, PayloadWithdrawn, TransferCancelled, TransferRefused
 from tests.channel.jobs import FAR, ISLAND, LOOPBACK, NEAR, RANGE, Job, content_of

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.channel.certificates import JobAuthority
 from orchestrator.channel.client import ChannelClient, Pulling
+from orchestrator.channel.frames import Ticket, issue
 from orchestrator.channel.in_process import InProcessChannel
-from orchestrator.channel.ticket import Ticket, issue
+from orchestrator.channel.stream import JobAuthority
 from orchestrator.errors import ConfigurationError, TransferRefused
 from tests.channel.jobs import FAR, ISLAND, NEAR, Job, content_of
 

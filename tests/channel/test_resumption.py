@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.channel.client import Pulling
-from orchestrator.channel.reception import Reception
+from orchestrator.channel.client import Pulling, Reception
 from orchestrator.errors import TransferStalled
 from tests.channel.jobs import ISLAND, MIB, NEAR, RANGE, Job, ServingProcess, by_way_of, content_of
 from tests.channel.line import Line

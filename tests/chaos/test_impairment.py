@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.vocabulary import FaultSpec
-from orchestrator.impairment import LinkFault, LinkImpairment, PayloadFault
+from orchestrator.simulation.impairment import LinkFault, LinkImpairment, PayloadFault
 
 
 def struck(kind: str, now: float = 100.0, **dose: float) -> LinkImpairment:

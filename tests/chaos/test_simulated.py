@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from api.chaos.plans import load, plan_file
-from api.installation.shipped import CONFIGS
-from api.simulation.worlds import world_of
+from api.chaos.plans import load, plan_file, world_of
+from api.installation.home import CONFIGS
 from orchestrator.chaos.kinds import Kind
 from orchestrator.chaos.runner import ChaosRunner
 from orchestrator.chaos.schedule import schedule

@@ -19,10 +19,9 @@ from orchestrator.checkpoints.manifest import PART, File, Fragment, Manifest, Pa
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId
 from orchestrator.parameters import fragment_map
-from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import create
-from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
-from orchestrator.roots import AllowedRoots
+from orchestrator.parameters.outer_state import Averaging, FragmentState, OuterState, OuterStep
+from orchestrator.system.roots import AllowedRoots
 from tests.waiting import PATIENCE_S
 
 SPEC: dict[str, Any] = {

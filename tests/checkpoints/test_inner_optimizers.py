@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.checkpoints.resumption import differences
-from orchestrator.config import parse_job
+from orchestrator.specification.config import parse_job
 
 SMALLEST = {"islands": [{"node_group": "a"}], "budget": {"steps": 10}}
 

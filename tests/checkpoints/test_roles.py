@@ -15,11 +15,10 @@ from orchestrator.checkpoints.sealed import unseal
 from orchestrator.checkpoints.writing import cut_of, write_manifest
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.errors import DataError
-from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Sgd
-from orchestrator.parameters.outer_state import OuterState, OuterStep
-from orchestrator.parameters.roles import Role
-from orchestrator.roots import EVERYTHING
+from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
+from orchestrator.parameters.pieces import Role
+from orchestrator.system.roots import EVERYTHING
 
 ROLES = {"table": Role(embedding=True), "layers": Role(stacked_axes=1, decays=False)}
 

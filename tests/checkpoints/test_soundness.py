@@ -20,7 +20,7 @@ from orchestrator.checkpoints.manifest import MANIFEST, PART
 from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, outer_states, verified
 from orchestrator.checkpoints.sealed import seal, unseal
 from orchestrator.errors import DataError
-from orchestrator.roots import EVERYTHING, AllowedRoots
+from orchestrator.system.roots import EVERYTHING, AllowedRoots
 from tests.checkpoints.making import SPEC, make, outer
 
 OFFSETS = {"safetensors": 40, "orbax": 8}

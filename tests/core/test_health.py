@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core import commands, health
+from orchestrator.core import commands, fragment_round
 from orchestrator.core.effects import (
     AdmitContribution,
     BeginCatchUp,
@@ -30,7 +30,7 @@ from tests.harness.story import Story, all_of, inputs, the
 USUAL = 2.0
 
 
-def settled(islands: str = "ab", versions: int = health.VERSIONS_BEFORE_JUDGING, **policy: object) -> Story:
+def settled(islands: str = "ab", versions: int = fragment_round.VERSIONS_BEFORE_JUDGING, **policy: object) -> Story:
     """All islands train, and fragment 0 has taken some outer steps with contributions of the usual displacement."""
     story = Story(islands, **policy)
     story.starts(*islands)
@@ -72,7 +72,7 @@ def test_what_is_far_off_is_refused_and_what_is_not_is_merged() -> None:
 
 
 def test_the_first_rounds_are_not_judged() -> None:
-    story = settled(versions=health.VERSIONS_BEFORE_JUDGING - 1)
+    story = settled(versions=fragment_round.VERSIONS_BEFORE_JUDGING - 1)
     assert all_of(AdmitContribution, gives(story, "a", 1e6 * USUAL))
 
 
@@ -104,7 +104,7 @@ def test_the_usual_displacement_follows_those_admitted_and_no_other() -> None:
         gives(story, "b", 50 * USUAL)
         story.merges(0, version)
     assert story.core.state.update_norms[0].median == 50 * USUAL
-    assert len(story.core.state.update_norms[0].latest) == health.LATEST_KEPT
+    assert len(story.core.state.update_norms[0].latest) == fragment_round.LATEST_KEPT
     gives(story, "a", 1e9)
     assert story.core.state.update_norms[0].median == 50 * USUAL
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.effects import MergeFragment
-from orchestrator.core.outer_rate import outer_lr_ratio
+from orchestrator.core.fragment_round import outer_lr_ratio
 from orchestrator.core.vocabulary import OuterRatePolicy, Version
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World

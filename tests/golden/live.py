@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import parse_job
 from orchestrator.core import commands, events, saving
-from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import embedded
 from orchestrator.runtime.control_port import RayControlPort, connect
 from orchestrator.runtime.groups import NodeGroup
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
 from orchestrator.tape.storage import TapeWriter, read_tape
 from tests.ray.jobs import Job, assert_sound, pid_of, synthetic
 

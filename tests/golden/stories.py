@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core import commands, events, health, saving
+from orchestrator.core import commands, events, fragment_round, saving
 from orchestrator.core.effects import Effect, SetTimer
 from orchestrator.core.vocabulary import IslandPlan, NodeGroupId, RefusalReason
 from tests.golden.story_text import text_of
@@ -197,13 +197,13 @@ def silent_island() -> Scenario:
 def quarantine() -> Scenario:
     story = Scenario("ab")
     story.starts("a", "b")
-    for version in range(1, health.VERSIONS_BEFORE_JUDGING + 1):
+    for version in range(1, fragment_round.VERSIONS_BEFORE_JUDGING + 1):
         for name in "ab":
             story.happen(events.ContributionArrived, story.contribution(name), USUAL_DISPLACEMENT)
         story.merges(0, version)
     story.begins(
         "An island that sends what would spoil a merge is quarantined",
-        f"Islands a and b train. {health.VERSIONS_BEFORE_JUDGING} merges showed how far a contribution usually is from "
+        f"Islands a and b train. {fragment_round.VERSIONS_BEFORE_JUDGING} merges showed how far a contribution is from "
         "Θ: about 2. More than 100 times that is refused; three such in a row end the process (strikes_max).",
     )
     for text in ("b has diverged.", "Again.", "The third time: its process ends, and begins anew after a back-off."):

@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import FragmentId
-from orchestrator.disk import Disk
+from orchestrator.system.disk import Disk
 from tests.harness.disks import Died
 from tests.harness.shell import FRAGMENTS, ISLANDS, ScriptedIsland, Shell, spec
 

@@ -11,7 +11,6 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.checkpoints.writing import OuterCut, cut_of
-from orchestrator.config import JobSpec
 from orchestrator.core.saving import BeginCheckpoint, FragmentRestored, RestoreFragments, SavingEffect
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.host.checkpoint_writer import CheckpointWriter
@@ -19,7 +18,8 @@ from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.host.state_view import StateView
 from orchestrator.parameters.shard import ParameterShard, Publication
-from orchestrator.roots import Allowed, AllowedRoots
+from orchestrator.specification.config import JobSpec
+from orchestrator.system.roots import Allowed, AllowedRoots
 
 POINTS = (
     "before mark", "after mark", "before file", "half a file", "after file", "before removal", "after removal",

@@ -20,23 +20,21 @@ from learners.outbox import Outbox
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import saving
-from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
-from orchestrator.core.report_events import contribution_of, event_of
+from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved, contribution_of, event_of
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
-from orchestrator.disk import Disk
 from orchestrator.host.job_files import open_files
-from orchestrator.host.retry import Retrier, RetryingSink
-from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.host.retry import Retrier, RetryingSink, SnapshotWriter
 from orchestrator.parameters import fragment_map, tensors
 from orchestrator.parameters.holding import EVERYTHING
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard, Publication
 from orchestrator.replica.replica import Publication as Arrived
-from orchestrator.run_folder import SNAPSHOT
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.system.disk import Disk
+from orchestrator.system.run_folder import SNAPSHOT
 from tests.harness.disks import Died
 from tests.harness.job import Job
 from tests.harness.saver import Saver

@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any
 
 from orchestrator.actors.records import CommandRecord, NodeGroupRecord, StatusRecord
-from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import Command, Inject, Kill, Scale, island_of, kind_of
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, NodeGroupId
 from orchestrator.simulation.plan import Capacity, WorldPlan
 from orchestrator.simulation.world import World
-from orchestrator.tape import command_codec
+from orchestrator.specification.config import JobSpec
+from orchestrator.tape import codec
 from orchestrator.tape.driver import Fold
 
 GROUPS = [
@@ -57,7 +57,7 @@ class Taken:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Taken:
-        return cls(record["at"], record["id"], record["caller"], command_codec.decode(record["request"]))
+        return cls(record["at"], record["id"], record["caller"], codec.decode_command(record["request"]))
 
 
 class SimulatedJob(World):

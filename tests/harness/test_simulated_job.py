@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import parse_job
 from orchestrator.core.commands import Command, Inject, Kill
 from orchestrator.core.vocabulary import CommandId, IslandId
+from orchestrator.specification.config import parse_job
 from orchestrator.tape.schema import Record
 from tests.harness.simulated_job import STEP_S, SimulatedJob, Taken
 

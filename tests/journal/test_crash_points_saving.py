@@ -19,7 +19,7 @@ from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, newest_sound
-from orchestrator.roots import EVERYTHING
+from orchestrator.system.roots import EVERYTHING
 from tests.harness import saver, shell
 from tests.harness.disks import Died, FaultyDisk
 from tests.harness.lives import Lives

@@ -11,14 +11,14 @@ import pytest
 from orchestrator.core import commands
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase
-from orchestrator.disk import Disk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
 from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import OuterState, OuterStep
-from orchestrator.sections import SynchroniserSection
+from orchestrator.specification.sections import SynchroniserSection
+from orchestrator.system.disk import Disk
 from orchestrator.tape.schema import with_checksum, without_checksum
 from tests.harness.disks import FaultyDisk
 from tests.harness.shell import Fate, spec

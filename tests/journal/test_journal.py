@@ -36,10 +36,9 @@ from orchestrator.parameters.journal import entry
 from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
 from orchestrator.parameters.journal.storage import ENTRIES_PER_SEGMENT, Journal
 from orchestrator.parameters.journaled_store import JournaledStore, recovered
-from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
-from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
-from orchestrator.parameters.roles import Role
+from orchestrator.parameters.outer_state import Averaging, FragmentState, OuterState, OuterStep
+from orchestrator.parameters.pieces import Role
 from orchestrator.parameters.wire_format import encoded
 from tests.harness.disks import Died, FaultyDisk
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from learners.contract import Arrays
-from orchestrator.parameters.pieces import piece_named, taken
-from orchestrator.parameters.roles import BY_NAME, Roles
+from orchestrator.parameters.pieces import BY_NAME, Roles, piece_named, taken
 
 TOKENS = 32
 

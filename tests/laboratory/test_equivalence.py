@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from learners.contract import Arrays
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.laboratory.baselines import as_diloco
 from orchestrator.laboratory.multiplex import MultiplexedJob, Outcome
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.pieces import taken
+from orchestrator.specification.config import JobSpec, parse_job
 from tests.laboratory.array_trainer import TOKENS
 from tests.laboratory.quadratic import LR, SHAPES, QuadraticTrainer, gradient, initial
 

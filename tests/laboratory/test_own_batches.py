@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from api.simulation.worlds import world_of
+from api.chaos.plans import world_of
 from learners import synthetic
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.events import ContributionArrived
 from orchestrator.errors import ConfigurationError
 from orchestrator.laboratory import baselines
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.simulation.world import World
+from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.tape.schema import Record, job_steps
 
 DOCUMENT = {

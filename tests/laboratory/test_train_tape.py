@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from learners.contract import StepResult
-from orchestrator.config import parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Instant
-from orchestrator.elastic.messages import ElasticPolicy
+from orchestrator.elastic.jobs import ElasticPolicy
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.laboratory import matching, no_fault_twin, tape_table, trace_reader, train_tape
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.laboratory.training_trace import Exported
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind
 from orchestrator.simulation.world import World
+from orchestrator.specification.config import parse_job
 from orchestrator.tape.driver import MemorySink
 from orchestrator.tape.schema import FleetHeader, Header, Tape
 from orchestrator.tape.storage import TapeWriter

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from learners.model import Model
 from learners.models.plain import transformer
-from orchestrator.models.plain import Architecture
+from orchestrator.models.presets import Architecture
 
 
 def build(spec: Mapping[str, Any]) -> Model:

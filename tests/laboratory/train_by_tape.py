@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.laboratory import matching
 from orchestrator.laboratory.in_process_trainers import MakeTrainer
 from orchestrator.laboratory.tape_training import TapeTraining, Trained
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
+from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.tape.schema import Tape
 from tests.laboratory.array_trainer import TOKENS
 from tests.laboratory.quadratic import QuadraticTrainer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import parse_job
+from orchestrator.specification.config import parse_job
 from tests.learners.stepped import Island
 
 

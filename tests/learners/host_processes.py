@@ -15,7 +15,7 @@ from typing import Any
 
 from learners import checkpointing
 from learners.group import devices
-from learners.held_pieces import HeldPieces
+from learners.island_arrays import HeldPieces
 from orchestrator.actors.island import MeetingPlace, Rank
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, PART_BYTES_MAX, decode_part

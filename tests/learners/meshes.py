@@ -24,9 +24,8 @@ from learners import mesh, shards
 from learners.jax_trainer import JaxTrainer
 from learners.model import Model, build
 from learners.text import Text
-from orchestrator.config import JobSpec, parse_job
-from orchestrator.parameters.pieces import piece_named, taken
-from orchestrator.parameters.roles import Role
+from orchestrator.parameters.pieces import Role, piece_named, taken
+from orchestrator.specification.config import JobSpec, parse_job
 from tests.bench.device_memory import highest
 from tests.learners.conftest import job
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from learners import synthetic
-from learners.contract import HeldPart
-from learners.host_copy import HostCopy
+from learners.contract import HeldPart, HostCopy
 
 
 class Sliced(synthetic.SyntheticTrainer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from learners.adoption import mixed, update
+from learners.island_arrays import mixed, update
 
 
 def value(number: float) -> dict[str, np.ndarray]:

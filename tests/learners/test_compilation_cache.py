@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import pytest
 
 from learners import compilation_cache
-from orchestrator import program_cache
+from orchestrator.system import program_cache
 
 
 @pytest.fixture
@@ -188,6 +188,8 @@ def test_the_warning_before_anything_is_started_is_that_of_the_islands(tmp_path)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which needs root")
 def test_a_user_whom_no_list_names_has_no_home_and_is_told_so():
-    code = "import os; from orchestrator import program_cache; os.setuid(54321); print(program_cache.problem({}))"
+    code = (
+        "import os; from orchestrator.system import program_cache; os.setuid(54321); print(program_cache.problem({}))"
+    )
     ran = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True)
     assert "user id 54321 has no entry" in ran.stdout

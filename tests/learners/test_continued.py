@@ -12,14 +12,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from api.jobs.origin import keep_origin, origin_of
-from orchestrator.config import parse_job
 from orchestrator.errors import Conflict, DataError, NotFound
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import export, origin
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.models.presets import DECODERS
-from orchestrator.roots import AllowedRoots
-from orchestrator.tokenizer_file import read
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.text.tokenizer_file import read
 from tests.learners.tokenizers_of import FAMILIES, config, pieces_of_llama_2
 
 SMALL = {"width": 8, "layer_count": 2, "head_count": 2, "key_value_head_count": 1, "head_size": 4, "hidden_size": 6}

@@ -12,7 +12,7 @@ from learners import corpus, data
 from learners.streaming.documents import DOCUMENT_BYTES_MAX
 from learners.text import Text
 from orchestrator.errors import ConfigurationError
-from orchestrator.roots import EVERYTHING
+from orchestrator.system.roots import EVERYTHING
 
 DOCUMENTS = [f"document {number} says {'la ' * (number % 7 + 20)}".encode() for number in range(200)]
 

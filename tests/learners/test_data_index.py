@@ -29,7 +29,7 @@ from learners.streaming.streamed import TOKEN_BYTES_MAX
 from learners.text import Text
 from orchestrator.core.vocabulary import NO_FLAWS
 from orchestrator.errors import ConfigurationError, InfrastructureError, UnreadableData
-from orchestrator.roots import EVERYTHING
+from orchestrator.system.roots import EVERYTHING
 
 SEPARATOR, RATIO = 0, 0.1
 ALL = ("web-0.jsonl", "web-1.jsonl.zst", "web-2.jsonl.gz", "code.parquet")

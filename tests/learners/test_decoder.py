@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from learners.models import decoder as family
-from orchestrator.config import parse_job
 from orchestrator.errors import ConfigurationError
-from orchestrator.memory_budget import parameter_count_of
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
-from orchestrator.models.plain import Architecture
-from orchestrator.models.plain import parameter_shapes as plain_shapes
-from orchestrator.models.presets import DECODERS, PLAIN
+from orchestrator.models.presets import DECODERS, PLAIN, Architecture
+from orchestrator.models.presets import parameter_shapes as plain_shapes
 from orchestrator.parameters import fragment_map
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.memory_budget import parameter_count_of
 
 QUICK = {"xla_backend_optimization_level": "0"}
 """These programs run once: compiling them well costs more."""

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from learners.corpus import file_documents
 from learners.streaming.documents import Reader, Unreadable
-from orchestrator import file_kinds
 from orchestrator.errors import ConfigurationError
-from orchestrator.file_kinds import Compression, FileKind, Format, kind_of, refusal
-from orchestrator.roots import EVERYTHING
+from orchestrator.system.roots import EVERYTHING
+from orchestrator.text import file_kinds
+from orchestrator.text.file_kinds import Compression, FileKind, Format, kind_of, refusal
 
 TEXTS = [f"Le texte numéro {number}, d'été." for number in range(40)]
 PLAIN = "".join(f"{text}\n" for text in TEXTS).encode()

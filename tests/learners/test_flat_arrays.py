@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from learners.flat_arrays import ALIGNMENT_BYTES, flattened, restored
+from learners.plain_arrays import ALIGNMENT_BYTES, flattened, restored
 from orchestrator.errors import DataError
 
 ARRAYS = {

@@ -11,23 +11,21 @@ import pytest
 from learners import synthetic
 from learners.group.follower import Follower
 from learners.group.leader import Leader
-from learners.group.link import Line, LinkEnded, admitted, joined, listener
-from learners.group.messages import Done, News, Prepared, TakeOuter, TakePeer
+from learners.group.link import Done, Line, LinkEnded, News, Prepared, TakeOuter, TakePeer, admitted, joined, listener
 from learners.island_arrays import State
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.state_fetch import FetchedState
-from learners.state_parts import put_together, windows
+from learners.state_fetch import FetchedState, put_together, windows
 from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
 from orchestrator.core.vocabulary import Version
 from orchestrator.errors import InfrastructureError
-from orchestrator.logbook import island_logbook
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import EVERYTHING, encoded_part
 from orchestrator.parameters.tensors import digest
 from orchestrator.parameters.validation import validated_parts
 from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.replica.replica import Publication
+from orchestrator.system.logbook import island_logbook
 from tests.learners.sliced import Sliced
 from tests.waiting import PATIENCE_S, wait_until
 

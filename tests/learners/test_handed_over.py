@@ -11,7 +11,7 @@ from learners import handed_over
 from learners.handed_over import HandedOver
 from learners.transfer_limit import held_s
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Terms
-from orchestrator.channel.ticket import SHARD, Ticket
+from orchestrator.channel.frames import SHARD, Ticket
 from orchestrator.core.vocabulary import Epoch, FragmentId
 from orchestrator.errors import PayloadWithdrawn, TransferError
 

@@ -18,7 +18,7 @@ from learners.jax_trainer import JaxTrainer
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, PART_BYTES_MAX, decode_part
 from orchestrator.core.vocabulary import Incarnation
-from orchestrator.ports import free_port
+from orchestrator.system.ports import free_port
 from tests.learners import host_processes, meshes
 from tests.waiting import PATIENCE_S
 

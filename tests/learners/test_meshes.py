@@ -17,8 +17,8 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from learners import mesh
-from orchestrator.device_mesh import AXES, axis_lengths, mesh_problems
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
+from orchestrator.specification.device_mesh import AXES, axis_lengths, mesh_problems
 from tests.bench import host_bytes
 from tests.learners import meshes
 

@@ -11,8 +11,7 @@ import pytest
 from learners import model
 from learners.models import plain
 from orchestrator.errors import ConfigurationError
-from orchestrator.models.plain import parameter_shapes
-from orchestrator.models.presets import PLAIN
+from orchestrator.models.presets import PLAIN, parameter_shapes
 from orchestrator.parameters import fragment_map
 
 logits = jax.jit(plain.logits, static_argnums=(0, 1))

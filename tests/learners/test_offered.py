@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from learners.offered import OfferedFragment, PublishedVersion
-from learners.published import PublishedFragments
+from learners.handed_over import PublishedFragments
+from learners.outbox import OfferedFragment, PublishedVersion
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES
-from orchestrator.parameters.displacement import displacement
 from orchestrator.parameters.tensors import digest
-from orchestrator.parameters.wire_format import InvalidPayload, encoded
+from orchestrator.parameters.wire_format import InvalidPayload, displacement, encoded
 
 LOSSY = [name for name in CODEC_NAMES if name != "float32"]
 SHAPES = {"kernel": (30, 11), "bias": (5,)}

@@ -10,12 +10,12 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 from learners.contract import tokens_per_schedule_step
-from learners.optimizers import inner, schedules
+from learners.optimizers import inner
 from learners.optimizers.descent import DescentCheck
-from orchestrator.config import parse_job
 from orchestrator.errors import ConfigurationError
-from orchestrator.parameters.roles import Role
-from orchestrator.sections import InnerOptimizerSection
+from orchestrator.parameters.pieces import Role
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.sections import InnerOptimizerSection
 
 
 def section(**fields: Any) -> dict[str, Any]:
@@ -30,22 +30,22 @@ def test_the_learning_rate_is_optaxs_warm_up_and_cosine():
         init_value=0.0, peak_value=0.1, warmup_steps=10, decay_steps=100, end_value=0.02
     )
     for step in range(10, 130):
-        assert schedules.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step)), rel=1e-5)
+        assert inner.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step)), rel=1e-5)
     for step in range(10):  # ours trains from the first step on: its step 0 is optax's step 1
-        assert schedules.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step + 1)), rel=1e-5)
+        assert inner.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step + 1)), rel=1e-5)
 
 
 def test_without_warm_up_and_past_the_horizon_the_rate_is_still_defined():
     for schedule in ("cosine", "linear", "wsd"):
         cold = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=0, schedule=schedule)
-        assert schedules.learning_rate(cold, 1, 0) == pytest.approx(0.1)
-        assert schedules.learning_rate(cold, 100, 10**6) == pytest.approx(0.02)
+        assert inner.learning_rate(cold, 1, 0) == pytest.approx(0.1)
+        assert inner.learning_rate(cold, 100, 10**6) == pytest.approx(0.02)
 
 
 def test_the_linear_rate_is_optaxs_line() -> None:
     line = optax.linear_schedule(0.1, 0.02, transition_steps=90)
     rates = [
-        schedules.learning_rate(section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="linear"), 100, step)
+        inner.learning_rate(section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="linear"), 100, step)
         for step in range(10, 120)
     ]
     assert rates == pytest.approx([float(line(step)) for step in range(110)], rel=1e-5)
@@ -54,10 +54,10 @@ def test_the_linear_rate_is_optaxs_line() -> None:
 def test_the_wsd_rate_is_constant_up_to_its_last_part() -> None:
     wsd = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="wsd", decay_ratio=0.25)
     line = optax.linear_schedule(0.1, 0.02, transition_steps=25, transition_begin=75)
-    rates = [schedules.learning_rate(wsd, 100, step) for step in range(10, 120)]
+    rates = [inner.learning_rate(wsd, 100, step) for step in range(10, 120)]
     assert rates == pytest.approx([float(line(step)) for step in range(10, 120)], rel=1e-5)
     never = section(lr=0.1, warmup_steps=0, schedule="wsd", decay_ratio=0.0)
-    assert [schedules.learning_rate(never, 100, step) for step in (0, 99, 500)] == [0.1] * 3
+    assert [inner.learning_rate(never, 100, step) for step in (0, 99, 500)] == [0.1] * 3
 
 
 TENSORS = {
@@ -214,10 +214,10 @@ def test_a_setting_that_the_factory_never_reads_is_refused(field: str) -> None:
 
 def test_a_factorys_updates_are_scaled_by_the_part_of_the_schedule_that_they_are_at() -> None:
     own = section(factory=f"{__name__}:whole", lr=0.1, lr_final_ratio=0.2, warmup_steps=10)
-    assert schedules.update_scale(own, 100, 0) == pytest.approx(0.1)
-    assert schedules.update_scale(own, 100, 10) == pytest.approx(1.0)
-    assert schedules.update_scale(own, 100, 100) == pytest.approx(0.2)
-    assert schedules.update_scale(SECTION, 100, 0) == schedules.learning_rate(SECTION, 100, 0)
+    assert inner.update_scale(own, 100, 0) == pytest.approx(0.1)
+    assert inner.update_scale(own, 100, 10) == pytest.approx(1.0)
+    assert inner.update_scale(own, 100, 100) == pytest.approx(0.2)
+    assert inner.update_scale(SECTION, 100, 0) == inner.learning_rate(SECTION, 100, 0)
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
@@ -286,7 +286,7 @@ def test_a_factory_of_something_else_is_refused(factory: str, says: str) -> None
 @pytest.mark.parametrize("budget", [{"steps": 70}, {"tokens": 1_000_000}])
 def test_the_horizon_from_plain_data_is_the_specifications_own(budget):
     job = parse_job({"islands": [{"node_group": "a", "count": 3}, {"node_group": "b"}], "budget": budget})
-    assert schedules.horizon_steps(job.model_dump(mode="json")) == job.horizon_steps
+    assert inner.horizon_steps(job.model_dump(mode="json")) == job.horizon_steps
 
 
 def test_a_step_of_the_schedule_is_one_of_every_island_that_the_job_begins_with(make_job) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from learners.contract import Trainer
-from orchestrator.config import parse_job
+from orchestrator.specification.config import parse_job
 from tests.documents import DOCS, blocks
 
 SPEC = parse_job(

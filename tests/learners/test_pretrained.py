@@ -20,14 +20,14 @@ from safetensors.numpy import load_file, save_file
 
 from api.jobs.path_check import weights_problems
 from learners import jax_trainer, model
-from orchestrator.config import parse_job
 from orchestrator.errors import UnfitWeights
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, export
 from orchestrator.models.huggingface.weights import Weights
 from orchestrator.models.presets import DECODERS
 from orchestrator.parameters.pieces import Piece
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
 
 SMALLER: dict[str, Any] = {"vocabulary_size": 11, "width": 8, "layer_count": 3, "head_count": 2, "head_size": 4}
 FAMILIES = {

@@ -15,9 +15,8 @@ from safetensors.numpy import load_file
 
 from learners import plain_arrays
 from learners.checkpointing import Cut, Needs, read, restored, write, write_rank
-from learners.held_pieces import HeldPieces
-from learners.host_copy import HostCopy
-from learners.island_arrays import ArraysPlan, IslandArrays
+from learners.contract import HostCopy
+from learners.island_arrays import ArraysPlan, HeldPieces, IslandArrays
 from orchestrator.checkpoints import blocks, writing
 from orchestrator.checkpoints.blocks import Window
 from orchestrator.checkpoints.folder import Folder
@@ -29,7 +28,7 @@ from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.parameters.parts import Bounds, index_of, shape_of
 from orchestrator.parameters.tensors import digest
 from orchestrator.replica.replica import Position
-from orchestrator.roots import AllowedRoots
+from orchestrator.system.roots import AllowedRoots
 from tests.checkpoints.making import as_earlier_builds_wrote_it, complete, without_blocks
 from tests.checkpoints.reads import counted_reads
 from tests.learners.conftest import job

@@ -11,9 +11,9 @@ from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.step_watch import STEPS_BEFORE_USUAL, StepWatch
 from learners.synthetic import SyntheticTrainer
-from orchestrator.config import parse_job
 from orchestrator.core.messages import Overdue
 from orchestrator.core.vocabulary import StepLimits, Version
+from orchestrator.specification.config import parse_job
 from tests.waiting import wait_until
 
 LIMITS = StepLimits(limit_s=120.0, ratio=50.0, first_s=1800.0)

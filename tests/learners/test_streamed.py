@@ -19,7 +19,7 @@ from learners.text import Text
 from learners.tokenizer import Bytes
 from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
-from orchestrator.roots import AllowedRoots
+from orchestrator.system.roots import AllowedRoots
 
 LENGTH = 32
 

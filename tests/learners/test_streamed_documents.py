@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from learners.streaming import documents, parquet_rows
 from learners.streaming.documents import Reader, Unreadable
 from orchestrator.errors import ConfigurationError, OutsideRoots, UnreadableData
-from orchestrator.roots import AllowedRoots
+from orchestrator.system.roots import AllowedRoots
 
 TEXTS = [f"document {number}: " + "é words " * (number % 7) for number in range(60)]
 OBJECTS = "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in TEXTS).encode()

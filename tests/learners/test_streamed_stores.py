@@ -20,7 +20,7 @@ from learners.streaming import documents, files, order
 from learners.streaming.documents import Reader, Unreadable
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, InfrastructureError, OutsideRoots, UnreadableData
-from orchestrator.roots import AllowedRoots
+from orchestrator.system.roots import AllowedRoots
 
 BUCKET = "memory://bucket/texts"
 TEXTS = [f"document {number}: " + "é words " * (number % 7) for number in range(300)]

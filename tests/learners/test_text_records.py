@@ -23,8 +23,8 @@ from learners.text import Text
 from learners.tokenizer import Bytes
 from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
-from orchestrator.roots import EVERYTHING
-from orchestrator.text_records import NotText, text_of
+from orchestrator.system.roots import EVERYTHING
+from orchestrator.text.text_records import NotText, text_of
 
 GOOD = [f"été {number}".encode() for number in range(9)]
 BAD = "fenêtre".encode("latin-1")

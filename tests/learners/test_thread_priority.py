@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from learners.thread_priority import TRAINING_NICENESS, lower_priority, lower_priority_of_new, thread_ids
+from learners.outbox import TRAINING_NICENESS, lower_priority, lower_priority_of_new, thread_ids
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="niceness is of a whole process elsewhere")
 

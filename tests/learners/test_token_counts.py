@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from learners.streaming import files, order, streamed
-from learners.streaming.source_tokens import SourceTokens
-from learners.streaming.token_counts import TokenCounts
+from learners.streaming.counting import SourceTokens, TokenCounts
 from learners.text import Text
 from orchestrator.core.vocabulary import NO_FLAWS
 from orchestrator.errors import UnreadableData
-from orchestrator.roots import EVERYTHING
+from orchestrator.system.roots import EVERYTHING
 
 PIECES = np.arange(4)
 

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from learners import tokenizer, tokenizer_training
 from learners.corpus import joined, split, text_bytes
 from learners.text import Text
-from orchestrator import tokenizer_file
-from orchestrator.config import parse_job
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, OutsideRoots
 from orchestrator.models.huggingface.tokenizer import end_of_text_of
 from orchestrator.models.huggingface.tokenizer import files_of as exported_files
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
+from orchestrator.text import tokenizer_file
 
 TEXTS = [f"the {word} of number {n} is a {word}ing thing\n" for n, word in enumerate(["walk", "sing", "naïve"] * 40)]
 

@@ -18,11 +18,11 @@ from learners.corpus import joined
 from learners.streaming.documents import Continuation
 from learners.text import Text
 from learners.tokenizer import SPACE
-from orchestrator import data_index, tokenizer_file
 from orchestrator.core.vocabulary import NO_FLAWS
 from orchestrator.errors import ConfigurationError
 from orchestrator.models.huggingface.tokenizer import end_of_text_of
-from orchestrator.roots import EVERYTHING, AllowedRoots
+from orchestrator.system.roots import EVERYTHING, AllowedRoots
+from orchestrator.text import data_index, tokenizer_file
 from tests.learners.tokenizers_of import FAMILIES, HTML, config, pieces_of_gemma, pieces_of_llama_2
 
 NO_FAMILY = "control token that is known to end a text"

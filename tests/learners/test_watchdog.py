@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 
-from learners.watchdog import Watchdog
+from learners.step_watch import Watchdog
 from tests.waiting import PATIENCE_S
 
 PROGRAM = """
 import os, sys
-from learners.watchdog import Watchdog
+from learners.step_watch import Watchdog
 Watchdog(1.5, lambda: os._exit(7), tick_s=0.05)
 print("on watch", flush=True)
 sys.stdin.read()

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from orchestrator.ports import free_port
+from orchestrator.system.ports import free_port
 from tests.api.installation import ROOT, Installation
 from tests.programs import required
 from tests.waiting import wait_until

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator import user_packages
 from orchestrator.certificates import folders
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL
+from orchestrator.system import user_packages
 from tests.api.installation import ROOT
 from tests.waiting import PATIENCE_S
 

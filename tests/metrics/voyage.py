@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.accounting.histogram import Histogram
 from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
+from orchestrator.accounting.series import Histogram
 from orchestrator.actors.records import HelperRecord, NodeGroupRecord, StatusRecord
-from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId
 from orchestrator.errors import NotFound
-from orchestrator.memory_budget import NodeMemory
 from orchestrator.parameters import tensors
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.memory_budget import NodeMemory
 from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.parameters.roles import Role, Shape
+from orchestrator.parameters.pieces import Role, Shape
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.parameters import fragment_map, tensors
-from orchestrator.parameters.pieces import joined, piece_named, taken
-from orchestrator.parameters.roles import Role
+from orchestrator.parameters.pieces import Role, joined, piece_named, taken
 from tests.numerics.model_shapes import MODELS, scanned_llama_8b
 
 SHAPES = st.dictionaries(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.vocabulary import Version
-from orchestrator.parameters.norms import CHUNK, norms_of_update
+from orchestrator.parameters.shard import CHUNK, norms_of_update
 from orchestrator.parameters.validation import MAGNITUDE_MAX
 
 

@@ -7,13 +7,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from whole_average import average
 
-from orchestrator.parameters.outer_gradient import (
+from orchestrator.parameters.outer_state import (
     DIRECTION_MIN,
     Averaging,
     averaging_for,
     coefficients,
 )
-from orchestrator.parameters.roles import role_by_name
+from orchestrator.parameters.pieces import role_by_name
 
 ANY_COUNT = st.integers(1, 6)
 

@@ -11,15 +11,12 @@ from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InternalError
 from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES
-from orchestrator.parameters.displacement import displacement
 from orchestrator.parameters.kernels import Encoded
 from orchestrator.parameters.kernels.twin import CHUNK_VALUES
-from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
-from orchestrator.parameters.outer_state import NotFinite, OuterState, OuterStep, outer_step
-from orchestrator.parameters.pieces import joined, taken
-from orchestrator.parameters.roles import Role
-from orchestrator.parameters.wire_format import encoded
+from orchestrator.parameters.outer_state import Averaging, NotFinite, OuterState, OuterStep, outer_step
+from orchestrator.parameters.pieces import Role, joined, taken
+from orchestrator.parameters.wire_format import displacement, encoded
 
 NESTEROV = Nesterov(lr=0.7, decay=0.9)
 STEP = OuterStep(Averaging.RADIAL, NESTEROV)

@@ -24,9 +24,8 @@ from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName, codec
 from orchestrator.parameters.holding import EVERYTHING
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import recovered
-from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov
-from orchestrator.parameters.outer_state import NotFinite, OuterState, OuterStep
+from orchestrator.parameters.outer_state import Averaging, NotFinite, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard, Publication, Unusable
 
 P = FragmentId

@@ -6,10 +6,9 @@ import pytest
 from orchestrator.core.vocabulary import RefusalReason, Version
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES
-from orchestrator.parameters.displacement import displacement
 from orchestrator.parameters.kernels.twin import CHUNK_VALUES
 from orchestrator.parameters.validation import HEADER_BYTES_MAX, validated
-from orchestrator.parameters.wire_format import InvalidPayload
+from orchestrator.parameters.wire_format import InvalidPayload, displacement
 
 ANCHOR = {
     "kernel": np.random.default_rng(0).standard_normal((40, 7), dtype=np.float32),

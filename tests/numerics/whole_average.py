@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.parameters.outer_gradient import Averaging, coefficients
+from orchestrator.parameters.outer_state import Averaging, coefficients
 from orchestrator.parameters.tensors import Array
 
 

@@ -26,14 +26,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from learners import tokenizer
 from learners.models.decoder import decoder, logits
-from orchestrator import tokenizer_file
-from orchestrator.bounds import BYTES
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import export, origin
 from orchestrator.models.huggingface.weights import Weights, described
 from orchestrator.models.presets import DECODERS
-from orchestrator.roots import EVERYTHING
+from orchestrator.specification.bounds import BYTES
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.system.roots import EVERYTHING
+from orchestrator.text import tokenizer_file
 from tests.learners.tokenizers_of import FAMILIES
 
 PYTHON = Path(".cache/parity/bin/python")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import effects as f
-from orchestrator.core.health import LATEST_KEPT, VERSIONS_BEFORE_JUDGING
+from orchestrator.core.fragment_round import LATEST_KEPT, VERSIONS_BEFORE_JUDGING
 from orchestrator.core.vocabulary import HealthPolicy, RefusalReason
 from tests.core.test_health import gives
 from tests.harness.story import Story, all_of

@@ -18,8 +18,8 @@ from typing import Any
 
 from learners.contract import StepResult
 from learners.synthetic import SyntheticTrainer
-from orchestrator.config import JobSpec
 from orchestrator.runtime import control_port
+from orchestrator.specification.config import JobSpec
 
 NAME = "waiting"
 HEARD_EVERY_S = 0.1

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import parse_job
 from orchestrator.core import commands
-from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, embedded
 from orchestrator.runtime.control_port import RayControlPort, connect
 from orchestrator.runtime.groups import DEFAULT_GROUPS
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
 from tests.ray.jobs import STEPS_ON, Job
 from tests.waiting import wait_until
 

@@ -24,8 +24,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.groups import DEFAULT_GROUPS
-from orchestrator.runtime.names import synchroniser_name
-from orchestrator.runtime.settings import CLUSTER_MARKER
+from orchestrator.runtime.settings import CLUSTER_MARKER, synchroniser_name
 from orchestrator.tape.reading import parse_whole
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import Record, decode_line

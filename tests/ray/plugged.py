@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from learners import synthetic
-from learners.contract import Arrays, HeldOutLoss, StepResult
-from learners.host_copy import HostCopy
+from learners.contract import Arrays, HeldOutLoss, HostCopy, StepResult
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.runtime import synchroniser_actor
 

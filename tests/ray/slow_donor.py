@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from learners.contract import Arrays
-from learners.host_copy import HostCopy
+from learners.contract import Arrays, HostCopy
 from learners.synthetic import SyntheticTrainer
 
 HANDING_OVER_S = 2.0

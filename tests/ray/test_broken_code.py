@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import parse_job
 from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.specification.config import parse_job
 from tests.ray.jobs import synthetic
 from tests.waiting import wait_until
 

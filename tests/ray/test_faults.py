@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import parse_job
 from orchestrator.core import commands
 from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
-from orchestrator.runtime.names import controller_name, synchroniser_name
+from orchestrator.runtime.settings import controller_name, synchroniser_name
+from orchestrator.specification.config import parse_job
 from tests.ray.jobs import ENDLESS, Job, gone, synthetic
 
 pytestmark = pytest.mark.ray

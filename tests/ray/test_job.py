@@ -100,7 +100,7 @@ def test_a_job_outlives_the_process_that_started_it_and_ends_as_it_should_though
     program = """
 import json, signal, sys
 from pathlib import Path
-from orchestrator.config import parse_job
+from orchestrator.specification.config import parse_job
 from orchestrator.host import records
 from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import connect

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.logbook import island_logbook, logbooks, service_logbook
 from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.system.logbook import island_logbook, logbooks, service_logbook
 from tests.ray.jobs import Job, synthetic
 
 pytestmark = pytest.mark.ray

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from orchestrator.config import parse_job
 from orchestrator.core import effects as f
 from orchestrator.core.vocabulary import (
     CloseReason,
@@ -22,14 +21,13 @@ from orchestrator.core.vocabulary import (
     WeightedPayload,
 )
 from orchestrator.errors import InternalError
-from orchestrator.host.job_context import JobContext
-from orchestrator.host.timers import Timers
+from orchestrator.host.job_context import JobContext, Timers
 from orchestrator.parameters import outer_optimizer, wire_format
 from orchestrator.parameters.journal.storage import Journal
-from orchestrator.parameters.outer_gradient import Averaging
-from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
 
 if TYPE_CHECKING:
     from orchestrator.runtime.interpreter import Interpreter

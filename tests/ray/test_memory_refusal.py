@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import pytest
 
 from orchestrator.actors.evaluator import ModelOutline
-from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.host.job_context import JobContext
-from orchestrator.memory_budget import HEAD, NodeMemory, demand_of
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.parameters.tensors import Tensors
-from orchestrator.roots import AllowedRoots
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.memory_budget import HEAD, NodeMemory, demand_of
+from orchestrator.system.roots import AllowedRoots
 
 SPEC = parse_job(
     {"model": {"factory": "somebody.models:build"}, "islands": [{"node_group": "here"}], "budget": {"steps": 1}}

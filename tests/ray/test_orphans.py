@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.runtime.orphans import FINAL_REPORT_S, Orphans
+from orchestrator.runtime.controller import FINAL_REPORT_S, Orphans
 
 AWAY = {"far"}
 

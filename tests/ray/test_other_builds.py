@@ -14,7 +14,7 @@ from api.schemas import JobState
 from api.storage.store import JobRow, Store
 from orchestrator.core.commands import Inject
 from orchestrator.runtime.control_port import RayControlPort
-from orchestrator.tape import command_codec
+from orchestrator.tape import codec
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, synthetic
@@ -32,7 +32,7 @@ class Pause:
 def test_a_synchroniser_refuses_a_command_of_a_newer_service_with_the_reason_and_its_job_trains_on(
     start: Callable[..., Job], port: RayControlPort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(command_codec.KINDS, "pause", Pause)  # here, and not in the synchroniser's process
+    monkeypatch.setitem(codec.KINDS, "pause", Pause)  # here, and not in the synchroniser's process
     document = synthetic(steps=100_000, groups=("us-east", "asia"))
     job = start(document)
     job.wait_for_merge("asia", 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator.channel.endpoint import Membership, Terms
-from orchestrator.channel.ticket import Address, Credential, Ticket
+from orchestrator.channel.frames import Address, Credential, Ticket
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, Version
 from orchestrator.errors import ConfigurationError, PayloadDamaged, TransferCancelled, TransferError, TransferStalled

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator import python_process
+from orchestrator.system import python_process
 from tests.documents import DOCS, blocks
 from tests.hostile_folder import ATOLL, HostileFolder
 from tests.waiting import PATIENCE_S

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.channel.endpoint import Membership, Payload, Terms
-from orchestrator.channel.ticket import SHARD
+from orchestrator.channel.frames import SHARD
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import (
     CloseReason,
@@ -24,9 +24,8 @@ from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CodecName
 from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.journal.storage import Journal
-from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov
-from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
 from orchestrator.parameters.shard import ParameterShard, Publication
 from orchestrator.parameters.tensors import digest
 

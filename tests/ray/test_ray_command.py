@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import python_process
 from orchestrator.runtime import idle_agent, ray_command
+from orchestrator.system import python_process
 from tests.waiting import PATIENCE_S, wait_until
 
 NODE = {"node_manager_port": 1}

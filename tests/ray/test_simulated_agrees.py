@@ -16,13 +16,13 @@ import yaml
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.config import parse_job
 from orchestrator.core import commands, events
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED
 from orchestrator.simulation.world import World
+from orchestrator.specification.config import parse_job
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import Tape
 from orchestrator.tape.storage import read_tape

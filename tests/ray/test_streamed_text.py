@@ -19,10 +19,10 @@ from learners import data_indexing
 from learners.corpus import builtin_documents
 from learners.text import Text
 from learners.tokenizer_training import main as train_tokenizer
-from orchestrator.config import parse_job
 from orchestrator.core import events
-from orchestrator.roots import AllowedRoots
 from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
 from tests.ray.conftest import starting
 from tests.ray.jobs import Job, assert_sound
 

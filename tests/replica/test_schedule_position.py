@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.core.vocabulary import NO_ANCHOR, ScheduleAnchor
-from orchestrator.replica.schedule_position import schedule_step
+from orchestrator.replica.replica import schedule_step
 
 
 def test_before_any_anchor_it_is_the_clock_and_then_the_clock_since_the_anchor() -> None:

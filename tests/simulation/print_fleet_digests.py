@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from orchestrator.simulation.distributions import Exponential, LogNormal, Uniform
 from orchestrator.simulation.fleet import FleetPlan, Scavenged, System
-from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
-from orchestrator.simulation.fleet_world import FleetWorld
+from orchestrator.simulation.fleet_world import FleetTape, FleetWorld, fleet_header
 from tests.simulation.fleet_tapes import DigestSink
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.elastic.jobs import ElasticJobs
-from orchestrator.elastic.messages import (
+from orchestrator.elastic.jobs import (
     AwaitSlice,
     BeginStall,
     Block,
     BlockArrived,
     BlockLeft,
     DuringStall,
+    ElasticJobs,
     ElasticPolicy,
     SliceFailed,
     SliceReturned,
@@ -24,8 +24,7 @@ from orchestrator.elastic.messages import (
 from orchestrator.errors import ConfigurationError
 from orchestrator.simulation.distributions import Constant, Exponential, LogNormal, Uniform
 from orchestrator.simulation.fleet import Cause, FleetPlan, Scavenged, System
-from orchestrator.simulation.fleet_world import BATCHES, FleetWorld, simulate
-from orchestrator.simulation.lock_step import GONE, LockStep
+from orchestrator.simulation.fleet_world import BATCHES, GONE, FleetWorld, LockStep, simulate
 
 DAY = 86400.0
 SMALL = FleetPlan(600_000, 2 * DAY, System.DECOUPLED, learners=4)

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.elastic.messages import BeginStall, DuringStall, SliceFailed
+from orchestrator.elastic.jobs import BeginStall, DuringStall, SliceFailed
 from orchestrator.errors import DataError
 from orchestrator.simulation.fleet import FleetPlan, System
-from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
-from orchestrator.simulation.fleet_world import FleetWorld
+from orchestrator.simulation.fleet_world import FleetTape, FleetWorld, fleet_header
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import FleetHeader, decode_header, decode_line, encode_header, encode_record
 from orchestrator.tape.storage import TapeWriter, read_tape

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.simulation import heterogeneous
+from orchestrator.simulation import goodput_table
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return {row["setting"]: row for row in heterogeneous.rows(seed=0)}
+    return {row["setting"]: row for row in goodput_table.rows(seed=0)}
 
 
 def test_waiting_for_everyone_costs_what_is_published(rows):
@@ -34,11 +34,11 @@ def test_with_the_papers_adoption_full_speed_and_merged_tokens_are_two_things(ro
 
 
 def test_noise_from_step_to_step_is_hidden_by_overlap(rows):
-    assert rows["K = 8, waiting"]["goodput"] + 0.05 < rows[heterogeneous.NOISE]["goodput"] < 0.95
+    assert rows["K = 8, waiting"]["goodput"] + 0.05 < rows[goodput_table.NOISE]["goodput"] < 0.95
 
 
 def test_the_speeds_are_those_of_the_paper():
-    times = heterogeneous.step_times()
+    times = goodput_table.step_times()
     fast, slow = times[:4], times[4:]
     assert sum(slow) / sum(fast) == pytest.approx(1.18)
     assert max(fast) / min(fast) == pytest.approx(1.1 / 0.9)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.simulation import notes, run, spec
+from orchestrator.simulation import run, spec
 from orchestrator.simulation.bandwidth import Traffic
 from orchestrator.simulation.fleet import FleetPlan, System
 from orchestrator.simulation.line_advice import bits_of
@@ -35,7 +35,7 @@ def test_learners_of_one_slice_are_gangs_already() -> None:
 def test_a_gang_is_a_slice_of_all_chips_of_a_learner() -> None:
     """A learner is one slice then, of all its chips."""
     plan = FleetPlan(1024, 200 * 86400.0, System.DECOUPLED, learners=4, chips_per_slice=8, mtbi_chip=24 * 86400.0)
-    gangs = notes.as_gangs(plan)
+    gangs = run.as_gangs(plan)
     assert gangs is not None
     assert (gangs.chips_per_slice, gangs.slice_count) == (256, 4)
 
@@ -45,13 +45,13 @@ def test_a_gang_is_a_slice_of_all_chips_of_a_learner() -> None:
     [(5.0, "on 5 Gbps that takes 0.275 s."), (1.0, "The line is too thin by 2.8 times"), (0.1, "too thin by 28 times")],
 )
 def test_a_line_too_thin_is_said_with_by_how_much_and_what_helps(gbps: float, says: str) -> None:
-    text = notes.of_lines(Traffic(parameters=8e9, step_s=0.5), gbps * 1e9, simulated=True)
+    text = run.of_lines(Traffic(parameters=8e9, step_s=0.5), gbps * 1e9, simulated=True)
     assert says in text
     assert ("synchroniser.wire" in text) is (gbps < 5)
 
 
 def test_a_round_trip_longer_than_the_overlap_is_said() -> None:
-    text = notes.of_lines(Traffic(step_s=0.1, overlap_steps=1, round_trip_s=0.3), 1e12, simulated=True)
+    text = run.of_lines(Traffic(step_s=0.1, overlap_steps=1, round_trip_s=0.3), 1e12, simulated=True)
     assert "A round trip alone takes longer than overlap_steps allows" in text
 
 

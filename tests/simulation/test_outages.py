@@ -10,9 +10,7 @@ import pytest
 
 from orchestrator.simulation.distributions import UNITS, Constant, Exponential
 from orchestrator.simulation.fleet import FleetPlan, System
-from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
-from orchestrator.simulation.fleet_world import FleetWorld
-from orchestrator.simulation.outages import draw_outages
+from orchestrator.simulation.fleet_world import FleetTape, FleetWorld, draw_outages, fleet_header
 from orchestrator.tape.schema import decode_line
 from tests.simulation.fleet_tapes import TextSink
 

@@ -38,7 +38,7 @@ from typing import get_args
 import pytest
 
 from orchestrator.accounting.ledger import Ledger
-from orchestrator.core import admission, commands, fragment_life, fragment_round, island_record, saving, standby
+from orchestrator.core import commands, fragment_life, fragment_round, island_life, island_record, saving
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
@@ -221,7 +221,7 @@ def _loses_count(monkeypatch):
 
 
 def _admits_what_exploded(monkeypatch):
-    monkeypatch.setattr(admission, "outlier", lambda *facts: None)
+    monkeypatch.setattr(fragment_round, "outlier", lambda *facts: None)
 
 
 def _never_quarantines(monkeypatch):
@@ -239,12 +239,12 @@ def _gives_up_too_late(monkeypatch):
 
 
 def _forgets_who_stands_by(monkeypatch):
-    monkeypatch.setattr(standby, "promote", lambda state: [])
+    monkeypatch.setattr(island_life, "promote", lambda state: [])
 
 
 def _takes_who_is_silent(monkeypatch):
-    real = standby._stands_by
-    monkeypatch.setattr(standby, "_stands_by", lambda found: real(found) or found.state_before_suspect == "standby")
+    real = island_life._stands_by
+    monkeypatch.setattr(island_life, "_stands_by", lambda found: real(found) or found.state_before_suspect == "standby")
 
 
 def _asks_one_donor_twice(monkeypatch):

@@ -9,9 +9,8 @@ import pytest
 
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import DataError, InvalidJobSpec
-from orchestrator.simulation.changes import Settings, apply
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
-from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED, WhatIf
+from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED, Settings, WhatIf, apply
 from orchestrator.simulation.world import World
 from orchestrator.tape.schema import FleetHeader, Tape
 from tests.simulation.questions import what_if

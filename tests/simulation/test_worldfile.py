@@ -24,7 +24,7 @@ from orchestrator.simulation.distributions import Empirical, Uniform
 from orchestrator.simulation.fit import FittedWorld, fit
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, IncarnationStart, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
-from orchestrator.simulation.world_sections import (
+from orchestrator.simulation.worldfile import (
     ChancesPart,
     FaultPart,
     LatenciesPart,

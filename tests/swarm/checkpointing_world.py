@@ -36,9 +36,9 @@ from orchestrator.host.job_context import JobContext
 from orchestrator.host.state_view import StateView
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.replica.replica import Position
-from orchestrator.roots import AllowedRoots
-from orchestrator.simulation.host import Host
+from orchestrator.simulation.island import Host
 from orchestrator.simulation.plan import WorldPlan
+from orchestrator.system.roots import AllowedRoots
 from tests.swarm.checkers import Checkers
 from tests.swarm.checkers.violation import require
 from tests.swarm.mortal_merge_worker import MortalMergeWorker, job_spec, retry_until_written

@@ -66,7 +66,7 @@ class _Content:
 
 
 class SimulatedDisk:
-    """An ``orchestrator.disk.Disk``. It counts what it ``refused``, and ends of files ``spoilt`` by losses of power."""
+    """An ``system.disk.Disk``. It counts what it ``refused``, and ends of files ``spoilt`` by losses of power."""
 
     def __init__(self, fault_source: FaultSource = no_faults) -> None:
         self.fault_source = fault_source
@@ -182,7 +182,7 @@ class SimulatedDisk:
 
 
 class SimulatedFile:
-    """An ``orchestrator.disk.HeldFile``."""
+    """An ``orchestrator.system.disk.HeldFile``."""
 
     def __init__(self, disk: SimulatedDisk, path: Path) -> None:
         self._disk, self._path, self.closed = disk, path, False

@@ -14,8 +14,7 @@ from orchestrator.core import events as e
 from orchestrator.core.messages import IslandReport, Offer
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.replica.outbox import NumberedReports
-from orchestrator.simulation.host import Host
-from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.island import Host, SimulatedIsland
 from orchestrator.simulation.links import Links, LinksWorld
 
 

@@ -12,7 +12,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored, RestoreFragments
@@ -27,6 +26,7 @@ from orchestrator.parameters.outer_state import FragmentState, OuterState, Outer
 from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.parameters.wire_format import EncodedTensors, encoded
 from orchestrator.simulation.merge_worker import MergeWorker, MergeWorld
+from orchestrator.specification.config import JobSpec, parse_job
 
 SIZE = 3
 """Numbers in a fragment: the fewest in which an average, a radius and an order show."""

@@ -25,10 +25,9 @@ from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_state import OuterStep
-from orchestrator.run_folder import TAPE
-from orchestrator.simulation.host import Host
-from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.island import Host, SimulatedIsland
 from orchestrator.simulation.plan import WorldPlan
+from orchestrator.system.run_folder import TAPE
 from orchestrator.tape.driver import Driver, MemorySink
 from orchestrator.tape.schema import Record, Tape
 from orchestrator.tape.storage import read_tape

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import JobPolicy, RefusalReason
-from orchestrator.simulation.host import Host
-from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.island import Host, SimulatedIsland
 from orchestrator.simulation.links import OVERTAKEN_S
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.commands import Cancel, Command, Kill, kind_of
 from orchestrator.errors import DataError
-from orchestrator.tape import command_codec
+from orchestrator.tape import codec
 
 KINDS = {"kill", "drain", "readd", "scale", "cordon", "uncordon", "checkpoint", "rollback", "cancel", "inject"}
 st.register_type_strategy(int, st.integers(-(2**62), 2**62))
@@ -21,14 +21,14 @@ commands = st.one_of(*[st.from_type(kind) for kind in get_args(Command)])
 @settings(max_examples=200, derandomize=True)
 @given(command=commands)
 def test_a_command_comes_back_equal(command: Command) -> None:
-    assert command_codec.decode(json.loads(json.dumps(command_codec.encode(command)))) == command
+    assert codec.decode_command(json.loads(json.dumps(codec.encode_command(command)))) == command
 
 
 def test_the_words_of_the_store_and_of_calls_stay_as_they_are() -> None:
-    assert set(command_codec.KINDS) >= KINDS
-    assert command_codec.encode(Kill("asia", restart=False)) == {"kind": "kill", "island": "asia", "restart": False}
-    assert command_codec.encode(Cancel()) == {"kind": "cancel"}
-    assert kind_of(command_codec.decode({"kind": "inject", "fault": "stop", "island": "asia"})) == "stop"
+    assert set(codec.KINDS) >= KINDS
+    assert codec.encode_command(Kill("asia", restart=False)) == {"kind": "kill", "island": "asia", "restart": False}
+    assert codec.encode_command(Cancel()) == {"kind": "cancel"}
+    assert kind_of(codec.decode_command({"kind": "inject", "fault": "stop", "island": "asia"})) == "stop"
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_the_words_of_the_store_and_of_calls_stay_as_they_are() -> None:
 )
 def test_what_this_build_does_not_know_is_refused_with_the_reason(document: Any, says: str) -> None:
     with pytest.raises(DataError) as refused:
-        command_codec.decode(document)
+        codec.decode_command(document)
     assert says in str(refused.value)

@@ -12,9 +12,9 @@ import pytest
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.events import Event, JobStarted, MergeCompleted, SynchroniserRestarted, TimerFired
 from orchestrator.core.vocabulary import CloseReason, FragmentId
-from orchestrator.disk import HeldFile, LocalDisk
 from orchestrator.errors import DataError
 from orchestrator.simulation.plan import sample_policy
+from orchestrator.system.disk import HeldFile, LocalDisk
 from orchestrator.tape.schema import Header, Record
 from orchestrator.tape.storage import TapeWriter, read_tape
 from tests.swarm.disk import DiskFault, Operation, SimulatedDisk

@@ -9,11 +9,11 @@ import pytest
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.disk import LocalDisk
 from orchestrator.errors import DataError
-from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.host.retry import SnapshotWriter
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
+from orchestrator.system.disk import LocalDisk
 from orchestrator.tape import storage
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.pending import Pending

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from orchestrator.config import parse_job
+from orchestrator.specification.config import parse_job
 from tests.api.installation import ROOT
 from tests.programs import missing, required
 from tests.waiting import wait_until

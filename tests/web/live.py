@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
-from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId, JobPhase
 from orchestrator.errors import NotFound
-from orchestrator.memory_budget import NodeMemory
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_results

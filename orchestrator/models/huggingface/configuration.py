@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from orchestrator.errors import UnfitWeights
 from orchestrator.models.decoder import DecoderSection
-from orchestrator.plain import brief
-from orchestrator.validation import problems_of
+from orchestrator.specification.validation import problems_of
+from orchestrator.system.plain import brief
 
 Document = Mapping[str, Any]
 

@@ -20,9 +20,9 @@ from orchestrator.models.huggingface import configuration, files, tokenizer
 from orchestrator.models.huggingface.files import TensorFile
 from orchestrator.models.huggingface.layout import Sources, sources_of
 from orchestrator.models.huggingface.origin import CONFIG, Origin
-from orchestrator.roots import EVERYTHING
-from orchestrator.sections import BUILT_IN_TRAINER, ModelSection
-from orchestrator.tokenizer_file import read as read_tokenizer
+from orchestrator.specification.sections import BUILT_IN_TRAINER, ModelSection
+from orchestrator.system.roots import EVERYTHING
+from orchestrator.text.tokenizer_file import read as read_tokenizer
 
 
 def write(

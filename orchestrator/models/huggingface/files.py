@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.errors import DataError
-from orchestrator.roots import shown
+from orchestrator.system.roots import shown
 
 Open = Callable[[], IO[bytes]]
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from orchestrator.errors import ConfigurationError, DataError, OutsideRoots
 from orchestrator.models.huggingface import configuration
-from orchestrator.roots import AllowedRoots, open_data
-from orchestrator.tokenizer_file import FILE_BYTES_MAX
+from orchestrator.system.roots import AllowedRoots, open_data
+from orchestrator.text.tokenizer_file import FILE_BYTES_MAX
 
 CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
 OF_THE_TOKENIZER = (

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.bounds import BYTES
 from orchestrator.models.huggingface.configuration import IDS
 from orchestrator.models.huggingface.origin import GENERATION, OF_THE_TOKENIZER, TOKENIZER_CONFIG, Origin
-from orchestrator.tokenizer_file import TokenizerFile
+from orchestrator.specification.bounds import BYTES
+from orchestrator.text.tokenizer_file import TokenizerFile
 
 JSON, PIECES = "tokenizer.json", "tokenizer.model"
 SENTENCEPIECE_CLASS = "SentencePieceBackend"

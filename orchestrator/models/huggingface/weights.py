@@ -25,7 +25,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator import documents
 from orchestrator.errors import AtollError, ConfigurationError, DataError, OutsideRoots, UnfitWeights
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, files
@@ -33,7 +32,8 @@ from orchestrator.models.huggingface.files import Entry, TensorFile
 from orchestrator.models.huggingface.layout import WHOLE as WHOLE_TENSORS
 from orchestrator.models.huggingface.layout import Sources, sources_of, text_names
 from orchestrator.parameters.pieces import Piece, piece_named
-from orchestrator.roots import AllowedRoots, name_parts, open_data, shown
+from orchestrator.specification import documents
+from orchestrator.system.roots import AllowedRoots, name_parts, open_data, shown
 
 FIELD = "model.initial_weights"
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -31,7 +31,7 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import DataError
 from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.outer_state import FragmentState
-from orchestrator.parameters.roles import RoleRow, from_rows
+from orchestrator.parameters.pieces import RoleRow, from_rows
 from orchestrator.parameters.wire_format import EncodedTensors
 
 _MAGIC = b"atollj3\n"

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.core.vocabulary import FragmentId, Version
-from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import DataError
 from orchestrator.parameters.journal.entry import PREFIX_BYTES, Content, Facts, decode, encode, facts_of, sizes_of
 from orchestrator.parameters.outer_state import FragmentState
+from orchestrator.system.disk import Disk, LocalDisk
 
 ENTRIES_PER_SEGMENT = 4
 """Few, because a segment goes as a whole: a fragment's disk use is at most twice this and ``versions_kept`` in entries."""

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from orchestrator.core import commands, events
-from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.system.roots import AllowedRoots
 from tests.ray.conftest import start_in, starting, wait_until_free
 from tests.ray.jobs import ENDLESS, GROUPS, PLUGGED, Job, assert_sound, synthetic
 

@@ -9,13 +9,13 @@ import pytest
 
 from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.actors.island import IslandInterface
-from orchestrator.config import parse_job
 from orchestrator.core import commands, saving
 from orchestrator.core.events import FragmentAdopted, MergeCompleted
 from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
 from orchestrator.errors import InfrastructureError, NotFound
-from orchestrator.roots import AllowedRoots
-from orchestrator.runtime.names import island_name
+from orchestrator.runtime.settings import island_name
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
 from tests.ray.jobs import GROUPS, Job, synthetic
 from tests.ray.test_checkpoints import checkpoints_of, recorded, taken
 from tests.waiting import PATIENCE_S

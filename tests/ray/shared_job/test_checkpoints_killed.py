@@ -16,7 +16,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import verified
 from orchestrator.checkpoints.resumption import find
 from orchestrator.core import commands, events, saving
-from orchestrator.roots import AllowedRoots
+from orchestrator.system.roots import AllowedRoots
 from tests.ray.jobs import BRIEF_S, ENDLESS, GROUPS, PLUGGED, Job, assert_sound
 from tests.ray.shared_job.test_recovery import kill
 from tests.ray.test_checkpoints import carried_on, checkpoints_of, recorded, resumed

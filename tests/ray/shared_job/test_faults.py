@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core import commands, events
-from orchestrator.logbook import island_logbook
+from orchestrator.system.logbook import island_logbook
 from tests.ray.jobs import BRIEF_S, GROUPS, STEP_S, STEPS_ON, Job, gone, pids_of
 
 pytestmark = pytest.mark.ray

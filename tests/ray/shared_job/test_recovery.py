@@ -19,11 +19,11 @@ from orchestrator.actors.island import IslandInterface
 from orchestrator.core import events
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
 from orchestrator.core.vocabulary import Epoch, FragmentId
-from orchestrator.logbook import service_logbook
 from orchestrator.parameters.journal.entry import sizes_of
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.runtime import cluster
-from orchestrator.runtime.names import island_name
+from orchestrator.runtime.settings import island_name
+from orchestrator.system.logbook import service_logbook
 from tests.ray.jobs import GROUPS, Job, pid_of, pids_of, stop
 from tests.waiting import PATIENCE_S
 

@@ -89,7 +89,7 @@ class Learner:
     def __init__(self, setting: dict[str, Any], fragment_count: int) -> None:
         from learners import jax_trainer
         from learners.text import Text
-        from orchestrator.roots import EVERYTHING
+        from orchestrator.system.roots import EVERYTHING
 
         self._spec = setting["spec"] | {"roots": EVERYTHING}
         self.trainer = jax_trainer.create(self._spec, setting["rank"], setting["count"])
@@ -112,12 +112,12 @@ class Learner:
         return np.concatenate([np.asarray(gradient[name]).ravel() for name in sorted(self._shapes)])
 
     def descend(self, gradient: Vector) -> None:
-        from learners.optimizers import schedules
+        from learners.optimizers import inner
 
         parts = dict(zip(sorted(self._shapes), np.split(gradient, self._cuts), strict=True))
         tensors = {name: part.reshape(self._shapes[name]) for name, part in parts.items()}
-        section, horizon = self._spec["training"]["inner_optimizer"], schedules.horizon_steps(self._spec)
-        scale = schedules.update_scale(section, horizon, self._steps)
+        section, horizon = self._spec["training"]["inner_optimizer"], inner.horizon_steps(self._spec)
+        scale = inner.update_scale(section, horizon, self._steps)
         self._parameters, self._state = self._update(self._parameters, self._state, tensors, scale)
         self._steps += 1
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.config import parse_job
 from orchestrator.core import events
+from orchestrator.specification.config import parse_job
 from orchestrator.tape.storage import read_tape
 from tests.wan.archipelago import Archipelago
 from tests.wan.lab.collective import METHODS

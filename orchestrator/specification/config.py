@@ -1,0 +1,565 @@
+"""The job specification of a user: validated once, frozen, every problem reported together.
+
+YAML or JSON (``documents``), the same schema. Every field has a unit in its name or its description, a default and a reason,
+and bounds (``bounds``). What the core may know of it is handed down as a ``JobPolicy``; islands receive the whole as plain
+data (``model_dump``). No environment variable outranks the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from orchestrator.core.vocabulary import (
+    CheckpointPolicy,
+    EvaluationPolicy,
+    HealthPolicy,
+    IslandId,
+    IslandPlan,
+    JobPolicy,
+    NodeGroupId,
+    OuterRatePolicy,
+    StepLimits,
+)
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.specification import device_mesh, documents
+from orchestrator.specification.bounds import (
+    BUDGET_TOKENS_MAX,
+    BYTE_COUNT,
+    BYTES,
+    ISLANDS_MAX,
+    STEP_TOKENS_MAX,
+    Function,
+    Name,
+    Seed,
+)
+from orchestrator.specification.sections import BUILT_IN_TRAINER as BUILT_IN_TRAINER
+from orchestrator.specification.sections import (
+    BudgetSection,
+    CheckpointsSection,
+    DataSection,
+    EvaluationSection,
+    HealthSection,
+    IslandsSection,
+    ModelSection,
+    RecoverySection,
+    ResumeSection,
+    Section,
+    SynchroniserSection,
+    SyntheticSection,
+    TrainingSection,
+    TransportSection,
+)
+from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
+from orchestrator.system.plain import counted
+from orchestrator.text.file_kinds import refusal
+
+UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete examples."
+
+
+class JobSpec(Section):
+    name: Name = "job"
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    training: TrainingSection = TrainingSection()
+    synchroniser: SynchroniserSection = SynchroniserSection()
+    islands: Annotated[tuple[IslandsSection, ...], Field(min_length=1, max_length=ISLANDS_MAX)]
+    budget: BudgetSection
+    evaluation: EvaluationSection = EvaluationSection()
+    recovery: RecoverySection = RecoverySection()
+    transport: TransportSection = TransportSection()
+    health: HealthSection = HealthSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
+    resume: ResumeSection | None = None
+    synthetic: SyntheticSection = SyntheticSection()
+    trainer: Function = Field(
+        BUILT_IN_TRAINER, description="makes an island's trainer; of a package that the service allows"
+    )
+    seed: Seed = 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens one island trains on in one inner step."""
+        return self.training.batch_size * self.data.sequence_length
+
+    @property
+    def tokens_per_schedule_step(self) -> int:
+        """Tokens of one inner step of every island that the job begins with."""
+        batches = sum(section.count * self.batch_size_of(section) for section in self.islands)
+        return batches * self.data.sequence_length
+
+    @property
+    def island_count(self) -> int:
+        return sum(section.count for section in self.islands)
+
+    @property
+    def token_budget(self) -> int:
+        if self.budget.tokens is not None:
+            return self.budget.tokens
+        return (self.budget.steps or 0) * self.tokens_per_schedule_step
+
+    @property
+    def horizon_steps(self) -> int:
+        """How many inner steps each island takes if all are equally fast: the learning-rate schedule's length."""
+        return max(1, self.token_budget // self.tokens_per_schedule_step)
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """Token values of the model are below it; None where only its package knows."""
+        network = self.model.network
+        return None if network is None else network.vocabulary_size
+
+    def island_sections(self, *, slots: bool = False) -> dict[IslandId, IslandsSection]:
+        """Every island by name, in the order of the specification; with those that are not wanted at first, if asked."""
+        named = ((section, section.island_names(slots=slots)) for section in self.islands)
+        return {IslandId(name): section for section, names in named for name in names}
+
+    def batch_size_of(self, section: IslandsSection) -> int:
+        """Sequences that one island of this entry trains on in one inner step."""
+        return section.batch_size or self.training.batch_size
+
+    def accumulation_of(self, section: IslandsSection) -> int:
+        """Microbatches in which one island of this entry takes the batch of an inner step."""
+        return section.accumulation or self.training.accumulation
+
+    def island_document(self, section: IslandsSection) -> dict[str, Any]:
+        """The specification as plain data for an island of this entry, whose own settings are under ``island``."""
+        own = section.model_dump(mode="json")
+        own |= {"batch_size": self.batch_size_of(section), "accumulation": self.accumulation_of(section)}
+        return {**self.model_dump(mode="json"), "island": own}
+
+    def standby_sections(self) -> dict[IslandId, IslandsSection]:
+        """Every standby by name, with the entry whose islands it may become."""
+        return {IslandId(name): section for section in self.islands for name in section.standby_names()}
+
+    def wanted_counts(self) -> dict[NodeGroupId, int]:
+        """How many islands are wanted at first, of each node group with scale-up slots."""
+        return {NodeGroupId(section.node_group): section.count for section in self.islands if section.has_slots}
+
+    def policy(
+        self, regions: Mapping[str, str] | None = None, *, slots: bool = False, standbys: bool = False
+    ) -> JobPolicy:
+        """What the core may know. ``regions`` maps node groups to regions (a node group's own name if absent)."""
+        sync, recovery = self.synchroniser, self.recovery
+
+        def plans(sections: Mapping[IslandId, IslandsSection]) -> tuple[IslandPlan, ...]:
+            return tuple(
+                IslandPlan(
+                    island=island,
+                    node_group=NodeGroupId(section.node_group),
+                    region=(regions or {}).get(section.node_group, section.node_group),
+                    accelerator_count=max(1, section.accelerators) * section.hosts,
+                )
+                for island, section in sections.items()
+            )
+
+        return JobPolicy(
+            islands=plans(self.island_sections(slots=slots)),
+            fragment_count=sync.fragments,
+            sync_interval_steps=sync.interval_steps,
+            overlap_steps=sync.overlap_steps,
+            quorum=sync.quorum,
+            grace_margin=sync.grace_margin,
+            grace_cap_steps=sync.grace_cap_steps,
+            staleness_max=sync.staleness_max,
+            token_budget=self.token_budget,
+            evaluation_every_merges=self.evaluation.every_merges,
+            suspect_timeout_s=recovery.suspect_timeout_s,
+            backoff_first_s=recovery.backoff_first_s,
+            backoff_max_s=recovery.backoff_max_s,
+            restarts_max=recovery.restarts_max,
+            flush_timeout_s=recovery.flush_timeout_s,
+            moving_average_decay=0.9,
+            health=HealthPolicy(**self.health.model_dump()),
+            cut_off_timeout_s=recovery.cut_off_timeout_s,
+            step_limits=StepLimits(recovery.step_limit_s, recovery.step_limit_ratio, recovery.first_step_limit_s),
+            standbys=plans(self.standby_sections()) if standbys else (),
+            donors_max=recovery.donors_max,
+            evaluation=EvaluationPolicy(
+                self.evaluation.sequences,
+                self.evaluation.time_ratio,
+                on_islands=self.evaluation.on == "islands",
+                at_start=True,
+            ),
+            outer_rate=OuterRatePolicy(sync.outer_optimizer.warmup_merges, sync.outer_optimizer.lr_final_ratio),
+            checkpoints=CheckpointPolicy(**self.checkpoints.model_dump(exclude={"folder"})),
+        )
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Read a YAML file, or a JSON file by its name, holding one mapping.
+
+    Raises ConfigurationError when the file is missing, unreadable, or something else than a mapping.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(detail=f"{path} cannot be read: {error.strerror}. Check the path.") from error
+    read = documents.read_json if path.suffix == ".json" else documents.read_yaml
+    return documents.mapping(read(content, documents.FILE, str(path)), str(path))
+
+
+def read_job_document(path: Path) -> dict[str, Any]:
+    """Read a job specification; the data files it names are relative to it, and absolute in what is returned."""
+    document = read_document(path)
+    data = document.get("data")
+    if isinstance(data, dict):
+        folder, sources = path.resolve().parent, data.get("sources")
+        for named in (data, *(sources if isinstance(sources, list) else ())):
+            for field in ("files", "held_out"):
+                if isinstance(named, dict) and isinstance(named.get(field), list):
+                    named[field] = [_absolute(folder, name) for name in named[field]]
+        if data.get("tokenizer", BYTES) != BYTES:
+            data["tokenizer"] = _absolute(folder, data["tokenizer"])
+        if data.get("index") is not None:
+            data["index"] = _absolute(folder, data["index"])
+    if isinstance(model := document.get("model"), dict) and "initial_weights" in model:
+        model["initial_weights"] = _absolute(path.resolve().parent, model["initial_weights"])
+    return document
+
+
+def _absolute(folder: Path, name: Any) -> Any:
+    """A path that is relative to ``folder``; a URL, and what is no path, as it is."""
+    if not isinstance(name, str) or "\0" in name or "://" in name:
+        return name
+    return os.path.abspath(folder / name)
+
+
+def parse_job(document: Mapping[str, Any]) -> JobSpec:
+    """Validate a whole specification. Raises InvalidJobSpec with every problem at once, each with its remedy.
+
+    Of one with too many entries to look at each, that is the one problem.
+    """
+    if crowd := too_many_entries(document):
+        raise InvalidJobSpec(problems=(crowd,))
+    try:
+        spec = JobSpec.model_validate(document)
+    except ValidationError as error:
+        problems = problems_of(error, unknown=UNKNOWN, model=JobSpec)
+        job, of_sections = right_part(JobSpec, document, wrong_places(error, JobSpec))
+        problems += (*of_sections, *_cross_problems(job))
+        raise InvalidJobSpec(problems=tuple(problems), omitted_count=omitted_count(error, JobSpec)) from error
+    if between := tuple(_cross_problems(spec)):
+        raise InvalidJobSpec(problems=between)
+    return spec
+
+
+def right_sections(document: Mapping[str, Any], problems: Iterable[Problem]) -> JobSpec | None:
+    """Return the specification with the sections that have no problem; the others are as if nothing was said in them.
+
+    None where that is no specification either. For checks of a section that need no other one.
+    """
+    wrong = {problem.path.partition(".")[0] for problem in problems}
+    sections = {name: value for name, value in document.items() if name in JobSpec.model_fields and name not in wrong}
+    try:
+        return JobSpec.model_validate({"islands": [{"node_group": "any"}], "budget": {"steps": 1}, **sections})
+    except ValidationError:
+        return None
+
+
+def too_many_entries(document: Mapping[str, Any]) -> Problem | None:
+    """The document's islands, if they are more than a job may have: reported before any of them is read."""
+    islands = document.get("islands")
+    if not isinstance(islands, list | tuple) or len(islands) <= ISLANDS_MAX:
+        return None
+    message = f"has {len(islands):,} entries, and a job may have {ISLANDS_MAX:,} islands."
+    return Problem("islands", message, "Use `count` for islands that are alike, or start several jobs.")
+
+
+def _cross_problems(job: JobSpec) -> list[Problem]:
+    """The rules that need more than one field. Of a job with wrong values each says what can be said without those."""
+    return [
+        *(problem for rule in RULES for problem in collected(rule(job))),
+        *collected(_entry_problems(job)),
+    ]
+
+
+def _entry_problems(job: JobSpec) -> Iterable[Problem]:
+    for index in range(len(job.islands)):
+        for rule in ENTRY_RULES:
+            yield from collected(rule(job, index))
+
+
+def _budget_problems(job: JobSpec) -> Iterable[Problem]:
+    if (job.budget.tokens is None) == (job.budget.steps is None):
+        yield Problem("budget", "needs exactly one of tokens and steps.", "Give one of the two.")
+
+
+def _data_problems(job: JobSpec) -> Iterable[Problem]:
+    data = job.data
+    if (data.source == "files") != bool(data.files):
+        yield Problem("data.files", "goes with source: files, and only with it.", "Set data.source or list the files.")
+
+
+def _source_problems(job: JobSpec) -> Iterable[Problem]:
+    data = job.data
+    if (data.source == "streamed") != bool(data.sources):
+        message = "go with source: streamed, and only with it."
+        yield Problem("data.sources", message, "Set data.source or list the sources.")
+
+
+def _source_name_problems(job: JobSpec) -> Iterable[Problem]:
+    if twice := [name for name, uses in Counter(one.name for one in job.data.sources).items() if uses > 1]:
+        yield Problem("data.sources", f"has the name {twice[0]!r} twice.", "Give each source its own name.")
+
+
+def _index_problems(job: JobSpec) -> Iterable[Problem]:
+    data = job.data
+    if data.index is not None and data.source != "streamed":
+        message = f"is {data.index}, and data.source is {data.source}: only streamed text has an index."
+        yield Problem("data.index", message, "Leave it out, or set data.source to streamed.")
+
+
+def _separator_problems(job: JobSpec) -> Iterable[Problem]:
+    data = job.data
+    if data.tokenizer == BYTES and (data.separator or 0) >= BYTE_COUNT:
+        message = f"is {data.separator:,}, and bytes have no token above {BYTE_COUNT - 1}."
+        yield Problem("data.separator", message, "Leave it out, for a newline, or name another tokenizer.")
+
+
+def _begin_token_problems(job: JobSpec) -> Iterable[Problem]:
+    begin_token = job.data.begin_token if job.data.tokenizer == BYTES else None
+    if isinstance(begin_token, int) and begin_token >= BYTE_COUNT:
+        message = f"is {begin_token:,}, and bytes have no token above {BYTE_COUNT - 1}."
+        yield Problem("data.begin_token", message, "Leave it out, or name another tokenizer.")
+
+
+def _measuring_island_problems(job: JobSpec) -> Iterable[Problem]:
+    if job.evaluation.on == "islands" and any(section.hosts > 1 for section in job.islands):
+        yield Problem(
+            "evaluation.on",
+            "is islands, and an island of several hosts does not measure.",
+            "Have the head or a node group measure.",
+        )
+
+
+def _staleness_problems(job: JobSpec) -> Iterable[Problem]:
+    sync = job.synchroniser
+    if sync.adoption == "rebase" and sync.staleness_max:
+        yield Problem(
+            "synchroniser.staleness_max",
+            f"is {sync.staleness_max} with adoption rebase, by which an island keeps and offers again what was late.",
+            "Set it to 0: work would be counted twice.",
+        )
+
+
+def _overlap_problems(job: JobSpec) -> Iterable[Problem]:
+    sync = job.synchroniser
+    if sync.overlap_steps >= sync.interval_steps:
+        yield Problem(
+            "synchroniser.overlap_steps",
+            f"is {sync.overlap_steps}, not below interval_steps {sync.interval_steps}.",
+            "A fragment must come back before it is due again: lower overlap_steps.",
+        )
+
+
+def _text_file_problems(job: JobSpec) -> Iterable[Problem]:
+    yield from _file_problems(job.data)
+
+
+def _file_problems(data: DataSection) -> Iterable[Problem]:
+    """Files whose names say that nothing reads them."""
+    named = [(f"data.files.{number}", name) for number, name in enumerate(data.files)]
+    for index, source in enumerate(data.sources):
+        for field, names in (("files", source.files), ("held_out", source.held_out)):
+            named += [(f"data.sources.{index}.{field}.{number}", name) for number, name in enumerate(names)]
+    for path, name in named:
+        if refused := refusal(name):
+            yield Problem(path, f"is {name}, and it {refused.message}.", refused.remedy)
+
+
+def _island_problems(job: JobSpec) -> Iterable[Problem]:
+    islands = job.islands
+    processes = sum(max(section.count, section.count_max or 0) + section.standby for section in islands)
+    if processes > ISLANDS_MAX:  # reported before they are all named
+        message = f"make {processes:,} islands, spares and standbys in all, and a job may have {ISLANDS_MAX:,}."
+        yield Problem("islands", message, "Lower count, count_max or standby, or start several jobs.")
+        return
+    names = Counter(
+        name for section in islands for name in (*section.island_names(slots=True), *section.standby_names())
+    )
+    for name in sorted(name for name, uses in names.items() if uses > 1):
+        yield Problem("islands", f"the name {name!r} is used twice.", "Give each entry its own name.")
+
+
+def _quorum_problems(job: JobSpec) -> Iterable[Problem]:
+    count = sum(section.count for section in job.islands)
+    if job.synchroniser.quorum > count:
+        remedy = f"Lower it to at most {count}, or add islands."
+        yield Problem(
+            "synchroniser.quorum", f"is {job.synchroniser.quorum}, but the job has {counted(count, 'island')}.", remedy
+        )
+
+
+def _slot_problems(job: JobSpec) -> Iterable[Problem]:
+    groups = Counter(section.node_group for section in job.islands)
+    for index, section in enumerate(job.islands):
+        if section.has_slots and groups[section.node_group] > 1:
+            detail = f"is set, but other entries are on {section.node_group!r} too: which of them is scaled?"
+            remedy = "Use one entry for each node group that may be scaled."
+            yield Problem(f"islands.{index}.count_max", detail, remedy)
+
+
+def _count_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    section = job.islands[index]
+    where, most = f"islands.{index}.count_max", section.count_max
+    if most is not None and most < section.count:
+        yield Problem(where, f"is {most}, below count {section.count}.", "Raise it, or leave it out.")
+
+
+def _accelerator_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    section = job.islands[index]
+    if (section.accelerator == "cpu") != (section.accelerators == 0):
+        yield Problem(
+            f"islands.{index}.accelerators",
+            f"is {section.accelerators} with accelerator {section.accelerator!r}.",
+            "Use 0 for cpu and at least 1 for gpu or tpu.",
+        )
+
+
+def _mesh_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    """Of islands on CPU nobody knows here how many devices they will have."""
+    section = job.islands[index]
+    entry, mesh = f"islands.{index}", section.mesh.model_dump()
+    device_count = section.accelerators * section.hosts or None
+    if section.accelerator != "cpu" and device_count is None:
+        return  # there are none: that is the problem
+    accumulation = job.accumulation_of(section)
+    of_batch = list(device_mesh.mesh_problems(entry, mesh, device_count, job.batch_size_of(section), accumulation))
+    yield from of_batch
+    of_tensors = collected(_tensor_problems(job, index))
+    yield from of_tensors
+    if not of_batch and not of_tensors and section.accelerator == "gpu":  # those of a TPU are in the order of its wires
+        yield from device_mesh.host_problems(entry, mesh, section.hosts, section.accelerators)
+
+
+def _tensor_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    """Of a package's model nobody knows here what its tensors are."""
+    mesh = job.islands[index].mesh.model_dump()
+    network = job.model.network if job.trainer == BUILT_IN_TRAINER else None
+    if network and not device_mesh.is_plain(mesh):
+        lengths = device_mesh.parameter_axes(mesh)
+        yield from device_mesh.tensor_problems(f"islands.{index}", lengths, network.shapes, network.dimensions)
+
+
+def _accumulation_problems(job: JobSpec) -> Iterable[Problem]:
+    """A batch that cannot be cut into its microbatches."""
+    yield from _cut_problems("training.accumulation", job.training.batch_size, job.training.accumulation)
+
+
+def _entry_accumulation_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    """The same, of entries that differ from the job."""
+    section = job.islands[index]
+    if section.batch_size or section.accumulation:
+        own = job.batch_size_of(section), job.accumulation_of(section)
+        yield from _cut_problems(f"islands.{index}.accumulation", *own)
+
+
+def _cut_problems(path: str, batch_size: int, accumulation: int) -> Iterable[Problem]:
+    if batch_size % accumulation:
+        message = f"is {accumulation:,}, which does not divide the batch of {batch_size:,} sequences."
+        fitting = max(count for count in range(1, accumulation) if batch_size % count == 0)
+        yield Problem(path, message, f"Use {fitting:,}, or another batch_size.")
+
+
+def _evaluating_group_problems(job: JobSpec) -> Iterable[Problem]:
+    evaluation = job.evaluation
+    if (evaluation.on == "node_group") != (evaluation.node_group is not None):
+        message = "goes with on: node_group, and only with it."
+        yield Problem("evaluation.node_group", message, "Name the node group that measures, or leave it out.")
+
+
+def _evaluating_accelerator_problems(job: JobSpec) -> Iterable[Problem]:
+    evaluation = job.evaluation
+    if evaluation.on != "node_group" and (evaluation.accelerators or evaluation.accelerator != "cpu"):
+        message = (
+            f"is {evaluation.accelerators} {evaluation.accelerator}, and nothing is booked with on: {evaluation.on}."
+        )
+        yield Problem("evaluation.accelerators", message, "Set on: node_group, or leave them out.")
+    elif (evaluation.accelerator == "cpu") != (evaluation.accelerators == 0):
+        message = f"is {evaluation.accelerators} with accelerator {evaluation.accelerator!r}."
+        yield Problem("evaluation.accelerators", message, "Use 0 for cpu and at least 1 for gpu or tpu.")
+
+
+def _evaluating_adoption_problems(job: JobSpec) -> Iterable[Problem]:
+    adoption = job.synchroniser.adoption
+    if job.evaluation.on == "islands" and adoption != "rebase":
+        message = f"is islands with adoption {adoption!r}, by which an island keeps no copy of what was published."
+        yield Problem("evaluation.on", message, "Use adoption rebase, or have the head or a node group measure.")
+
+
+def _batch_size_problems(job: JobSpec) -> Iterable[Problem]:
+    yield from _step_problems(job, "training.batch_size", job.training.batch_size, "a step of one island")
+
+
+def _held_out_problems(job: JobSpec) -> Iterable[Problem]:
+    yield from _step_problems(job, "evaluation.sequences", job.evaluation.sequences, "what is held out")
+
+
+def _entry_batch_size_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    batch_size = job.islands[index].batch_size
+    yield from _step_problems(job, f"islands.{index}.batch_size", batch_size or 0, "a step of one island")
+
+
+def _step_problems(job: JobSpec, path: str, sequences: int, what: str) -> Iterable[Problem]:
+    """What is too large only as a product."""
+    if sequences * job.data.sequence_length > STEP_TOKENS_MAX:
+        message = f"is {sequences:,} sequences of {job.data.sequence_length:,} tokens, and {what}"
+        message += f" has at most {STEP_TOKENS_MAX:,}."
+        yield Problem(path, message, "Lower it, or data.sequence_length.")
+
+
+def _budget_size_problems(job: JobSpec) -> Iterable[Problem]:
+    steps = job.budget.steps or 0
+    if steps * job.tokens_per_schedule_step > BUDGET_TOKENS_MAX:
+        message = (
+            f"is {steps:,} steps of {job.island_count:,} islands: more than {BUDGET_TOKENS_MAX:.0e} tokens in all."
+        )
+        yield Problem("budget.steps", message, "Lower it.")
+
+
+def _synthetic_problems(job: JobSpec) -> Iterable[Problem]:
+    fragments, parameters = job.synchroniser.fragments, job.synthetic.parameters
+    if job.trainer == "learners.synthetic:create" and parameters < fragments:
+        message = f"is {fragments:,}, more than the {parameters:,} parameters of the model."
+        yield Problem("synchroniser.fragments", message, "Lower it, or raise synthetic.parameters.")
+
+
+RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
+    _budget_problems,
+    _data_problems,
+    _source_problems,
+    _source_name_problems,
+    _text_file_problems,
+    _index_problems,
+    _separator_problems,
+    _begin_token_problems,
+    _island_problems,
+    _quorum_problems,
+    _slot_problems,
+    _accumulation_problems,
+    _batch_size_problems,
+    _held_out_problems,
+    _budget_size_problems,
+    _synthetic_problems,
+    _evaluating_group_problems,
+    _evaluating_accelerator_problems,
+    _evaluating_adoption_problems,
+    _measuring_island_problems,
+    _staleness_problems,
+    _overlap_problems,
+)
+"""Each reads what it needs, and says nothing of a job in which that is wrong."""
+ENTRY_RULES: tuple[Callable[[JobSpec, int], Iterable[Problem]], ...] = (
+    _count_problems,
+    _accelerator_problems,
+    _mesh_problems,
+    _entry_accumulation_problems,
+    _entry_batch_size_problems,
+)
+"""Of one entry of ``islands``."""

@@ -1,0 +1,179 @@
+"""The logbook of a process of a job, a file that outlives it: logging, prints, tracebacks, a library's last output.
+
+    RUN_DIR/logs/synchroniser-1.log, controller-1.log, evaluator-1.log
+    RUN_DIR/logs/islands/asia-2.log           the second incarnation of asia
+    RUN_DIR/logs/islands/asia-2.log.older     what came before, once that was longer than BYTES_MAX
+
+Responsible for names, for writing, and for finding what was written. The descriptors 1 and 2 themselves lead into the file,
+so native code writes there too, and what was said is with the kernel at once: SIGKILL loses nothing but a line half said.
+Each node writes to its own disk; the service reads those that lie on a disk it shares. Refuses to stop anybody: where no
+file can be made, a process goes on saying things where it did before.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from orchestrator.system import printable
+from orchestrator.system.run_folder import ISLAND_LOGS, LOGS
+
+BYTES_MAX = 4 << 20
+"""Of each of the two halves; beyond it by what is said in ``CHECK_S``."""
+CHECK_S = 1.0
+OLDER = ".older"
+REPEATS_MAX, REPEAT_WINDOW_S = 100, 60.0
+NUMBER_DIGITS_MAX = 9
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+log = logging.getLogger(__name__)
+
+_current: Logbook | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logbook:
+    """``number`` is an island's incarnation, or which process of its kind it is; from 1."""
+
+    source: str
+    number: int
+    of_island: bool
+    path: Path
+
+    @property
+    def older(self) -> Path:
+        """The half that was written before."""
+        return self.path.with_name(self.path.name + OLDER)
+
+
+def island_logbook(run_dir: Path, island: str, incarnation: int) -> Logbook:
+    return Logbook(island, incarnation, True, run_dir / LOGS / ISLAND_LOGS / f"{island}-{incarnation}.log")
+
+
+def rank_logbook(book: Logbook, rank: int) -> Logbook:
+    """Of the process of this rank, in an island whose rank 0 has ``book``."""
+    if rank == 0:
+        return book
+    source = f"{book.source}-host{rank}"
+    return Logbook(source, book.number, True, book.path.with_name(f"{source}-{book.number}.log"))
+
+
+def service_logbook(run_dir: Path, source: str, number: int = 1) -> Logbook:
+    """Of the synchroniser, the controller, or an evaluator."""
+    return Logbook(source, number, False, run_dir / LOGS / f"{source}-{number}.log")
+
+
+def logbooks(run_dir: Path) -> list[Logbook]:
+    """All that lie there: islands first, by name and number."""
+    books = []
+    for of_island, folder in ((True, run_dir / LOGS / ISLAND_LOGS), (False, run_dir / LOGS)):
+        for path in folder.glob("*-*.log"):
+            source, _, number = path.stem.rpartition("-")
+            if number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX:
+                books.append(Logbook(source, int(number), of_island, path))
+    return sorted(books, key=lambda book: (not book.of_island, book.source, book.number))
+
+
+def keep(book: Logbook) -> None:
+    """From here on all that this process says is in its logbook, what was there before kept. A later one takes its place."""
+    global _current
+    try:
+        book.path.parent.mkdir(parents=True, exist_ok=True)
+        _turn_to(book.path)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", book.path, error)
+        return
+    sys.stdout, sys.stderr = (_by_lines(number) for number in (1, 2))
+    logging.Formatter.converter = time.gmtime
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+    write_printable(FORMAT)
+    faulthandler.enable(file=sys.stderr)
+    _current = book
+    _begin_keeping_short(book.path, book.older, lambda: book is _current)
+
+
+def keep_output_short(path: Path) -> None:
+    """Bound the file that this process's output goes to, if it is this one: as long as BYTES_MAX, and a half before it."""
+    try:
+        is_output = os.path.samestat(os.fstat(1), path.stat())
+    except OSError:
+        return
+    if is_output:
+        _begin_keeping_short(path, path.with_name(path.name + OLDER), lambda: True)
+
+
+def write_printable(form: str) -> None:
+    """What is logged from here on is a line for each entry, whatever names and reasons are in it; tracebacks come behind."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_OfOneLine(form))
+
+
+class _OfOneLine(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable.line(record.message)
+        return super().formatMessage(record)
+
+
+def _by_lines(descriptor: int) -> TextIO:
+    """A stream that keeps no line to itself, and chokes on no character."""
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _turn_to(path: Path) -> None:
+    """The descriptors of standard output and error lead into this file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for standard in (1, 2):
+        os.dup2(file, standard)
+    os.close(file)
+
+
+def _begin_keeping_short(path: Path, older: Path, is_current: Callable[[], bool]) -> None:
+    threading.Thread(target=_keep_short, args=(path, older, is_current), name="logbook", daemon=True).start()
+
+
+def _keep_short(path: Path, older: Path, is_current: Callable[[], bool]) -> None:
+    while True:
+        time.sleep(CHECK_S)
+        if not is_current():
+            return
+        try:
+            if path.stat().st_size > BYTES_MAX:
+                os.replace(path, older)
+                _turn_to(path)
+        except OSError as error:  # somebody removed the folder: what is said goes where it went
+            log.warning("%s cannot be kept short: %s", path, error)
+            return
+
+
+class RepeatLimit(logging.Filter):
+    """At most ``records_max`` records in ``window_s`` from one line of code; the next one says how many were left out.
+
+    So nobody fills a log, or pushes everything else out of it, by repeating what is logged. Thread-safe as a handler's
+    filter is not: counts may be off by a few.
+    """
+
+    def __init__(self, records_max: int = REPEATS_MAX, window_s: float = REPEAT_WINDOW_S) -> None:
+        super().__init__()
+        self._records_max, self._window_s = records_max, window_s
+        self._windows: dict[tuple[str, int], tuple[float, int]] = {}
+        """By file and line, of which there are few: when the window began, and how many records came in it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        place = (record.pathname, record.lineno)
+        began, count = self._windows.get(place, (record.created, 0))
+        if not 0.0 <= record.created - began < self._window_s:
+            if (omitted_count := count - self._records_max) > 0:
+                record.msg = f"{record.getMessage()} (and {omitted_count} like it before, which are not in the log)"
+                record.args = None
+            began, count = record.created, 0
+        self._windows[place] = (began, count + 1)
+        return count < self._records_max

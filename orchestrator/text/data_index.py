@@ -1,0 +1,282 @@
+"""The index of a data set: how many tokens each piece of its files has, counted once for each tokenizer and set of files.
+
+    atoll data index 1\\n
+    {"cut_by": …, "held_out_ratio": …, "sources": […], "tokenizer": …}\\n
+    of each source in turn, little-endian:
+        uint32[pieces]   tokens of a piece, with those around each document: its end, and its beginning where it has one
+        uint32[pieces]   its documents
+        uint32[listed]   the pieces of the documents that a job may hold out one by one, rising
+        uint32[listed]   their tokens, with those around them; in bits 29 to 31 how they lie in a text (``listed``)
+        uint64[listed]   their digests
+    blake2b-128 of all of this
+
+Nothing in it depends on a length of sequences, on weights or on islands. Responsible for its bytes, and for saying what of a
+job it does not fit (``misfit``), which the service asks before anything is started and each island again. Refuses to know
+how files are cut and text becomes tokens: that is ``learners.streaming``, whose rules have the name ``cut_by``. Page:
+docs/reference/data-index.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from orchestrator.errors import ConfigurationError, Problem
+from orchestrator.specification.bounds import BYTES
+from orchestrator.system.roots import AllowedRoots, open_data, shown
+
+FIELD = "data.index"
+MAGIC = b"atoll data index 1\n"
+DIGEST_BYTES = 16
+FILE_BYTES_MAX = 256 << 20
+"""Of an index: 8 bytes a piece of up to 1 MiB, so that 20 TB have less."""
+HEADER_BYTES_MAX = 128 << 20
+PIECE_BYTES, LISTED_BYTES = 8, 16
+MAKE = "Make one with `atoll data index`."
+SHOWN_MAX = 3
+FOLLOWS, IS_FOLLOWED, IS_NEXT = 29, 30, 31
+"""Bits of a listed number of tokens: see ``listed``."""
+
+_COUNTED_WITH = re.compile(r"(bytes|[0-9a-f]{32})(\+begin)?")
+
+Named = tuple[str, int]
+"""A file: its name behind the last slash, and its size in bytes. Where it lies may differ from node to node."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedSource:
+    """The files of one source, and the numbers of their pieces as they are stored: see the module.
+
+    ``name`` is that of the source in the specification; None fits any. ``cut_by`` names the rules of ``learners.streaming``.
+    """
+
+    name: str | None
+    text_field: str
+    files: tuple[Named, ...]
+    held_out: tuple[Named, ...]
+    cut_by: str
+    piece_count: int
+    listed_count: int
+    numbers: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DataIndex:
+    """``tokenizer`` is what tokens were ``counted_with``; documents that ``held_out_ratio`` holds out are not counted."""
+
+    tokenizer: str
+    held_out_ratio: float
+    sources: tuple[IndexedSource, ...]
+
+    def content(self) -> bytes:
+        """The bytes of its file: the same for the same index."""
+        sources = [
+            {
+                "name": source.name,
+                "text_field": source.text_field,
+                "files": source.files,
+                "held_out": source.held_out,
+                "cut_by": source.cut_by,
+                "pieces": source.piece_count,
+                "listed": source.listed_count,
+            }
+            for source in self.sources
+        ]
+        header = {
+            "tokenizer": self.tokenizer,
+            "held_out_ratio": self.held_out_ratio,
+            "sources": sources,
+        }
+        text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        content = b"".join((MAGIC, text, b"\n", *(source.numbers for source in self.sources)))
+        return content + blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def listed(token_count: int, follows: bool, is_followed: bool, is_next: bool) -> int:
+    """What an index has of a document, or a part of one, that a job may hold out: its tokens, those around it, three bits.
+
+    It ``follows`` a part before it without an end between them, and ``is_followed`` so by one; ``is_next``: that one is
+    listed too, behind it.
+    """
+    return token_count | follows << FOLLOWS | is_followed << IS_FOLLOWED | is_next << IS_NEXT
+
+
+def of_listed(number: Any) -> tuple[Any, Any, Any, Any]:
+    """What ``listed`` was given, of one number or of an array of them; the last is whether, as truth values."""
+    bits = (number >> FOLLOWS & 1, number >> IS_FOLLOWED & 1, number >> IS_NEXT & 1 == 1)
+    return number & (1 << FOLLOWS) - 1, *bits
+
+
+def numbers(tokens: Sequence[int], documents: Sequence[int], entries: Sequence[tuple[int, int, int]]) -> bytes:
+    """``IndexedSource.numbers``. ``entries`` are piece, ``listed`` and digest of each, in the order of the pieces."""
+    pieces, token_counts, digests = zip(*entries, strict=True) if entries else ((), (), ())
+    columns = ((tokens, "I"), (documents, "I"), (pieces, "I"), (token_counts, "I"), (digests, "Q"))
+    return b"".join(struct.pack(f"<{len(column)}{kind}", *column) for column, kind in columns)
+
+
+def read(roots: AllowedRoots, path: str) -> tuple[DataIndex, str]:
+    """The index at ``path`` and its digest. Raises OutsideRoots; ConfigurationError for one that is damaged or not there."""
+    try:
+        with open_data(roots, path) as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        detail = f"{FIELD}: {shown(path)} cannot be read here ({error.strerror or error})."
+        raise ConfigurationError(detail=f"{detail} It must exist on every node. {MAKE}") from error
+    return parse(content, path)
+
+
+def parse(content: bytes, path: str) -> tuple[DataIndex, str]:
+    """The index of these bytes, and its digest. Raises ConfigurationError, naming ``path``."""
+    if not content.startswith(MAGIC):
+        raise _unusable(path, "is no index of data, or one of another version")
+    if len(content) > FILE_BYTES_MAX:
+        raise _unusable(path, f"has more than {FILE_BYTES_MAX >> 20} MiB")
+    body, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+    if blake2b(body, digest_size=DIGEST_BYTES).digest() != digest:
+        raise _unusable(path, "is damaged: its bytes are not those that its digest was made of")
+    end = body.find(b"\n", len(MAGIC), len(MAGIC) + HEADER_BYTES_MAX)
+    try:
+        header = json.loads(body[len(MAGIC) : end])
+        index = DataIndex(
+            _tokenizer(header["tokenizer"]),
+            _ratio(header["held_out_ratio"]),
+            _sources(header["sources"], body[end + 1 :]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _unusable(path, f"is damaged: it cannot be read ({type(error).__name__})") from error
+    return index, digest.hex()
+
+
+def counted_with(tokenizer: str, begins: bool) -> str:
+    """What an index counts by: a tokenizer's digest, or `bytes`, and whether a token stands before each document."""
+    return f"{tokenizer}+begin" if begins else tokenizer
+
+
+def count_around(tokenizer: str) -> int:
+    """How many tokens stand around each document, by what an index counts by."""
+    return 2 if tokenizer.endswith("+begin") else 1
+
+
+def ratio_held_out(section: Mapping[str, Any]) -> float:
+    """The part of all documents that is held out by digest: none where every source names files for it."""
+    reserved = all(source.get("held_out") for source in section["sources"])
+    return 0.0 if reserved else float(section["held_out_ratio"])
+
+
+def source_of(index: DataIndex, source: Mapping[str, Any]) -> IndexedSource | None:
+    """What the index has of a source of a specification, if it has it."""
+    return next((one for one in index.sources if one.name in (None, source["name"])), None)
+
+
+def misfit(
+    index: DataIndex, section: Mapping[str, Any], tokenizer: str, size_of: Callable[[str], int | None]
+) -> Problem | None:
+    """What keeps a job with this ``data`` section from using the index; None if nothing does.
+
+    ``tokenizer`` is what the job's tokens are ``counted_with``. ``size_of`` says the size of a file of the job where it is
+    known.
+    """
+    path = shown(section["index"])
+    if index.tokenizer != tokenizer:
+        was, now = map(_in_words, (index.tokenizer, tokenizer))
+        return _not_for(f"is {path}, which counts tokens of {was}; the job has {now}.")
+    ratio = ratio_held_out(section)
+    if index.held_out_ratio != ratio:
+        return _not_for(
+            f"is {path}, which leaves out {_held_out(index.held_out_ratio)}; the job holds out {_held_out(ratio)}."
+        )
+    for source in section["sources"]:
+        indexed = source_of(index, source)
+        if indexed is None:
+            names = ", ".join(shown(one.name) for one in index.sources[:SHOWN_MAX])
+            return _not_for(f"is {path}, which has the sources {names}, and not {source['name']}.")
+        if indexed.text_field != source["text_field"]:
+            return _not_for(
+                f"is {path}, where the text of {source['name']} is in the field {indexed.text_field!r}; the job's is in "
+                f"{source['text_field']!r}."
+            )
+        for field, files in (("files", indexed.files), ("held_out", indexed.held_out)):
+            if difference := _difference(source.get(field) or (), files, size_of):
+                return _not_for(f"is {path}, and of {field} of {source['name']} {difference}.")
+    return None
+
+
+def _in_words(counted: str) -> str:
+    tokenizer, begins, _ = counted.partition("+")
+    named = "bytes" if tokenizer == BYTES else f"the tokenizer with the digest {tokenizer}"
+    return f"{named} with a token before each document (data.begin_token)" if begins else named
+
+
+def _difference(paths: Sequence[str], files: Sequence[Named], size_of: Callable[[str], int | None]) -> str:
+    if len(paths) != len(files):
+        return f"it has {len(files):,}, and the job {len(paths):,}"
+    for number, (path, (name, size)) in enumerate(zip(paths, files, strict=True)):
+        if path.rpartition("/")[2] != name:
+            return f"number {number} is {shown(name)} there, and {shown(path)} in the job"
+        size_now = size_of(path)
+        if size_now not in (None, size):
+            return f"{shown(path)} had {size:,} bytes, and has {size_now:,}"
+    return ""
+
+
+def _not_for(message: str) -> Problem:
+    return Problem(
+        FIELD, message, "Make the index anew with `atoll data index` and this specification, or leave it out."
+    )
+
+
+def _held_out(ratio: float) -> str:
+    return f"{ratio:g} of the documents (data.held_out_ratio)" if ratio else "files that its sources name, and no more"
+
+
+def _unusable(path: str, what: str) -> ConfigurationError:
+    return ConfigurationError(detail=f"{FIELD}: {shown(path)} {what}. {MAKE}")
+
+
+def _sources(sections: Any, numbers: bytes) -> tuple[IndexedSource, ...]:
+    sources, at = [], 0
+    for section in sections:
+        pieces, listed = _count(section["pieces"]), _count(section["listed"])
+        end = at + PIECE_BYTES * pieces + LISTED_BYTES * listed
+        name = None if section["name"] is None else _text(section["name"])
+        files, held_out = (tuple(map(_named, section[field])) for field in ("files", "held_out"))
+        text_field, cut_by = _text(section["text_field"]), _text(section["cut_by"])
+        sources.append(IndexedSource(name, text_field, files, held_out, cut_by, pieces, listed, numbers[at:end]))
+        at = end
+    if at != len(numbers) or not sources:
+        raise ValueError("its numbers are more, or fewer")
+    return tuple(sources)
+
+
+def _named(file: Any) -> Named:
+    name, size = file
+    return _text(name), _count(size)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text was expected")
+    return value
+
+
+def _tokenizer(value: Any) -> str:
+    if not _COUNTED_WITH.fullmatch(_text(value)):
+        raise ValueError("a digest was expected")
+    return _text(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("a count was expected")
+    return value
+
+
+def _ratio(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1:
+        raise ValueError("a ratio was expected")
+    return float(value)
