@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent
 
 def run(book: Logbook, script: str) -> tuple[int, str, str]:
     """A process that keeps this logbook from the beginning: its exit code, what it printed elsewhere, and what it wrote."""
-    begin = f"import logging, os, signal, threading, time\nfrom orchestrator.system import logbook\nbook = logbook.{book!r}\n"
+    begin = "import logging, os, signal, threading, time\nfrom orchestrator.system import logbook\n"
+    begin += f"book = logbook.{book!r}\n"
     begin = begin.replace("PosixPath", "__import__('pathlib').Path")
     done = subprocess.run(
         [sys.executable, "-c", begin + script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
