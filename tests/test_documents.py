@@ -32,6 +32,8 @@ from tests.run_files import undescribed
 
 FOLDERS = ("api", "dashboards", "deploy", "docs", "learners", "orchestrator", "tests")
 COLUMNS_MAX, README_LINES_MAX = 110, 120
+ALTERNATIVES_WORDS_MIN = 10
+"""The shortest comparison says what the other way was and what is wrong with it."""
 ALL = documents()
 PRESENT = [path for path in ALL if path.parent != DECISIONS or path.name == "README.md"]
 COMMANDS = [(path, words) for path in PRESENT for words in prompted(path.read_text())]
@@ -131,13 +133,27 @@ def test_a_file_of_a_run_that_nobody_described_is_found(tmp_path: Path) -> None:
     assert undescribed(tmp_path) == ["notes"]
 
 
+PAGES = sorted(path for path in DECISIONS.glob("*.md") if path.name != "README.md")
+
+
 def test_every_decision_is_in_the_index_once_and_has_a_status() -> None:
     index = (DECISIONS / "README.md").read_text()
-    pages = sorted(path for path in DECISIONS.glob("*.md") if path.name != "README.md")
-    assert sorted(target for target, _ in LINK.findall(index)) == [path.name for path in pages]
-    assert [path.name for path in pages if not re.search(r"^- Status: \w", path.read_text(), re.MULTILINE)] == []
-    numbers = [int(path.name[:4]) for path in pages]
-    assert numbers == list(range(1, len(pages) + 1))
+    indexed = [target for target, _ in LINK.findall(index) if "/" not in target]
+    assert sorted(indexed) == [path.name for path in PAGES]
+    assert [path.name for path in PAGES if not re.search(r"^- Status: \w", path.read_text(), re.MULTILINE)] == []
+    numbers = [path.name[:4] for path in PAGES]
+    assert len(set(numbers)) == len(numbers)  # gaps are decisions that compared nothing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name[:4])
+def test_a_decision_compares_alternatives(page: Path) -> None:
+    """Otherwise it is a commit body, a line of the changelog or a sentence of a docstring, and no page."""
+    text = page.read_text()
+    assert text.startswith(f"# {page.name[:4]}. ")
+    sections = dict(re.findall(r"^## ([^\n]+)\n+(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert {"Choice", "Alternatives"} <= sections.keys()
+    assert len(sections["Alternatives"].split()) >= ALTERNATIVES_WORDS_MIN
+    assert not re.search(r"\bnone is recorded\b", text, re.IGNORECASE)
 
 
 def test_the_glossary_is_sorted_and_short() -> None:
