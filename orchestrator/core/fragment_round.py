@@ -33,7 +33,8 @@ The rules, in the order in which they are applied:
     exploding         its update norm is far above the running median of its fragment (``health``)
 
 A version behind is `late` when one more round would have caught it, `stale_base` when not; both are accepted when the
-policy's ``staleness_max`` allows it. Source: ours, where arXiv:2604.21428 is silent.
+policy's ``staleness_max`` allows it. The default allows neither: an accepted late contribution would wait for the next
+round, where the island's own next offer replaces it. Source: ours, where arXiv:2604.21428 is silent.
 
 The health of contributions: one whose update norm is far above its fragment's running median is an outlier.
 

@@ -1,7 +1,8 @@
 """The synchroniser's state of one job. Only ``Synchroniser`` holds it, and only its handlers change it.
 
 The parts are frozen records (``Island``, ``FragmentRound``, ``Pace``); this class is the one place where they are replaced.
-What an island's current incarnation has trained is its latest report, kept as it came.
+A state that is frozen as a whole would be copied at every event. What an island's current incarnation has trained is its
+latest report, kept as it came.
 """
 
 from __future__ import annotations

@@ -318,7 +318,11 @@ class Replica:
         return BoundaryPlan(actions, Continuation.END)
 
     def drain_boundary(self, *, cut: bool = False, requests: tuple[Hashable, ...] = ()) -> BoundaryPlan:
-        """A boundary that no step follows: offer what no offer covers, and say so once versions hold all work."""
+        """A boundary that no step follows: offer what no offer covers, and say so once versions hold all work.
+
+        A flush offers once, and late work is lost. A draining island offers again, because it knows exactly which of its
+        work the versions lack; the core would have to guess that from its refusals.
+        """
         actions = (*self.adopt(cut=cut), *self._offer_all(), *self._export(requests))
         trained = self.trained
         if any(fragment.since_origin(trained).tokens for fragment in self.fragments):

@@ -5,6 +5,8 @@ the job's channel. An evaluator that dies is made again, on another node of its 
 hangs is ended, and the next question makes another. While its node group has no room for it, the head measures, and each
 loss says why.
 
+Every island, the first ones included, takes its state from the synchroniser or from a peer: that is the only way to begin.
+
 Refuses to know when something is evaluated, for how long, and on which island if on one (``core.evaluation``).
 """
 

@@ -7,6 +7,9 @@
 The live link and the simulated one use the same class, so a plan means the same in both. It is the application's link that
 is impaired, not the network: what goes around it (peers' states, a kill, Ray's own traffic) is not held up. The link's user
 waits and passes the time. An impairment whose end has passed is over.
+
+Rules of the kernel are no alternative: on one machine all nodes share the loopback device, and such rules need root and
+would hit Ray itself.
 """
 
 from __future__ import annotations
