@@ -68,9 +68,9 @@ def config_page() -> Iterator[str]:
     yield MADE.format("orchestrator/specification")
     yield ""
     yield from prose(
-        "A job is one YAML or JSON document of these sections. A field that is left out has its default. A mistake "
-        "is reported with all others and a remedy each, and nothing is started. Durations are in seconds and end in "
-        "`_s`. `deploy/configs/` has complete examples."
+        "A job is one YAML or JSON document with these sections. A field that you leave out has its default. All "
+        "mistakes are reported together, each with a remedy, and nothing is started. Durations are in seconds, and "
+        "their names end in `_s`. `deploy/configs/` has complete examples."
     )
     yield ""
     yield "## The document"
@@ -250,9 +250,9 @@ def events_page() -> Iterator[str]:
     yield MADE.format("orchestrator/core")
     yield ""
     yield from prose(
-        "The core is told *events*, each of which is already true, and answers with *effects*, which the shell carries "
-        "out in their order. Both are frozen dataclasses. A line of the [tape](tape.md) is one event and the effects "
-        "that were decided on it, in JSON: each with its class's name under `type`, and its fields under their names."
+        "The core receives *events*, each of which is already true, and answers with *effects*, which the shell carries "
+        "out in order. Both are frozen dataclasses. A line of the [tape](tape.md) holds one event and the effects that "
+        "were decided on it, as JSON: the name of each class is under `type`, and each field under its own name."
     )
     for heading, union in (("Events", Event), ("Effects", Effect)):
         yield from ["", f"## {heading}", ""]

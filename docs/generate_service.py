@@ -28,9 +28,8 @@ def rest_page() -> Iterator[str]:
     document = openapi_document()
     yield from ["# The REST API", "", MADE.format("the routes, by way of /openapi.json"), ""]
     yield from prose(
-        "A running service shows the same at `/docs`, with examples, and gives it to programs at `/openapi.json`. Every "
-        "operation may also refuse with 401, 403 and 429. What it refuses with is a problem document, "
-        "[ProblemDocument](#problemdocument)."
+        "A running service shows the same at `/docs`, with examples, and serves it to programs at `/openapi.json`. Every "
+        "operation may also refuse with 401, 403 and 429. Each refusal is a [ProblemDocument](#problemdocument)."
     )
     sections: dict[str, list[str]] = defaultdict(list)
     for path, operations in document["paths"].items():
@@ -48,8 +47,8 @@ def metrics_page() -> Iterator[str]:
     """Every family in the catalogue's order: its name as queries write it, its kind, labels and meaning."""
     yield from ["# Metrics", "", MADE.format("api/metrics/catalogue.py"), ""]
     yield from prose(
-        "What `/metrics` exposes. Names are in base units. A histogram has the series `_bucket`, `_sum` and `_count`. "
-        "[The guide](../guide/metrics.md) says how Prometheus gets them, and which alerts and dashboards there are."
+        "The metrics that `/metrics` exposes. Names are in base units. A histogram has the series `_bucket`, `_sum` and "
+        "`_count`. [The guide](../guide/metrics.md) says how Prometheus scrapes them, and lists the alerts and dashboards."
     )
     yield ""
     for family in FAMILIES.values():
