@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from orchestrator.runtime.controller import FINAL_REPORT_S, Orphans
+from typing import TYPE_CHECKING
 
+import pytest
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.controller import Orphans
+
+FINAL_REPORT_S = 10.0
 AWAY = {"far"}
 
 
-def test_an_orphan_is_ended_once_its_node_was_reachable_for_long_enough_to_be_heard_out() -> None:
-    orphans = Orphans()
+@pytest.fixture
+def orphans() -> Orphans:
+    from orchestrator.runtime import controller  # imports Ray, which must not happen at collection
+
+    assert controller.FINAL_REPORT_S == FINAL_REPORT_S
+    return controller.Orphans()
+
+
+def test_an_orphan_is_ended_once_its_node_was_reachable_for_long_enough_to_be_heard_out(orphans: Orphans) -> None:
     assert orphans.add(("asia", 1), "far")
     assert not orphans.add(("asia", 1), "far")
     assert orphans.due(AWAY.__contains__, 0.0) == []
@@ -19,8 +32,7 @@ def test_an_orphan_is_ended_once_its_node_was_reachable_for_long_enough_to_be_he
     assert orphans.due(set().__contains__, 2e6) == []
 
 
-def test_a_line_that_breaks_again_meanwhile_begins_it_anew() -> None:
-    orphans = Orphans()
+def test_a_line_that_breaks_again_meanwhile_begins_it_anew(orphans: Orphans) -> None:
     orphans.add(("asia", 1), "far")
     assert orphans.due(set().__contains__, 1.0) == []
     assert orphans.due(AWAY.__contains__, 2.0) == []
