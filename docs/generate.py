@@ -34,8 +34,9 @@ from docs import generate_formats, generate_service
 from docs.markdown import MADE, paragraphs, prose
 from orchestrator.core import vocabulary
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import Event
+from orchestrator.core.events import Event, IslandReported
 from orchestrator.specification import bounds, config
+from orchestrator.tape.codec import REPORTED
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 
@@ -252,24 +253,35 @@ def events_page() -> Iterator[str]:
     yield from prose(
         "The core receives *events*, each of which is already true, and answers with *effects*, which the shell carries "
         "out in order. Both are frozen dataclasses. A line of the [tape](tape.md) holds one event and the effects that "
-        "were decided on it, as JSON: the name of each class is under `type`, and each field under its own name."
+        "were decided on it, as JSON: the name of each class is under `type`, and each field under its own name. "
+        "The report of an island is an event named after it, with the report's fields beside the island's."
     )
-    for heading, union in (("Events", Event), ("Effects", Effect)):
+    events: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event) if kind is not IslandReported}
+    effects: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Effect)}
+    for heading, messages in (("Events", events | REPORTED), ("Effects", effects)):
         yield from ["", f"## {heading}", ""]
-        for kind in sorted(get_args(union), key=lambda kind: kind.__name__):
-            yield from message_of(kind)
+        for name, kind in sorted(messages.items()):
+            yield from message_of(kind, name)
     yield from ["## Records and words within them", ""]
     for kind in sorted(nested_kinds(), key=lambda kind: kind.__name__):
-        yield from words_of(kind) if issubclass(kind, Enum) else message_of(kind)
+        yield from words_of(kind) if issubclass(kind, Enum) else message_of(kind, kind.__name__)
 
 
-def message_of(kind: type[Any]) -> Iterator[str]:
-    yield from headed(f"### {kind.__name__}", kind)
+def message_of(kind: type[Any], name: str) -> Iterator[str]:
+    yield from headed(f"### {name}", kind)
+    if name in REPORTED:
+        yield from [f"Carries the report `{kind.__name__}` of an island.", ""]
+        yield from message_fields(IslandReported, without="report")
+    yield from message_fields(kind)
+    yield ""
+
+
+def message_fields(kind: type[Any], without: str = "") -> Iterator[str]:
     hints = inspect.get_annotations(kind)
     for field in dataclasses.fields(kind):
         default = "" if field.default is dataclasses.MISSING else f", default `{shown(field.default)}`"
-        yield f"- `{field.name}`: `{hints[field.name]}`{default}"
-    yield ""
+        if field.name != without:
+            yield f"- `{field.name}`: `{hints[field.name]}`{default}"
 
 
 def words_of(kind: type[Enum]) -> Iterator[str]:
@@ -281,7 +293,7 @@ def words_of(kind: type[Enum]) -> Iterator[str]:
 def nested_kinds() -> set[type[Any]]:
     """The dataclasses and enumerations that fields of events and effects hold, and fields of those."""
     seen: set[type[Any]] = set()
-    waiting = list(get_args(Event) + get_args(Effect))
+    waiting = [*get_args(Event), *get_args(Effect), *REPORTED.values()]
     messages = set(waiting)
     while waiting:
         for hint in get_type_hints(waiting.pop()).values():

@@ -29,8 +29,9 @@ from orchestrator.accounting.ledger import QUARANTINED, Ledger
 from orchestrator.accounting.lifecycle import ACTIVE, GONE, Change, Lifecycle
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Adopted, CarriedReport, CaughtUp, Progress
 from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed
-from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandState, JobPolicy
+from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, IslandState, JobPolicy
 from orchestrator.errors import InternalError
 
 _READY = IslandState.STANDBY.value
@@ -165,19 +166,11 @@ class Goodput:
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _hear(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
-        if isinstance(event, e.ProgressReported):
-            self._trained(event.island, event)
-            if event.island in self.times:
-                self.times[event.island].report(event)
+        if isinstance(event, e.IslandReported):
+            self._reported(event, event.report)
         elif isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
-            self._trained(event.contribution.island, event.contribution)
-        elif isinstance(event, e.FragmentAdopted):
-            self._trained(event.island, event)
-            if self._speaks(event.island, event.incarnation):
-                self.ledger.adopted(event)
-        elif isinstance(event, e.IslandCaughtUp):
-            if self._speaks(event.island, event.incarnation):
-                self.ledger.caught_up(event)
+            c = event.contribution
+            self._trained(c.island, c.incarnation, c.tokens_total)
         elif isinstance(event, e.EvaluationCompleted):
             if event.island in self.times:
                 self.times[event.island].measured(event)
@@ -188,11 +181,23 @@ class Goodput:
         elif isinstance(event, FragmentRestored) and effects:  # repeated, it has none
             self.ledger.restored(event)
 
-    def _trained(self, island: IslandId, report: Any) -> None:
-        counts = self._speaks(island, report.incarnation)
-        self.ledger.trained_up_to(island, report.incarnation, report.tokens_total, counts)
+    def _reported(self, event: e.IslandReported, report: CarriedReport) -> None:
+        if isinstance(report, Progress):
+            self._trained(event.island, event.incarnation, report.tokens_total)
+            if event.island in self.times:
+                self.times[event.island].report(event.at, event.incarnation, report)
+        elif isinstance(report, Adopted):
+            self._trained(event.island, event.incarnation, report.tokens_total)
+            if self._speaks(event.island, event.incarnation):
+                self.ledger.adopted(event.island, event.incarnation, report)
+        elif isinstance(report, CaughtUp) and self._speaks(event.island, event.incarnation):
+            self.ledger.caught_up(event.island, report)
 
-    def _speaks(self, island: IslandId, incarnation: int) -> bool:
+    def _trained(self, island: IslandId, incarnation: Incarnation, tokens_total: int) -> None:
+        counts = self._speaks(island, incarnation)
+        self.ledger.trained_up_to(island, incarnation, tokens_total, counts)
+
+    def _speaks(self, island: IslandId, incarnation: Incarnation) -> bool:
         """Whether this incarnation is the island's present one, and not gone."""
         life = self._lifecycle.lives.get(island)
         return life is not None and life.incarnation == incarnation and life.state not in GONE

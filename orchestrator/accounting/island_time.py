@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.accounting.lifecycle import ABSENT, FLUSHED, GONE, KEPT_AWAY
-from orchestrator.core.events import EvaluationCompleted, ProgressReported
+from orchestrator.core.events import EvaluationCompleted
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandState
 
 _TRAINING, _SUSPECT = IslandState.TRAINING.value, IslandState.SUSPECT.value
@@ -84,19 +85,19 @@ class IslandTime:
             self.reported_steps = 0
         self.state, self.since, self.incarnation = after, at, incarnation
 
-    def report(self, event: ProgressReported) -> None:
+    def report(self, at: Instant, incarnation: Incarnation, report: Progress) -> None:
         """Take over how long the island says it has stepped, but for the part in which it was frozen."""
-        if event.incarnation != self.incarnation or self.state in GONE:
+        if incarnation != self.incarnation or self.state in GONE:
             return
-        fresh = event.stepping_seconds - self.reported_stepping
+        fresh = report.stepping_seconds - self.reported_stepping
         if fresh <= 0.0:
             return
-        expected = (event.steps_total - self.reported_steps) * event.step_seconds_median
-        excess = min(event.gap_max_seconds - event.step_seconds_median, fresh - expected)
-        is_frozen = event.gap_max_seconds > max(FREEZE_MIN_S, FREEZE_RATIO * event.step_seconds_median)
+        expected = (report.steps_total - self.reported_steps) * report.step_seconds_median
+        excess = min(report.gap_max_seconds - report.step_seconds_median, fresh - expected)
+        is_frozen = report.gap_max_seconds > max(FREEZE_MIN_S, FREEZE_RATIO * report.step_seconds_median)
         self.stepping += fresh - (max(0.0, excess) if is_frozen else 0.0)
-        self.reported_stepping, self.reported_steps = event.stepping_seconds, event.steps_total
-        self.heard_at = event.at
+        self.reported_stepping, self.reported_steps = report.stepping_seconds, report.steps_total
+        self.heard_at = at
 
     def measured(self, event: EvaluationCompleted) -> None:
         """The island measured Θ between two steps. One that steps no more waited anyhow; a repeated event counts once."""

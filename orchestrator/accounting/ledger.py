@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Adopted, CaughtUp
 from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed
 from orchestrator.core.vocabulary import (
     Contribution,
@@ -170,34 +171,34 @@ class Ledger:
         discarded = tuple(trained - m - k for m, k in zip(merged, open_work, strict=True))
         self.carried = CarriedOver(trained, merged, discarded, open_work)
 
-    def caught_up(self, event: e.IslandCaughtUp) -> None:
-        for account, version in zip(self.accounts[event.island], event.versions, strict=True):
+    def caught_up(self, island: IslandId, report: CaughtUp) -> None:
+        for account, version in zip(self.accounts[island], report.versions, strict=True):
             account.version, account.refusal = version, None
-            if event.donor != event.island:  # it began otherwise than from the checkpoint
+            if report.donor != island:  # it began otherwise than from the checkpoint
                 account.discard(account.unclaimed, NOT_TAKEN_UP)
                 account.local -= account.unclaimed
             account.unclaimed = 0
 
-    def adopted(self, event: e.FragmentAdopted) -> None:
+    def adopted(self, island: IslandId, incarnation: Incarnation, report: Adopted) -> None:
         """The island's own work on the fragment is overwritten, but for what it kept.
 
         A late or repeated event changes nothing: what was trained after the adoption stays.
         """
-        account = self.accounts[event.island][event.fragment]
-        if event.version <= account.version:
+        account = self.accounts[island][report.fragment]
+        if report.version <= account.version:
             return
-        account.version = event.version
-        newer = sum(held.tokens for held in account.held.values() if held.base_version >= event.version)
-        after = max(0, self._totals.get((event.island, event.incarnation), 0) - event.tokens_total - newer)
+        account.version = report.version
+        newer = sum(held.tokens for held in account.held.values() if held.base_version >= report.version)
+        after = max(0, self._totals.get((island, incarnation), 0) - report.tokens_total - newer)
         before = account.local - min(account.local, after)
-        local_kept = min(before, event.kept_tokens)
+        local_kept = min(before, report.kept_tokens)
         account.overwrite(before - local_kept)
         account.local -= before - local_kept
         held_kept = (
-            event.kept_tokens - local_kept
+            report.kept_tokens - local_kept
         )  # an adoption that keeps one's own work also keeps what is held of it
         for held in account.held.values():
-            if held.base_version < event.version and not held.detached:
+            if held.base_version < report.version and not held.detached:
                 held.detached = held.tokens > held_kept
                 held_kept -= 0 if held.detached else held.tokens
 

@@ -13,6 +13,7 @@ from typing import get_args
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Drained, Flushed
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState
 
 FLUSHED = "flushed"
@@ -101,6 +102,8 @@ class Lifecycle:
             self._move(at, effect.island, life, IslandState.STOPPED.value, changes)
 
     def _reported(self, event: StateEvent, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
+        if isinstance(event, e.IslandReported) and not isinstance(event.report, (Flushed, Drained)):
+            return
         life = self.lives.get(event.island)
         if life is None or life.incarnation != event.incarnation or life.state not in ACTIVE:
             return
@@ -114,11 +117,11 @@ class Lifecycle:
                 life.before_suspect, after = life.state, IslandState.SUSPECT.value
             case e.ConnectionRestored() if life.state == IslandState.SUSPECT.value:
                 after = life.before_suspect
-            case e.IslandDrained() if any(isinstance(effect, f.StopIsland) for effect in effects):
+            case e.IslandReported(report=Drained()) if any(isinstance(effect, f.StopIsland) for effect in effects):
                 after = (IslandState.LOST if _waits(event.island, effects) else IslandState.DRAINED).value
-            case e.IslandFlushed() | e.IslandDrained() if life.state == IslandState.SUSPECT.value:
+            case e.IslandReported(report=Flushed() | Drained()) if life.state == IslandState.SUSPECT.value:
                 life.before_suspect = FLUSHED
-            case e.IslandFlushed() | e.IslandDrained():
+            case e.IslandReported(report=Flushed() | Drained()):
                 after = FLUSHED
         self._move(event.at, event.island, life, after, changes)
 
@@ -149,9 +152,7 @@ class Lifecycle:
         life.state, life.since = after, at
 
 
-StateEvent = (
-    e.IslandPlaced | e.PlacementFailed | e.ConnectionLost | e.ConnectionRestored | e.IslandFlushed | e.IslandDrained
-)
+StateEvent = e.IslandPlaced | e.PlacementFailed | e.ConnectionLost | e.ConnectionRestored | e.IslandReported
 StateEffect = f.PlaceIsland | f.BeginCatchUp | f.StandBy | f.StartTraining | f.DrainIsland | f.StopIsland
 _STATE_EVENTS = get_args(StateEvent)
 _OF_ISLANDS = (f.HoldIsland, f.WantIsland, *get_args(StateEffect))

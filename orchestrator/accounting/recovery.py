@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.accounting.lifecycle import ABSENT, GONE, KEPT_AWAY, Change
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import CaughtUp, Progress, Ready
 from orchestrator.core.vocabulary import (
     Duration,
     FragmentId,
@@ -91,7 +92,7 @@ class Recoveries:
         self._merging = {}
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
-        if isinstance(event, e.ProgressReported):
+        if isinstance(event, e.IslandReported) and isinstance(event.report, Progress):
             self._heard_at[event.island] = event.at
         elif isinstance(event, e.MergeCompleted):
             self._merged(event)
@@ -126,17 +127,17 @@ class Recoveries:
         self.all.append(recovery)
 
     def _advance(self, event: e.Event) -> None:
-        if not isinstance(event, (e.IslandPlaced, e.IslandReady, e.IslandCaughtUp)):
+        if not isinstance(event, (e.IslandPlaced, e.IslandReported)):
             return
         recovery = self._of(event.island)
         if recovery is None or recovery.incarnation != event.incarnation:
             return
         if isinstance(event, e.IslandPlaced):
             recovery.placed_at = event.at
-        elif isinstance(event, e.IslandReady):
+        elif isinstance(event.report, Ready):
             recovery.ready_at = event.at
-        else:
-            recovery.caught_up_at, recovery.transfer = event.at, event.transfer_seconds
+        elif isinstance(event.report, CaughtUp):
+            recovery.caught_up_at, recovery.transfer = event.at, event.report.transfer_seconds
 
     def _follow(self, effects: tuple[f.Effect, ...]) -> None:
         """Remember which payloads, and then which merges, hold work of an island that is coming back."""

@@ -35,6 +35,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.effects import Evaluate
 from orchestrator.core.events import EvaluationCompleted, EvaluationFailed
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import (
     NO_FLAWS,
     DataFlaws,
@@ -62,14 +63,14 @@ class DataFlawCounts:
         self._before = {}
 
     def apply(self, event: e.Event) -> None:
-        if not isinstance(event, e.ProgressReported):
+        if not isinstance(event, e.IslandReported) or not isinstance(event.report, Progress):
             return
         incarnation, flaws = self._now.get(event.island, (event.incarnation, NO_FLAWS))
         if event.incarnation < incarnation:
             return  # a life that another has followed
         if event.incarnation > incarnation:
             self._before[event.island], flaws = self._sum(event.island), NO_FLAWS
-        self._now[event.island] = (event.incarnation, _each(max, flaws, event.flaws))
+        self._now[event.island] = (event.incarnation, _each(max, flaws, event.report.flaws))
 
     def summary(self) -> dict[str, Any]:
         """Of each island with flaws its counts, and of all islands together, as plain data; ``remark`` says it in words.
@@ -232,8 +233,8 @@ class Bystanders:
             case e.ConnectionRestored():
                 self._disconnected.discard(event.island)
                 self._disturb(event.island, event.at)
-            case e.ProgressReported():
-                self._progressed(event)
+            case e.IslandReported(report=Progress() as report):
+                self._progressed(event.at, event.island, report.gap_max_seconds)
 
     def summary(self) -> dict[str, Any]:
         """``bystander_gap`` is None until a bystander has reported."""
@@ -253,15 +254,13 @@ class Bystanders:
     def _disturb(self, island: IslandId, until: Instant) -> None:
         self._disturbed_until[island] = max(until, self._disturbed_until.get(island, until))
 
-    def _progressed(self, event: e.ProgressReported) -> None:
-        until = self._disturbed_until.get(event.island)
+    def _progressed(self, at: Instant, island: IslandId, gap: Duration) -> None:
+        until = self._disturbed_until.get(island)
         if until is not None:
-            if event.at >= until + SETTLE_S:
-                del self._disturbed_until[event.island]
-        elif event.island not in self._disconnected and (
-            self._longest is None or event.gap_max_seconds > self._longest[0]
-        ):
-            self._longest = (event.gap_max_seconds, event.at, event.island)
+            if at >= until + SETTLE_S:
+                del self._disturbed_until[island]
+        elif island not in self._disconnected and (self._longest is None or gap > self._longest[0]):
+            self._longest = (gap, at, island)
 
 
 _AWAY = GONE | {IslandState.SUSPECT.value}
@@ -336,8 +335,9 @@ class Statistics:
         self.traffic.apply(event, effects)
         for change in changes:
             self._changed(change)
-        if isinstance(event, e.ProgressReported):
-            self._progressed(event)
+        if isinstance(event, e.IslandReported):
+            if isinstance(event.report, Progress):
+                self._progressed(event.at, event.island, event.incarnation, event.report)
         elif isinstance(event, e.EvaluationCompleted):
             self.evaluations.completed(event, self._tokens_all)
         elif isinstance(event, e.EvaluationFailed):
@@ -404,23 +404,22 @@ class Statistics:
         if change.after in _AWAY and self.finished_at is None:
             self._harmed.add(change.island)
 
-    def _progressed(self, event: e.ProgressReported) -> None:
-        island = event.island
+    def _progressed(self, at: Instant, island: IslandId, incarnation: Incarnation, report: Progress) -> None:
         life = self._lifecycle.lives.get(island)
-        if life is None or life.incarnation != event.incarnation:
+        if life is None or life.incarnation != incarnation:
             return
-        incarnation, tokens, before = self._tokens.get(island, (event.incarnation, 0, 0))
-        if incarnation != event.incarnation:
+        last_incarnation, tokens, before = self._tokens.get(island, (incarnation, 0, 0))
+        if last_incarnation != incarnation:
             tokens, before = 0, before + tokens
-        if event.tokens_total < tokens:
+        if report.tokens_total < tokens:
             return  # an older report, come late
-        self._tokens[island] = (event.incarnation, event.tokens_total, before)
-        self._tokens_all += event.tokens_total - tokens
-        self.training_loss.add((float(self._tokens_all), event.loss, event.at))
-        if island not in self._gaps or event.gap_max_seconds > self._gaps[island]:
-            self._gaps[island], self._gaps_at[island] = event.gap_max_seconds, event.at
-        if event.step_seconds_median > 0.0:
-            self._step_seconds[island].add(event.step_seconds_median)
+        self._tokens[island] = (incarnation, report.tokens_total, before)
+        self._tokens_all += report.tokens_total - tokens
+        self.training_loss.add((float(self._tokens_all), report.loss, at))
+        if island not in self._gaps or report.gap_max_seconds > self._gaps[island]:
+            self._gaps[island], self._gaps_at[island] = report.gap_max_seconds, at
+        if report.step_seconds_median > 0.0:
+            self._step_seconds[island].add(report.step_seconds_median)
 
 
 def _median(series: Series[Duration]) -> Duration | None:

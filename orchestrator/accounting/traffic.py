@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.accounting.series import Histogram
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import CarriedReport, CatchUpFailure, CaughtUp
 from orchestrator.core.vocabulary import IslandId, JobPolicy
 
 STALENESS_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -52,12 +53,8 @@ class Traffic:
         if isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
             if 0 <= event.contribution.fragment < len(self._up):
                 self._up[event.contribution.fragment] += 1
-        elif isinstance(event, e.IslandCaughtUp):
-            self._catch_ups[PEER if event.donor is not None else SYNCHRONISER] += 1
-            if event.donor is None:
-                self._down = [count + 1 for count in self._down]
-        elif isinstance(event, e.CatchUpFailed):
-            self._catch_up_failures += 1
+        elif isinstance(event, e.IslandReported):
+            self._reported(event.report)
         elif isinstance(event, e.PlacementFailed):
             self._placement_failures += 1
         elif isinstance(event, e.MergeFailed):
@@ -72,6 +69,14 @@ class Traffic:
                 self._quarantines[effect.island] += 1
             elif isinstance(effect, f.PublishFragment):
                 self._down[effect.fragment] += len(effect.recipients)
+
+    def _reported(self, report: CarriedReport) -> None:
+        if isinstance(report, CaughtUp):
+            self._catch_ups[PEER if report.donor is not None else SYNCHRONISER] += 1
+            if report.donor is None:
+                self._down = [count + 1 for count in self._down]
+        elif isinstance(report, CatchUpFailure):
+            self._catch_up_failures += 1
 
     def summary(self) -> dict[str, Any]:
         """As plain data. ``staleness`` is in versions that a contribution's base was behind when it was admitted."""

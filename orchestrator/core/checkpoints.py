@@ -29,7 +29,7 @@ from orchestrator.core.events import CommandRequested
 from orchestrator.core.fragment_life import advance_all, publish
 from orchestrator.core.fragment_round import FragmentRound, UpdateNorms
 from orchestrator.core.island_record import Island
-from orchestrator.core.messages import ALL_OFFERS
+from orchestrator.core.messages import ALL_OFFERS, NotSaved, Saved
 from orchestrator.core.saving import (
     FROM_JOURNAL,
     BeginCheckpoint,
@@ -37,8 +37,6 @@ from orchestrator.core.saving import (
     CheckpointTaken,
     DropCheckpoint,
     FragmentRestored,
-    IslandNotSaved,
-    IslandSaved,
     JobResumed,
     RestoreFragments,
     RollbackFailed,
@@ -122,13 +120,13 @@ def resumed(state: JobState, event: JobResumed) -> list[Effect]:
     return []
 
 
-def island_answered(state: JobState, island: Island, event: IslandSaved | IslandNotSaved) -> list[Effect]:
+def island_answered(state: JobState, island: Island, report: Saved | NotSaved) -> list[Effect]:
     opened, life = state.checkpoints.open, (island.id, island.incarnation)
-    if opened is None or opened.number != event.checkpoint or life not in opened.awaited:
+    if opened is None or opened.number != report.checkpoint or life not in opened.awaited:
         return []  # it is sealed without it, or gone
     saved = opened.saved
-    if isinstance(event, IslandSaved):
-        saved = tuple(sorted((*saved, SavedPart(*life, event.digest)), key=lambda part: part.island))
+    if isinstance(report, Saved):
+        saved = tuple(sorted((*saved, SavedPart(*life, report.digest)), key=lambda part: part.island))
     state.checkpoints = replace(state.checkpoints, open=replace(opened, awaited=opened.awaited - {life}, saved=saved))
     return _seal_if_complete(state)
 

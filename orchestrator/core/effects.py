@@ -241,7 +241,7 @@ class StartTraining:
 
 @dataclass(frozen=True, slots=True)
 class FlushIsland:
-    """Step no more, offer what is left, and say ``IslandFlushed``."""
+    """Step no more, offer what is left, and report ``Flushed``."""
 
     island: IslandId
     incarnation: Incarnation
@@ -249,7 +249,7 @@ class FlushIsland:
 
 @dataclass(frozen=True, slots=True)
 class DrainIsland:
-    """Step no more, offer what is left until versions hold it, and say ``IslandDrained``. ``StartTraining`` calls it off."""
+    """Step no more, offer what is left until versions hold it, and report ``Drained``. ``StartTraining`` calls it off."""
 
     island: IslandId
     incarnation: Incarnation

@@ -3,23 +3,20 @@
 Every event carries ``at``, the instant it was stamped on entry. The core has no other clock. Events from an island carry
 its incarnation, so that a process which was replaced cannot speak for its successor.
 
-Three groups: the life of the job, the life of an island, the life of a fragment. What operators may ask for is in
-``commands``, events and effects of checkpoints in ``saving``.
+Three groups: the life of the job, the life of an island, the life of a fragment. What an island can report is in
+``messages``, what operators may ask for in ``commands``, events and effects of checkpoints in ``saving``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from orchestrator.core.commands import OperatorCommand
-from orchestrator.core.saving import IslandNotSaved, IslandSaved, SavingEvent
+from orchestrator.core.messages import Broken, CarriedReport, Evaluated, EventReport, NotEvaluated
+from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
-    NO_ANCHOR,
-    NO_FLAWS,
-    UNWRITTEN_DEFAULT,
     CommandId,
     Contribution,
-    DataFlaws,
     Duration,
     Epoch,
     FailureExtent,
@@ -29,7 +26,6 @@ from orchestrator.core.vocabulary import (
     IslandId,
     PayloadId,
     RefusalReason,
-    ScheduleAnchor,
     SourceLoss,
     Version,
 )
@@ -133,79 +129,17 @@ class PlacementFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class IslandReady:
-    """The island has built and compiled its model; it holds no state worth keeping yet."""
+class IslandReported:
+    """The island reported ``report``, which says what happened there.
 
-    at: Instant
-    island: IslandId
-    incarnation: Incarnation
-    device_count: int
-    start_seconds: Duration
-
-
-@dataclass(frozen=True, slots=True)
-class IslandCaughtUp:
-    """The island holds a state: parameters, inner optimizer, and the version vector it belongs to.
-
-    ``donor`` is the peer it came from, ``None`` for the synchroniser. ``versions[p]`` is the version of fragment p. Where it
-    came in chunks, ``sources[p]`` gave fragment p, and ``donor`` is the one whose clock was furthest.
+    Repeated and late reports are safe: totals are of the incarnation, and every answer names what it answers. A tape calls
+    this event after its report, and has the report's fields beside the island's: ``ProgressReported`` (``tape.codec``).
     """
 
     at: Instant
     island: IslandId
     incarnation: Incarnation
-    donor: IslandId | None
-    versions: tuple[Version, ...]
-    step: int
-    transfer_seconds: Duration
-    sources: tuple[IslandId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CatchUpFailed:
-    at: Instant
-    island: IslandId
-    incarnation: Incarnation
-    donor: IslandId | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressReported:
-    """The island trained. Totals are of this incarnation, so a repeated report changes nothing.
-
-    ``stepping_seconds`` is the time spent inside inner steps, ``gap_max_seconds`` the longest time between the ends of
-    two neighbouring steps since the previous report, ``loss`` the training loss of the last step in nats per token,
-    ``flaws`` what of its text was not read as it lies in its files.
-    """
-
-    at: Instant
-    island: IslandId
-    incarnation: Incarnation
-    step: int
-    steps_total: int
-    tokens_total: int
-    stepping_seconds: Duration
-    step_seconds_median: Duration
-    gap_max_seconds: Duration
-    loss: float
-    flaws: DataFlaws = field(default=NO_FLAWS, metadata=UNWRITTEN_DEFAULT)
-
-
-@dataclass(frozen=True, slots=True)
-class StepOverdue:
-    """The step that the island is in has taken ``seconds`` so far, far more than the ``usual_seconds`` of its median step.
-
-    Said by another thread of its process, which counts only the time in which itself ran. Without a median, 0, it is one of
-    the first steps of the process, an evaluation, or a boundary. Said again as the time doubles, and at the limit
-    (``StepLimits``).
-    """
-
-    at: Instant
-    island: IslandId
-    incarnation: Incarnation
-    seconds: Duration
-    usual_seconds: Duration
+    report: CarriedReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,24 +161,6 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRestored:
-    at: Instant
-    island: IslandId
-    incarnation: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class IslandFlushed:
-    """Asked to stop, the island has offered everything it had and steps no more."""
-
-    at: Instant
-    island: IslandId
-    incarnation: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class IslandDrained:
-    """Asked to drain, the island steps no more, and has adopted versions that all its work went into."""
-
     at: Instant
     island: IslandId
     incarnation: Incarnation
@@ -323,26 +239,6 @@ class MergeFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentAdopted:
-    """The island took a published version at a step boundary.
-
-    ``kept_tokens`` are those trained on this fragment that survive the adoption (0 when the published value replaces
-    the island's own); the rest of its tokens since the last adoption that are not in a contribution are overwritten.
-    ``fix`` is the latest schedule anchor that it knows; older tapes lack it.
-    """
-
-    at: Instant
-    island: IslandId
-    incarnation: Incarnation
-    fragment: FragmentId
-    version: Version
-    step: int
-    tokens_total: int
-    kept_tokens: int
-    fix: ScheduleAnchor = NO_ANCHOR
-
-
-@dataclass(frozen=True, slots=True)
 class TimerFired:
     """A deadline set by ``SetTimer`` has passed. A timer that comes late carries the serial it belongs to."""
 
@@ -375,22 +271,9 @@ class FaultInjected:
     host: int | None = None
 
 
-IslandEvent = (
-    IslandPlaced
-    | PlacementFailed
-    | IslandReady
-    | IslandCaughtUp
-    | CatchUpFailed
-    | ProgressReported
-    | StepOverdue
-    | ConnectionLost
-    | ConnectionRestored
-    | IslandFlushed
-    | IslandDrained
-    | NoticeReceived
-    | FragmentAdopted
-)
-IncarnationEvent = IslandEvent | IslandSaved | IslandNotSaved
+ObservedEvent = IslandPlaced | PlacementFailed | ConnectionLost | ConnectionRestored | NoticeReceived
+"""What others than the island saw of it."""
+IslandEvent = IslandReported | ObservedEvent
 Event = (
     JobStarted
     | OuterStateSeeded
@@ -407,3 +290,33 @@ Event = (
     | SavingEvent
     | CommandRequested
 )
+
+
+def report_of(event: object) -> CarriedReport | None:
+    """Return what an island reported by this event; ``None`` where it is another event."""
+    return event.report if isinstance(event, IslandReported) else None
+
+
+def event_of(report: EventReport, at: Instant, island: IslandId, incarnation: Incarnation) -> Event:
+    """Return the event that this report of an island becomes. The live link, the laboratory and the simulation share it."""
+    match report:
+        case Evaluated():
+            return EvaluationCompleted(
+                at,
+                report.global_version,
+                report.loss,
+                report.sequence_count,
+                report.seconds,
+                place=island,
+                island=island,
+                incarnation=incarnation,
+                bits_per_byte=report.bits_per_byte,
+                sources=report.sources,
+            )
+        case NotEvaluated():
+            return EvaluationFailed(at, report.global_version, f"on {island}: {report.reason}")
+        case Broken():
+            reason = f"its own code failed: {report.detail}"
+            return ConnectionLost(at, island, incarnation, True, reason, extent=report.extent)
+        case _:
+            return IslandReported(at, island, incarnation, report)

@@ -24,13 +24,13 @@ from orchestrator.core.effects import (
 from orchestrator.core.events import (
     ContributionArrived,
     ContributionUnusable,
-    FragmentAdopted,
     MergeCompleted,
     MergeFailed,
 )
 from orchestrator.core.fragment_round import Close, FragmentRound, Wait, outer_lr_ratio, refusal_of, weigh
 from orchestrator.core.grace import grace_window
 from orchestrator.core.island_record import WITH_PROCESS, Island
+from orchestrator.core.messages import Adopted
 from orchestrator.core.schedule import next_due
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
@@ -191,13 +191,13 @@ def merge_failed(state: JobState, event: MergeFailed) -> list[Effect]:
     return [ReleasePayload(payload, ReleaseReason.ABANDONED) for payload in inputs]
 
 
-def fragment_adopted(state: JobState, event: FragmentAdopted) -> list[Effect]:
+def fragment_adopted(state: JobState, report: Adopted, now: Instant) -> list[Effect]:
     """The first adoption of a version ends the measurement of how long synchronising takes."""
-    current = state.rounds[event.fragment]
-    if event.version == current.version and current.closed_at is not None and current.phase is RoundPhase.COLLECTING:
-        seconds = event.at - current.closed_at
+    current = state.rounds[report.fragment]
+    if report.version == current.version and current.closed_at is not None and current.phase is RoundPhase.COLLECTING:
+        seconds = now - current.closed_at
         state.pace = state.pace.with_sync(seconds, state.policy.moving_average_decay)
-        state.rounds[event.fragment] = replace(current, closed_at=None)
+        state.rounds[report.fragment] = replace(current, closed_at=None)
     return []
 
 

@@ -56,23 +56,18 @@ from orchestrator.core.effects import (
     state_from,
 )
 from orchestrator.core.events import (
-    CatchUpFailed,
     ConnectionLost,
     ConnectionRestored,
-    IncarnationEvent,
-    IslandCaughtUp,
-    IslandDrained,
-    IslandFlushed,
+    IslandEvent,
     IslandPlaced,
-    IslandReady,
+    IslandReported,
     NoticeReceived,
     OuterStateSeeded,
     PlacementFailed,
-    ProgressReported,
-    StepOverdue,
 )
 from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
+from orchestrator.core.messages import CatchUpFailure, CaughtUp, Overdue, Progress, Ready
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import FailureExtent, Instant, IslandId, IslandState, JobPhase, Version
 
@@ -162,7 +157,7 @@ def _ends_at(event: NoticeReceived) -> Instant:
 FLUSH_TIMER = "flush:job"
 
 
-def current_island(state: JobState, event: IncarnationEvent) -> Island | None:
+def current_island(state: JobState, event: IslandEvent) -> Island | None:
     """The island of the event; None where the event is of an earlier incarnation, or of one that is over."""
     island = state.islands.get(event.island)
     if island is None or island.incarnation != event.incarnation or island.state not in WITH_PROCESS:
@@ -170,9 +165,10 @@ def current_island(state: JobState, event: IncarnationEvent) -> Island | None:
     return island
 
 
-def fence(state: JobState, event: IncarnationEvent) -> list[Effect]:
+def fence(state: JobState, event: IslandEvent) -> list[Effect]:
     """A process that was replaced shows up: end it."""
-    if isinstance(event, (IslandPlaced, IslandReady, IslandCaughtUp, ProgressReported, ConnectionRestored)):
+    lives = isinstance(event, IslandReported) and isinstance(event.report, (Ready, CaughtUp, Progress))
+    if lives or isinstance(event, (IslandPlaced, ConnectionRestored)):
         return [StopIsland(event.island, event.incarnation, "this incarnation is over")]
     return []
 
@@ -190,7 +186,7 @@ def placement_failed(state: JobState, island: Island, event: PlacementFailed) ->
     return _lose(state, island, event.reason, event.at, dead=False)
 
 
-def ready(state: JobState, island: Island, event: IslandReady) -> list[Effect]:
+def ready(state: JobState, island: Island) -> list[Effect]:
     if not _is_or_was(island, IslandState.STARTING):
         return []  # said twice: it has a state by now, or is being given one
     state.islands[island.id] = replace(island, ready=True, reason="waiting for the initial parameters")
@@ -204,76 +200,76 @@ def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
     return [effect for island in waiting for effect in catch_up(state, island)]
 
 
-def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Effect]:
+def caught_up(state: JobState, island: Island, report: CaughtUp, now: Instant) -> list[Effect]:
     if not _is_or_was(island, IslandState.CATCHING_UP):
         return []
     if state.phase is not JobPhase.RUNNING:
         state.islands[island.id] = replace(island, reason="the job is ending")
         return []
-    newer = publish_newer(state, island, event.versions, event.at)
+    newer = publish_newer(state, island, report.versions, now)
     if island.id in state.standbys:
-        state.islands[island.id] = island_record.standing_by(island, event)
+        state.islands[island.id] = island_record.standing_by(island, report)
         return [StandBy(island.id, island.incarnation), *newer]
-    state.islands[island.id] = island_record.caught_up(island, event)
+    state.islands[island.id] = island_record.caught_up(island, report)
     return [StartTraining(island.id, island.incarnation, state.anchor), *newer]
 
 
-def catch_up_failed(state: JobState, island: Island, event: CatchUpFailed) -> list[Effect]:
+def catch_up_failed(state: JobState, island: Island, report: CatchUpFailure, now: Instant) -> list[Effect]:
     if not _is_or_was(island, IslandState.CATCHING_UP):
         return []
-    if event.donor is None and not island.donors:
-        return _lose(state, island, f"no state from the synchroniser: {event.reason}", event.at, dead=False)
-    if event.donor is None or event.donor not in island.donors:
+    if report.donor is None and not island.donors:
+        return _lose(state, island, f"no state from the synchroniser: {report.reason}", now, dead=False)
+    if report.donor is None or report.donor not in island.donors:
         return []  # it is taking one from others by now
-    state.islands[island.id] = island_record.failed_by(island, event.donor)
+    state.islands[island.id] = island_record.failed_by(island, report.donor)
     return catch_up(state, island.id)
 
 
-def progressed(state: JobState, island: Island, event: ProgressReported) -> list[Effect]:
+def progressed(state: JobState, island: Island, report: Progress) -> list[Effect]:
     """Totals only grow, so a repeated or reordered report changes nothing."""
     latest = state.reports.get(island.id)
-    if latest is not None and event.tokens_total < latest.tokens_total:
+    if latest is not None and report.tokens_total < latest.tokens_total:
         return []
-    state.reports[island.id] = event
+    state.reports[island.id] = report
     if island.overdue_s:
         state.islands[island.id] = island_record.steps_again(island)
-    if event.step_seconds_median > 0:
-        state.pace = state.pace.with_step(event.step_seconds_median, state.policy.moving_average_decay)
+    if report.step_seconds_median > 0:
+        state.pace = state.pace.with_step(report.step_seconds_median, state.policy.moving_average_decay)
     return []
 
 
-def step_overdue(state: JobState, island: Island, event: StepOverdue) -> list[Effect]:
+def step_overdue(state: JobState, island: Island, report: Overdue, now: Instant) -> list[Effect]:
     """A step far beyond the usual is named; the island is lost once it is beyond the limit, and its process is stopped.
 
     Others may take a state from it, and would wait for a boundary that never comes.
     """
-    limit_s = state.policy.step_limits.limit(event.usual_seconds)
+    limit_s = state.policy.step_limits.limit(report.usual_seconds)
     steps = _is_or_was(island, IslandState.TRAINING) or _is_or_was(island, IslandState.DRAINING)
     if limit_s is None or not steps:
         return []
-    after = island_record.overdue(island, event, limit_s)
+    after = island_record.overdue(island, report, limit_s)
     state.islands[island.id] = after
-    if event.seconds < limit_s:
+    if report.seconds < limit_s:
         return []
-    return [*_lose(state, after, after.reason, event.at, dead=False), *_leave_donor(state, island.id)]
+    return [*_lose(state, after, after.reason, now, dead=False), *_leave_donor(state, island.id)]
 
 
-def flushed(state: JobState, island: Island, event: IslandFlushed | IslandDrained) -> list[Effect]:
+def flushed(state: JobState, island: Island, now: Instant) -> list[Effect]:
     state.islands[island.id] = replace(island, flushed=True, reason="gave all its work")
-    return advance_all(state, event.at)
+    return advance_all(state, now)
 
 
-def drained(state: JobState, island: Island, event: IslandDrained) -> list[Effect]:
+def drained(state: JobState, island: Island, now: Instant) -> list[Effect]:
     """It has nothing left to give. A drain that was called off when the island had ended already is no loss, either."""
     if state.phase is not JobPhase.RUNNING:
-        return flushed(state, island, event)
+        return flushed(state, island, now)
     if island.wanted and _is_or_was(island, IslandState.DRAINING):
-        return depart(state, island, "all its work is merged", event.at)
+        return depart(state, island, "all its work is merged", now)
     after = island_record.drained(island)
     state.islands[island.id] = after
     stop = StopIsland(island.id, island.incarnation, after.reason)
     again = place(state, after, "re-added while it drained") if island.wanted else []
-    return [stop, *again, *advance_all(state, event.at)]
+    return [stop, *again, *advance_all(state, now)]
 
 
 def connection_lost(state: JobState, island: Island, event: ConnectionLost) -> list[Effect]:

@@ -32,7 +32,8 @@ from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from orchestrator.core.effects import Effect, PlaceIsland, SetTimer, StopIsland
-from orchestrator.core.events import IslandCaughtUp, IslandPlaced, ProgressReported, StepOverdue
+from orchestrator.core.events import IslandPlaced
+from orchestrator.core.messages import CaughtUp, Overdue, Progress
 from orchestrator.core.vocabulary import (
     Contribution,
     Duration,
@@ -144,26 +145,26 @@ def failed_by(before: Island, donor: IslandId) -> Island:
     return replace(before, failed_donors=before.failed_donors | {donor})
 
 
-def caught_up(before: Island, event: IslandCaughtUp) -> Island:
-    source = event.donor or (f"the standby {before.process[0]}" if before.process else "the synchroniser")
-    source = "the checkpoint" if event.donor == before.id else " and ".join(sorted(set(event.sources))) or source
+def caught_up(before: Island, report: CaughtUp) -> Island:
+    source = report.donor or (f"the standby {before.process[0]}" if before.process else "the synchroniser")
+    source = "the checkpoint" if report.donor == before.id else " and ".join(sorted(set(report.sources))) or source
     return replace(
         before,
         state=IslandState.TRAINING,
         reason=f"state taken from {source}",
-        step=event.step,
+        step=report.step,
         failed_donors=frozenset(),
         saved=False,
     )
 
 
-def standing_by(before: Island, event: IslandCaughtUp) -> Island:
+def standing_by(before: Island, report: CaughtUp) -> Island:
     """It holds a state, and waits to be needed. That it came so far ends the row of its failures."""
     return replace(
         before,
         state=IslandState.STANDBY,
-        reason=f"ready to take a lost island's place, with a state of {event.donor or 'the synchroniser'}",
-        step=event.step,
+        reason=f"ready to take a lost island's place, with a state of {report.donor or 'the synchroniser'}",
+        step=report.step,
         failed_donors=frozenset(),
         failures=0,
     )
@@ -180,13 +181,15 @@ def suspected(before: Island, reason: str, timer_serial: int, at: Instant) -> Is
     )
 
 
-def overdue(before: Island, event: StepOverdue, limit_s: Duration) -> Island:
+def overdue(before: Island, report: Overdue, limit_s: Duration) -> Island:
     """Its step does not end."""
     usual = (
-        f"where {event.usual_seconds:.2g} s is usual" if event.usual_seconds else "at one step, boundary or evaluation"
+        f"where {report.usual_seconds:.2g} s is usual"
+        if report.usual_seconds
+        else "at one step, boundary or evaluation"
     )
-    over = "" if event.seconds < limit_s else f", beyond the limit of {limit_s:.0f} s"
-    return replace(before, overdue_s=event.seconds, reason=f"it hangs: {event.seconds:.0f} s {usual}{over}")
+    over = "" if report.seconds < limit_s else f", beyond the limit of {limit_s:.0f} s"
+    return replace(before, overdue_s=report.seconds, reason=f"it hangs: {report.seconds:.0f} s {usual}{over}")
 
 
 def steps_again(before: Island) -> Island:
@@ -295,7 +298,7 @@ def choose_donors(steps: Mapping[Island, int], receiver: Island, count: int) -> 
 # ── an incarnation begins, or is over ─────────────────────────────────────────────────────────────────────────────────
 
 
-def place(before: Island, last_report: ProgressReported | None, reason: str) -> Step:
+def place(before: Island, last_report: Progress | None, reason: str) -> Step:
     """Begin the next incarnation. What the one before had trained, by its last report, is carried on as totals."""
     steps, tokens = (last_report.steps_total, last_report.tokens_total) if last_report else (0, 0)
     after = Island(

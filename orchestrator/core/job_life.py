@@ -33,7 +33,6 @@ from orchestrator.core.effects import (
     WantIsland,
 )
 from orchestrator.core.events import (
-    CatchUpFailed,
     CommandRequested,
     ConnectionLost,
     ContributionArrived,
@@ -41,12 +40,12 @@ from orchestrator.core.events import (
     Event,
     JobStarted,
     PlacementFailed,
-    ProgressReported,
-    StepOverdue,
     TimerFired,
+    report_of,
 )
 from orchestrator.core.fragment_life import abandon_open_rounds, advance_all
 from orchestrator.core.island_record import WITH_PROCESS, Island
+from orchestrator.core.messages import CatchUpFailure, Overdue, Progress
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import FailureExtent, Instant, IslandId, IslandState, JobOutcome, JobPhase, RoundPhase
 
@@ -113,16 +112,9 @@ def _outcome(added: Iterable[Island], removed: Iterable[Island]) -> str:
     return "; ".join([*placed, *(f"{island.id} leaves" for island in removed)])
 
 
-MAY_GIVE_UP = (
-    PlacementFailed,
-    ConnectionLost,
-    CatchUpFailed,
-    TimerFired,
-    ContributionArrived,
-    ContributionUnusable,
-    StepOverdue,
-)
-"""Events after which an island may have been given up."""
+MAY_GIVE_UP = (PlacementFailed, ConnectionLost, TimerFired, ContributionArrived, ContributionUnusable)
+MAY_GIVE_UP_REPORTS = (CatchUpFailure, Overdue)
+"""Events, and reports of islands, after which an island may have been given up."""
 
 
 def started(state: JobState, event: JobStarted) -> list[Effect]:
@@ -134,12 +126,14 @@ def started(state: JobState, event: JobStarted) -> list[Effect]:
 def settle(state: JobState, event: Event) -> list[Effect]:
     """After every event: begin to end, go on ending, or end. Does nothing while there is nothing to do."""
     if state.phase is JobPhase.RUNNING:
-        if isinstance(event, ProgressReported):
+        report = report_of(event)
+        if isinstance(report, Progress):
             over = state.tokens_trained >= state.policy.token_budget
             return _begin_finishing(state, event.at) if over else []
         if isinstance(event, ConnectionLost) and _ends_job(state, event):
             return finish(state, JobOutcome.FAILED, f"{event.island}: {event.reason}")
-        if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.job_islands):
+        given_up = isinstance(event, MAY_GIVE_UP) or isinstance(report, MAY_GIVE_UP_REPORTS)
+        if given_up and all(i.state is IslandState.FAILED for i in state.job_islands):
             reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.job_islands)
             return finish(state, JobOutcome.FAILED, f"every island was given up ({reasons})")
         return island_life.promote(state) if state.standbys else []

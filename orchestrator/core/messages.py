@@ -1,31 +1,28 @@
-"""Island reports: what an island tells the synchroniser, as data.
+"""The reports that an island makes to the synchroniser, as data.
 
-An island is commanded by calls (``learners.island``) and answers by *reports*: it appends them to an outbox in the order
-things happened, and the synchroniser's link to that island reads them in that order by long polling. A report holds no
-arrays. Bytes travel apart, pulled by the synchroniser's side under the name of an offer.
+The synchroniser commands an island by calls (``learners.island``). The island answers by *reports*: it appends them to an
+outbox in the order things happened, and the synchroniser's link to that island reads them in that order by long polling. A
+report holds no arrays. Bytes travel apart, pulled by the synchroniser's side under the name of an offer.
 
-The event that each island report stands for, of that island's incarnation and at that instant.
-
-The live link, the laboratory and the simulation all decode reports, and must do it alike. An offer becomes a contribution
-only once its bytes are held, so it has a function of its own; a broken island is decoded as the loss of its connection.
+``events.IslandReported`` carries a report to the core. Three kinds become another event, because other parts of the system
+can say the same (``events.event_of``): two about an evaluation, and the loss of a process. An offer is no event by itself:
+it becomes a contribution once the synchroniser's side holds its bytes (``contribution_of``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from orchestrator.core import events, saving
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_FLAWS,
+    UNWRITTEN_DEFAULT,
     Contribution,
     DataFlaws,
+    Duration,
     FailureExtent,
     FragmentId,
     Incarnation,
-    Instant,
     IslandId,
     ScheduleAnchor,
     SourceLoss,
@@ -36,16 +33,21 @@ from orchestrator.core.vocabulary import (
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The island trained. Fields as in ``events.ProgressReported``."""
+    """The island trained. Totals are of this incarnation, so a repeated report changes nothing.
+
+    ``stepping_seconds`` is the time spent inside inner steps, ``gap_max_seconds`` the longest time between the ends of
+    two neighbouring steps since the previous report, ``loss`` the training loss of the last step in nats per token.
+    ``flaws`` counts the text that could not be read as it is in its files.
+    """
 
     step: int
     steps_total: int
     tokens_total: int
-    stepping_seconds: float
-    step_seconds_median: float
-    gap_max_seconds: float
+    stepping_seconds: Duration
+    step_seconds_median: Duration
+    gap_max_seconds: Duration
     loss: float
-    flaws: DataFlaws = NO_FLAWS
+    flaws: DataFlaws = field(default=NO_FLAWS, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A published version was taken at a step boundary. Fields as in ``events.FragmentAdopted``."""
+    """The island took a published version at a step boundary.
+
+    ``kept_tokens`` are those trained on this fragment that survive the adoption (0 when the published value replaces
+    the island's own); the rest of its tokens since the last adoption that are not in a contribution are overwritten.
+    ``fix`` is the latest schedule anchor that it knows; older tapes lack it.
+    """
 
     fragment: FragmentId
     version: Version
@@ -75,79 +82,98 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """The island holds a state. Fields as in ``events.IslandCaughtUp``."""
+    """The island holds a state: parameters, inner optimizer, and the version vector it belongs to.
+
+    ``donor`` is the peer it came from, ``None`` for the synchroniser. ``versions[p]`` is the version of fragment p. Where it
+    came in chunks, ``sources[p]`` gave fragment p, and ``donor`` is the one whose clock was furthest.
+    """
 
     donor: IslandId | None
     versions: tuple[Version, ...]
     step: int
-    transfer_seconds: float
+    transfer_seconds: Duration
     sources: tuple[IslandId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUpFailure:
+    """The island got no state from ``donor``; ``None`` is the synchroniser."""
+
     donor: IslandId | None
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is built and compiled."""
+    """The island has built and compiled its model. It has no state worth keeping yet."""
 
     device_count: int
-    start_seconds: float
+    start_seconds: Duration
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """Everything was offered; no step will follow."""
+    """The island was asked to stop, and has offered everything it had. No step will follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing trained here is missing from the versions that were adopted; no step will follow."""
+    """The island was asked to drain, and has adopted versions that all its work went into. No step will follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """This island's part of a checkpoint is on disk. Fields as in ``saving.IslandSaved``."""
+    """This island's part of a checkpoint is on disk; ``digest`` names it.
+
+    ``tokens_total`` is of its cut and incarnation. ``held_seconds`` is how long its loop took over the cut: what the
+    checkpoint cost in steps.
+    """
 
     checkpoint: int
     digest: str
     tokens_total: int
-    held_seconds: float
+    held_seconds: Duration
 
 
 @dataclass(frozen=True, slots=True)
 class NotSaved:
+    """The island could not save its part of a checkpoint."""
+
     checkpoint: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Θ was measured here. Fields as in ``events.EvaluationCompleted``."""
+    """The island measured Θ. Fields as in ``events.EvaluationCompleted``."""
 
     global_version: int
     loss: float
     sequence_count: int
-    seconds: float
+    seconds: Duration
     bits_per_byte: float | None = None
     sources: tuple[SourceLoss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NotEvaluated:
+    """The island could not measure Θ."""
+
     global_version: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The present step does not end. Fields as in ``events.StepOverdue``."""
+    """The island's present step has taken ``seconds`` so far, far more than the ``usual_seconds`` of its median step.
 
-    seconds: float
-    usual_seconds: float
+    Another thread of its process reports this, and counts only the time in which it ran itself. Without a median (0), it is
+    one of the first steps of the process, an evaluation, or a boundary. The report is repeated as the time doubles, and at
+    the limit (``StepLimits``).
+    """
+
+    seconds: Duration
+    usual_seconds: Duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,78 +187,24 @@ class Broken:
 ALL_OFFERS = 1 << 62
 """As a publication's ``merged_offer``: keep nothing of your own, whatever you offered and whatever the rule of adoption."""
 
-IslandReport = (
-    Progress
-    | Offer
-    | Adopted
-    | CaughtUp
-    | CatchUpFailure
-    | Ready
-    | Flushed
-    | Drained
-    | Saved
-    | NotSaved
-    | Evaluated
-    | NotEvaluated
-    | Overdue
-    | Broken
-)
-
-
-EventReport = (
-    Progress
-    | Adopted
-    | Ready
-    | CaughtUp
-    | CatchUpFailure
-    | Flushed
-    | Drained
-    | Saved
-    | NotSaved
-    | Evaluated
-    | NotEvaluated
-    | Overdue
-    | Broken
-)
+CarriedReport = Progress | Adopted | Overdue | Saved | NotSaved | Ready | CaughtUp | CatchUpFailure | Flushed | Drained
+"""Reports that ``events.IslandReported`` carries to the core."""
+EventReport = CarriedReport | Evaluated | NotEvaluated | Broken
 """Reports that are events by themselves: all but offers."""
-_EVENTS: dict[type, Callable[..., events.IncarnationEvent]] = {
-    Progress: events.ProgressReported,
-    Adopted: events.FragmentAdopted,
-    Ready: events.IslandReady,
-    CaughtUp: events.IslandCaughtUp,
-    CatchUpFailure: events.CatchUpFailed,
-    Flushed: events.IslandFlushed,
-    Drained: events.IslandDrained,
-    Overdue: events.StepOverdue,
-    Saved: saving.IslandSaved,
-    NotSaved: saving.IslandNotSaved,
-}
-"""Reports whose fields are their event's, by the same names."""
-
-
-def event_of(report: EventReport, at: Instant, island: IslandId, incarnation: Incarnation) -> events.Event:
-    """The event that this report stands for."""
-    if isinstance(report, Evaluated):
-        facts = _facts(report)
-        return events.EvaluationCompleted(at, **facts, place=island, island=island, incarnation=incarnation)
-    if isinstance(report, NotEvaluated):
-        return events.EvaluationFailed(at, report.global_version, f"on {island}: {report.reason}")
-    if isinstance(report, Broken):
-        reason = f"its own code failed: {report.detail}"
-        return events.ConnectionLost(at, island, incarnation, True, reason, extent=report.extent)
-    return _EVENTS[type(report)](at, island, incarnation, **_facts(report))
+IslandReport = EventReport | Offer
 
 
 def contribution_of(offer: Offer, island: IslandId, incarnation: Incarnation) -> Contribution:
-    """The contribution that the offer is, once its bytes are held."""
+    """Return the contribution that the offer is, once its bytes are held."""
     return Contribution(
         payload=payload_id(island, incarnation, offer.fragment, offer.offer),
         island=island,
         incarnation=incarnation,
-        **_facts(offer),
+        fragment=offer.fragment,
+        offer=offer.offer,
+        step=offer.step,
+        base_version=offer.base_version,
+        step_count=offer.step_count,
+        token_count=offer.token_count,
+        tokens_total=offer.tokens_total,
     )
-
-
-def _facts(report: IslandReport) -> dict[str, Any]:
-    """The report's fields by name. ``asdict`` would copy them deeply, which costs six times as much."""
-    return {name: getattr(report, name) for name in report.__slots__}

@@ -24,31 +24,6 @@ from orchestrator.core.vocabulary import (
 
 
 @dataclass(frozen=True, slots=True)
-class IslandSaved:
-    """The island's part of the checkpoint is on disk; ``digest`` names it. ``tokens_total`` is of its cut and incarnation.
-
-    ``held_seconds`` is how long its loop took over the cut: what the checkpoint cost in steps.
-    """
-
-    at: Instant
-    island: IslandId
-    incarnation: Incarnation
-    checkpoint: int
-    digest: str
-    tokens_total: int
-    held_seconds: Duration
-
-
-@dataclass(frozen=True, slots=True)
-class IslandNotSaved:
-    at: Instant
-    island: IslandId
-    incarnation: Incarnation
-    checkpoint: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointTaken:
     """It is whole and sealed. ``seconds`` since it began; ``byte_count`` is all of its files."""
 
@@ -126,8 +101,8 @@ class JobResumed:
 class BeginCheckpoint:
     """Save Θ at exactly ``versions``, the accounts as they are now, and send the marker to these islands.
 
-    The marker goes the way of publications, before any that is decided later. Answered by ``IslandSaved`` or
-    ``IslandNotSaved`` of each island, as far as they live, and by ``CheckpointFailed`` when Θ cannot be saved.
+    The marker goes the way of publications, before any that is decided later. Answered by ``Saved`` or
+    ``NotSaved`` of each island, as far as they live, and by ``CheckpointFailed`` when Θ cannot be saved.
     """
 
     checkpoint: int
@@ -172,7 +147,5 @@ class RestoreFragments:
     fragments: tuple[tuple[FragmentId, Version, int], ...]
 
 
-SavingEvent = (
-    IslandSaved | IslandNotSaved | CheckpointTaken | CheckpointFailed | JobResumed | FragmentRestored | RollbackFailed
-)
+SavingEvent = CheckpointTaken | CheckpointFailed | JobResumed | FragmentRestored | RollbackFailed
 SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint | RestoreFragments

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.events import ProgressReported
 from orchestrator.core.fragment_round import FragmentRound, UpdateNorms
 from orchestrator.core.grace import Pace
 from orchestrator.core.island_record import Island
+from orchestrator.core.messages import Progress
 from orchestrator.core.saving import SavedPart
 from orchestrator.core.view import FragmentView, IslandView, JobView
 from orchestrator.core.vocabulary import (
@@ -103,7 +103,7 @@ class JobState:
     islands: dict[IslandId, Island]
     rounds: list[FragmentRound]
     update_norms: list[UpdateNorms]
-    reports: dict[IslandId, ProgressReported]
+    reports: dict[IslandId, Progress]
     commands: set[CommandId]
     cordoned: set[NodeGroupId]
     checkpoints: Checkpoints
@@ -218,7 +218,7 @@ class JobState:
         )
 
 
-def _view_of(island: Island, report: ProgressReported | None, standby: bool) -> IslandView:
+def _view_of(island: Island, report: Progress | None, standby: bool) -> IslandView:
     return IslandView(
         island=island.id,
         node_group=island.plan.node_group,

@@ -15,8 +15,7 @@ as events. The same events in the same order always give the same effects: there
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, assert_never
+from typing import assert_never
 
 from orchestrator.core import (
     checkpoints,
@@ -26,31 +25,14 @@ from orchestrator.core import (
     fragment_life,
     island_life,
     job_life,
+    messages,
     recovery,
     saving,
 )
 from orchestrator.core.effects import Effect
-from orchestrator.core.island_record import Island
 from orchestrator.core.state import JobState
 from orchestrator.core.view import JobView
 from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, IslandId, JobPhase, JobPolicy
-
-_ISLAND_HANDLERS: dict[type, Callable[[JobState, Island, Any], list[Effect]]] = {
-    events.IslandPlaced: island_life.placed,
-    events.PlacementFailed: island_life.placement_failed,
-    events.IslandReady: island_life.ready,
-    events.IslandCaughtUp: island_life.caught_up,
-    events.CatchUpFailed: island_life.catch_up_failed,
-    events.ProgressReported: island_life.progressed,
-    events.StepOverdue: island_life.step_overdue,
-    events.ConnectionLost: island_life.connection_lost,
-    events.ConnectionRestored: island_life.connection_restored,
-    events.IslandFlushed: island_life.flushed,
-    events.IslandDrained: island_life.drained,
-    events.NoticeReceived: island_life.noticed,
-    saving.IslandSaved: checkpoints.island_answered,
-    saving.IslandNotSaved: checkpoints.island_answered,
-}
 
 
 class Synchroniser:
@@ -88,8 +70,8 @@ class Synchroniser:
         if state.phase is JobPhase.FINISHED:
             return []
         match event:
-            case events.FragmentAdopted():
-                return fragment_life.fragment_adopted(state, event)
+            case events.IslandReported():
+                return self._reported(event)
             case events.MergeCompleted():
                 return fragment_life.merge_completed(state, event)
             case events.MergeFailed():
@@ -119,10 +101,55 @@ class Synchroniser:
             case events.FaultInjected():
                 return []
             case _:
-                island = island_life.current_island(state, event)
-                if island is None:
-                    return island_life.fence(state, event)
-                return _ISLAND_HANDLERS[type(event)](state, island, event)
+                return self._observed(event)
+
+    def _observed(self, event: events.ObservedEvent) -> list[Effect]:
+        """Decide on what the job's side saw of an island."""
+        state = self.state
+        island = island_life.current_island(state, event)
+        if island is None:
+            return island_life.fence(state, event)
+        match event:
+            case events.IslandPlaced():
+                return island_life.placed(state, island, event)
+            case events.PlacementFailed():
+                return island_life.placement_failed(state, island, event)
+            case events.ConnectionLost():
+                return island_life.connection_lost(state, island, event)
+            case events.ConnectionRestored():
+                return island_life.connection_restored(state, island, event)
+            case events.NoticeReceived():
+                return island_life.noticed(state, island, event)
+            case unknown:
+                assert_never(unknown)
+
+    def _reported(self, event: events.IslandReported) -> list[Effect]:
+        """Decide on what an island reported of itself."""
+        state, report, now = self.state, event.report, event.at
+        if isinstance(report, messages.Adopted):  # of any incarnation: it tells how long synchronising takes
+            return fragment_life.fragment_adopted(state, report, now)
+        island = island_life.current_island(state, event)
+        if island is None:
+            return island_life.fence(state, event)
+        match report:
+            case messages.Progress():
+                return island_life.progressed(state, island, report)
+            case messages.Overdue():
+                return island_life.step_overdue(state, island, report, now)
+            case messages.Saved() | messages.NotSaved():
+                return checkpoints.island_answered(state, island, report)
+            case messages.Ready():
+                return island_life.ready(state, island)
+            case messages.CaughtUp():
+                return island_life.caught_up(state, island, report, now)
+            case messages.CatchUpFailure():
+                return island_life.catch_up_failed(state, island, report, now)
+            case messages.Flushed():
+                return island_life.flushed(state, island, now)
+            case messages.Drained():
+                return island_life.drained(state, island, now)
+            case unknown:
+                assert_never(unknown)
 
     def _requested(self, event: events.CommandRequested) -> list[Effect]:
         state = self.state

@@ -16,7 +16,8 @@ from pathlib import Path
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.actors.records import StatusRecord
-from orchestrator.core.events import MergeCompleted, ProgressReported, SynchroniserRestarted
+from orchestrator.core.events import IslandReported, MergeCompleted, SynchroniserRestarted
+from orchestrator.core.messages import Progress
 from orchestrator.core.saving import FragmentRestored, JobResumed
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import JobPolicy
@@ -69,9 +70,9 @@ class LastKnown:
                 self.tokens_before = max(self.tokens_before, event.tokens_trained)
                 for fragment, version in enumerate(event.versions):
                     self.reached(fragment, version)
-            case ProgressReported():
+            case IslandReported(report=Progress() as report):
                 life = (str(event.island), int(event.incarnation))
-                self.tokens[life] = max(self.tokens.get(life, 0), event.tokens_total)
+                self.tokens[life] = max(self.tokens.get(life, 0), report.tokens_total)
         if self.whole:
             self.goodput.apply(event, record.effects)  # type: ignore[arg-type]  # its header says: a job's tape
             self.statistics.apply(event, record.effects)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 The order is by tokens trained. At one boundary, adopting a version comes before offers that build on it and after offers
 that build on an older one; what concerns different fragments may stand in any order.
 
-What an adoption kept is the tape's to say (``FragmentAdopted.kept_tokens``); *since* when it is counted follows from which
+What an adoption kept is the tape's to say (``messages.Adopted.kept_tokens``); *since* when it is counted follows from which
 offer the publication named as merged, exactly as in ``orchestrator.replica.work``, whose counters these are. An island
 that began from a peer has what it was given as its base. On older tapes it knew none, and its first adoption of a fragment
 overwrote all; both are read as they are told.
@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from orchestrator.core import messages
 from orchestrator.core.effects import BeginCatchUp, StartTraining
-from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, ProgressReported
+from orchestrator.core.messages import CaughtUp, Progress
 from orchestrator.core.vocabulary import NO_ANCHOR, Contribution, FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.laboratory.training_trace import Adopted, Exported, LifeId, Moment, Offered
 from orchestrator.replica.work import AdoptionRule, FragmentWork, Rebase, Trained
@@ -29,12 +30,12 @@ class IncarnationRecords:
     whose work is in v; ``reports`` by tokens trained; ``started`` is how it was first let train.
     """
 
-    reports: dict[int, ProgressReported] = field(default_factory=dict)
+    reports: dict[int, Progress] = field(default_factory=dict)
     contributions: dict[PayloadId, Contribution] = field(default_factory=dict)
-    adoptions: dict[tuple[FragmentId, Version], FragmentAdopted] = field(default_factory=dict)
+    adoptions: dict[tuple[FragmentId, Version], messages.Adopted] = field(default_factory=dict)
     published: dict[tuple[FragmentId, Version], int] = field(default_factory=dict)
     catch_up: BeginCatchUp | None = None
-    begun: tuple[IslandCaughtUp, BeginCatchUp] | None = None
+    begun: tuple[CaughtUp, BeginCatchUp] | None = None
     started: StartTraining | None = None
 
     @property
@@ -77,7 +78,7 @@ class IncarnationHistory:
     could_keep_work: bool = False
 
 
-_Entry = Contribution | FragmentAdopted | Receiver
+_Entry = Contribution | messages.Adopted | Receiver
 _Placed = tuple[int, float, _Entry]
 """Tokens trained by then, place among things of that moment, what it is."""
 
@@ -130,7 +131,7 @@ def history_of(
 
 def _adopt(
     name: str,
-    event: FragmentAdopted,
+    report: messages.Adopted,
     own: FragmentWork,
     published: int,
     payloads: Mapping[tuple[FragmentId, int], PayloadId],
@@ -140,22 +141,24 @@ def _adopt(
 ) -> Adopted:
     """Put the fragment on its new version, and say what survived. ``published`` is the offer that is merged in it."""
     merged_offer = published if published in own.offers else None
-    uncontributed = own.remaining(Rebase(merged_offer), _trained(event.tokens_total)).tokens
-    kept_tokens = uncontributed if event.kept_tokens == _UNREPORTED and rule == "rebase" else max(0, event.kept_tokens)
+    uncontributed = own.remaining(Rebase(merged_offer), _trained(report.tokens_total)).tokens
+    kept_tokens = (
+        uncontributed if report.kept_tokens == _UNREPORTED and rule == "rebase" else max(0, report.kept_tokens)
+    )
     if rule == "rebase":
         keeps, has_work = kept_tokens == uncontributed, uncontributed > 0
         if kept_tokens not in (0, uncontributed):
             history.contradictions.append(
                 f"{name} kept {kept_tokens} of {uncontributed} tokens in no version when it adopted "
-                f"version {event.version} of fragment {event.fragment}"
+                f"version {report.version} of fragment {report.fragment}"
             )
         history.could_keep_work |= uncontributed > 0
     else:
         keeps = has_work = rule == "mix" and bool(own.offers)
     history.kept_work |= kept_tokens > 0
-    own.adopt(event.version, _trained(kept_tokens), _trained(event.tokens_total), own.latest_offer)
-    since = None if merged_offer is None else payloads[event.fragment, merged_offer]
-    return Adopted(steps, event.fragment, event.version, event.step, event.fix, keeps, has_work, since)
+    own.adopt(report.version, _trained(kept_tokens), _trained(report.tokens_total), own.latest_offer)
+    since = None if merged_offer is None else payloads[report.fragment, merged_offer]
+    return Adopted(steps, report.fragment, report.version, report.step, report.fix, keeps, has_work, since)
 
 
 def _trained(tokens: int) -> Trained:
@@ -174,7 +177,7 @@ def _in_order(
     tokens_per_step: int,
     history: IncarnationHistory,
 ) -> list[_Placed]:
-    entries: list[Contribution | FragmentAdopted] = [*records.contributions.values(), *records.adoptions.values()]
+    entries: list[Contribution | messages.Adopted] = [*records.contributions.values(), *records.adoptions.values()]
     entries.sort(key=_own_order)
     placed: list[_Placed] = [(entry.tokens_total, float(place), entry) for place, entry in enumerate(entries)]
     for receiver in receivers:
@@ -182,7 +185,7 @@ def _in_order(
     return sorted(placed, key=lambda item: item[:2])
 
 
-def _own_order(entry: Contribution | FragmentAdopted) -> tuple[int, int, int, int]:
+def _own_order(entry: Contribution | messages.Adopted) -> tuple[int, int, int, int]:
     if isinstance(entry, Contribution):
         return entry.tokens_total, entry.base_version, 1, entry.fragment
     return entry.tokens_total, entry.version, 0, entry.fragment
@@ -191,7 +194,7 @@ def _own_order(entry: Contribution | FragmentAdopted) -> tuple[int, int, int, in
 def _export(
     life: LifeId,
     records: IncarnationRecords,
-    entries: Sequence[Contribution | FragmentAdopted],
+    entries: Sequence[Contribution | messages.Adopted],
     receiver: Receiver,
     tokens_per_step: int,
     history: IncarnationHistory,
@@ -205,7 +208,7 @@ def _export(
     versions = list(caught_up.versions)
     logical_step, tokens, place, before = caught_up.step, 0, len(entries), None
     for index, entry in enumerate(entries):
-        if not isinstance(entry, FragmentAdopted):
+        if not isinstance(entry, messages.Adopted):
             continue
         if entry.version > receiver.versions[entry.fragment]:
             place, before = index, entry.tokens_total
@@ -223,6 +226,6 @@ def _export(
             yield (
                 tokens,
                 place - 0.6,
-                FragmentAdopted(0.0, *life, FragmentId(fragment), wanted, receiver.logical_step, tokens, _UNREPORTED),
+                messages.Adopted(FragmentId(fragment), wanted, receiver.logical_step, tokens, _UNREPORTED),
             )
     yield tokens, place - 0.5, receiver

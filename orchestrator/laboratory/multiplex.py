@@ -30,7 +30,8 @@ from learners.outbox import Outbox
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects, events, saving
-from orchestrator.core.messages import IslandReport, Offer, Progress, contribution_of, event_of
+from orchestrator.core.events import event_of
+from orchestrator.core.messages import CaughtUp, IslandReport, Offer, Progress, Ready, contribution_of
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
 from orchestrator.errors import InternalError
@@ -215,12 +216,13 @@ class MultiplexedJob:
     def place_island(self, effect: effects.PlaceIsland) -> None:
         life = (effect.island, effect.incarnation)
         self._soon(lambda at: events.IslandPlaced(at, *life, "here", 0))
-        self._soon(lambda at: events.IslandReady(at, *life, 1, 0.0))
+        self._soon(lambda at: events.IslandReported(at, *life, Ready(1, 0.0)))
 
     def begin_catch_up(self, effect: effects.BeginCatchUp) -> None:
         island = self._islands[effect.island]
         island.loop.load(self._in_process.whole_state(), self._outer.versions, 0, effect.cursor)
-        self._soon(lambda at: events.IslandCaughtUp(at, island.id, FIRST, None, self._outer.versions, 0, 0.0))
+        report = CaughtUp(None, self._outer.versions, 0, 0.0)
+        self._soon(lambda at: events.IslandReported(at, island.id, FIRST, report))
 
     def start_training(self, effect: effects.StartTraining) -> None:
         island = self._islands[effect.island]

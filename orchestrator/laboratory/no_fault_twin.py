@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-from orchestrator.core.events import ProgressReported
+from orchestrator.core.events import IslandReported
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import Duration, IslandId, JobPolicy
 from orchestrator.laboratory.training_trace import TrainingTrace
 from orchestrator.replica.work import AdoptionRule
@@ -55,7 +56,8 @@ def _step_s(tape: Tape, policy: JobPolicy) -> tuple[Duration, ...]:
     """Each island's median step; the median of all, where one never told."""
     steps: dict[IslandId, list[Duration]] = {}
     for record in tape.records:
-        if isinstance(record.event, ProgressReported):
-            steps.setdefault(record.event.island, []).append(record.event.step_seconds_median)
-    overall_median = median(seconds for island in steps.values() for seconds in island)
+        match record.event:
+            case IslandReported(island=island, report=Progress() as report):
+                steps.setdefault(island, []).append(report.step_seconds_median)
+    overall_median = median(seconds for samples in steps.values() for seconds in samples)
     return tuple(median(steps.get(plan.island, [overall_median])) for plan in policy.islands)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from orchestrator.core import effects, events
+from orchestrator.core import effects, events, messages
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, PayloadId, Version
 from orchestrator.errors import Problem
 from orchestrator.laboratory.incarnation_history import IncarnationHistory, IncarnationRecords, Receiver, history_of
@@ -162,22 +162,25 @@ class _TapeContents:
                 self.author.setdefault(c.payload, life)
                 self._records_of(life).contributions.setdefault(c.payload, c)
                 self._trained(life, c.tokens_total)
-            case events.FragmentAdopted():
-                life = (event.island, event.incarnation)
-                self._records_of(life).adoptions.setdefault((event.fragment, event.version), event)
-                self._trained(life, event.tokens_total)
-            case events.ProgressReported():
-                life = (event.island, event.incarnation)
-                self._records_of(life).reports.setdefault(event.tokens_total, event)
-                self._trained(life, event.tokens_total)
-            case events.IslandCaughtUp():
-                records = self._records_of((event.island, event.incarnation))
-                if records.begun is None and records.catch_up is not None:
-                    records.begun = (event, records.catch_up)
+            case events.IslandReported():
+                self._reported((event.island, event.incarnation), event.report)
             case events.MergeCompleted():
                 if (order := self._merging.pop((event.fragment, event.version), None)) is not None:
                     merged = (event.fragment, event.version, order.inputs, event.digest, order.outer_lr_ratio)
                     self.acts.append(Merged(*merged))
+
+    def _reported(self, life: LifeId, report: messages.CarriedReport) -> None:
+        match report:
+            case messages.Adopted():
+                self._records_of(life).adoptions.setdefault((report.fragment, report.version), report)
+                self._trained(life, report.tokens_total)
+            case messages.Progress():
+                self._records_of(life).reports.setdefault(report.tokens_total, report)
+                self._trained(life, report.tokens_total)
+            case messages.CaughtUp():
+                records = self._records_of(life)
+                if records.begun is None and records.catch_up is not None:
+                    records.begun = (report, records.catch_up)
 
     def _read(self, effect: object) -> None:
         match effect:

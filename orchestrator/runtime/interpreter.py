@@ -25,6 +25,7 @@ from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
+from orchestrator.core.messages import CatchUpFailure
 from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, Life, ReleaseReason
 from orchestrator.errors import first_line, in_words
 from orchestrator.host.checkpoint_writer import CheckpointWriter
@@ -110,10 +111,8 @@ class CatchUps:
             except ActorDiedError:
                 return  # the report link notices it, too
             except RayError as error:
-                reason = in_words(error)
-                self._post(
-                    partial(events.CatchUpFailed, island=island, incarnation=incarnation, donor=donor, reason=reason)
-                )
+                failure = CatchUpFailure(donor, in_words(error))
+                self._post(partial(events.IslandReported, island=island, incarnation=incarnation, report=failure))
                 return
 
 
@@ -354,7 +353,7 @@ class Interpreter:
         return Connection(island, incarnation, ranks, self._context, self._shard, self._durable_count, lost=lost)
 
     def _connection(self, island: IslandId, incarnation: Incarnation) -> Connection | None:
-        """Its connection, if any. Under the lock: a first report (``IslandReady``) may come while it is being opened."""
+        """Its connection, if any. Under the lock: a first report (``Ready``) may come while it is being opened."""
         with self._lives:
             return self._connections.get((island, incarnation))
 

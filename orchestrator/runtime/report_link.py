@@ -31,7 +31,8 @@ from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
 from orchestrator.channel.endpoint import Membership
 from orchestrator.core import events, messages
-from orchestrator.core.messages import EventReport, contribution_of, event_of
+from orchestrator.core.events import event_of
+from orchestrator.core.messages import EventReport, contribution_of
 from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, RefusalReason
 from orchestrator.errors import Fenced, first_line, in_words
 from orchestrator.host.job_context import JobContext, Undated

@@ -19,12 +19,11 @@ from itertools import pairwise
 from math import inf
 
 from orchestrator.accounting.series import median
-from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, JobPolicy
 from orchestrator.errors import DataError
 from orchestrator.simulation import speeds
 from orchestrator.simulation.distributions import Constant, Empirical, Uniform
-from orchestrator.simulation.observed import DETECT_S, FaultExtraction, Observed, ObservedIncarnation
+from orchestrator.simulation.observed import DETECT_S, DatedProgress, FaultExtraction, Observed, ObservedIncarnation
 from orchestrator.simulation.plan import Capacity, IncarnationStart, Latency, WorldPlan
 from orchestrator.simulation.speeds import DIGITS
 from orchestrator.tape.schema import Header, Tape, job_steps
@@ -159,7 +158,7 @@ class _Fit:
         pairs = [
             (after.stepping_seconds - before.stepping_seconds, after.step_seconds_median)
             for life in self._seen.lives.values()
-            for before, after in pairwise(life.reports)
+            for (_, before), (_, after) in pairwise(life.reports)
             if after.steps_total == before.steps_total + 1
         ]
         if any(abs(took - reported) > 1e-6 * took for took, reported in pairs):
@@ -184,9 +183,9 @@ class _Fit:
     def _life(self, island: IslandId, incarnation: Incarnation, life: ObservedIncarnation) -> IncarnationStart:
         begin_s = None
         if life.training_ordered_at is not None and life.reports:
-            first = life.reports[0]
+            at, first = life.reports[0]
             pauses = self._speeds[island].pause_s * first.steps_total
-            begin_s = first.at - self._report_delay_s - first.stepping_seconds - pauses - life.training_ordered_at
+            begin_s = at - self._report_delay_s - first.stepping_seconds - pauses - life.training_ordered_at
         placed_at = life.refused_at if life.placed_at is None else life.placed_at
         return IncarnationStart(
             island,
@@ -225,7 +224,7 @@ class _Fit:
         return Empirical(tuple(round(seconds, DIGITS) for seconds in ordered))
 
 
-def _reports(seen: Observed, island: IslandId) -> list[list[e.ProgressReported]]:
+def _reports(seen: Observed, island: IslandId) -> list[list[DatedProgress]]:
     return [life.reports for (name, _), life in seen.lives.items() if name == island]
 
 

@@ -13,7 +13,8 @@ from typing import Protocol, assert_never
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import CatchUpFailure, CaughtUp, IslandReport, Offer, Ready, contribution_of, event_of
+from orchestrator.core.events import event_of
+from orchestrator.core.messages import CatchUpFailure, CaughtUp, IslandReport, Offer, Ready, contribution_of
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason, Version
 from orchestrator.errors import InternalError
 from orchestrator.simulation.impairment import LinkFault

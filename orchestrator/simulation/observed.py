@@ -22,6 +22,7 @@ from orchestrator.accounting.series import median
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Adopted, CarriedReport, CatchUpFailure, CaughtUp, Overdue, Progress, Ready
 from orchestrator.core.vocabulary import (
     Duration,
     FragmentId,
@@ -39,6 +40,10 @@ from orchestrator.simulation.speeds import Stop
 LifeId = tuple[IslandId, Incarnation]
 
 
+DatedProgress = tuple[Instant, Progress]
+"""A report with the instant at which it was heard."""
+
+
 @dataclass(slots=True)
 class ObservedIncarnation:
     """One incarnation: when each part of its start was asked for and answered, and everything it reported."""
@@ -51,7 +56,7 @@ class ObservedIncarnation:
     caught_up_at: Instant | None = None
     training_ordered_at: Instant | None = None
     ended_at: Instant = inf
-    reports: list[e.ProgressReported] = field(default_factory=list)
+    reports: list[DatedProgress] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -123,8 +128,8 @@ class Observed:
         match event:
             case e.OuterStateSeeded():
                 self.seeded_at = event.at
-            case e.ProgressReported() | e.FragmentAdopted():
-                self._reported(event)
+            case e.IslandReported():
+                self._reported(event, event.report)
             case e.ContributionArrived() | e.ContributionUnusable():
                 self._contribution(event)
             case e.MergeCompleted():
@@ -142,7 +147,7 @@ class Observed:
             case e.ConnectionRestored():
                 if (silence := self._silent.pop((event.island, event.incarnation), None)) is not None:
                     silence.restored_at = event.at
-            case e.IslandPlaced() | e.PlacementFailed() | e.IslandReady() | e.IslandCaughtUp() | e.CatchUpFailed():
+            case e.IslandPlaced() | e.PlacementFailed():
                 self._starting(event)
         for effect in effects:
             self._effect(event, effect)
@@ -167,7 +172,7 @@ class Observed:
                     self.crashes.append((effect.island, at, True))
                 self._killed.setdefault(key, at)
             case f.StopIsland():
-                if isinstance(event, e.StepOverdue):
+                if isinstance(event, e.IslandReported) and isinstance(event.report, Overdue):
                     self.crashes.append((effect.island, at, True))  # it gave nothing since its step began
                 self._end((effect.island, effect.incarnation), at)
             case f.MergeFragment():
@@ -190,47 +195,50 @@ class Observed:
 
     # ── what was answered ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _starting(
-        self, event: e.IslandPlaced | e.PlacementFailed | e.IslandReady | e.IslandCaughtUp | e.CatchUpFailed
-    ) -> None:
+    def _starting(self, event: e.IslandPlaced | e.PlacementFailed) -> None:
         life = self.lives.get((event.island, event.incarnation))
         if life is None:
             return
-        match event:
-            case e.IslandPlaced():
-                life.placed_at = event.at
-            case e.PlacementFailed():
-                life.refused_at = event.at
-            case e.IslandReady():
-                life.ready_at = event.at
-            case e.IslandCaughtUp():
-                life.caught_up_at = event.at
-            case e.CatchUpFailed():
-                self.catch_ups_failed += 1
+        if isinstance(event, e.IslandPlaced):
+            life.placed_at = event.at
+        else:
+            life.refused_at = event.at
 
-    def _reported(self, event: e.ProgressReported | e.FragmentAdopted) -> None:
-        key = (event.island, event.incarnation)
-        life = self.lives.get(key)
+    def _reported(self, event: e.IslandReported, report: CarriedReport) -> None:
+        life = self.lives.get((event.island, event.incarnation))
         if life is None:
             return
-        if event.tokens_total < self._last_reports.get(key, (0.0, 0))[1]:
+        match report:
+            case Progress() | Adopted():
+                self._trained(event, life, report)
+            case Ready():
+                life.ready_at = event.at
+            case CaughtUp():
+                life.caught_up_at = event.at
+            case CatchUpFailure():
+                self.catch_ups_failed += 1
+
+    def _trained(self, event: e.IslandReported, life: ObservedIncarnation, report: Progress | Adopted) -> None:
+        key = (event.island, event.incarnation)
+        if report.tokens_total < self._last_reports.get(key, (0.0, 0))[1]:
             return  # told again, or overtaken
-        self._settle_gap(key, event.tokens_total)
-        if self._together(key, event.tokens_total):
+        self._settle_gap(key, report.tokens_total)
+        if self._together(key, report.tokens_total):
             self.report_delays.append(event.at - self._last_reports[key][0])
-        self._last_reports[key] = (event.at, event.tokens_total)
-        if isinstance(event, e.ProgressReported):
-            if life.reports and event.steps_total <= life.reports[-1].steps_total:
+        self._last_reports[key] = (event.at, report.tokens_total)
+        if isinstance(report, Progress):
+            latest = life.reports[-1][1] if life.reports else None
+            if latest is not None and report.steps_total <= latest.steps_total:
                 return
-            if life.reports:  # by its own clock: after a silence, much comes at once
-                self._unasked[key] = event.stepping_seconds - life.reports[-1].stepping_seconds
-            life.reports.append(event)
+            if latest is not None:  # by its own clock: after a silence, much comes at once
+                self._unasked[key] = report.stepping_seconds - latest.stepping_seconds
+            life.reports.append((event.at, report))
             return
-        self.keeps_work = self.keeps_work or event.kept_tokens > 0
-        versions = self.published.get((event.island, event.fragment), [])
+        self.keeps_work = self.keeps_work or report.kept_tokens > 0
+        versions = self.published.get((event.island, report.fragment), [])
         for n in reversed(range(len(versions))):
             version, at, adopted = versions[n]
-            if version == event.version:
+            if version == report.version:
                 if not adopted:
                     versions[n] = (version, at, True)
                     self.adoptions.append(Adoption(event.island, event.at - at))
@@ -382,7 +390,7 @@ class FaultExtraction:
                 and life.training_ordered_at is not None
                 and life.training_ordered_at <= at < life.ended_at
             ):
-                after = [report for report in life.reports if at < report.at < until]
+                after = [report for heard_at, report in life.reports if at < heard_at < until]
                 quiet = any(s.island == island and s.heard_at < until for s in self._seen.silences if s.lost_at > at)
                 return not quiet and bool(after) and after[-1].steps_total - after[0].steps_total >= STEPS_TO_ADOPT
         return False

@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import fsum, sqrt
 
 from orchestrator.accounting.island_time import FREEZE_MIN_S, FREEZE_RATIO
-from orchestrator.core.events import ProgressReported
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import Duration, Instant
 from orchestrator.simulation.plan import Pace
 
@@ -72,31 +72,31 @@ class _Segment:
     stepping: Duration
 
 
-def of(lives: Iterable[Sequence[ProgressReported]], unreachable: Sequence[tuple[Instant, Instant]]) -> Speeds:
-    """What the reports of all incarnations of one island say of its speed."""
+def of(lives: Iterable[Sequence[tuple[Instant, Progress]]], unreachable: Sequence[tuple[Instant, Instant]]) -> Speeds:
+    """Return what the reports of all incarnations of one island, each with its instant, say of the island's speed."""
     speeds = Speeds()
     reports = [list(life) for life in lives if life]
-    length = max((life[-1].at for life in reports), default=0.0) - min((life[0].at for life in reports), default=0.0)
+    length = max((life[-1][0] for life in reports), default=0.0) - min((life[0][0] for life in reports), default=0.0)
     window = max(WINDOW_S, length / PACES_MAX)
     for life in reports:
-        first = life[0]
+        at, first = life[0]
         if first.steps_total:
-            _note_tokens(speeds, first.at, first.tokens_total / first.steps_total)
+            _note_tokens(speeds, at, first.tokens_total / first.steps_total)
         pending: list[_Segment] = []
-        for before, after in pairwise(life):
+        for (since, before), (until, after) in pairwise(life):
             steps = after.steps_total - before.steps_total
             stepping = after.stepping_seconds - before.stepping_seconds
-            _note_tokens(speeds, before.at, (after.tokens_total - before.tokens_total) / steps)
-            stop = _stop(before, after, steps, stepping)
+            _note_tokens(speeds, since, (after.tokens_total - before.tokens_total) / steps)
+            stop = _stop(since, until, after, steps, stepping)
             if stop is None:
-                pending.append(_Segment(before.at, after.at, steps, stepping))
+                pending.append(_Segment(since, until, steps, stepping))
             else:
                 speeds.stops.append(stop)
                 excess = max(0.0, stepping - steps * after.step_seconds_median)
                 stepping -= min(stop.until - stop.since, excess)
                 stood = stop.until - stop.since
-                pending.append(_Segment(before.at, after.at - stood, steps, stepping))
-            if _wide(pending, window) and not _within(after.at, unreachable):
+                pending.append(_Segment(since, until - stood, steps, stepping))
+            if _wide(pending, window) and not _within(until, unreachable):
                 _close(speeds, pending)
                 pending = []
         _close(speeds, pending)
@@ -110,7 +110,7 @@ def jitter(all_spreads: Iterable[Speeds]) -> float:
     return min(0.95, sqrt(3.0 * fsum(squares) / len(squares))) if squares else 0.0
 
 
-def _stop(before: ProgressReported, after: ProgressReported, steps: int, stepping: Duration) -> Stop | None:
+def _stop(since: Instant, until: Instant, after: Progress, steps: int, stepping: Duration) -> Stop | None:
     """As in ``accounting.island_time``: a gap many steps long was no step. It ended with a step, just before the report.
 
     Where several steps were reported at once, it may be any of them; the last is as good a guess as another.
@@ -120,8 +120,8 @@ def _stop(before: ProgressReported, after: ProgressReported, steps: int, steppin
     if gap <= max(FREEZE_MIN_S, FREEZE_RATIO * usual):
         return None
     later = max(0.0, (stepping - min(stepping, gap)) / 2.0) if steps > 1 else 0.0
-    until = after.at - min(later, max(0.0, after.at - before.at - gap))
-    return Stop(until - gap + usual / 2.0, until - usual / 2.0)
+    ended = until - min(later, max(0.0, until - since - gap))
+    return Stop(ended - gap + usual / 2.0, ended - usual / 2.0)
 
 
 def _wide(pending: list[_Segment], window: Duration) -> bool:

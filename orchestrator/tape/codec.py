@@ -4,8 +4,9 @@ Responsible for: every event, effect and policy having one plain form, so that a
 Refuses to know: what any message means, files, and digests.
 
 Numbers keep the kind they have (an integer in a float's place stays an integer) and floats are written by ``repr``, so
-that decode(encode(x)) == x. Event and effect carry their class name under ``type``; nested values do not need it. A command
-that was asked for is one flat message, called after its request: ``{"type": "KillRequested", …, "island": "asia", …}``.
+that decode(encode(x)) == x. Event and effect carry their class name under ``type``; nested values do not need it. Two events
+are written flat, under the name of what they carry: a command that was asked for is called after its request
+(``{"type": "KillRequested", …, "island": "asia", …}``), an island's report after the report (``REPORTED``).
 
 The codec of commands: to their one plain form, ``{"kind": "kill", "island": "asia", …}``, and back, strictly.
 
@@ -31,7 +32,19 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from orchestrator.core.commands import Command, OperatorCommand
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import CommandRequested, Event
+from orchestrator.core.events import CommandRequested, Event, IslandReported
+from orchestrator.core.messages import (
+    Adopted,
+    CatchUpFailure,
+    CaughtUp,
+    Drained,
+    Flushed,
+    NotSaved,
+    Overdue,
+    Progress,
+    Ready,
+    Saved,
+)
 from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT
 from orchestrator.elastic.jobs import FleetEffect, FleetEvent
 from orchestrator.errors import DataError
@@ -98,17 +111,42 @@ TAGGED: dict[str, type[Any]] = {
     kind.__name__: kind
     for union in (Event, Effect, FleetEvent, FleetEffect)
     for kind in get_args(union)
-    if kind is not CommandRequested
+    if kind not in (CommandRequested, IslandReported)
 }
-"""Every message by name, of jobs and of fleets. The unions share no name."""
+"""Every message by name, of jobs and of fleets, but for the two below. The unions share no name."""
 REQUESTS: dict[str, type[Any]] = {f"{kind.__name__}Requested": kind for kind in get_args(OperatorCommand)}
-"""Every command by the name of the message that it was asked for."""
+"""Every command by the name of the event that asks for it."""
+REPORTED: dict[str, type[Any]] = {
+    "ProgressReported": Progress,
+    "FragmentAdopted": Adopted,
+    "StepOverdue": Overdue,
+    "IslandReady": Ready,
+    "IslandCaughtUp": CaughtUp,
+    "CatchUpFailed": CatchUpFailure,
+    "IslandFlushed": Flushed,
+    "IslandDrained": Drained,
+    "IslandSaved": Saved,
+    "IslandNotSaved": NotSaved,
+}
+"""Every report by the name of the event that carries it."""
 
 _Decode = Callable[[Any], Any]
-_WRITERS: dict[type[Any], tuple[dict[str, str], tuple[str, ...], Callable[[Any], tuple[Any, ...]], dict[str, Any]]] = {}
+_Writer = tuple[dict[str, str], tuple[str, ...], Callable[[Any], tuple[Any, ...]], dict[str, Any]]
 """Tag, field names, all their values at once (the first again at the end: one name alone would give no tuple), and the
 defaults that are left out."""
+_WRITERS: dict[type[Any], _Writer] = {}
+_REPORT_WRITERS: dict[type[Any], _Writer] = {}
+"""By the class of the report: how the event that carries it is written."""
+_REPORT_NAMES = {kind: name for name, kind in REPORTED.items()}
+_ABOUT_REPORT = ("at", "island", "incarnation")
 _FIELDS: dict[type[Any], tuple[tuple[str, _Decode | None], ...]] = {}
+
+
+def name_of(message: Any) -> str:
+    """Return the name by which a tape calls this event or effect."""
+    if isinstance(message, CommandRequested):
+        return f"{type(message.request).__name__}Requested"
+    return _REPORT_NAMES[type(message.report)] if isinstance(message, IslandReported) else type(message).__name__
 
 
 def to_json(value: Any) -> str:
@@ -119,6 +157,10 @@ def to_json(value: Any) -> str:
 def decode_tagged(data: Mapping[str, Any]) -> Any:
     """The event or effect that ``data`` is the plain form of. Raises DataError if this build knows no such message."""
     name = data.get("type")
+    if isinstance(name, str) and (report := REPORTED.get(name)) is not None:
+        if missing := [field for field in _ABOUT_REPORT if field not in data]:
+            raise DataError(detail=f"{name} needs the field {missing[0]!r}; the record has {sorted(data)}.")
+        return IslandReported(data["at"], data["island"], data["incarnation"], decode(report, data))
     if isinstance(name, str) and name in REQUESTS:
         return decode(CommandRequested, {**data, "request": {**data, "type": REQUESTS[name].__name__}})
     kind = TAGGED.get(name) if isinstance(name, str) else None
@@ -152,20 +194,36 @@ def _plain(value: Any) -> dict[str, Any]:
     kind = type(value)
     if kind is CommandRequested:
         about = {"at": value.at, "command": value.command, "caller": value.caller}
-        return {"type": f"{type(value.request).__name__}Requested", **about, **_plain(value.request)}
-    writer = _WRITERS.get(kind)
+        return {"type": name_of(value), **about, **_plain(value.request)}
+    writer = _REPORT_WRITERS.get(type(value.report)) if kind is IslandReported else _WRITERS.get(kind)
     if writer is None:
-        names = tuple(name for name, _ in _fields_of(kind))
-        tag = {"type": kind.__name__} if kind.__name__ in TAGGED else {}
-        read = attrgetter(*names, names[0]) if names else lambda _: ()
-        unwritten = {f.name: f.default for f in dataclasses.fields(kind) if f.metadata == UNWRITTEN_DEFAULT}
-        writer = _WRITERS[kind] = (tag, names, read, unwritten)
+        writer = _report_writer(type(value.report)) if kind is IslandReported else _writer(kind)
     tag, names, values, unwritten = writer
     plain = {**tag, **dict(zip(names, values(value), strict=False))}
     for name, default in unwritten.items():
         if plain[name] == default:
             del plain[name]
     return plain
+
+
+def _writer(kind: type[Any]) -> _Writer:
+    names = tuple(name for name, _ in _fields_of(kind))
+    tag = {"type": kind.__name__} if kind.__name__ in TAGGED else {}
+    read = attrgetter(*names, names[0]) if names else lambda _: ()
+    writer = _WRITERS[kind] = (tag, names, read, _unwritten(kind))
+    return writer
+
+
+def _report_writer(report: type[Any]) -> _Writer:
+    names = tuple(name for name, _ in _fields_of(report))
+    read = attrgetter(*_ABOUT_REPORT, *(f"report.{name}" for name in names))
+    tag = {"type": _REPORT_NAMES[report]}
+    writer = _REPORT_WRITERS[report] = (tag, (*_ABOUT_REPORT, *names), read, _unwritten(report))
+    return writer
+
+
+def _unwritten(kind: type[Any]) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(kind) if field.metadata == UNWRITTEN_DEFAULT}
 
 
 _ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"), ensure_ascii=False, check_circular=False)

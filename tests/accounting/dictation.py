@@ -12,6 +12,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Adopted, CaughtUp, Progress, Ready
 from orchestrator.core.vocabulary import (
     CloseReason,
     Contribution,
@@ -59,10 +60,10 @@ class Dictation:
 
     def ready(self, at, island="east", incarnation=1):
         asked = f.BeginCatchUp(island, incarnation, None, 0, "why")
-        return self.tell(e.IslandReady(at, island, incarnation, 1, 0.5), asked)
+        return self.tell(e.IslandReported(at, island, incarnation, Ready(1, 0.5)), asked)
 
     def caught_up(self, at, island="east", incarnation=1, versions=(0, 0), transfer=0.1):
-        event = e.IslandCaughtUp(at, island, incarnation, None, versions, 0, transfer)
+        event = e.IslandReported(at, island, incarnation, CaughtUp(None, versions, 0, transfer))
         return self.tell(event, f.StartTraining(island, incarnation))
 
     def train_from(self, at, island="east", incarnation=1):
@@ -72,7 +73,9 @@ class Dictation:
 
     def progress(self, at, tokens, stepping, island="east", incarnation=1, step_s=0.1, gap=0.1, loss=3.0):
         steps = round(stepping / step_s)
-        return self.tell(e.ProgressReported(at, island, incarnation, steps, steps, tokens, stepping, step_s, gap, loss))
+        return self.tell(
+            e.IslandReported(at, island, incarnation, Progress(steps, steps, tokens, stepping, step_s, gap, loss))
+        )
 
     def contribution(self, tokens, total, fragment=0, offer=1, base=0, island="east", incarnation=1):
         name = payload_id(island, incarnation, fragment, offer)
@@ -95,7 +98,7 @@ class Dictation:
         return self.tell(e.MergeCompleted(at, contributions[0].fragment, version, "d", 0.01), *released)
 
     def adopted(self, at, total, fragment=0, version=1, kept=0, island="east", incarnation=1):
-        return self.tell(e.FragmentAdopted(at, island, incarnation, fragment, version, 1, total, kept))
+        return self.tell(e.IslandReported(at, island, incarnation, Adopted(fragment, version, 1, total, kept)))
 
     def died(self, at, island="east", incarnation=1):
         timer = f.SetTimer(f"backoff:{island}", 1, at + 1)

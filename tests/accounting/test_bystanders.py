@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from orchestrator.accounting.statistics import Bystanders
 from orchestrator.core import events as e
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId
 
 ASIA, EUROPE = (IslandId("asia"), Incarnation(1)), (IslandId("europe"), Incarnation(1))
 
 
 def report(at, who, gap):
-    return e.ProgressReported(at, *who, 1, 1, 512, 0.1, 0.1, gap, 2.0)
+    return e.IslandReported(at, *who, Progress(1, 1, 512, 0.1, 0.1, gap, 2.0))
 
 
 def fault(at, kind, who, duration=0.0):

@@ -6,14 +6,15 @@ import json
 from dataclasses import replace
 
 from orchestrator.core import events as e
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import DataFlaws, SourceFlaws
-from orchestrator.tape.codec import decode, to_json
+from orchestrator.tape.codec import decode_tagged, to_json
 
 from .dictation import Dictation
 
 
 def report(story: Dictation, at: float, flaws: DataFlaws, island: str = "east", incarnation: int = 1) -> None:
-    story.tell(e.ProgressReported(at, island, incarnation, 1, 1, 10, 1.0, 0.1, 0.1, 3.0, flaws))
+    story.tell(e.IslandReported(at, island, incarnation, Progress(1, 1, 10, 1.0, 0.1, 0.1, 3.0, flaws)))
 
 
 def summary(story: Dictation) -> dict:
@@ -47,11 +48,11 @@ def test_where_nothing_is_amiss_nothing_is_said():
 
 
 def test_a_tape_says_flaws_only_where_there_are_some():
-    told = e.ProgressReported(1.0, "east", 1, 1, 1, 10, 1.0, 0.1, 0.1, 3.0)
+    told = e.IslandReported(1.0, "east", 1, Progress(1, 1, 10, 1.0, 0.1, 0.1, 3.0))
     assert "flaws" not in to_json(told)
-    flawed = replace(told, flaws=DataFlaws(cut_pieces=1))
+    flawed = replace(told, report=replace(told.report, flaws=DataFlaws(cut_pieces=1)))
     for event in (told, flawed):
-        assert decode(e.ProgressReported, json.loads(to_json(event))) == event
+        assert decode_tagged(json.loads(to_json(event))) == event
 
 
 def test_records_that_are_not_utf8_are_counted_by_source_over_lives_and_islands():
@@ -66,5 +67,5 @@ def test_records_that_are_not_utf8_are_counted_by_source_over_lives_and_islands(
         "web": {"unreadable_records": 9, "not_utf8_records": 6},
     }
     assert counts["remark"].endswith("of web 6 of 9 because they are not UTF-8")
-    told = e.ProgressReported(1.0, "east", 1, 1, 1, 10, 1.0, 0.1, 0.1, 3.0, flaws)
-    assert decode(e.ProgressReported, json.loads(to_json(told))) == told
+    told = e.IslandReported(1.0, "east", 1, Progress(1, 1, 10, 1.0, 0.1, 0.1, 3.0, flaws))
+    assert decode_tagged(json.loads(to_json(told))) == told

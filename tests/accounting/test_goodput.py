@@ -11,6 +11,7 @@ from orchestrator.accounting.island_time import EVALUATING, NOT_STEPPING
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Flushed, Progress
 
 from .dictation import POLICY, Dictation
 
@@ -68,7 +69,7 @@ def test_a_process_that_was_stopped_in_the_middle_of_a_step_did_not_step():
     story.progress(11.0, tokens=30, stepping=11.0, step_s=0.1, gap=8.1, loss=3.0)
     # 90 steps of 0.1 s would fill the 9 s reported, so nothing was frozen there; in the next report 8 s were
     _only(story.seconds(), in_flight=11.0)
-    frozen = e.ProgressReported(20.0, "east", 1, 120, 120, 40, 20.0, 0.1, 8.1, 3.0)
+    frozen = e.IslandReported(20.0, "east", 1, Progress(120, 120, 40, 20.0, 0.1, 8.1, 3.0))
     story.tell(frozen)
     _only(story.seconds(), in_flight=12.0, stalled=8.0)
 
@@ -93,7 +94,7 @@ def test_a_command_that_was_not_accepted_changes_nothing():
 
 def test_the_wait_for_the_end_is_stalled_and_named():
     story = Dictation().train_from(0.0).progress(5.0, tokens=50, stepping=5.0)
-    story.tell(e.IslandFlushed(5.0, "east", 1)).finish(7.0)
+    story.tell(e.IslandReported(5.0, "east", 1, Flushed())).finish(7.0)
     assert story.seconds()["stalled"] == 2.0
     assert story.goodput.summary()["badput_seconds"]["waiting for the job to end"] == 2.0
 

@@ -7,6 +7,7 @@ import pytest
 from orchestrator.accounting.series import Histogram
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import CatchUpFailure, CaughtUp
 from orchestrator.core.vocabulary import CloseReason, RefusalReason
 
 from .dictation import Dictation
@@ -54,8 +55,10 @@ def test_a_contribution_on_the_present_version_is_not_stale():
 def test_catch_ups_are_told_apart_by_who_gave_the_state():
     story = Dictation().train_from(0.0).died(1.0).place(2.0, incarnation=2)
     story.placed(2.5, incarnation=2).ready(3.0, incarnation=2)
-    story.tell(e.CatchUpFailed(3.5, "east", 2, "west", "gone"), f.BeginCatchUp("east", 2, None, 0, "again"))
-    story.tell(e.IslandCaughtUp(4.0, "east", 2, "west", (0, 0), 0, 0.1), f.StartTraining("east", 2))
+    story.tell(
+        e.IslandReported(3.5, "east", 2, CatchUpFailure("west", "gone")), f.BeginCatchUp("east", 2, None, 0, "again")
+    )
+    story.tell(e.IslandReported(4.0, "east", 2, CaughtUp("west", (0, 0), 0, 0.1)), f.StartTraining("east", 2))
     assert traffic(story)["catch_ups"] == {"peer": 1, "synchroniser": 1}
     assert traffic(story)["catch_up_failures"] == 1
     assert traffic(story)["payloads_down"] == [1, 1], "what a peer gives passes the synchroniser by"

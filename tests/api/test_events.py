@@ -28,9 +28,10 @@ from api.run.records import CHUNK_BYTES, TapeReader, number_of, offset_after
 from api.schemas import TapeRecord
 from api.terminal.record_text import EFFECTS, EVENTS, fields_of, sentence, tell
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import CommandRequested, Event
+from orchestrator.core.events import CommandRequested, Event, IslandReported
+from orchestrator.core.messages import CarriedReport
 from orchestrator.errors import InfrastructureError, NotFound, ServiceUnreachable, Unauthenticated
-from orchestrator.tape.codec import REQUESTS
+from orchestrator.tape.codec import REPORTED, REQUESTS, name_of
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.waiting import PATIENCE_S, wait_until
@@ -50,7 +51,7 @@ def test_the_events_of_an_ended_job_are_its_tape_and_then_the_end(
     tape = read_tape(service.runs / ended / "tape.jsonl")
     told = list(client.events(ended))
     assert [record.n for record in told] == list(range(1, len(tape.records) + 1))
-    assert [record.event["type"] for record in told] == [type(record.event).__name__ for record in tape.records]
+    assert [record.event["type"] for record in told] == [name_of(record.event) for record in tape.records]
     assert [len(record.effects) for record in told] == [len(record.effects) for record in tape.records]
     with http.stream("GET", f"/v1/jobs/{ended}/events") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -279,14 +280,17 @@ def test_what_json_cannot_say_is_null_in_the_stream() -> None:
 
 
 def test_every_message_of_the_core_has_its_words_and_one_unknown_is_told_by_its_fields() -> None:
-    events = set(get_args(Event)) - {CommandRequested}
+    events = set(get_args(Event)) - {CommandRequested, IslandReported}
     for kinds, forms in ((events, EVENTS), (get_args(Effect), EFFECTS)):
         for kind in kinds:
             assert kind.__name__ in forms
             assert fields_of(forms[kind.__name__]) <= {field.name for field in dataclasses.fields(kind)}
-    about = {field.name for field in dataclasses.fields(CommandRequested)}
-    for name, kind in REQUESTS.items():
-        assert fields_of(EVENTS.get(name, "")) <= about | {field.name for field in dataclasses.fields(kind)}
+    for event, carried in ((CommandRequested, REQUESTS), (IslandReported, REPORTED)):
+        about = {field.name for field in dataclasses.fields(event)}
+        for name, kind in carried.items():
+            assert fields_of(EVENTS.get(name, "")) <= about | {field.name for field in dataclasses.fields(kind)}
+    assert REPORTED.keys() <= EVENTS.keys()
+    assert set(REPORTED.values()) == set(get_args(CarriedReport))
     pause = {"type": "PauseRequested", "at": 1.5, "command": "c", "caller": "ada", "island": "x", "seconds": 2}
     assert sentence(EVENTS, pause) == "ada asks to pause island x seconds 2"
     assert sentence(EVENTS, {"type": "SomethingNew", "at": 1.5}) == "SomethingNew at=1.5"

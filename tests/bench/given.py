@@ -10,17 +10,20 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from api.client import Client
 from api.installation.up import Installation
 from orchestrator.core import effects, events
+from orchestrator.core.messages import CaughtUp, Progress
 from orchestrator.tape.storage import read_tape
 from tests.bench.service import end, wait
+from tests.harness.reports import flat
 from tests.ray.jobs import EVERY_GROUP, synthetic
 
 KILLS, PARAMETERS, STEP_S, BEFORE_S, SETTLE_S = 12, 10_000_000, 0.06, 5.0, 2.0
-Reports = dict[str, list[events.ProgressReported]]
+Reports = dict[str, list[Any]]
+"""Of each island, as ``tests.harness.reports.flat`` makes them."""
 
 
 class Window(NamedTuple):
@@ -79,11 +82,11 @@ def states_given(tape: Path) -> list[Told]:
     reports: Reports = defaultdict(list)
     for record in read_tape(tape).records:
         match record.event:
-            case events.IslandCaughtUp(donor=str()) as event if event.island in asked:
+            case events.IslandReported(report=CaughtUp(donor=str())) as event if event.island in asked:
                 since, donors = asked.pop(event.island)
                 given.append((since, event.at, donors))
-            case events.ProgressReported() as event:
-                reports[event.island].append(event)
+            case events.IslandReported(report=Progress()) as event:
+                reports[event.island].append(flat(event))
         for effect in record.effects:
             if isinstance(effect, effects.BeginCatchUp) and effect.donor is not None:
                 asked[effect.island] = (record.event.at, {name for name, _ in (effect.donor, *effect.helpers)})
@@ -103,7 +106,7 @@ def _told(reports: Reports, since: float, until: float, donors: set[str]) -> Tol
     return Told(*found)
 
 
-def _window(reports: list[events.ProgressReported], since: float, until: float) -> Window | None:
+def _window(reports: list[Any], since: float, until: float) -> Window | None:
     """From the last report before to the first one after, of one process."""
     before = [report for report in reports if report.at <= since]
     after = [report for report in reports if report.at >= until]

@@ -14,8 +14,9 @@ from typing import Any
 from api.client import Client
 from api.installation.home import CONFIGS, Home
 from api.installation.up import Installation, down, up
-from orchestrator.core.events import ProgressReported
+from orchestrator.core.messages import Progress
 from orchestrator.tape.storage import read_tape
+from tests.harness.reports import of_kind
 
 SITUATION_TIMEOUT_S = 120.0
 TURNS = (False, True, True, False) * 2
@@ -71,7 +72,7 @@ def with_and_without(means: list[float]) -> tuple[float, float]:
 
 def step_seconds(run_dir: Path, bounds: list[float], islands: Collection[str]) -> list[float]:
     """The mean time from step to step over these islands, in each stretch between two bounds, in the job's time."""
-    reports = [r.event for r in read_tape(run_dir / "tape.jsonl").records if isinstance(r.event, ProgressReported)]
+    reports = of_kind((record.event for record in read_tape(run_dir / "tape.jsonl").records), Progress)
     means = []
     for begin, end in pairwise(bounds):
         took, made = 0.0, 0

@@ -14,6 +14,7 @@ from orchestrator.chaos.schedule import schedule
 from orchestrator.chaos.simulated import run
 from orchestrator.chaos.verdict import judge
 from orchestrator.core import events as e
+from orchestrator.core.messages import CaughtUp
 from orchestrator.core.vocabulary import Incarnation
 from orchestrator.report import chaos as page
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, WorldPlan, sample_policy
@@ -142,7 +143,7 @@ def _training_counts(records):
         event = record.event
         if isinstance(event, e.FaultInjected):
             away.add(event.island)
-        elif isinstance(event, e.IslandCaughtUp):
+        elif isinstance(e.report_of(event), CaughtUp):
             seen = True
             away.discard(event.island)
         if seen:

@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.core import commands, events, saving
 from orchestrator.core.effects import FinishJob, FlushIsland, MergeFragment, ResolveCommand, SetTimer
+from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.vocabulary import CheckpointPolicy, IslandState
 from tests.harness.story import Story, all_of, the
 
@@ -15,7 +16,7 @@ def asked(story: Story, command: str = "c1"):
 
 
 def saves(story: Story, island: str, checkpoint: int = 1):
-    return story.happen(saving.IslandSaved, island, story.incarnation(island), checkpoint, f"of {island}", 100, 0.001)
+    return story.reports(island, story.incarnation(island), Saved(checkpoint, f"of {island}", 100, 0.001))
 
 
 def sealed(effects):
@@ -59,7 +60,7 @@ def test_an_island_that_cannot_save_is_left_out() -> None:
     story.starts("a", "b")
     asked(story)
     saves(story, "a")
-    assert sealed(story.happen(saving.IslandNotSaved, "b", 1, 1, "its disk is full")) == (("a", 1),)
+    assert sealed(story.reports("b", 1, NotSaved(1, "its disk is full"))) == (("a", 1),)
 
 
 def test_an_island_that_does_not_answer_in_time_is_left_out_and_is_not_heard_afterwards() -> None:
@@ -89,7 +90,7 @@ def test_without_any_state_of_an_island_there_is_no_checkpoint() -> None:
     story = Story("a")
     story.starts("a")
     asked(story)
-    dropped = the(saving.DropCheckpoint, story.happen(saving.IslandNotSaved, "a", 1, 1, "its disk is full"))
+    dropped = the(saving.DropCheckpoint, story.reports("a", 1, NotSaved(1, "its disk is full")))
     assert (dropped.checkpoint, dropped.reason) == (1, "no island saved its state")
     assert the(saving.BeginCheckpoint, asked(story, "c2")).checkpoint == 2  # a number is used once
 

@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.core import commands, events
 from orchestrator.core.effects import DrainIsland, MergeFragment, PlaceIsland, ResolveCommand, SetTimer, StopIsland
+from orchestrator.core.messages import CaughtUp, Drained
 from orchestrator.core.vocabulary import IslandPlan, IslandState
 from tests.harness.story import Story, all_of, inputs, placements, the
 
@@ -23,7 +24,7 @@ def notice(story: Story, island: str, seconds: float | None = 30.0, incarnation:
 
 
 def is_drained(story: Story, island: str, incarnation: int = 1):
-    return story.happen(events.IslandDrained, island, incarnation)
+    return story.reports(island, incarnation, Drained())
 
 
 def test_an_island_whose_node_goes_gives_its_work_and_is_placed_again_without_a_wait(story: Story) -> None:
@@ -124,7 +125,7 @@ def test_a_standby_takes_over_at_the_moment_the_work_is_merged() -> None:
     story.starts("a", "b")
     story.is_ready("spare")
     versions = tuple(f.version for f in story.core.view(story.now).fragments)
-    story.happen(events.IslandCaughtUp, "spare", 1, None, versions, 0, 0.1)
+    story.reports("spare", 1, CaughtUp(None, versions, 0, 0.1))
     notice(story, "b")
     effects = is_drained(story, "b")
     assert ("spare", 1) in [place.standby for place in all_of(PlaceIsland, effects)]
@@ -136,7 +137,7 @@ def test_a_standby_whose_node_goes_is_placed_elsewhere_and_promoted_nowhere_mean
     story.starts("a", "b")
     story.is_ready("spare")
     versions = tuple(f.version for f in story.core.view(story.now).fragments)
-    story.happen(events.IslandCaughtUp, "spare", 1, None, versions, 0, 0.1)
+    story.reports("spare", 1, CaughtUp(None, versions, 0, 0.1))
     leaving = notice(story, "spare")
     assert placements(story.dies("b")) == []
     assert placements(story.timer(the(SetTimer, leaving))) == [("spare", 2)]

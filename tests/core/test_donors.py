@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.core.effects import BeginCatchUp, SetTimer, StartTraining
-from orchestrator.core.events import CatchUpFailed, IslandCaughtUp
+from orchestrator.core.messages import CatchUpFailure, CaughtUp
 from tests.harness.story import Story, all_of, the
 
 
@@ -30,7 +30,7 @@ def test_a_donor_that_falls_silent_is_left_at_once_and_its_late_failure_changes_
     two_come_back(story)
     asked = the(BeginCatchUp, story.falls_silent("a"))
     assert (asked.island, asked.donor) == ("c", ("b", 1))  # it gives two now, for nobody else could
-    assert story.happen(CatchUpFailed, "c", 2, "a", "no answer within 35 s") == ()
+    assert story.reports("c", 2, CatchUpFailure("a", "no answer within 35 s")) == ()
     assert story.island("c").reason.startswith("taking a state from b")
     effects = story.dies("b")
     assert {(x.island, x.donor) for x in all_of(BeginCatchUp, effects)} == {("c", None), ("d", None)}
@@ -40,7 +40,7 @@ def test_a_donor_that_dies_and_says_so_twice_is_replaced_once() -> None:
     story = Story("abcd")
     story.starts(*"abcd")
     two_come_back(story)
-    first = the(BeginCatchUp, story.happen(CatchUpFailed, "c", 2, "a", "ActorDiedError"))
+    first = the(BeginCatchUp, story.reports("c", 2, CatchUpFailure("a", "ActorDiedError")))
     assert first.donor == ("b", 1)
     assert not all_of(BeginCatchUp, story.dies("a"))
 
@@ -62,12 +62,12 @@ def with_several_donors(islands: str = "abcd") -> Story:
 
 def test_several_donors_are_asked_at_once_and_one_that_fails_is_replaced_while_the_other_goes_on() -> None:
     story = with_several_donors()
-    asked = the(BeginCatchUp, story.happen(CatchUpFailed, "d", 2, "b", "no answer"))
+    asked = the(BeginCatchUp, story.reports("d", 2, CatchUpFailure("b", "no answer")))
     assert (asked.donor, asked.helpers) == (("a", 1), (("c", 1),))
-    assert story.happen(CatchUpFailed, "d", 2, "b", "no answer, told again") == ()
+    assert story.reports("d", 2, CatchUpFailure("b", "no answer, told again")) == ()
     asked = the(BeginCatchUp, story.falls_silent("a"))
     assert (asked.donor, asked.helpers) == (("c", 1), ())
-    assert the(BeginCatchUp, story.happen(CatchUpFailed, "d", 2, "c", "no answer")).donor is None
+    assert the(BeginCatchUp, story.reports("d", 2, CatchUpFailure("c", "no answer"))).donor is None
 
 
 def test_a_donor_that_gives_goes_on_though_others_have_overtaken_it() -> None:
@@ -80,6 +80,6 @@ def test_a_donor_that_gives_goes_on_though_others_have_overtaken_it() -> None:
 
 def test_an_island_that_came_by_its_state_from_several_trains() -> None:
     story = with_several_donors()
-    effects = story.happen(IslandCaughtUp, "d", 2, "a", (1, 0), 4, 0.1, ("a", "b"))
+    effects = story.reports("d", 2, CaughtUp("a", (1, 0), 4, 0.1, ("a", "b")))
     assert the(StartTraining, effects).island == "d"
     assert story.island("d").reason == "state taken from a and b"

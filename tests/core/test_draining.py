@@ -17,6 +17,7 @@ from orchestrator.core.effects import (
     StartTraining,
     StopIsland,
 )
+from orchestrator.core.messages import Drained, Flushed
 from orchestrator.core.vocabulary import IslandState
 from tests.harness.story import Story, all_of, inputs, placements, the
 
@@ -34,7 +35,7 @@ def drain(story: Story, island: str, command: str = "d1"):
 
 
 def is_drained(story: Story, island: str):
-    return story.happen(events.IslandDrained, island, story.incarnation(island))
+    return story.reports(island, story.incarnation(island), Drained())
 
 
 def readd(story: Story, island: str):
@@ -178,7 +179,7 @@ def test_a_job_that_ends_waits_for_the_last_work_of_a_draining_island() -> None:
     drain(story, "a")
     assert {e.island for e in all_of(FlushIsland, story.trains("b", 200))} == {"a", "b"}
     story.offers_fragment("b", step=3)
-    story.happen(events.IslandFlushed, "b", 1)
+    story.reports("b", 1, Flushed())
     merge = the(MergeFragment, story.offers_fragment("a", step=1))
     assert set(inputs(merge)) == {"a", "b"}
 
@@ -189,7 +190,7 @@ def test_a_job_that_ends_does_not_wait_for_a_draining_island_for_ever() -> None:
     drain(story, "a")
     deadline = the(SetTimer, story.trains("b", 200))
     story.offers_fragment("b", step=3)
-    story.happen(events.IslandFlushed, "b", 1)
+    story.reports("b", 1, Flushed())
     merge = the(MergeFragment, story.timer(deadline))
     assert set(inputs(merge)) == {"b"}
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from orchestrator.core import events, saving
 from orchestrator.core.effects import Evaluate, FinishJob
+from orchestrator.core.messages import CaughtUp, Flushed
 from orchestrator.core.vocabulary import EvaluationPolicy
 from tests.harness.story import Story, all_of, the
 
@@ -95,7 +96,7 @@ def test_a_job_ends_with_an_evaluation_of_all_sequences_by_an_island_that_has_gi
     story.offers_fragment("a")
     story.trains("a", 100)
     story.merges(0, 1)
-    evaluate = the(Evaluate, story.happen(events.IslandFlushed, "a", 1))
+    evaluate = the(Evaluate, story.reports("a", 1, Flushed()))
     assert (evaluate.island, evaluate.limit_s) == ("a", None)
     assert all_of(FinishJob, completed(story, 1, island="a"))
 
@@ -106,7 +107,7 @@ def test_a_part_of_the_sequences_measured_before_the_end_is_not_the_jobs_last_wo
     (evaluate,) = merged(story, 1)
     assert evaluate.limit_s is not None
     story.trains("a", 100)
-    story.happen(events.IslandFlushed, "a", 1)
+    story.reports("a", 1, Flushed())
     assert the(Evaluate, completed(story, 1, sequence_count=12)).limit_s is None
     assert all_of(FinishJob, completed(story, 1))
 
@@ -139,7 +140,7 @@ def test_the_first_island_that_trains_measures_what_was_seeded_where_islands_mea
     story = Story("ab", evaluation_every_merges=1, evaluation=replace(ISLANDS, at_start=True))
     assert not all_of(Evaluate, story.seeded)
     story.is_ready("b")
-    first = the(Evaluate, story.happen(events.IslandCaughtUp, "b", 1, None, (0, 0), 0, 0.1))
+    first = the(Evaluate, story.reports("b", 1, CaughtUp(None, (0, 0), 0, 0.1)))
     assert (first.island, first.versions, first.limit_s) == ("b", (0, 0), None)
 
 

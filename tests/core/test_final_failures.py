@@ -6,7 +6,8 @@ import pytest
 
 from orchestrator.core import events
 from orchestrator.core.effects import FinishJob, PlaceIsland, SetTimer
-from orchestrator.core.messages import Broken, event_of
+from orchestrator.core.events import event_of
+from orchestrator.core.messages import Broken
 from orchestrator.core.vocabulary import FailureExtent, IslandState, JobOutcome
 from tests.harness.story import Story, all_of, the
 

@@ -18,12 +18,8 @@ from orchestrator.core.effects import (
     SetTimer,
     StopIsland,
 )
-from orchestrator.core.events import (
-    ContributionArrived,
-    ContributionUnusable,
-    IslandCaughtUp,
-    MergeFailed,
-)
+from orchestrator.core.events import ContributionArrived, ContributionUnusable, MergeFailed
+from orchestrator.core.messages import CaughtUp
 from orchestrator.core.vocabulary import HealthPolicy, RefusalReason, ReleaseReason
 from tests.harness.story import Story, all_of, inputs, the
 
@@ -166,7 +162,7 @@ def test_it_comes_back_with_a_healthy_state_and_the_flag_goes_when_its_work_is_m
     assert catch_up.donor == ("b", 1)
     assert (story.island("c").flag, story.island("c").quarantines) != ("", 0)
     versions = tuple(f.version for f in story.core.view(story.now).fragments)
-    story.happen(IslandCaughtUp, "c", 2, "b", versions, 20, 0.1)
+    story.reports("c", 2, CaughtUp("b", versions, 20, 0.1))
     for name in "abc":
         gives(story, name, USUAL)
     story.merges(0, 5)
@@ -183,7 +179,7 @@ def test_an_island_that_goes_on_sending_rubbish_is_given_up_until_it_is_re_added
         if life < 3:
             comes_back(story, "b")
             versions = tuple(f.version for f in story.core.view(story.now).fragments)
-            story.happen(IslandCaughtUp, "b", life + 1, "a", versions, 20, 0.1)
+            story.reports("b", life + 1, CaughtUp("a", versions, 20, 0.1))
     assert story.island("b").state == "failed"
     assert "given up after 3 quarantines" in story.island("b").reason
     assert the(PlaceIsland, story.command("again", commands.Readd("b"))).incarnation == 4
@@ -259,7 +255,7 @@ def test_an_island_that_was_ill_and_is_well_again_is_no_witness_against_the_lear
     sends_rubbish(story, "a", reason=RefusalReason.NON_FINITE)
     assert comes_back(story, "a")
     versions = tuple(f.version for f in story.core.view(story.now).fragments)
-    story.happen(IslandCaughtUp, "a", 2, "b", versions, 20, 0.1)
+    story.reports("a", 2, CaughtUp("b", versions, 20, 0.1))
     for name in "ab":
         gives(story, name, USUAL)
     story.merges(0, 5)
@@ -268,5 +264,5 @@ def test_an_island_that_was_ill_and_is_well_again_is_no_witness_against_the_lear
         sends_rubbish(story, "b", reason=RefusalReason.NON_FINITE)
         if life == 1:
             assert comes_back(story, "b")
-            story.happen(IslandCaughtUp, "b", 2, "a", versions, 20, 0.1)
+            story.reports("b", 2, CaughtUp("a", versions, 20, 0.1))
     assert "the other islands are well" in story.island("b").reason

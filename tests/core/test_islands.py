@@ -20,6 +20,7 @@ from orchestrator.core.effects import (
     StartTraining,
     StopIsland,
 )
+from orchestrator.core.messages import CatchUpFailure, CaughtUp, Flushed, Progress, Ready
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandState, JobOutcome, RefusalReason
 from tests.harness.job import Job
@@ -41,7 +42,7 @@ def test_an_island_that_is_ready_before_there_are_parameters_waits_for_them() ->
     job = Job(Synchroniser(policy("a")))
     job.tell(events.JobStarted(0.0))
     job.tell(events.IslandPlaced(0.1, "a", 1, "node", 7))
-    assert job.tell(events.IslandReady(0.2, "a", 1, 1, 0.1)) == ()
+    assert job.tell(events.IslandReported(0.2, "a", 1, Ready(1, 0.1))) == ()
     assert the(BeginCatchUp, job.tell(events.OuterStateSeeded(0.3, 10, "d"))).donor is None
 
 
@@ -65,7 +66,7 @@ def test_when_a_donor_fails_another_is_asked_and_in_the_end_the_synchroniser() -
     asked = []
     while request is not None and request.donor is not None:
         asked.append(request.donor[0])
-        request = the(BeginCatchUp, story.happen(events.CatchUpFailed, "c", 2, request.donor[0], "donor died"))
+        request = the(BeginCatchUp, story.reports("c", 2, CatchUpFailure(request.donor[0], "donor died")))
     assert asked == ["a", "b"]
     assert request is not None
     assert request.donor is None
@@ -86,7 +87,7 @@ def test_what_was_published_during_a_catch_up_is_sent_after_it() -> None:
     story.starts("a")
     story.is_ready("b")
     merge_once(story)
-    effects = story.happen(events.IslandCaughtUp, "b", 1, None, (0, 0), 0, 0.1)
+    effects = story.reports("b", 1, CaughtUp(None, (0, 0), 0, 0.1))
     assert all_of(StartTraining, effects)
     publication = the(PublishFragment, effects)
     assert (publication.fragment, publication.version, publication.recipients) == (0, 1, (Recipient("b", 1, 0),))
@@ -158,7 +159,7 @@ def test_a_replaced_process_that_shows_up_is_ended() -> None:
     story = Story("ab")
     story.starts("a", "b")
     story.timer(the(SetTimer, story.dies("b")))
-    effects = story.happen(events.ProgressReported, "b", 1, 9, 9, 900, 1.0, 1.0, 1.0, 5.0)
+    effects = story.reports("b", 1, Progress(9, 9, 900, 1.0, 1.0, 1.0, 5.0))
     assert the(StopIsland, effects).incarnation == 1
     assert story.island("b").tokens_total == 100  # what it says is not believed
 
@@ -192,7 +193,7 @@ def test_an_island_that_was_silent_when_the_parameters_came_gets_them_when_it_is
     for event in (
         events.JobStarted(0.0),
         events.IslandPlaced(0.1, "a", 1, "node", 7),
-        events.IslandReady(0.2, "a", 1, 1, 0.1),
+        events.IslandReported(0.2, "a", 1, Ready(1, 0.1)),
         events.ConnectionLost(0.3, "a", 1, False, "silent"),
         events.OuterStateSeeded(0.4, 10, "d"),
     ):
@@ -237,8 +238,8 @@ def test_a_job_ends_after_flush_merge_and_a_last_evaluation() -> None:
     story.starts("a", "b")
     assert {e.island for e in all_of(FlushIsland, story.trains("a", 200))} == {"a", "b"}
     story.offers_fragment("a")
-    story.happen(events.IslandFlushed, "b", 1)
-    story.happen(events.IslandFlushed, "a", 1)
+    story.reports("b", 1, Flushed())
+    story.reports("a", 1, Flushed())
     evaluation = the(Evaluate, story.merges(0, 1))
     assert evaluation.global_version == 1
     effects = story.happen(events.EvaluationCompleted, 1, 3.2)
@@ -251,7 +252,7 @@ def test_an_island_that_does_not_flush_does_not_hold_up_the_end() -> None:
     story = Story("ab", token_budget=300)
     story.starts("a", "b")
     timer = next(e for e in all_of(SetTimer, story.trains("a", 200)) if e.timer == "flush:job")
-    story.happen(events.IslandFlushed, "a", 1)
+    story.reports("a", 1, Flushed())
     assert all_of(Evaluate, story.timer(timer))
 
 
@@ -263,7 +264,7 @@ def test_an_island_that_trains_on_unheard_does_not_hold_up_the_end() -> None:
     story.merges(0, 1)
     story.falls_silent("b")
     story.trains("a", 200)  # b is not asked to flush: it does not answer
-    evaluation = the(Evaluate, story.happen(events.IslandFlushed, "a", 1))
+    evaluation = the(Evaluate, story.reports("a", 1, Flushed()))
     refusal = the(RefuseContribution, story.offers_fragment("b"))
     assert refusal.reason is RefusalReason.JOB_OVER
     assert all_of(FinishJob, story.happen(events.EvaluationCompleted, evaluation.global_version, 3.2))

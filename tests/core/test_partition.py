@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.core import events
 from orchestrator.core.effects import SetTimer, StopIsland
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import IslandState
 from tests.harness.story import Story, all_of, placements, the
 
@@ -39,7 +40,7 @@ def test_who_was_replaced_meanwhile_is_ended_when_it_shows_up_and_its_successor_
     story.timer(the(SetTimer, lost))
     story.starts("b")
     for effects in (
-        story.happen(events.ProgressReported, "b", 1, 90, 90, 9000, 90.0, 1.0, 1.0, 5.0),
+        story.reports("b", 1, Progress(90, 90, 9000, 90.0, 1.0, 1.0, 5.0)),
         story.happen(events.ConnectionRestored, "b", 1),
     ):
         assert [(stop.island, stop.incarnation) for stop in all_of(StopIsland, effects)] == [("b", 1)]

@@ -21,6 +21,7 @@ from orchestrator.core.effects import (
     SetTimer,
     StartTraining,
 )
+from orchestrator.core.messages import Flushed
 from orchestrator.core.vocabulary import ReleaseReason
 from tests.harness.story import Story, all_of, inputs, the
 
@@ -104,7 +105,7 @@ def test_last_contributions_that_died_are_waited_for_again_before_a_job_ends() -
     assert all_of(FlushIsland, story.trains("a", 100))
     offered = story.contribution("a")
     story.happen(events.ContributionArrived, offered)
-    story.happen(events.IslandFlushed, "a", 1)  # all its work is being merged, and it waits for the end
+    story.reports("a", 1, Flushed())  # all its work is being merged, and it waits for the end
     effects = restart(story)
     assert the(FlushIsland, effects).island == "a"
     assert the(SetTimer, effects).timer == "flush:job"

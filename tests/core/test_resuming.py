@@ -10,6 +10,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.ledger import NOT_TAKEN_UP
 from orchestrator.core import events, saving
 from orchestrator.core.effects import BeginCatchUp, FlushIsland, MergeFragment, PublishFragment, SetTimer
+from orchestrator.core.messages import CatchUpFailure, CaughtUp
 from orchestrator.core.vocabulary import IslandId, Version
 from tests.harness.story import Story, all_of, policy, the
 
@@ -35,7 +36,7 @@ class Resumed(Story):
 
     def catches_up(self, name: str, donor: str | None):
         versions = tuple(f.version for f in self.core.view(self.now).fragments)
-        return self.happen(events.IslandCaughtUp, name, self.incarnation(name), donor, versions, 20, 0.1)
+        return self.reports(name, self.incarnation(name), CaughtUp(donor, versions, 20, 0.1))
 
 
 def test_fragments_stand_where_the_checkpoint_has_them_and_the_budget_counts_on() -> None:
@@ -55,7 +56,7 @@ def test_each_island_of_the_checkpoint_takes_its_own_state_and_a_new_one_that_of
         assert (begun.donor, begun.cursor) == ((name, 0), 0)
     assert story.is_ready("c").donor is None  # nobody trains yet
     story.catches_up("a", "a")
-    failed = story.happen(events.CatchUpFailed, "b", 1, "b", "its part is damaged")
+    failed = story.reports("b", 1, CatchUpFailure("b", "its part is damaged"))
     assert the(BeginCatchUp, failed).donor == ("a", 1)
     assert story.island("a").reason == "state taken from the checkpoint"
 
@@ -96,7 +97,7 @@ def test_every_token_before_the_checkpoint_is_merged_lost_or_kept() -> None:
 def test_work_that_an_island_does_not_take_up_is_lost_and_told(donor: str | None) -> None:
     story = Resumed("ab")
     story.is_ready("a")
-    story.happen(events.CatchUpFailed, "a", 1, "a", "its part is damaged")
+    story.reports("a", 1, CatchUpFailure("a", "its part is damaged"))
     story.catches_up("a", donor)
     account = story.goodput.ledger.accounts["a"][0]
     assert account.discards == {NOT_TAKEN_UP: 40}

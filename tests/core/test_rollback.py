@@ -17,7 +17,7 @@ from orchestrator.core.effects import (
     RefuseContribution,
     ResolveCommand,
 )
-from orchestrator.core.messages import ALL_OFFERS
+from orchestrator.core.messages import ALL_OFFERS, Adopted, Saved
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import RefusalReason
 from tests.core.test_resuming import Resumed
@@ -33,9 +33,9 @@ class Kept(Story):
         self.merge_alone("a", 1)
         self.command("c1", commands.Checkpoint())
         for name in islands:
-            self.happen(saving.IslandSaved, name, 1, 1, "digest", 100, 0.0)
+            self.reports(name, 1, Saved(1, "digest", 100, 0.0))
         self.happen(saving.CheckpointTaken, 1, 1000, 0.1)
-        self.happen(events.FragmentAdopted, "a", 1, 0, 1, 4, 100, 0)
+        self.reports("a", 1, Adopted(0, 1, 4, 100, 0))
         self.trains("a", 100)
         self.merge_alone("a", 2)
 

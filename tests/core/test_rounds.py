@@ -15,13 +15,8 @@ from orchestrator.core.effects import (
     StartTraining,
     StopIsland,
 )
-from orchestrator.core.events import (
-    ContributionArrived,
-    ContributionUnusable,
-    FragmentAdopted,
-    IslandCaughtUp,
-    IslandFlushed,
-)
+from orchestrator.core.events import ContributionArrived, ContributionUnusable
+from orchestrator.core.messages import Adopted, CaughtUp, Flushed
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, ScheduleAnchor
 from tests.harness.story import Story, all_of, inputs, the
 
@@ -143,7 +138,7 @@ def test_an_island_is_let_train_from_where_the_schedule_is() -> None:
     story.starts("a")
     story.trains("a", tokens=500)
     story.is_ready("b")
-    started = the(StartTraining, story.happen(IslandCaughtUp, "b", 1, "a", (0, 0), 6, 0.1))
+    started = the(StartTraining, story.reports("b", 1, CaughtUp("a", (0, 0), 6, 0.1)))
     assert started.fix == ScheduleAnchor(600, step=6)
 
 
@@ -157,7 +152,7 @@ def test_a_version_that_is_published_again_while_the_next_is_merged_keeps_its_st
         if step == 4:
             story.merges(0, 1)
     assert (merge.version, merge.step) == (2, 8)
-    missed = the(PublishFragment, story.happen(IslandCaughtUp, "c", 1, None, (0, 0), 0, 0.1))
+    missed = the(PublishFragment, story.reports("c", 1, CaughtUp(None, (0, 0), 0, 0.1)))
     assert (missed.version, missed.step) == (1, 4)
 
 
@@ -309,7 +304,7 @@ def test_slow_synchronisation_leaves_no_slack_to_wait_in() -> None:
     story.offers_fragment("b")
     story.merges(0, 1)
     story.wait(5.0)  # far more than τ steps of 1 s
-    story.happen(FragmentAdopted, "a", 1, 0, 1, 1, 100, 0)
+    story.reports("a", 1, Adopted(0, 1, 1, 100, 0))
     merge = the(MergeFragment, story.offers_fragment("a"))
     assert merge.reason is CloseReason.NO_GRACE_LEFT
 
@@ -321,6 +316,6 @@ def test_at_the_end_of_the_budget_the_last_work_is_merged_before_the_job_ends() 
     story.trains("b", 100)
     assert story.core.view(0.0).phase == "finishing"
     story.offers_fragment("a")
-    story.happen(IslandFlushed, "a", 1)
-    merge = the(MergeFragment, story.happen(IslandFlushed, "b", 1))
+    story.reports("a", 1, Flushed())
+    merge = the(MergeFragment, story.reports("b", 1, Flushed()))
     assert merge.reason is CloseReason.FINAL_FLUSH

@@ -14,6 +14,7 @@ from orchestrator.core.effects import (
     StopIsland,
     WantIsland,
 )
+from orchestrator.core.messages import Drained
 from orchestrator.core.vocabulary import IslandState, NodeGroupId
 from tests.harness.story import Story, all_of, placements, policy, the
 
@@ -56,7 +57,7 @@ def test_scaling_up_places_the_first_spares_and_down_drains_the_last_islands() -
     effects = story.scales(1, "down")
     assert wanted(effects) == [("b", False), ("c", False)]
     assert [drain.island for drain in all_of(DrainIsland, effects)] == ["b", "c"]
-    story.happen(events.IslandDrained, "b", 1)
+    story.reports("b", 1, Drained())
     assert story.island("b").state is IslandState.DRAINED
     assert placements(story.scales(2, "up again")) == [("b", 2)]
 

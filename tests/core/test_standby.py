@@ -17,6 +17,7 @@ from orchestrator.core.effects import (
     StartTraining,
     StopIsland,
 )
+from orchestrator.core.messages import CaughtUp, Ready
 from orchestrator.core.vocabulary import IslandPlan, IslandState, JobOutcome
 from tests.harness.story import Story, all_of, placements, the
 
@@ -33,7 +34,7 @@ class Tale(Story):
     def stands_by(self, name: str = "spare") -> tuple[Effect, ...]:
         self.is_ready(name)
         versions = tuple(f.version for f in self.core.view(self.now).fragments)
-        return self.happen(events.IslandCaughtUp, name, self.incarnation(name), None, versions, 0, 0.1)
+        return self.reports(name, self.incarnation(name), CaughtUp(None, versions, 0, 0.1))
 
     def goes_on(self, name: str) -> tuple[Effect, ...]:
         """As the process of a standby."""
@@ -41,7 +42,7 @@ class Tale(Story):
         assert request is not None
         assert request.held
         versions = tuple(f.version for f in self.core.view(self.now).fragments)
-        return self.happen(events.IslandCaughtUp, name, self.incarnation(name), None, versions, 0, 0.0)
+        return self.reports(name, self.incarnation(name), CaughtUp(None, versions, 0, 0.0))
 
 
 def ready(*standbys: IslandPlan, **changed: Any) -> Tale:
@@ -90,12 +91,12 @@ def test_a_lost_island_goes_on_as_the_standbys_process_and_another_standby_is_pl
     assert (placed.island, placed.incarnation, placed.standby) == ("spare", 2, None)
     assert the(BeginCatchUp, tale.happen(events.IslandPlaced, "b", 2, "node", 7) + _ready(tale, "b")).held
     versions = tuple(f.version for f in tale.core.view(0.0).fragments)
-    assert the(StartTraining, tale.happen(events.IslandCaughtUp, "b", 2, None, versions, 9, 0.0)).incarnation == 2
+    assert the(StartTraining, tale.reports("b", 2, CaughtUp(None, versions, 9, 0.0))).incarnation == 2
     assert tale.core.state.islands["b"].steps_before == 5  # its data goes on where it was
 
 
 def _ready(tale: Tale, name: str) -> tuple[Effect, ...]:
-    return tale.happen(events.IslandReady, name, tale.incarnation(name), 1, 0.0)
+    return tale.reports(name, tale.incarnation(name), Ready(1, 0.0))
 
 
 def test_what_the_standbys_former_name_says_is_not_listened_to() -> None:

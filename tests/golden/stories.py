@@ -19,6 +19,7 @@ from typing import Any
 
 from orchestrator.core import commands, events, fragment_round, saving
 from orchestrator.core.effects import Effect, SetTimer
+from orchestrator.core.messages import Adopted, CatchUpFailure, CaughtUp, Drained, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import IslandPlan, NodeGroupId, RefusalReason
 from tests.golden.story_text import text_of
 from tests.harness.story import Story, all_of, policy, the
@@ -60,7 +61,7 @@ class Scenario(Story):
 
     def catches_up(self, name: str, donor: str | None = None, seconds: float = 0.5) -> tuple[Effect, ...]:
         versions = tuple(fragment.version for fragment in self.core.view(self.now).fragments)
-        return self.happen(events.IslandCaughtUp, name, self.incarnation(name), donor, versions, 8, seconds)
+        return self.reports(name, self.incarnation(name), CaughtUp(donor, versions, 8, seconds))
 
     @property
     def text(self) -> str:
@@ -84,7 +85,7 @@ def full_quorum() -> Scenario:
     story.later(0.1, "The shard has made the outer step, and its journal has it. Now the version may be published.")
     story.merges(0, 1)
     story.later(0.5, "An island adopts it at its next boundary between two steps.")
-    story.happen(events.FragmentAdopted, "a", 1, 0, 1, 5, 500, 0)
+    story.reports("a", 1, Adopted(0, 1, 5, 500, 0))
     return story
 
 
@@ -110,7 +111,7 @@ def grace_window() -> Scenario:
     story.later(0.3, "The contribution of c, built on version 0, arrives after the merge.")
     story.offers_fragment("c", base=0)
     story.later(0.1, "a adopts version 1: half a second after its round closed (sync).")
-    story.happen(events.FragmentAdopted, "a", 1, 0, 1, 6, 600, 0)
+    story.reports("a", 1, Adopted(0, 1, 6, 600, 0))
     story.later(2.5, "The next round.")
     story.offers_fragment("a")
     story.later(
@@ -237,7 +238,7 @@ def drain() -> Scenario:
     story.later(0.1, "c gets the version: it has to see that its work is in it.")
     story.merges(0, 1)
     story.later(1.0, "c holds versions with all of its work. Only now is its process ended.")
-    story.happen(events.IslandDrained, "c", 1)
+    story.reports("c", 1, Drained())
     story.later(60.0, "The operator wants it back. The next process goes on with its data where it was.")
     story.command("readd-1", commands.Readd("c"))
     return story
@@ -260,7 +261,7 @@ def scaling() -> Scenario:
     story.later(4.0, "One is wanted. The last islands of the group are drained, not killed.")
     story.command("down-1", commands.Scale(HERE, 1))
     story.later(0.5, "All work of c is in versions.")
-    story.happen(events.IslandDrained, "c", 1)
+    story.reports("c", 1, Drained())
     story.later(0.5, "Two are wanted after all, while b still drains: it trains on as it was.")
     story.command("up-2", commands.Scale(HERE, 2))
     story.later(0.5, "A command that cannot be carried out is refused, with a reason.")
@@ -289,9 +290,9 @@ def checkpoint() -> Scenario:
     story.later(0.1, "The merge is done. It changes nothing about the cut.")
     story.merges(0, 1)
     story.later(0.5, "a has written its part, at its first boundary behind the marker.")
-    story.happen(saving.IslandSaved, "a", 1, 1, "digest-of-a", 500, 0.01)
+    story.reports("a", 1, Saved(1, "digest-of-a", 500, 0.01))
     story.later(0.5, "b cannot. The checkpoint goes on without it.")
-    story.happen(saving.IslandNotSaved, "b", 1, 1, "No space left on device")
+    story.reports("b", 1, NotSaved(1, "No space left on device"))
     story.remark("c does not answer in time. It is left out, and the checkpoint is sealed with what there is.")
     story.timer(deadline)
     story.later(0.3, "All files are written and synced.")
@@ -306,7 +307,7 @@ def rollback() -> Scenario:
     story.merges(0, 1)
     story.command("save-1", commands.Checkpoint())
     for name in "ab":
-        story.happen(saving.IslandSaved, name, 1, 1, f"digest-of-{name}", 100, 0.01)
+        story.reports(name, 1, Saved(1, f"digest-of-{name}", 100, 0.01))
     story.happen(saving.CheckpointTaken, 1, 24_000, 0.5)
     story.wait(8.0)
     story.offers_fragment("a")
@@ -378,7 +379,7 @@ def standby() -> Scenario:
     story.later(0.1, "The process answers as incarnation 2 of b.")
     story.happen(events.IslandPlaced, "b", 2, "node", 1001)
     story.later(0.1, "It is compiled already. It need take no state, for it holds one.")
-    story.happen(events.IslandReady, "b", 2, 1, 0.0)
+    story.reports("b", 2, Ready(1, 0.0))
     story.later(0.1, "It trains, a third of a second after the death. Its data goes on where b was.")
     story.catches_up("b", seconds=0.0)
     story.later(20.0, "The process of the new standby exists, and then has compiled its model.")
@@ -405,9 +406,9 @@ def catch_up() -> Scenario:
     story.later(0.2, "b dies while it gives. c takes its place; the transfer from a continues.")
     story.dies("b")
     story.later(0.3, "d reports that the transfer from b failed. The core has dealt with it already.")
-    story.happen(events.CatchUpFailed, "d", 2, "b", "connection reset")
+    story.reports("d", 2, CatchUpFailure("b", "connection reset"))
     story.later(0.2, "d has a state: fragment 0 came from a, fragment 1 from c. It trains.")
-    story.happen(events.IslandCaughtUp, "d", 2, "a", (1, 0), 4, 0.7, ("a", "c"))
+    story.reports("d", 2, CaughtUp("a", (1, 0), 4, 0.7, ("a", "c")))
     return story
 
 

@@ -23,7 +23,9 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from orchestrator.core.events import CommandRequested, IslandReported
 from orchestrator.core.vocabulary import Contribution
+from orchestrator.tape.codec import name_of
 from orchestrator.tape.schema import Record
 
 COLUMNS = 110
@@ -59,8 +61,12 @@ def _fact(fact: Any, before: str, *, is_effect: bool) -> list[str]:
             within += [f"{name}: {_record(name, record)}" for record in records]
         else:
             plain.append(f"{name}={_plain(value)}")
-    lines = _wrapped(" ".join([type(fact).__name__, *plain]), before)
+    lines = _wrapped(" ".join([_name(fact), *plain]), before)
     return lines + [line for text in within for line in _wrapped(text, RECORD)]
+
+
+def _name(fact: Any) -> str:
+    return type(fact).__name__ if isinstance(fact, CommandRequested) else name_of(fact)
 
 
 def _records(value: Any) -> tuple[Any, ...]:
@@ -83,7 +89,9 @@ def _fields(record: Any) -> str:
 def _told_fields(fact: Any) -> Iterator[tuple[str, Any]]:
     for field in fields(fact):
         value = getattr(fact, field.name)
-        if field.name != "at" and value != _default(field):
+        if isinstance(fact, IslandReported) and field.name == "report":
+            yield from _told_fields(value)  # flat, as on a tape
+        elif field.name != "at" and value != _default(field):
             yield field.name, value
 
 

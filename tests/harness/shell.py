@@ -23,7 +23,8 @@ from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import saving
-from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved, contribution_of, event_of
+from orchestrator.core.events import event_of
+from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved, contribution_of
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
 from orchestrator.host.job_files import open_files
 from orchestrator.host.retry import Retrier, RetryingSink, SnapshotWriter

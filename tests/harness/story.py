@@ -9,6 +9,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import events
 from orchestrator.core.effects import BeginCatchUp, Effect, MergeFragment, PlaceIsland
+from orchestrator.core.messages import CarriedReport, CaughtUp, Progress, Ready
 from orchestrator.core.schedule import next_due
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.view import IslandView
@@ -79,24 +80,27 @@ class Story(Job):
     def island(self, name: str) -> IslandView:
         return next(view for view in self.core.view(self.now).islands if view.island == name)
 
+    def reports(self, island: str, incarnation: int, report: CarriedReport) -> tuple[Effect, ...]:
+        return self.happen(events.IslandReported, island, incarnation, report)
+
     def starts(self, *islands: str) -> None:
         """Placed, ready, caught up with everything there is, and one second of training reported at 1 s a step."""
         for name in islands:
             self.is_ready(name)
             versions = tuple(f.version for f in self.core.view(self.now).fragments)
-            self.happen(events.IslandCaughtUp, name, self.incarnation(name), None, versions, 0, 0.1)
+            self.reports(name, self.incarnation(name), CaughtUp(None, versions, 0, 0.1))
             self.trains(name, tokens=100)
 
     def is_ready(self, name: str) -> BeginCatchUp | None:
         self.happen(events.IslandPlaced, name, self.incarnation(name), "node", 1000)
-        effects = self.happen(events.IslandReady, name, self.incarnation(name), 1, 0.5)
+        effects = self.reports(name, self.incarnation(name), Ready(1, 0.5))
         return the(BeginCatchUp, effects) if effects else None
 
     def trains(self, name: str, tokens: int, steps: int = 1) -> tuple[Effect, ...]:
         key = (name, self.incarnation(name))
         self.tokens[key] = self.tokens.get(key, 0) + tokens
         total = self.tokens[key]
-        return self.happen(events.ProgressReported, *key, total // 100, total // 100, total, 1.0, 1.0, 1.0, 5.0)
+        return self.reports(*key, Progress(total // 100, total // 100, total, 1.0, 1.0, 1.0, 5.0))
 
     def contribution(self, name: str, fragment: int = 0, base: int | None = None, **facts: Any) -> Contribution:
         incarnation = facts.pop("incarnation", self.incarnation(name))

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from orchestrator.core import events as e
+from orchestrator.core.messages import Progress
 from orchestrator.errors import ConfigurationError
 from orchestrator.laboratory import compare
 from orchestrator.laboratory.baselines import METHODS, Method, Trained
@@ -120,7 +121,7 @@ def test_an_island_with_longer_steps_contributes_fewer_tokens() -> None:
         pass
     tokens: dict[str, int] = {}
     for record in sink.records:
-        if isinstance(record.event, e.ProgressReported):
-            tokens[record.event.island] = record.event.tokens_total
+        if isinstance(report := e.report_of(record.event), Progress):
+            tokens[record.event.island] = report.tokens_total
     others = [count for island, count in tokens.items() if island != slow]
     assert tokens[slow] == pytest.approx(fmean(others) / 2, rel=0.2)

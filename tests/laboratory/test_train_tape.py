@@ -14,6 +14,7 @@ import pytest
 from learners.contract import StepResult
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Adopted, CaughtUp, Progress
 from orchestrator.core.vocabulary import Instant
 from orchestrator.elastic.jobs import ElasticPolicy
 from orchestrator.errors import InvalidJobSpec
@@ -26,6 +27,7 @@ from orchestrator.specification.config import parse_job
 from orchestrator.tape.driver import MemorySink
 from orchestrator.tape.schema import FleetHeader, Header, Tape
 from orchestrator.tape.storage import TapeWriter
+from tests.harness.reports import of_kind
 from tests.hash_seeds import said_under
 from tests.laboratory.array_trainer import TOKENS
 from tests.laboratory.counting import NAMES, CountingTrainer, one_hot
@@ -80,7 +82,7 @@ class ClockedTrainer(QuadraticTrainer):
 def test_every_merge_has_the_recorded_contributors_and_weights(adoption: str, seed: int) -> None:
     """By a model of one line a merge; no island takes its state from a peer, whose unmerged work the line leaves out."""
     tape = world(seed, adoption, catch_up_failure=1.0, corrupt=0.05, duplicate=0.1, reorder=0.1).run().tape
-    begun = _events(tape, e.IslandCaughtUp)
+    begun = _events(tape, CaughtUp)
     assert len(begun) > ISLANDS  # somebody died and came back
     assert all(event.donor is None for event in begun)
     made: list[CountingTrainer] = []
@@ -146,8 +148,9 @@ class _Watched(World):
         self.donor_steps: dict[tuple[str, int], int] = {}
 
     def tell(self, event: e.Event) -> None:
-        if isinstance(event, e.IslandCaughtUp) and event.donor is not None:
-            donor = max(life for life in self.hosts if life[0] == event.donor)
+        report = e.report_of(event)
+        if isinstance(event, e.IslandReported) and isinstance(report, CaughtUp) and report.donor is not None:
+            donor = max(life for life in self.hosts if life[0] == report.donor)
             self.donor_steps[event.island, event.incarnation] = self.hosts[donor].process.replica.steps_total
         super().tell(event)
 
@@ -168,7 +171,7 @@ def test_an_island_short_of_capacity_trains_as_many_tokens_in_fewer_whole_steps(
     tape = World(calm.policy, replace(calm.plan, capacity=(Capacity(2.0, first, 0.5),)), 0).run().tape
     trace = trace_reader.read(tape, "rebase").trace
     half = next(life for life in trace.lives.values() if life.id[0] == first)
-    reports = [event for event in _events(tape, e.ProgressReported) if event.island == first]
+    reports = [event for event in _events(tape, Progress) if event.island == first]
     assert trace.tokens_per_step == TOKENS
     assert half.step_count == reports[-1].tokens_total // TOKENS < 0.8 * reports[-1].steps_total
 
@@ -232,7 +235,7 @@ def test_a_tape_whose_islands_adopted_otherwise_is_refused(recorded: str, asked:
 
 def test_a_tape_that_lost_an_adoption_is_refused() -> None:
     tape = world(1, "rebase").run().tape
-    adopted = [n for n, record in enumerate(tape.records) if isinstance(record.event, e.FragmentAdopted)]
+    adopted = [n for n, record in enumerate(tape.records) if isinstance(e.report_of(record.event), Adopted)]
     gone = adopted[len(adopted) // 2]
     with pytest.raises(InvalidJobSpec, match="contradicts itself"):
         matching.match(replace(tape, records=tape.records[:gone] + tape.records[gone + 1 :]), job())
@@ -282,7 +285,7 @@ def test_the_schedule_of_a_job_that_loses_islands_ends_with_its_budget_though_cl
             return super().step(schedule_step)
 
     train(tape, spec, Scheduled)
-    clock = max(event.step for event in _events(tape, e.ProgressReported))
+    clock = max(event.step for event in _events(tape, Progress))
     assert clock > 1.1 * spec.horizon_steps
     assert spec.horizon_steps - INTERVAL < max(taken) < spec.horizon_steps + INTERVAL
 
@@ -352,7 +355,7 @@ def _one_crash(policy, at: Instant) -> tuple[Fault, ...]:
 
 
 def _events(tape: Tape, kind: type) -> list[Any]:
-    return [record.event for record in tape.records if isinstance(record.event, kind)]
+    return of_kind((record.event for record in tape.records), kind)
 
 
 def _effects(tape: Tape, kind: type) -> list[Any]:

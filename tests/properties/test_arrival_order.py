@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import CaughtUp, Ready
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Contribution, payload_id
 from orchestrator.simulation.plan import sample_policy
@@ -23,8 +24,8 @@ def _training(quorum):
     job.tell(e.OuterStateSeeded(0.0, 10, "d"))
     for plan in policy.islands:
         job.tell(e.IslandPlaced(0.1, plan.island, 1, "node", 7))
-        job.tell(e.IslandReady(0.2, plan.island, 1, 1, 0.1))
-        job.tell(e.IslandCaughtUp(0.3, plan.island, 1, None, (0,), 0, 0.1))
+        job.tell(e.IslandReported(0.2, plan.island, 1, Ready(1, 0.1)))
+        job.tell(e.IslandReported(0.3, plan.island, 1, CaughtUp(None, (0,), 0, 0.1)))
     return job, [plan.island for plan in policy.islands]
 
 

@@ -18,6 +18,7 @@ import pytest
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import effects, events
 from orchestrator.core.commands import Command
+from orchestrator.core.messages import CaughtUp, Progress
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, JobResumed
 from orchestrator.errors import AtollError, DataError, InfrastructureError, NotFound
 from orchestrator.runtime import cluster
@@ -29,6 +30,7 @@ from orchestrator.tape.reading import parse_whole
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import Record, decode_line
 from orchestrator.tape.storage import read_tape
+from tests.harness.reports import of_kind
 from tests.waiting import PATIENCE_S, wait_until
 
 STEP_S = 0.05
@@ -156,14 +158,14 @@ class Job:
         return self._tape.records()
 
     def events(self, kind: type[Any], island: str) -> list[Any]:
-        return [r.event for r in self.records() if isinstance(r.event, kind) and r.event.island == island]
+        return [event for event in of_kind((r.event for r in self.records()), kind) if event.island == island]
 
     def at_of(self, kind: type[Any], island: str, incarnation: int) -> float | None:
         return next((e.at for e in self.events(kind, island) if e.incarnation == incarnation), None)
 
     def gap_max_s(self, island: str, since: float) -> float:
         """The longest time between two steps of ``island``, by its own clock, in what it reported after ``since``."""
-        return max(e.gap_max_seconds for e in self.events(events.ProgressReported, island) if e.at > since)
+        return max(e.gap_max_seconds for e in self.events(Progress, island) if e.at > since)
 
     def answers(self) -> bool:
         """Whether its synchroniser does."""
@@ -241,11 +243,7 @@ def pids_of(actor_class: str, home: Path) -> set[int]:
 
 def steps_between(records: Iterable[Record], island: str, since: float, until: float) -> int:
     """Steps of the island between its last reports before these two moments, by the tape: hardly any of one that waits."""
-    reports = [
-        record.event
-        for record in records
-        if isinstance(record.event, events.ProgressReported) and record.event.island == island
-    ]
+    reports = [one for one in of_kind((record.event for record in records), Progress) if one.island == island]
     before, after = ([one.steps_total for one in reports if one.at <= at] or [0] for at in (since, until))
     return after[-1] - before[-1]
 
@@ -273,7 +271,7 @@ def assert_sound(job: Job) -> None:
 def assert_nobody_gave_before_it_had_a_state(job: Job) -> None:
     holding: set[tuple[str, int]] = set()
     for record in job.records():
-        if isinstance(record.event, events.IslandCaughtUp):
+        if isinstance(record.event, events.IslandReported) and isinstance(record.event.report, CaughtUp):
             holding.add((record.event.island, record.event.incarnation))
         for effect in record.effects:
             if isinstance(effect, effects.AdmitContribution):

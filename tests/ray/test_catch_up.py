@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.core import commands, effects, events
+from orchestrator.core import commands, effects
+from orchestrator.core.messages import CaughtUp
 from tests.ray.jobs import ENDLESS, Job, assert_nobody_gave_before_it_had_a_state, synthetic
 
 pytestmark = pytest.mark.ray
@@ -42,7 +43,7 @@ def test_of_several_donors_one_dies_and_what_it_gave_is_not_asked_for_again(star
     job.wait_until(lambda: "europe" in pieces(job, "asia", 2).values(), "a piece of europe's")
     os.kill(job.island("europe")["pid"], signal.SIGKILL)
     job.wait_for_merge("asia", 2)
-    caught_up = next(e for e in job.events(events.IslandCaughtUp, "asia") if e.incarnation == 2)
+    caught_up = next(e for e in job.events(CaughtUp, "asia") if e.incarnation == 2)
     assert caught_up.donor is not None
     assert set(caught_up.sources) == {"us-east", "europe"}
     assert tuple(donor for _, donor in sorted(pieces(job, "asia", 2).items())) == caught_up.sources

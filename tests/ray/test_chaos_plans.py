@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 from orchestrator.core import events
+from orchestrator.core.messages import CaughtUp
 from orchestrator.runtime import embedded
 from orchestrator.runtime.groups import read_groups
 from orchestrator.tape.storage import read_tape
 from tests.chaos.strikes import struck, verdict_with_strikes
+from tests.harness.reports import of_kind
 from tests.ray.collective import NAME, PATIENCE_S
 from tests.ray.jobs import ENDLESS, STEP_S, gone, steps_between, synthetic
 from tests.ray.test_service import Hands
@@ -117,7 +119,7 @@ def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(
     records = read_tape(hands.runs / job / "tape.jsonl").records
     (struck,) = [r.event for r in records if isinstance(r.event, events.FaultInjected)]
     assert (struck.kind, struck.island, struck.incarnation) == ("kill_node", "asia", before["incarnation"])
-    back = next(r.event for r in records if isinstance(r.event, events.IslandCaughtUp) and r.event.at > struck.at)
+    back = next(event for event in of_kind((r.event for r in records), CaughtUp) if event.at > struck.at)
     assert back.island == "asia"
     for island in set(ISLANDS) - {"asia"}:
         assert steps_between(records, island, struck.at, back.at) > 5, "it trains on while asia is away"

@@ -12,9 +12,11 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, verified
 from orchestrator.core import commands, saving
-from orchestrator.core.events import IslandCaughtUp, MergeCompleted
+from orchestrator.core.events import MergeCompleted
+from orchestrator.core.messages import CaughtUp, Saved
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
+from tests.harness.reports import of_kind
 from tests.ray.jobs import ENDLESS, GROUPS, Job, synthetic
 
 pytestmark = pytest.mark.ray
@@ -22,7 +24,7 @@ Start = Callable[..., Job]
 
 
 def recorded(job: Job, kind: type) -> list[Any]:
-    return [record.event for record in job.records() if isinstance(record.event, kind)]
+    return of_kind((record.event for record in job.records()), kind)
 
 
 def taken(job: Job, count: int) -> list[Any]:
@@ -45,7 +47,7 @@ def test_a_job_that_trains_is_saved_every_few_merges_and_keeps_the_latest(start:
     assert [manifest.number for manifest in kept] == [
         event.checkpoint for event in recorded(job, saving.CheckpointTaken)
     ][-2:]
-    saved = recorded(job, saving.IslandSaved)
+    saved = recorded(job, Saved)
     for manifest in kept:
         assert verified(Folder.own(job.run_dir / "checkpoints" / f"{manifest.number:06d}")) == manifest
         of_this = {event.island: event.tokens_total for event in saved if event.checkpoint == manifest.number}
@@ -100,7 +102,7 @@ def test_two_islands_become_three_and_two_again_and_every_token_is_counted_once(
     second.wait_for_end()
     begun = carried_on(first, second)
     assert {island.island for island in begun.islands} == set(GROUPS[:2])
-    sources = {e.island: e.donor for group in three for e in second.events(IslandCaughtUp, group["name"])}
+    sources = {e.island: e.donor for group in three for e in second.events(CaughtUp, group["name"])}
     assert {name: donor for name, donor in sources.items() if name in GROUPS} == {group: group for group in GROUPS[:2]}
 
     budget = checkpoints_of(second)[-1].tokens_trained + 60_000

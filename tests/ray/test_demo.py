@@ -13,9 +13,11 @@ import pytest
 import yaml
 
 from orchestrator.core.commands import Kill
-from orchestrator.core.events import CommandRequested, IslandCaughtUp
+from orchestrator.core.events import CommandRequested
+from orchestrator.core.messages import CaughtUp
 from orchestrator.tape.storage import read_tape
 from tests import forked
+from tests.harness.reports import of_kind
 from tests.ray.jobs import steps_between
 from tests.waiting import PATIENCE_S
 
@@ -51,7 +53,7 @@ def test_the_demo_survives_its_kill_and_learns(tmp_path: Path) -> None:
     killed = next(
         r.event for r in records if isinstance(r.event, CommandRequested) and isinstance(r.event.request, Kill)
     )
-    back = next(r.event for r in records if isinstance(r.event, IslandCaughtUp) and r.event.at > killed.at)
+    back = next(event for event in of_kind((r.event for r in records), CaughtUp) if event.at > killed.at)
     assert back.island == "asia"
     assert max(steps_between(records, name, killed.at, back.at) for name in report["survivors"]) > 3
     seconds = report["island_seconds"]

@@ -16,6 +16,7 @@ import pytest
 
 from orchestrator.core import commands, events
 from orchestrator.core.effects import PlaceIsland
+from orchestrator.core.messages import Progress
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import TOKEN_VARIABLE
 from tests.metadata import MachineMetadata, serving
@@ -106,7 +107,7 @@ def lost_tokens(job: Job) -> int:
 
 
 def step_tokens(job: Job) -> float:
-    return max(e.tokens_total / e.steps_total for e in job.events(events.ProgressReported, GROUP) if e.steps_total)
+    return max(e.tokens_total / e.steps_total for e in job.events(Progress, GROUP) if e.steps_total)
 
 
 def test_islands_leave_machines_that_are_to_go_and_lose_no_more_than_a_step(

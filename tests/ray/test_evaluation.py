@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.core import commands, events
 from orchestrator.core.effects import Evaluate
+from orchestrator.core.messages import Ready
 from orchestrator.runtime.settings import NODE_MARKER
 from tests.ray.jobs import BRIEF_S, ENDLESS, GROUPS, PLUGGED, Job, assert_sound, pids_of, synthetic
 
@@ -101,7 +102,7 @@ def test_an_evaluator_on_the_head_gives_way_to_others_once_the_job_has_begun_and
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     job = start(document(), trainer=PLUGGED)
     pid = job.wait_until(lambda: min(pids_of("Evaluator", home) - there, default=None), "an evaluator")
-    job.wait_until(lambda: all(job.events(events.IslandReady, group) for group in GROUPS), "islands without a state")
+    job.wait_until(lambda: all(job.events(Ready, group) for group in GROUPS), "islands without a state")
     assert nicenesses(pid) == {usual}
     beginning.unlink()
     job.wait_until(lambda: orders(job), "an order")

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core import commands, events
+from orchestrator.core.messages import CatchUpFailure, CaughtUp
 from orchestrator.core.saving import CheckpointTaken
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.ray_start import Place, RayProgram, pass_on, start_node
 from orchestrator.tape.storage import read_tape
+from tests.harness.reports import of_kind
 from tests.ray.jobs import ENDLESS, Job, assert_sound, gone, stop, synthetic
 from tests.soak import SOAKING
 from tests.waiting import PATIENCE_S, wait_until
@@ -91,7 +93,7 @@ def test_a_gang_lives_and_dies_as_one(started: Callable[..., Job]) -> None:
         stopped.append(job.island("slice")["incarnation"])
         wait_until(lambda pids=pids: all(map(gone, pids)), "the end of its other process")
         job.wait_for_merge("pair", incarnation + 1)
-    caught_up = [event.donor for event in job.events(events.IslandCaughtUp, "pair")]
+    caught_up = [event.donor for event in job.events(CaughtUp, "pair")]
     assert caught_up[1:] == ["slice", "slice"]  # whose state every process of the new one got
     assert stopped == [1, 1]
     assert len(began) == 2
@@ -145,7 +147,7 @@ def test_a_gang_is_cut_off_and_drained_and_saved_and_resumed_on_one_host(started
     resumed.command(commands.Cancel())
     resumed.wait_for_end()
     assert taken
-    assert all(event.donor == "pair" for event in resumed.events(events.IslandCaughtUp, "pair")[:1])
+    assert all(event.donor == "pair" for event in resumed.events(CaughtUp, "pair")[:1])
 
 
 @soak
@@ -222,9 +224,9 @@ def save_and_end(job: Job) -> None:
 def require_own_states(job: Job, islands: Iterable[str]) -> None:
     for name in islands:
         job.wait_for_merge(name, 1)
-    states = [event for name in islands for event in job.events(events.IslandCaughtUp, name)]
+    states = [event for name in islands for event in job.events(CaughtUp, name)]
     assert any(event.donor == event.island for event in states), states  # the second may have asked the first
-    assert not [r.event for r in job.records() if isinstance(r.event, events.CatchUpFailed)]
+    assert not of_kind((r.event for r in job.records()), CatchUpFailure)
 
 
 @soak

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.core import commands, events
+from orchestrator.core import commands
+from orchestrator.core.messages import Adopted
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import ENDLESS, Job, synthetic
@@ -45,7 +46,7 @@ def test_a_job_is_scaled_from_two_islands_to_four_while_it_trains_and_back(start
 
 
 def adopted(job: Job, island: str) -> set[int]:
-    return {event.fragment for event in job.events(events.FragmentAdopted, island)}
+    return {event.fragment for event in job.events(Adopted, island)}
 
 
 def tokens(job: Job, islands: list[str]) -> dict[str, dict[str, float]]:

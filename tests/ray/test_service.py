@@ -16,13 +16,14 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from api.metrics.catalogue import FAMILIES
-from orchestrator.core import events
+from orchestrator.core.messages import Progress
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.tape.storage import read_tape
 from tests import forked
 from tests.api.installation import Installation
 from tests.attack.test_permissions import open_to_others
+from tests.harness.reports import of_kind
 from tests.ray.jobs import ENDLESS, GROUPS, PAUSE_S, STEP_S, STEPS_ON, gone, synthetic
 from tests.ray.test_embedded import beyond_loopback
 from tests.waiting import PATIENCE_S, wait_until
@@ -137,9 +138,9 @@ def steps_since(tape: Path, record: int) -> dict[str, int]:
     steps = dict.fromkeys(GROUPS, 0)
     for group in GROUPS:
         reports = [
-            one.event.steps_total
-            for one in read_tape(tape).records[record:]
-            if isinstance(one.event, events.ProgressReported) and one.event.island == group
+            report.steps_total
+            for report in of_kind((one.event for one in read_tape(tape).records[record:]), Progress)
+            if report.island == group
         ]
         steps[group] = reports[-1] - reports[0] if reports else 0
     return steps

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core import commands, events
+from orchestrator.core import commands
+from orchestrator.core.messages import CatchUpFailure, CaughtUp
+from tests.harness.reports import of_kind
 from tests.ray.jobs import Job, assert_sound
 from tests.ray.test_hosts import nodes, pids_of, started, trained
 
@@ -39,11 +41,10 @@ def test_islands_of_other_meshes_and_hosts_give_each_other_their_states(
         os.kill(pid_of(job, victim, incarnation), signal.SIGKILL)
         job.wait_for_merge(victim, incarnation + 1)
     seen = [record.event for record in job.records()]
-    came = [(e.island, e.donor) for e in seen if isinstance(e, events.IslandCaughtUp) and e.incarnation > 1]
+    came = [(e.island, e.donor) for e in of_kind(seen, CaughtUp) if e.incarnation > 1]
     assert [island for island, _ in came] == ["left", "right", "alone", "left"]
     assert all(donor not in (None, island) for island, donor in came), came
-    failed = [event for event in seen if isinstance(event, events.CatchUpFailed)]
-    assert not failed, "each takes what the first peer that it asks has"
+    assert not of_kind(seen, CatchUpFailure), "each takes what the first peer that it asks has"
     lines = job.status()["lines"]["islands"]
     for name, share in (("left", 0.5), ("right", 0.5), ("alone", 1.0)):
         line = lines[name]

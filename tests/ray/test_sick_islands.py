@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from orchestrator.core import commands, effects, events
+from orchestrator.core.messages import Overdue
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, synthetic
 
@@ -76,6 +77,6 @@ def test_an_island_whose_trainer_deadlocks_is_named_while_nothing_merges_and_com
     assert reason.startswith("merging waits for asia (it hangs: ")
     back = job.wait_for_merge("asia", 2)
     assert back["overdue_s"] == 0.0
-    ended = [e for e in job.events(events.StepOverdue, "asia") if e.incarnation == 1][-1]
+    ended = [e for e in job.events(Overdue, "asia") if e.incarnation == 1][-1]
     assert ended.seconds >= limits["step_limit_s"]
     assert job.island("us-east")["incarnation"] == 1

@@ -17,6 +17,7 @@ import yaml
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import commands, events
+from orchestrator.core.messages import Progress
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
@@ -26,6 +27,7 @@ from orchestrator.specification.config import parse_job
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import Tape
 from orchestrator.tape.storage import read_tape
+from tests.harness.reports import of_kind
 from tests.ray.jobs import Job
 from tests.simulation.questions import what_if
 
@@ -85,9 +87,9 @@ def lost_ratio(tape: Tape) -> float:
     return max(0.0, 1 - stepped_s / there_s)
 
 
-def reports_of(tape: Tape) -> list[events.ProgressReported]:
+def reports_of(tape: Tape) -> list[Any]:
     """Of islands that were left in peace."""
-    reports = [record.event for record in tape.records if isinstance(record.event, events.ProgressReported)]
+    reports = of_kind((record.event for record in tape.records), Progress)
     return [report for report in reports if report.island != VICTIM]
 
 

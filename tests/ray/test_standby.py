@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.core import commands, events
 from orchestrator.core.effects import BeginCatchUp, PlaceIsland
+from orchestrator.core.messages import CaughtUp
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, gone, synthetic
@@ -33,7 +34,7 @@ def test_a_standbys_process_becomes_the_island_and_remains_it_through_the_deaths
     held = next(f for f in effects_of(job, BeginCatchUp) if (f.island, f.incarnation) == ("us-east", 2))
     assert held.held
     assert held.cursor > 0
-    taken = next(e for e in job.events(events.IslandCaughtUp, "us-east") if e.incarnation == 2)
+    taken = next(e for e in job.events(CaughtUp, "us-east") if e.incarnation == 2)
     assert min(taken.versions) > 0  # what was published while it stood by
     # it did not wait for a back-off: the very event that told of the loss placed it
     lost_at = job.at_of(events.ConnectionLost, "us-east", 1)
@@ -43,7 +44,7 @@ def test_a_standbys_process_becomes_the_island_and_remains_it_through_the_deaths
 
     os.kill(job.island("us-west")["pid"], signal.SIGKILL)
     job.wait_for_merge("us-west", 2)  # it found its donor under the name that the donor's process was made with
-    assert [e.donor for e in job.events(events.IslandCaughtUp, "us-west") if e.incarnation == 2] == ["us-east"]
+    assert [e.donor for e in job.events(CaughtUp, "us-west") if e.incarnation == 2] == ["us-east"]
 
     job.wait_for_state("us-east-standby", "standby", incarnation=2)
     os.kill(job.pid_of_synchroniser(), signal.SIGKILL)

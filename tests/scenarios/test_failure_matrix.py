@@ -19,9 +19,11 @@ import pytest
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import CaughtUp, Progress
 from orchestrator.core.vocabulary import IslandId, IslandState, JobOutcome, RefusalReason
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.tape.replay import replay
+from tests.harness.reports import of_kind
 from tests.swarm.checkers import Checkers
 from tests.swarm.disk import DiskFault
 from tests.swarm.mortal_world import MortalWorld
@@ -74,7 +76,7 @@ class Scenario:
 
 
 def told(world: MortalWorld, kind: type, island: IslandId | None = None) -> list[Any]:
-    events = [record.event for record in world.sink.records if isinstance(record.event, kind)]
+    events = of_kind((record.event for record in world.sink.records), kind)
     return [event for event in events if island is None or event.island == island]
 
 
@@ -105,7 +107,7 @@ def contributed(world: MortalWorld, island: IslandId, incarnation: int) -> bool:
 
 def others_never_stalled(world: MortalWorld, *struck: IslandId) -> None:
     step_s = max(world.plan.step_s)
-    reports = [report for report in told(world, e.ProgressReported) if report.island not in struck]
+    reports = [report for report in told(world, Progress) if report.island not in struck]
     assert max(report.gap_max_seconds for report in reports) <= 1.05 * step_s + GAP_S
 
 
@@ -127,7 +129,7 @@ def is_back(world: MortalWorld, *struck: IslandId) -> None:
 
 def came_back_from_a_peer(world: MortalWorld) -> None:
     is_back(world, ASIA)
-    assert told(world, e.IslandCaughtUp, ASIA)[-1].donor in {"us-east", "us-west", "europe"}
+    assert told(world, CaughtUp, ASIA)[-1].donor in {"us-east", "us-west", "europe"}
 
 
 def both_came_back(world: MortalWorld) -> None:
@@ -139,7 +141,7 @@ def resumed(world: MortalWorld) -> None:
     assert len(told(world, e.ConnectionRestored, ASIA)) == 1
     silent = told(world, e.ConnectionRestored, ASIA)[0].at
     assert any(c.contribution.payload in merged_payloads(world) for c in _offers(world, ASIA) if c.at > silent)
-    assert max(report.gap_max_seconds for report in told(world, e.ProgressReported, ASIA)) > 7.9
+    assert max(report.gap_max_seconds for report in told(world, Progress, ASIA)) > 7.9
     others_never_stalled(world, ASIA)
 
 
@@ -175,7 +177,7 @@ def went_on_from_its_files(world: MortalWorld) -> None:
 def took_another_donor(world: MortalWorld) -> None:
     donors = [x.donor[0] for x in asked(world, f.BeginCatchUp) if x.island == ASIA and x.incarnation == 2 and x.donor]
     assert len(set(donors)) >= 2
-    assert told(world, e.IslandCaughtUp, ASIA)[-1].donor == donors[-1]
+    assert told(world, CaughtUp, ASIA)[-1].donor == donors[-1]
     assert contributed(world, ASIA, 2)
 
 
@@ -203,11 +205,11 @@ def was_cut_off_to_the_last_good_record(world: MortalWorld) -> None:
 
 def paused_and_resumed(world: MortalWorld) -> None:
     away = next(x.at for x in told(world, e.CommandRequested))
-    back = told(world, e.IslandCaughtUp, ASIA)[-1].at
+    back = told(world, CaughtUp, ASIA)[-1].at
     merges = [event.at for event in told(world, e.MergeCompleted)]
     assert not [at for at in merges if away + 0.1 < at < back]
     assert [at for at in merges if at > back]
-    trained = [report.steps_total for report in told(world, e.ProgressReported, EUROPE) if away < report.at < back]
+    trained = [report.steps_total for report in told(world, Progress, EUROPE) if away < report.at < back]
     assert trained[-1] - trained[0] > 0.8 * (back - away) / STEP_S
     others_never_stalled(world, ASIA)
 
@@ -318,9 +320,9 @@ def test_one_of_several_donors_dies_and_what_the_other_gave_is_kept() -> None:
     assert request.donor is not None
     ((helper, _),) = request.helpers
     dead = request.donor[0]
-    assert set(told(first, e.IslandCaughtUp, ASIA)[-1].sources) == {dead, helper}
+    assert set(told(first, CaughtUp, ASIA)[-1].sources) == {dead, helper}
     world = replace(killed, faults=(*killed.faults, Fault(begun[0].event.at + 0.25, FaultKind.CRASH, dead))).run()
-    caught_up = next(event for event in told(world, e.IslandCaughtUp, ASIA) if event.incarnation == 2)
+    caught_up = next(event for event in told(world, CaughtUp, ASIA) if event.incarnation == 2)
     assert helper in caught_up.sources
     assert dead not in caught_up.sources
     asked_next = [x for x in asked(world, f.BeginCatchUp) if x.island == ASIA and x.incarnation == 2][1]

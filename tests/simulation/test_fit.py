@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.events import ProgressReported
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import DataError
 from orchestrator.simulation import speeds
@@ -17,6 +17,7 @@ from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Pace, World
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import Tape
+from tests.harness.reports import of_kind
 
 ASIA, EUROPE, EAST = IslandId("asia"), IslandId("europe"), IslandId("us-east")
 STEPS_S = (0.05, 0.05, 0.06, 0.07)
@@ -145,9 +146,7 @@ def test_a_fitted_world_does_the_same_job(kind, request):
 
 def test_speeds_that_change_over_time_are_replayed_over_time():
     def steps_between(world, since, until):
-        reports = [
-            r.event for r in world.sink.records if isinstance(r.event, ProgressReported) and r.event.island == ASIA
-        ]
+        reports = [x for x in of_kind((r.event for r in world.sink.records), Progress) if x.island == ASIA]
         inside = [report for report in reports if since < report.at < until]
         return (inside[-1].steps_total - inside[0].steps_total) / (inside[-1].at - inside[0].at)
 
@@ -163,7 +162,7 @@ def test_a_report_that_was_long_under_way_makes_no_pause_of_its_delay():
 
     def report(n):
         late = 0.4 if n % 2 else 0.0
-        return ProgressReported(n * 2.5 + late, ASIA, 1, 5 * n, 5 * n, 5 * n, n * 2.5, 0.5, 0.5, 1.0)
+        return n * 2.5 + late, Progress(5 * n, 5 * n, 5 * n, n * 2.5, 0.5, 0.5, 1.0)
 
     found = speeds.of([[report(n) for n in range(1, 40)]], [])
     assert found.step_s == pytest.approx(0.5)

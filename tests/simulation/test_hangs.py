@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.core import effects as f
-from orchestrator.core import events as e
+from orchestrator.core.messages import Overdue
 from orchestrator.core.vocabulary import IslandId, JobOutcome, StepLimits
 from orchestrator.simulation.fit import observe
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
+from tests.harness.reports import of_kind
 
 ASIA = IslandId("asia")
 LIMIT_S = 4.0
@@ -22,8 +24,8 @@ def run(hangs_s: float) -> World:
     return World(policy, plan, seed=7).run()
 
 
-def overdue(world: World) -> list[e.StepOverdue]:
-    return [record.event for record in world.tape.records if isinstance(record.event, e.StepOverdue)]
+def overdue(world: World) -> list[Any]:
+    return of_kind((record.event for record in world.tape.records), Overdue)
 
 
 def stops(world: World) -> list[f.StopIsland]:

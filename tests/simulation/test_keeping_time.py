@@ -12,10 +12,12 @@ import pytest
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import CloseReason, IslandId
 from orchestrator.simulation import protocol
 from orchestrator.simulation.plan import Capacity
 from orchestrator.simulation.world import World
+from tests.harness.reports import of_kind
 
 BACK, UNTIL = 73.4, 300.0
 Effect = TypeVar("Effect")
@@ -55,7 +57,7 @@ def test_of_islands_a_third_apart_in_speed_nearly_all_are_in_time_with_grace():
 def test_clocks_of_islands_of_one_speed_show_the_steps_they_take(fragments, interval, overlap, links):
     """Each raises the others' clock; that must not be a wheel that only turns forward."""
     world = _world(fragments, interval, overlap, step_jitter_ratio=0.05, capacity=STALL, **links)
-    told = [r.event for r in world.sink.records if isinstance(r.event, e.ProgressReported)]
+    told = of_kind((r.event for r in world.sink.records), Progress)
     assert max(report.step for report in told) <= max(report.steps_total for report in told) + 2
 
 

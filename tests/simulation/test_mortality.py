@@ -24,6 +24,7 @@ import pytest
 
 from orchestrator.core import checkpoints, commands, fragment_life, recovery, saving
 from orchestrator.core.effects import Effect, ReleasePayload
+from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Epoch, FragmentId, RefusalReason, RoundPhase, Version
 from orchestrator.parameters.journal.entry import Content, Facts, OuterGradient
@@ -80,13 +81,13 @@ def test_recoveries_take_merges_again_from_inputs_and_from_averages(monkeypatch:
     raise AssertionError(read)
 
 
-RARE = {saving.JobResumed, saving.RollbackFailed, saving.IslandNotSaved}
+RARE = {saving.JobResumed, saving.RollbackFailed, NotSaved}
 """A world begins from nothing, no checkpoint in it is damaged, and few islands that are asked for a state have just ended:
 ``tests/core`` and ``tests/checkpoints`` have these."""
 
 
 def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
-    unions = (saving.SavingEvent, saving.SavingEffect, commands.Checkpoint | commands.Rollback)
+    unions = (saving.SavingEvent, saving.SavingEffect, commands.Checkpoint | commands.Rollback, Saved | NotSaved)
     kinds = {kind for union in unions for kind in get_args(union)}
     saved = (survived(seed).seen for seed in range(SEEDS) if SAVING in draw(seed).features)
     assert frozenset().union(*saved) >= {kind.__name__ for kind in kinds - RARE}

@@ -8,11 +8,14 @@ import pytest
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Adopted, Flushed, Progress
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.simulation.distributions import Empirical
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, IncarnationStart, Pace, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
+from orchestrator.tape.codec import name_of
 from orchestrator.tape.replay import replay
+from tests.harness.reports import of_kind
 
 ASIA, EUROPE = IslandId("asia"), IslandId("europe")
 STEADY = {"step_s": (0.05,) * 4, "step_jitter_ratio": 0.0}
@@ -23,8 +26,8 @@ def _run(steps=160, **changes):
 
 
 def _reports(world, island, since=0.0, until=float("inf")):
-    events = [record.event for record in world.sink.records]
-    return [x for x in events if isinstance(x, e.ProgressReported) and x.island == island and since < x.at < until]
+    reports = of_kind((record.event for record in world.sink.records), Progress)
+    return [report for report in reports if report.island == island and since < report.at < until]
 
 
 def _tokens_per_step(world, island, since, until):
@@ -67,7 +70,7 @@ def test_time_that_an_island_stood_still_is_added_once(step_s, times):
 
 def test_an_island_that_stands_still_gives_its_work_when_the_job_ends():
     world = _run(capacity=(Capacity(8.0, ASIA, 0.0),), steps=200)
-    flushed = [record.event for record in world.sink.records if isinstance(record.event, e.IslandFlushed)]
+    flushed = of_kind((record.event for record in world.sink.records), Flushed)
     assert {event.island for event in flushed} == {"us-east", "us-west", "europe", "asia"}
     assert world.goodput.summary()["discarded_tokens"].get("unmerged when the job ended", 0.0) < 20 * 512
 
@@ -116,14 +119,15 @@ def _lags(world):
     pulls, adoptions, reported, published = [], [], {}, {}
     for record in world.sink.records:
         event = record.event
-        if isinstance(event, e.ProgressReported):
-            reported[event.island] = event
+        report = e.report_of(event)
+        if isinstance(report, Progress):
+            reported[event.island] = event.at, report.tokens_total
         elif isinstance(event, e.ContributionArrived):
-            report = reported[event.contribution.island]
-            if report.tokens_total == event.contribution.tokens_total:
-                pulls.append(event.at - report.at)
-        elif isinstance(event, e.FragmentAdopted) and (event.fragment, event.version) in published:
-            adoptions.append(event.at - published[event.fragment, event.version])
+            reported_at, tokens_total = reported[event.contribution.island]
+            if tokens_total == event.contribution.tokens_total:
+                pulls.append(event.at - reported_at)
+        elif isinstance(report, Adopted) and (report.fragment, report.version) in published:
+            adoptions.append(event.at - published[report.fragment, report.version])
         for effect in record.effects:
             if isinstance(effect, f.PublishFragment):
                 published.setdefault((effect.fragment, effect.version), event.at)
@@ -136,7 +140,7 @@ def test_a_recorded_life_starts_as_it_was_recorded():
     at = {}
     for record in world.sink.records:
         if getattr(record.event, "island", None) == ASIA:
-            at.setdefault(type(record.event).__name__, record.event.at)
+            at.setdefault(name_of(record.event), record.event.at)
     assert at["IslandPlaced"] == pytest.approx(2.0)
     assert at["IslandReady"] - at["IslandPlaced"] == pytest.approx(3.0, abs=0.004)
     assert at["IslandCaughtUp"] - at["IslandReady"] == pytest.approx(0.5, abs=0.004)

@@ -41,6 +41,7 @@ from orchestrator.accounting.ledger import Ledger
 from orchestrator.core import commands, fragment_life, fragment_round, island_life, island_record, saving
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import CarriedReport, NotSaved, Saved
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
 from tests.api.installation import interruptible
 from tests.swarm import __main__ as command
@@ -102,9 +103,10 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     features = set().union(*(draw(seed).features for seed in survivors))
     later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
-    kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
-    kinds |= {kind.__name__ for kind in get_args(commands.OperatorCommand)}
-    need_a_disk = (saving.SavingEvent, saving.SavingEffect, commands.Checkpoint | commands.Rollback)  # test_mortality
+    carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))
+    kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__, *carried)} - {e.FaultInjected.__name__}
+    asked = commands.Checkpoint | commands.Rollback
+    need_a_disk = (saving.SavingEvent, saving.SavingEffect, asked, Saved | NotSaved)  # test_mortality
     kinds -= {kind.__name__ for union in need_a_disk for kind in get_args(union)}
     reasons = {str(reason) for reason in (*RefusalReason, *ReleaseReason, *CloseReason) if reason not in NEVER_HAPPENS}
     came = survivors.values()

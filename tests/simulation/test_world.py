@@ -9,19 +9,20 @@ import pytest
 from orchestrator.accounting.island_time import EVALUATING
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import Adopted
+from orchestrator.core.messages import Adopted, CatchUpFailure, CaughtUp, Flushed, Progress
 from orchestrator.core.vocabulary import EvaluationPolicy, FragmentId, IslandId, JobOutcome, ReleaseReason, Version
 from orchestrator.errors import InternalError
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
+from tests.harness.reports import of_kind
 
 EVEN = WorldPlan(step_s=(0.05,) * 4)
 ASIA = IslandId("asia")
 
 
 def _told(world, kind, island=None):
-    events = [record.event for record in world.sink.records if isinstance(record.event, kind)]
+    events = of_kind((record.event for record in world.sink.records), kind)
     return [event for event in events if island is None or event.island == island]
 
 
@@ -54,7 +55,7 @@ def test_a_killed_island_comes_back_from_a_peer_and_contributes():
     recovery = world.statistics.summary()["recovery_s"]
     assert recovery["island"] == ASIA
     assert 0.5 < recovery["total"] < 5.0
-    assert _told(world, e.IslandCaughtUp, ASIA)[-1].donor is not None
+    assert _told(world, CaughtUp, ASIA)[-1].donor is not None
     assert "asia" not in world.statistics.summary()["survivors"]
 
 
@@ -67,12 +68,12 @@ def test_a_frozen_island_is_suspected_and_goes_on_as_the_same_incarnation():
     world = _run(Fault(4.0, FaultKind.FREEZE, ASIA, 3.0))
     assert len(_told(world, e.ConnectionLost, ASIA)) == len(_told(world, e.ConnectionRestored, ASIA)) == 1
     assert {placed.incarnation for placed in _told(world, e.IslandPlaced, ASIA)} == {1}
-    assert max(report.gap_max_seconds for report in _told(world, e.ProgressReported, ASIA)) > 2.9
+    assert max(report.gap_max_seconds for report in _told(world, Progress, ASIA)) > 2.9
 
 
 def test_a_cut_island_trains_on_and_tells_so_afterwards():
     world = _run(Fault(4.0, FaultKind.CUT, ASIA, 3.0))
-    reports = _told(world, e.ProgressReported, ASIA)
+    reports = _told(world, Progress, ASIA)
     assert not [report for report in reports if 4.0 < report.at < 7.0]
     assert max(report.gap_max_seconds for report in reports) < 0.06
     heard_again = next(report for report in reports if report.at > 7.0)
@@ -116,7 +117,7 @@ def test_an_island_that_goes_mad_is_never_merged_and_comes_back_with_a_peers_sta
     merged = {item.payload for merge in _asked(world, f.MergeFragment) for item in merge.inputs}
     assert refused
     assert not refused & merged
-    assert _told(world, e.IslandCaughtUp, ASIA)[-1].donor is not None
+    assert _told(world, CaughtUp, ASIA)[-1].donor is not None
     assert any(payload.startswith(f"{ASIA}.2.") for payload in merged)
     assert world.goodput.summary()["discarded_tokens"]["quarantined"] > 0
     assert world.statistics.summary()["survivor_gap_max_s"] <= 0.05 * 1.05 + 1e-9
@@ -133,7 +134,7 @@ def test_merges_that_fail_cost_work_but_not_the_job():
 
 def test_a_donor_that_goes_away_is_replaced_by_another_source():
     world = _run(Fault(4.0, FaultKind.KILL, ASIA), catch_up_failure=0.9, calm_at=8.0)
-    assert _told(world, e.CatchUpFailed, ASIA)
+    assert _told(world, CatchUpFailure, ASIA)
     assert world.statistics.summary()["recovery_s"]["island"] == ASIA
 
 
@@ -190,7 +191,7 @@ def test_an_island_that_measures_stands_still_for_it_and_goodput_says_so():
     assert world.finished.outcome is JobOutcome.COMPLETED
     results = _told(world, e.EvaluationCompleted)
     assert len({event.island for event in results}) > 1  # who measured falls behind, so another is furthest ahead
-    while_training = [event for event in results if event.at < _told(world, e.IslandFlushed)[0].at]
+    while_training = [event for event in results if event.at < _told(world, Flushed)[0].at]
     spent = world.goodput.summary()["badput_seconds"][EVALUATING]
     assert spent == pytest.approx(0.5 * len(while_training), abs=0.6)
 

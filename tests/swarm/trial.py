@@ -17,6 +17,7 @@ from math import fsum, isclose
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import CaughtUp, Drained
 from orchestrator.core.saving import FragmentRestored
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import InternalError
@@ -141,6 +142,8 @@ def _names(world: World) -> Iterator[str]:
         yield type(record.event).__name__
         if isinstance(record.event, e.CommandRequested):
             yield type(record.event.request).__name__
+        elif isinstance(record.event, e.IslandReported):
+            yield type(record.event.report).__name__
         for effect in record.effects:
             yield type(effect).__name__
             if isinstance(effect, (f.RefuseContribution, f.ReleasePayload, f.MergeFragment)):
@@ -177,10 +180,12 @@ def _check_drained(world: World, checkers: Checkers) -> None:
     for record in world.sink.records:
         if isinstance(record.event, FragmentRestored):
             undone |= lives
-        elif isinstance(record.event, e.IslandCaughtUp):
-            lives.add((record.event.island, record.event.incarnation))
-        elif isinstance(record.event, e.IslandDrained) and any(isinstance(x, f.StopIsland) for x in record.effects):
-            life = (record.event.island, record.event.incarnation)
+        if not isinstance(record.event, e.IslandReported):
+            continue
+        life, report = (record.event.island, record.event.incarnation), record.event.report
+        if isinstance(report, CaughtUp):
+            lives.add(life)
+        elif isinstance(report, Drained) and any(isinstance(x, f.StopIsland) for x in record.effects):
             if life in undone:
                 continue
             trained, merged = world.hosts[life].process.replica.tokens_total, checkers.rounds.merged_up_to(*life)

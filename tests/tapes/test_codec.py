@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from orchestrator.core import effects as f
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import ContributionArrived, Event, FaultInjected, ProgressReported
+from orchestrator.core.events import ContributionArrived, Event, FaultInjected, IslandReported
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import Contribution, JobPolicy
 from orchestrator.errors import DataError
 from orchestrator.simulation.plan import sample_policy
@@ -66,7 +67,7 @@ def test_an_optional_field_and_a_nested_record_keep_their_types():
 
 
 def test_a_diverged_loss_does_not_stop_the_tape():
-    event = ProgressReported(1.0, "asia", 1, 1, 1, 1, 1.0, 1.0, 1.0, float("nan"))
+    event = IslandReported(1.0, "asia", 1, Progress(1, 1, 1, 1.0, 1.0, 1.0, float("nan")))
     line = encode_record(Record(1, event, ()))
     assert encode_record(decode_line(line)) == line
 

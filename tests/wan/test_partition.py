@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.core import events
+from orchestrator.core.messages import Progress
 from tests.ray.jobs import STEP_S, STEPS_ON, assert_sound, gone
 from tests.wan.archipelago import Archipelago, WideJob
 from tests.wan.conftest import ASIA, EAST
@@ -49,13 +49,11 @@ def test_a_region_that_is_cut_off_trains_on_and_contributes_again_with_the_right
 
     assert (job.island(ASIA)["incarnation"], job.island(ASIA)["pid"]) == (1, pid)
     steps_by_now = len(job.diary(pid).ends)
-    job.wait_until(
-        lambda: job.events(events.ProgressReported, ASIA)[-1].steps_total >= steps_by_now, "a report of them"
-    )
+    job.wait_until(lambda: job.events(Progress, ASIA)[-1].steps_total >= steps_by_now, "a report of them")
     job.cancel()
     job.wait_for_end()
     assert_sound(job)
-    reports = job.events(events.ProgressReported, ASIA)
+    reports = job.events(Progress, ASIA)
     assert steps_by_now <= reports[-1].steps_total <= len(job.diary(pid).ends)
     assert job.last["goodput"]["islands"][ASIA]["tokens"]["trained"] == reports[-1].tokens_total
 
@@ -85,7 +83,7 @@ def test_an_island_replaced_behind_a_cut_is_fenced_when_it_is_back_and_all_it_tr
     job.cancel()
     job.wait_for_end()
     assert_sound(job)
-    reports = job.events(events.ProgressReported, ASIA)
+    reports = job.events(Progress, ASIA)
     last_words = [e for e in reports if e.incarnation == 1 and e.at > at][-1]
     assert diary.count(0.0, healed_at) - UNTOLD_STEPS_MAX <= last_words.steps_total <= len(diary.ends)
     unmerged = last_words.tokens_total - [e for e in reports if e.incarnation == 1 and e.at < at][-1].tokens_total

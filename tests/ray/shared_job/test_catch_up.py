@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core import commands, events
+from orchestrator.core.messages import CatchUpFailure, CaughtUp
 from tests.ray.jobs import GROUPS, Job, assert_nobody_gave_before_it_had_a_state
 
 pytestmark = pytest.mark.ray
@@ -37,7 +38,7 @@ def test_a_donor_that_dies_or_stands_still_in_the_act_is_replaced_by_another(
     handing_over.unlink()
     assert job.wait_for_merge("asia", number)["incarnation"] == number
     (other,) = set(GROUPS) - {"asia", dead["island"]}
-    assert job.events(events.IslandCaughtUp, "asia")[-1].donor == other
+    assert job.events(CaughtUp, "asia")[-1].donor == other
     job.wait_for_merge(dead["island"], dead["incarnation"] + 1)
 
     number += 1
@@ -50,9 +51,9 @@ def test_a_donor_that_dies_or_stands_still_in_the_act_is_replaced_by_another(
         job.wait_for_merge("asia", number)
     finally:
         os.kill(still["pid"], signal.SIGCONT)
-    caught_up = job.events(events.IslandCaughtUp, "asia")[-1]
+    caught_up = job.events(CaughtUp, "asia")[-1]
     assert caught_up.donor not in (still["island"], None)
-    failed = [event for event in job.events(events.CatchUpFailed, "asia") if event.incarnation == number]
+    failed = [event for event in job.events(CatchUpFailure, "asia") if event.incarnation == number]
     assert failed == [], "it is asked to go on with another donor before its call to this one times out"
 
     assert_nobody_gave_before_it_had_a_state(job)
@@ -67,7 +68,7 @@ def test_when_all_islands_die_at_once_the_new_ones_go_on_from_what_was_merged(jo
         os.kill(island["pid"], signal.SIGKILL)
     for island in islands:
         job.wait_for_merge(island["island"], island["incarnation"] + 1)
-    first = min((job.events(events.IslandCaughtUp, group)[-1] for group in GROUPS), key=lambda e: e.at)
+    first = min((job.events(CaughtUp, group)[-1] for group in GROUPS), key=lambda e: e.at)
     assert first.donor is None
     assert all(now >= then for now, then in zip(first.versions, before, strict=True))
     merges = [record.event for record in job.records() if isinstance(record.event, events.MergeCompleted)]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core import commands, events
+from orchestrator.core.messages import Adopted, Progress
 from orchestrator.core.vocabulary import RefusalReason
 from orchestrator.errors import AtollError
 from tests.ray.jobs import STEPS_ON, Job, gone, pids_of, stop
@@ -74,7 +75,7 @@ def test_an_island_that_is_cut_off_trains_on_unheard_and_gives_its_work_when_it_
     strike(job, "continue")
     job.wait_until(lambda: job.island("asia")["last_merge_at"] > healed_at, "a merge with asia after its cut")
     job.wait_until(lambda: max(adoptions(job)) > healed_at, "an adoption by asia after its cut")
-    at_cut, last = heard[0][-1], job.events(events.ProgressReported, "asia")[-1]
+    at_cut, last = heard[0][-1], job.events(Progress, "asia")[-1]
     assert last.steps_total - at_cut.steps_total >= 2 * STEPS_ON
 
     struck = struck_at(job, "cut", duration=5.0)
@@ -178,17 +179,17 @@ def struck_at(job: Job, kind: str, **dose: Any) -> float:
 
 def standstill(job: Job, since: float) -> float | None:
     """When asia reported the stop that began at ``since``; None while it has not."""
-    reports = job.events(events.ProgressReported, "asia")
+    reports = job.events(Progress, "asia")
     return next((one.at for one in reports if one.at > since and one.gap_max_seconds >= STOPPED_S * 0.9), None)
 
 
-def heard_of(job: Job) -> tuple[list[events.ProgressReported], list[events.ContributionArrived], list[float]]:
+def heard_of(job: Job) -> tuple[list[Any], list[events.ContributionArrived], list[float]]:
     """All that the tape has of asia's reports."""
-    return job.events(events.ProgressReported, "asia"), contributions(job), adoptions(job)
+    return job.events(Progress, "asia"), contributions(job), adoptions(job)
 
 
 def adoptions(job: Job) -> list[float]:
-    return [event.at for event in job.events(events.FragmentAdopted, "asia")]
+    return [event.at for event in job.events(Adopted, "asia")]
 
 
 def contributions(job: Job) -> list[events.ContributionArrived]:

@@ -10,7 +10,8 @@ import pytest
 from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.actors.island import IslandInterface
 from orchestrator.core import commands, saving
-from orchestrator.core.events import FragmentAdopted, MergeCompleted
+from orchestrator.core.events import MergeCompleted
+from orchestrator.core.messages import Adopted
 from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.runtime.settings import island_name
@@ -72,7 +73,7 @@ def test_a_running_job_goes_back_to_a_checkpoint_and_trains_on_from_there(job: J
         ]
         first = next(merge for merge in later if merge.version == event.version + 1)
         assert first.base_digest == event.digest, "the next merge builds on what the checkpoint has"
-        adopted = [e for group in GROUPS for e in job.events(FragmentAdopted, group) if e.version == event.version]
+        adopted = [e for group in GROUPS for e in job.events(Adopted, group) if e.version == event.version]
         assert all(e.kept_tokens == 0 for e in adopted if e.fragment == event.fragment)
     assert job.status()["goodput"]["discarded_tokens"][ROLLED_BACK] > rolled_back
 

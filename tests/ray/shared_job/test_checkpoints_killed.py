@@ -16,6 +16,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import verified
 from orchestrator.checkpoints.resumption import find
 from orchestrator.core import commands, events, saving
+from orchestrator.core.messages import CaughtUp, Saved
 from orchestrator.system.roots import AllowedRoots
 from tests.ray.jobs import BRIEF_S, ENDLESS, GROUPS, PLUGGED, Job, assert_sound
 from tests.ray.shared_job.test_recovery import kill
@@ -58,7 +59,7 @@ def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_al
     after.command(commands.Cancel())
     after.wait_for_end()
     assert {saved.island for saved in carried_on(job, after).islands} == {written, other}
-    sources = {group: after.events(events.IslandCaughtUp, group)[0].donor for group in GROUPS}
+    sources = {group: after.events(CaughtUp, group)[0].donor for group in GROUPS}
     assert (sources[written], sources[other]) == (written, other)
     assert sources[writing] != writing
     assert_sound(after)
@@ -75,7 +76,7 @@ def numbers_taken(job: Job) -> list[int]:
 
 def saved_in(job: Job, number: int) -> set[str]:
     """Whose part this checkpoint has."""
-    return {event.island for event in recorded(job, saving.IslandSaved) if event.checkpoint == number}
+    return {event.island for event in recorded(job, Saved) if event.checkpoint == number}
 
 
 def everyone_saved(job: Job, number: int) -> bool:

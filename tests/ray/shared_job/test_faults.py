@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core import commands, events
+from orchestrator.core.messages import CaughtUp
 from orchestrator.system.logbook import island_logbook
 from tests.ray.jobs import BRIEF_S, GROUPS, STEP_S, STEPS_ON, Job, gone, pids_of
 
@@ -43,7 +44,7 @@ def test_a_killed_island_contributes_again_while_the_others_never_stall(
     recovery = status["statistics"]["recovery_s"]
     assert status["statistics"]["recoveries"][-1]["complete"]
     assert recovery is not None
-    donor = job.events(events.IslandCaughtUp, "asia")[-1].donor
+    donor = job.events(CaughtUp, "asia")[-1].donor
     assert donor in GROUPS[:-1]
 
     assert gone(victim["pid"])

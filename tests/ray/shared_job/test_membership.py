@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core import commands, effects, events
+from orchestrator.core.messages import Drained
 from tests.ray.jobs import Job, gone
 from tests.ray.shared_job.conftest import WEST
 
@@ -26,7 +27,7 @@ def test_a_drained_island_loses_no_token_and_its_data_goes_on_when_it_is_added_a
     decided = [effect for record in job.records() for effect in record.effects]
     catch_ups = [x for x in decided if isinstance(x, effects.BeginCatchUp) and x.island == "asia"]
     assert [x.cursor for x in (catch_ups[0], catch_ups[-1])] == [0, drained["steps_total"]]
-    assert job.events(events.IslandDrained, "asia")[-1].incarnation == island["incarnation"]
+    assert job.events(Drained, "asia")[-1].incarnation == island["incarnation"]
 
 
 def test_nothing_new_is_placed_on_a_cordoned_node_group(job: Job) -> None:

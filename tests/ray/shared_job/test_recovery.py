@@ -17,6 +17,7 @@ import pytest
 from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.actors.island import IslandInterface
 from orchestrator.core import events
+from orchestrator.core.messages import Progress
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
 from orchestrator.core.vocabulary import Epoch, FragmentId
 from orchestrator.parameters.journal.entry import sizes_of
@@ -143,7 +144,7 @@ def test_a_merge_that_islands_hold_and_the_journal_lost_is_replaced_by_the_one_b
 def stepping_share(job: Job, island: str, since: float, until: float) -> float:
     """The part of its time that an island spends inside steps, by its own clock: what a machine with other work to do makes
     longer is the step, and what waiting for a synchroniser would make longer is the rest."""
-    reports = [r for r in job.events(events.ProgressReported, island) if since <= r.at <= until]
+    reports = [r for r in job.events(Progress, island) if since <= r.at <= until]
     return (reports[-1].stepping_seconds - reports[0].stepping_seconds) / (reports[-1].at - reports[0].at)
 
 

@@ -14,6 +14,7 @@ from typing import get_args
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Drained, Flushed
 from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy, NodeGroupId
 from tests.swarm.checkers.timers import FLUSH, ROUNDING, Timers, backoff, departure, suspect
 from tests.swarm.checkers.violation import require
@@ -134,11 +135,11 @@ class Islands:
                 status.silent = True
             case e.ConnectionRestored():
                 status.silent = False
-            case e.IslandFlushed():
+            case e.IslandReported(report=Flushed()):
                 status.flushed = True
             case e.NoticeReceived() if status.stage is Stage.TRAINING and not (self.ending or status.draining):
                 status.draining = status.departing = True
-            case e.IslandDrained():
+            case e.IslandReported(report=Drained()):
                 status.flushed = status.flushed or self.ending
             case e.ConnectionLost() | e.PlacementFailed():
                 self._end(event.island, status, event, effects)
@@ -280,9 +281,10 @@ class Islands:
         finishes = any(isinstance(x, f.FinishJob) for x in effects)
         cancelled = isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Cancel)
         dismissed = finishes and (self.ending or cancelled or island in self.standbys)
-        dismissed = dismissed or isinstance(event, e.IslandDrained)
+        drained = isinstance(e.report_of(event), Drained)
+        dismissed = dismissed or drained
         departs = isinstance(event, e.NoticeReceived) or self._timers.rang == departure(island)
-        departs |= isinstance(event, e.IslandDrained) and status.departing
+        departs |= drained and status.departing
         waits = [x.due_at - event.at for x in effects if isinstance(x, f.SetTimer) and x.timer == backoff(island)]
         if departs and status.wanted and not finishes:
             require(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import CarriedReport, Progress
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobOutcome, JobPolicy
 from tests.swarm.checkers.islands import Islands, Stage
 from tests.swarm.checkers.rounds import Rounds
@@ -40,11 +41,15 @@ class JobChecker:
         """What is to be known of the event before its effects have changed who may speak."""
         require(event.at >= self._at, "time does not run backwards", (event, self._at))
         self._at = event.at
-        if isinstance(event, e.ProgressReported) and self._islands.all[event.island].speaks(event.incarnation):
-            key = event.island, event.incarnation
-            self._reported[key] = max(self._reported.get(key, 0), event.tokens_total)
+        if isinstance(event, e.IslandReported):
+            self._reported_by(event.island, event.incarnation, event.report)
         elif isinstance(event, _EVALUATED) and self._evaluates(event.global_version):
             self._evaluating, self._evaluated = None, event.global_version
+
+    def _reported_by(self, island: IslandId, incarnation: Incarnation, report: CarriedReport) -> None:
+        if isinstance(report, Progress) and self._islands.all[island].speaks(incarnation):
+            key = island, incarnation
+            self._reported[key] = max(self._reported.get(key, 0), report.tokens_total)
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if self.finished is not None:
@@ -54,7 +59,7 @@ class JobChecker:
             self._evaluating = None  # it died with the synchroniser
         self._answered(event, effects)
         begins = any(isinstance(x, f.SetTimer) and x.timer == FLUSH for x in effects) and not self._ending
-        if isinstance(event, e.ProgressReported) and self.finished is None and not self._ending:
+        if isinstance(e.report_of(event), Progress) and self.finished is None and not self._ending:
             due = self.trained >= self._policy.token_budget
             require(begins == due, "a job ends when its tokens are trained", (self.trained, self._policy.token_budget))
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import Duration, FragmentId, IslandId, JobPolicy
 from tests.swarm.checkers.violation import require
 
@@ -65,8 +66,8 @@ class Timers:
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         self.rang = None
         self._notice_s = (event.seconds or 0.0) if isinstance(event, e.NoticeReceived) else 0.0
-        if isinstance(event, e.ProgressReported):
-            self._slowest_step = max(self._slowest_step, event.step_seconds_median)
+        if isinstance(event, e.IslandReported) and isinstance(event.report, Progress):
+            self._slowest_step = max(self._slowest_step, event.report.step_seconds_median)
         elif isinstance(event, e.OuterStateSeeded) and self._saves_by_size:
             by_size = 60.0 + 12 * event.parameter_count * self._saves_by_size / 5e6
             self._longest["checkpoint"] = max(self._longest["checkpoint"], by_size)

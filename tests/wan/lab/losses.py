@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.core import events
+from orchestrator.core.messages import Progress
 from orchestrator.specification.config import parse_job
 from orchestrator.tape.storage import read_tape
+from tests.harness.reports import of_kind
 from tests.wan.archipelago import Archipelago
 from tests.wan.lab.collective import METHODS
 from tests.wan.lab.fleets import SEED, collective_fleet, lines_of, service_fleet
@@ -108,7 +110,7 @@ def of_service(plan: Plan, codec: str, archipelago: Archipelago) -> Curve:
         assert job is not None
         job.wait_for_end()
         records = [record.event for record in read_tape(job.run_dir / "tape.jsonl").records]
-    steps = [event for event in records if isinstance(event, events.ProgressReported) and event.steps_total > 0]
+    steps = [report for report in of_kind(records, Progress) if report.steps_total > 0]
     first = min(event.at for event in steps)
     measured = [event for event in records if isinstance(event, events.EvaluationCompleted) and event.at > first]
     step_s = (max(event.at for event in steps) - first) / plan.loss_steps
