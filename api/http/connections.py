@@ -64,7 +64,7 @@ _OF_UVICORN.setLevel(logging.ERROR)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many connections there may be at a time, in all and from one address."""
+    """The numbers of connections allowed at a time, in all and from one address."""
 
     total: int
     each: int

@@ -62,7 +62,7 @@ class Sessions:
 
     @property
     def write_failed(self) -> bool:
-        """Whether the last attempt to write failed."""
+        """Return whether the last attempt to write failed."""
         return self._writing.failed
 
 
