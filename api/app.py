@@ -1,6 +1,6 @@
-"""The FastAPI application: routes, problem documents, authentication and the origin guard, put together.
+"""The FastAPI application: routes, problem documents, authentication and the origin guard, wired together.
 
-Responsible for wiring only. ``create_app`` is given what it needs, so that tests and the service build the same app.
+``create_app`` gets everything it needs as arguments, so that tests and the service build the same app.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from orchestrator.system.roots import AllowedRoots
 
 DESCRIPTION = """Elastic orchestration of Decoupled DiLoCo training.
 
-Changes are commands: 202 with a command id, whose outcome is read under the job's `commands`. Errors are RFC 9457 problem
-documents with a remedy. Repeat a request safely by giving it an `Idempotency-Key`. `latest` stands for the newest job."""
+Changes are commands: the answer is 202 with a command id, and the outcome is listed under the job's `commands`. Errors are
+RFC 9457 problem documents with a remedy. With an `Idempotency-Key` a request can be repeated safely. `latest` names the
+newest job."""
 
 
 def create_app(
@@ -55,12 +56,11 @@ def create_app(
     taken_down: Path | None = None,
     roots: AllowedRoots = NOTHING_MORE,
 ) -> FastAPI:
-    """The REST API over this control port and store. Runs write below ``runs_dir``.
+    """Return the REST API for this control port and store. Jobs write below ``runs_dir``.
 
-    ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only. Of the
-    jobs at most ``jobs_max`` run at a time, and the others wait. ``restart_service`` carries out ``kill_api``, and
-    ``taken_down`` the file that says that what ran here was ended on purpose. Files that specifications name are touched
-    below ``roots`` only, and the checkpoints of others in ``runs_dir``.
+    Jobs may name code of ``packages``, and files below ``roots`` and in ``runs_dir``. ``loopback``: the API can be reached
+    only from this machine. At most ``jobs_max`` jobs run at a time; the others are queued. ``restart_service`` carries out
+    the fault ``kill_api``. ``taken_down`` is the file that exists after the installation was stopped on purpose.
     """
     service = Service(control, store, runs_dir, packages, jobs_max, roots)
     access = AccessStore(store.engine)
@@ -125,8 +125,8 @@ def create_app(
     document.install(app)
     app.add_middleware(AuthMiddleware, tokens=app.state.tokens, store=access)
     app.add_middleware(Guard, loopback=loopback)
-    app.add_middleware(problems.ErrorHandler)  # what these two raise is answered, too
-    app.add_middleware(Bodies)  # around all that refuses, since it knows what of a body is still to come
+    app.add_middleware(problems.ErrorHandler)  # outside these two, to answer what they raise
+    app.add_middleware(Bodies)  # outside everything that refuses, to handle the rest of the body
     app.add_middleware(SecurityHeaders)
     # outermost: refusals are measured too
     app.add_middleware(RequestMetrics, seconds=app.state.metrics.request_seconds)

@@ -1,7 +1,7 @@
 """The command line ``atoll``.
 
-Responsible for putting the commands together and for what a mistake looks like: a message with a remedy on stderr, an exit
-code, and no traceback. It starts in well under half a second: no command's means are imported before it runs.
+Registers the commands and reports errors: a message with a remedy on stderr, an exit code, and no traceback. It starts in
+well under half a second, because what a command needs is imported when it runs.
 
     exit code   meaning
     0           done
@@ -53,7 +53,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Elastic orchestration of Decoupled DiLoCo training. Exit codes: 0 done, 1 failed, 2 your mistake, "
-    "3 the service does not answer. Completion for your shell: `atoll --install-completion`, then open a new one.",
+    "3 the service does not answer. For completion run `atoll --install-completion`, then open a new shell.",
 )
 
 
@@ -61,10 +61,10 @@ app = typer.Typer(
 def options(
     token: Annotated[
         str | None,
-        typer.Option("--token", metavar="TOKEN", help="Who you are. Default: ATOLL_TOKEN, else HOME/token."),
+        typer.Option("--token", metavar="TOKEN", help="Access token. Default: ATOLL_TOKEN, else HOME/token."),
     ] = None,
 ) -> None:
-    """What holds for every command. A token on the command line is seen by everybody on this machine."""
+    """Options of every command. All users of this machine can see a token on the command line."""
     if token:
         os.environ[TOKEN_VARIABLE] = token
 
@@ -92,7 +92,7 @@ for module in (
 
 
 def main() -> None:
-    """Run a command and exit with a code that means something."""
+    """Run a command and exit with its exit code."""
     python_process.take_encoding()
     streams.prepare()
     try:
@@ -103,7 +103,7 @@ def main() -> None:
     except AtollError as error:
         say(f"atoll: {error}")
         sys.exit(exit_code(error))
-    except KeyboardInterrupt:  # before the command began, which says itself what becomes of it
+    except KeyboardInterrupt:  # before the command began; a command handles it itself
         say("atoll: interrupted")
         sys.exit(INTERRUPTED)
     except OSError as error:
@@ -115,14 +115,13 @@ def main() -> None:
 
 
 def explain(error: OSError) -> tuple[str, int] | None:
-    """What this machine refused the command, and the exit code; None for an error that is a fault of ours."""
+    """Return a message and the exit code for an error of this machine; None for a bug in atoll."""
     if refusal := streams.refusal():
         streams.drop(1)
-        return f"standard output cannot be written: {refusal.strerror}. Look at where it is redirected to.", 1
+        return f"cannot write to standard output: {refusal.strerror}. Check where it is redirected to.", 1
     if isinstance(error, FileNotFoundError) and is_working_folder_gone():
         return (
-            "the working folder was removed. Change to another one, or give folders and files (--home, --runs) as absolute "
-            "paths.",
+            "the working folder was removed. Change to another folder, or give absolute paths (--home, --runs).",
             2,
         )
     if error.errno in REFUSALS_OF_THE_DISK:
@@ -131,7 +130,7 @@ def explain(error: OSError) -> tuple[str, int] | None:
 
 
 def is_working_folder_gone() -> bool:
-    """Whether relative paths lead nowhere."""
+    """Return whether the working folder was removed, so that relative paths lead nowhere."""
     try:
         os.getcwd()
     except OSError:
@@ -140,7 +139,7 @@ def is_working_folder_gone() -> bool:
 
 
 def exit_code(error: AtollError) -> int:
-    """Whose fault an error is, as an exit code."""
+    """Return the exit code for an error, by whose fault it is."""
     if isinstance(error, ServiceUnreachable):
         return 3
     mistake = isinstance(error, ConfigurationError | RequestError) and not isinstance(error, Conflict)

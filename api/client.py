@@ -1,14 +1,12 @@
-"""A typed client of the REST API: what the CLI uses, and any program may.
+"""A typed client of the REST API, for the command line and for any program.
 
-Responsible for requests and for turning answers into the shapes of ``api.schemas``, and problem documents into the errors
-of ``orchestrator.errors``, so that a remote refusal reads like a local one. Every request that changes something carries an
-``Idempotency-Key`` and is repeated once if the connection broke before an answer came: the service does it at most once.
+    with Client.at() as client:
+        job = client.submit(document)
+        print(client.wait(job.job).state)
 
-The part of ``api.client.Client`` that is about tokens and the audit trail.
-
-The part of ``api.client.Client`` that is about faults and the runs of plans.
-
-The part of ``api.client.Client`` that is about checkpoints.
+Answers become the models of ``api.schemas``, and problem documents the errors of ``orchestrator.errors``, so that a remote
+refusal reads like a local one. Every changing request carries an ``Idempotency-Key`` and is sent again once if the
+connection breaks before the answer: the service carries it out at most once.
 """
 
 from __future__ import annotations
@@ -57,151 +55,12 @@ from orchestrator.core.commands import Inject
 from orchestrator.core.vocabulary import IslandId, NodeGroupId
 from orchestrator.errors import ConfigurationError, InfrastructureError, InternalError, ServiceUnreachable
 
-
-class CheckpointRequests:
-    """Needs the requests of a client."""
-
-    _get: Any
-    send: Any
-    _download: Any
-
-    def checkpoints(self, job: str) -> list[Checkpoint]:
-        """The job's whole checkpoints, oldest first."""
-        listed: Checkpoints = self._get(f"/v1/jobs/{quote(job, safe='')}/checkpoints", Checkpoints)
-        return listed.checkpoints
-
-    def download_checkpoint(self, job: str, number: int, to: Path) -> None:
-        """Write one as a tar to the file ``to``. Raises NotFound when it is not kept (any more)."""
-        self._download(f"/v1/jobs/{quote(job, safe='')}/checkpoints/{number}", to)
-
-    def take_checkpoint(self, job: str) -> Command:
-        """Have a running job save itself now."""
-        command: Command = self.send(job, commands.Checkpoint())
-        return command
-
-    def roll_back(self, job: str, checkpoint: int | None = None) -> Command:
-        """Take a running job back to a checkpoint of its own, or to the newest."""
-        command: Command = self.send(job, commands.Rollback(checkpoint or 0))
-        return command
-
-
-class ChaosRequests:
-    """Needs the requests of a client."""
-
-    _get: Any
-    _post: Any
-    send: Any
-    _request: Any
-
-    def inject(
-        self,
-        job: str,
-        kind: str,
-        island: str | None,
-        duration_s: float = 0.0,
-        *,
-        bytes_per_second: float = 0.0,
-        payloads: int = 0,
-        host: int | None = None,
-    ) -> Command:
-        """Let chaos strike an island (or none: kill_synchroniser), or let it ``continue`` before its time."""
-        whom = IslandId(island) if island is not None else None
-        command: Command = self.send(job, Inject(kind, whom, duration_s, bytes_per_second, payloads, host))
-        return command
-
-    def chaos_plans(self) -> list[ShownPlan]:
-        """The plans that come with the service."""
-        plans: ShownPlans = self._get("/v1/chaos/plans", ShownPlans)
-        return plans.plans
-
-    def start_chaos(
-        self,
-        job: str,
-        plan: str | Mapping[str, Any],
-        reference: str | Mapping[str, Any] | None = None,
-        *,
-        key: str | None = None,
-    ) -> ChaosRun:
-        """Run a plan, as data or as its YAML text, against a job; ``reference`` is for objectives of ``loss_gap``.
-
-        With a ``key`` asked again, it is the run it made then. Raises InvalidJobSpec with every problem of the plan,
-        Conflict while another one runs against the job.
-        """
-        run: ChaosRun = self._post(_runs(job), ChaosRun, {"plan": plan, "reference": reference}, key)
-        return run
-
-    def start_shipped_chaos(self, job: str, name: str) -> ChaosRun:
-        """Run a plan that comes with the service."""
-        run: ChaosRun = self._post(_runs(job), ChaosRun, {"shipped": name})
-        return run
-
-    def chaos_runs(self, job: str) -> list[ChaosRunSummary]:
-        """All runs of plans against a job, newest first."""
-        runs: ChaosRunList = self._get(_runs(job), ChaosRunList)
-        return runs.runs
-
-    def chaos_run(self, job: str, run: str = "latest") -> ChaosRun:
-        chaos_run: ChaosRun = self._get(_run(job, run), ChaosRun)
-        return chaos_run
-
-    def stop_chaos(self, job: str, run: str = "latest") -> ChaosRun:
-        """Nothing of the run strikes any more, and what stands still goes on."""
-        stopped: ChaosRun = self._post(f"{_run(job, run)}/stop", ChaosRun)
-        return stopped
-
-    def chaos_verdict(self, job: str, run: str = "latest") -> VerdictDocument:
-        """Raises Conflict while there is none."""
-        verdict: VerdictDocument = self._get(f"{_run(job, run)}/verdict", VerdictDocument)
-        return verdict
-
-    def chaos_report(self, job: str, run: str = "latest") -> str:
-        """The verdict's page, HTML. Raises Conflict while there is none."""
-        answer: httpx.Response = self._request("GET", f"{_run(job, run)}/report")
-        return answer.text
-
-
-def _runs(job: str) -> str:
-    return f"/v1/jobs/{quote(job, safe='')}/chaos/runs"
-
-
-def _run(job: str, run: str) -> str:
-    return f"{_runs(job)}/{quote(run, safe='')}"
-
-
-class AccessRequests:
-    """Needs the requests of a client."""
-
-    _get: Any
-    _post: Any
-
-    def tokens(self) -> list[Token]:
-        """Those that were given, and not forgotten; what they are cannot be had again."""
-        listed: TokenList = self._get("/v1/tokens", TokenList)
-        return listed.tokens
-
-    def create_token(self, name: str, role: Role, *, expires_in_s: float | None = None) -> NewToken:
-        """A new token; its ``token`` cannot be had again. Raises Conflict if the name was given before."""
-        body = {"name": name, "role": role, "expires_in_s": expires_in_s}
-        token: NewToken = self._post("/v1/tokens", NewToken, body)
-        return token
-
-    def revoke_token(self, name: str) -> Token:
-        """It opens nothing any more. Raises NotFound if there is none of that name."""
-        token: Token = self._post(f"/v1/tokens/{quote(name, safe='')}/revoke", Token)
-        return token
-
-    def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditTrail:
-        """One page of what was changed by whom, newest first; ``cursor`` is the ``next_cursor`` of the page before."""
-        trail: AuditTrail = self._get("/v1/audit", AuditTrail, {"limit": limit, "cursor": cursor})
-        return trail
-
-
 Shape = TypeVar("Shape", bound=Answer)
 WAIT_EVERY_S, AWAY_MAX_S = 0.5, 60.0
 
 
-class Client(AccessRequests, ChaosRequests, CheckpointRequests):
-    """One service at ``url``. Raises ServiceUnreachable when it does not answer within ``timeout_s``."""
+class Client:
+    """The service at ``url``. Raises ServiceUnreachable if it does not answer within ``timeout_s``."""
 
     def __init__(
         self, url: str, *, token: str | None = None, timeout_s: float = 30.0, certificate: Path | None = None
@@ -209,16 +68,16 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         verify = trusting(certificate) if certificate else True
-        # trust_env off: a proxy of the environment has no business between this machine and itself.
+        # trust_env off: a proxy from the environment must not see requests of this machine to itself.
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, verify=verify, trust_env=False)
 
     @classmethod
     def at(cls, home: Path = DEFAULT_HOME, url: str | None = None, *, timeout_s: float = 30.0) -> Self:
-        """A client of the service that runs in ``home``, or of the one at ``url``.
+        """Return a client of the service that runs in ``home``, or of the one at ``url``.
 
-        The token is the one in ``ATOLL_TOKEN``, else the one in ``home``, which is sent to that home's own service and
-        nowhere else. Raises ServiceUnreachable if nothing says where the service is, or if the home's has ended: whoever
-        listens at its address by then is somebody else's.
+        The token is the one in ``ATOLL_TOKEN``, else the one in ``home``, which is sent only to that home's own service.
+        Raises ServiceUnreachable if no address is known, or if the home's service has ended: another program may listen
+        at its address by then.
         """
         place = Home(home)
         address, token = (
@@ -227,16 +86,16 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         )
         if url is None and address is None:
             raise ServiceUnreachable(
-                detail=f"No service is up in {home}: there is no {home / 'service.json'}.",
-                remedy="Start one with `atoll up`, or say where it is with --home or --url.",
+                detail=f"No service is running in {home}: {home / 'service.json'} does not exist.",
+                remedy="Start one with `atoll up`, or name another with --home or --url.",
             )
         if address is None or url not in (None, address.url):
             return cls(str(url), token=token, timeout_s=timeout_s)
         running = place.running()
         if url is None and not running:
             raise ServiceUnreachable(
-                detail=f"No service is up in {home}: the one that was at {address.url} has ended.",
-                remedy="Start it again with `atoll up`; jobs went on without it.",
+                detail=f"No service is running in {home}: the one at {address.url} has ended.",
+                remedy="Start it again with `atoll up`. Jobs kept running without it.",
             )
         if token is None and running:
             token = place.token()
@@ -263,43 +122,42 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         return self._get("/v1/node-groups", NodeGroups).node_groups
 
     def cordon(self, node_group: str) -> NodeGroupChange:
-        """Nothing new is placed on the node group, in any job, until it is uncordoned."""
+        """Cordon the node group: no job places anything new on it until it is uncordoned."""
         return self._post(f"/v1/node-groups/{quote(node_group, safe='')}/cordon", NodeGroupChange)
 
     def uncordon(self, node_group: str) -> NodeGroupChange:
         return self._post(f"/v1/node-groups/{quote(node_group, safe='')}/uncordon", NodeGroupChange)
 
     def submit(self, document: Mapping[str, Any], *, priority: int = 0) -> Job:
-        """Submit a job specification. Raises InvalidJobSpec with every problem. It is queued while there is no room."""
+        """Submit a job specification. The job is queued while there is no room. Raises InvalidJobSpec with every problem."""
         return self._post(f"/v1/jobs?priority={priority}" if priority else "/v1/jobs", Job, dict(document))
 
     def check(self, document: Mapping[str, Any]) -> JobCheck:
-        """What would be taken of a job specification; nothing is queued. Raises InvalidJobSpec with every problem."""
+        """Check a job specification as a submission would, and queue nothing. Raises InvalidJobSpec with every problem."""
         return self._post("/v1/jobs/check", JobCheck, dict(document))
 
     def prioritise(self, job: str, priority: int) -> Job:
-        """Give a queued job another place in the queue. Raises Conflict for one that waits no more."""
+        """Change the priority of a queued job. Raises Conflict if it is no longer queued."""
         answer = self._request("PATCH", f"/v1/jobs/{quote(job, safe='')}", json={"priority": priority})
         return self._read(answer, Job)
 
     def jobs(self, *, state: str | None = None, name: str | None = None, limit: int = 100) -> list[JobSummary]:
-        """The newest jobs, newest first."""
+        """Return the newest jobs, newest first."""
         return self._get("/v1/jobs", Jobs, {"state": state, "name": name, "limit": limit}).jobs
 
     def delete(self, job: str) -> None:
-        """Remove a job that has ended, with all that it left. Raises Conflict while it lives."""
+        """Remove an ended job with all its files. Raises Conflict if it has not ended."""
         self._request("DELETE", f"/v1/jobs/{quote(job, safe='')}")
 
     def job(self, job: str) -> Job:
         return self._get(f"/v1/jobs/{quote(job, safe='')}", Job)
 
     def wait(self, job: str) -> Job:
-        """The job once it has ended and its report can be read. The last event of its tape comes a little before.
+        """Wait until the job has ended and its report is readable, and return it.
 
-        A job that cannot write its report, because the disk is full, is `finishing` with the reason until there is room.
-
-        A service or synchroniser that is away for a while, restarting perhaps, is waited for. Raises InfrastructureError
-        if it is away for longer than ``AWAY_MAX_S``.
+        The last event of the tape comes a little before that. A job that cannot write its report, because the disk is
+        full, stays `finishing` with the reason. A service or synchroniser that restarts is waited for; raises
+        InfrastructureError if it does not answer for longer than ``AWAY_MAX_S``.
         """
         current, answered_at = self.job(job), time.monotonic()
         while not current.state.final:
@@ -315,7 +173,7 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         return self._get(f"/v1/jobs/{quote(job, safe='')}/islands", Islands).islands
 
     def send(self, job: str, command: commands.Command) -> Command:
-        """Give a running job a command. What became of it is read by ``command``. The methods below are short for it."""
+        """Send a command to a job; ``command`` returns its outcome. The methods below are shortcuts for this one."""
         path, body = _place_of(command)
         return self._post(f"/v1/jobs/{quote(job, safe='')}{path}", Command, body)
 
@@ -329,7 +187,7 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         return self.send(job, commands.Readd(IslandId(island)))
 
     def scale(self, job: str, node_group: str, count: int) -> Command:
-        """Have so many islands of the job on the node group. Those that leave are drained."""
+        """Set the number of the job's islands on the node group. Islands that leave are drained."""
         return self.send(job, commands.Scale(NodeGroupId(node_group), count))
 
     def cancel(self, job: str) -> Command:
@@ -342,9 +200,9 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         return self._get(f"/v1/jobs/{quote(job, safe='')}/commands", Commands).commands
 
     def events(self, job: str, *, after: int = 0, follow: bool = True) -> Iterator[TapeRecord]:
-        """The records of the job's tape after number ``after``, and those to come until it has ended, unless not to follow.
+        """Yield the records of the job's tape after number ``after``; with ``follow``, until the job has ended.
 
-        Raises ServiceUnreachable when the stream stops before that; begin again after the last record's number.
+        Raises ServiceUnreachable if the stream stops earlier; call again with the number of the last record.
         """
         path, query = f"/v1/jobs/{quote(job, safe='')}/events", {"after": after, "follow": follow}
         try:
@@ -360,8 +218,8 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
         if follow:
-            detail = "The service ended the stream of events before the job has ended."
-            raise ServiceUnreachable(detail=detail, remedy="Ask again: it says why if it does not want to go on.")
+            detail = "The service closed the event stream before the job ended."
+            raise ServiceUnreachable(detail=detail, remedy="Repeat the request; if the service refuses, it says why.")
 
     def logs(self, job: str) -> list[Log]:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/logs", Logs).logs
@@ -369,13 +227,13 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
     def log(
         self, job: str, source: str, *, incarnation: int | None = None, tail: int = 200, follow: bool = False
     ) -> Iterator[str]:
-        """What an island said, or another process of the job: the last lines, and those to come if it is followed.
+        """Yield the log of an island or another process of the job: its last lines, and with ``follow`` new ones.
 
-        Raises ServiceUnreachable when the connection breaks.
+        Raises ServiceUnreachable if the connection breaks.
         """
         path, query = f"/v1/jobs/{quote(job, safe='')}/logs/{quote(source, safe='')}", {"tail": tail, "follow": follow}
         query |= {} if incarnation is None else {"incarnation": incarnation}
-        # a process may be silent for as long as it likes
+        # a process may log nothing for any length of time
         timeout = httpx.Timeout(self._http.timeout.connect, read=None) if follow else self._http.timeout
         try:
             with self._http.stream("GET", path, params=query, timeout=timeout) as answer:
@@ -387,16 +245,16 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
             raise self._unreachable(error) from error
 
     def merges(self, job: str, *, fragment: int | None = None, limit: int = 50, cursor: str | None = None) -> Merges:
-        """One page of the job's merges, newest first; ``cursor`` is the ``next_cursor`` of the page before."""
+        """Return a page of the job's merges, newest first; ``cursor`` is the ``next_cursor`` of the previous page."""
         query = {"fragment": fragment, "limit": limit, "cursor": cursor}
         return self._get(f"/v1/jobs/{quote(job, safe='')}/merges", Merges, query)
 
     def merge(self, job: str, fragment: int, version: int) -> Merge:
-        """One merge explained."""
+        """Return one merge with its explanation."""
         return self._get(f"/v1/jobs/{quote(job, safe='')}/merges/{fragment}/{version}", Merge)
 
     def report(self, job: str) -> dict[str, Any]:
-        """The finished job's report. Raises Conflict while it is not finished."""
+        """Return the report of an ended job. Raises Conflict if it has not ended."""
         answer = self._request("GET", f"/v1/jobs/{quote(job, safe='')}/report.json")
         try:
             report: dict[str, Any] = answer.json()
@@ -405,17 +263,17 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         return report
 
     def download_parameters(self, job: str, to: Path) -> None:
-        """Write the job's merged parameters, as they stand, to the file ``to``. Raises Conflict while there are none."""
+        """Write the job's current merged parameters to the file ``to``. Raises Conflict while there are none."""
         self._download(f"/v1/jobs/{quote(job, safe='')}/parameters", to)
 
     def download_tokenizer(self, job: str, to: Path) -> None:
-        """Write the job's tokenizer to the file ``to``. Raises NotFound for bytes, Conflict where it is not there now."""
+        """Write the job's tokenizer to the file ``to``. Raises NotFound for bytes, Conflict if the file is missing."""
         self._download(f"/v1/jobs/{quote(job, safe='')}/tokenizer", to)
 
     def download_origin(self, job: str, to: Path) -> None:
-        """Write what exports keep of the checkpoint that the job continues, as JSON, to the file ``to``.
+        """Write what exports keep of the job's initial checkpoint, as JSON, to the file ``to``.
 
-        Raises NotFound where it continues none, Conflict where nothing is known of it any more.
+        Raises NotFound if the job began without a checkpoint, Conflict if nothing is known of it any more.
         """
         self._download(f"/v1/jobs/{quote(job, safe='')}/origin", to)
 
@@ -428,9 +286,105 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
                 with to.open("wb") as file:
                     file.writelines(answer.iter_bytes())
         except httpx.RemoteProtocolError as error:
-            raise InfrastructureError(detail=f"The download broke off: {error}.", remedy="Ask again.") from error
+            raise InfrastructureError(detail=f"The download was interrupted: {error}.", remedy="Try again.") from error
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
+
+    # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def checkpoints(self, job: str) -> list[Checkpoint]:
+        """Return the job's complete checkpoints, oldest first."""
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/checkpoints", Checkpoints).checkpoints
+
+    def download_checkpoint(self, job: str, number: int, to: Path) -> None:
+        """Write a checkpoint as a tar to the file ``to``. Raises NotFound if it does not exist (any more)."""
+        self._download(f"/v1/jobs/{quote(job, safe='')}/checkpoints/{number}", to)
+
+    def take_checkpoint(self, job: str) -> Command:
+        """Make a running job take a checkpoint now."""
+        return self.send(job, commands.Checkpoint())
+
+    def roll_back(self, job: str, checkpoint: int | None = None) -> Command:
+        """Take a running job back to one of its checkpoints, or to the newest."""
+        return self.send(job, commands.Rollback(checkpoint or 0))
+
+    # ── chaos ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def inject(
+        self,
+        job: str,
+        kind: str,
+        island: str | None,
+        duration_s: float = 0.0,
+        *,
+        bytes_per_second: float = 0.0,
+        payloads: int = 0,
+        host: int | None = None,
+    ) -> Command:
+        """Inject a fault into an island (or none: kill_synchroniser), or ``continue`` a stopped one early."""
+        whom = IslandId(island) if island is not None else None
+        return self.send(job, Inject(kind, whom, duration_s, bytes_per_second, payloads, host))
+
+    def chaos_plans(self) -> list[ShownPlan]:
+        """Return the plans that come with the service."""
+        return self._get("/v1/chaos/plans", ShownPlans).plans
+
+    def start_chaos(
+        self,
+        job: str,
+        plan: str | Mapping[str, Any],
+        reference: str | Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+    ) -> ChaosRun:
+        """Run a plan, as data or as YAML text, against a job; ``reference`` is for objectives of ``loss_gap``.
+
+        A repeated ``key`` returns the run that it started. Raises InvalidJobSpec with every problem of the plan, Conflict
+        while another plan runs against the job.
+        """
+        return self._post(_runs(job), ChaosRun, {"plan": plan, "reference": reference}, key)
+
+    def start_shipped_chaos(self, job: str, name: str) -> ChaosRun:
+        """Run a plan that comes with the service."""
+        return self._post(_runs(job), ChaosRun, {"shipped": name})
+
+    def chaos_runs(self, job: str) -> list[ChaosRunSummary]:
+        """Return all runs of plans against a job, newest first."""
+        return self._get(_runs(job), ChaosRunList).runs
+
+    def chaos_run(self, job: str, run: str = "latest") -> ChaosRun:
+        return self._get(_run(job, run), ChaosRun)
+
+    def stop_chaos(self, job: str, run: str = "latest") -> ChaosRun:
+        """Stop a run: inject no more faults, and let stopped processes continue."""
+        return self._post(f"{_run(job, run)}/stop", ChaosRun)
+
+    def chaos_verdict(self, job: str, run: str = "latest") -> VerdictDocument:
+        """Return the verdict of a run. Raises Conflict while there is none."""
+        return self._get(f"{_run(job, run)}/verdict", VerdictDocument)
+
+    def chaos_report(self, job: str, run: str = "latest") -> str:
+        """Return the verdict's page, HTML. Raises Conflict while there is none."""
+        return self._request("GET", f"{_run(job, run)}/report").text
+
+    # ── tokens and the audit trail ────────────────────────────────────────────────────────────────────────────────────
+
+    def tokens(self) -> list[Token]:
+        """Return all tokens, without their secrets, oldest first."""
+        return self._get("/v1/tokens", TokenList).tokens
+
+    def create_token(self, name: str, role: Role, *, expires_in_s: float | None = None) -> NewToken:
+        """Create a token; its ``token`` cannot be read again. Raises Conflict if the name was used before."""
+        body = {"name": name, "role": role, "expires_in_s": expires_in_s}
+        return self._post("/v1/tokens", NewToken, body)
+
+    def revoke_token(self, name: str) -> Token:
+        """Revoke a token. Raises NotFound if there is none of that name."""
+        return self._post(f"/v1/tokens/{quote(name, safe='')}/revoke", Token)
+
+    def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditTrail:
+        """Return a page of changing requests, newest first; ``cursor`` is the ``next_cursor`` of the previous page."""
+        return self._get("/v1/audit", AuditTrail, {"limit": limit, "cursor": cursor})
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -444,7 +398,7 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
             answer = self._request("POST", path, json=body, headers=headers)
         except ServiceUnreachable as error:
             if isinstance(error.__cause__, httpx.ConnectError):
-                raise  # nobody was there to ask twice
+                raise  # nothing was sent
             answer = self._request("POST", path, json=body, headers=headers)
         return self._read(answer, shape)
 
@@ -460,20 +414,20 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
     def _unreachable(self, error: Exception) -> ServiceUnreachable:
         return ServiceUnreachable(
             detail=f"The service at {self.url} does not answer ({str(error) or type(error).__name__}).",
-            remedy="Start it with `atoll up`; jobs that run go on without it. Is --url or --home right?",
+            remedy="Start it with `atoll up`, or correct --url or --home. Running jobs continue without it.",
         )
 
     def _read(self, answer: httpx.Response, shape: type[Shape]) -> Shape:
         try:
             return shape.model_validate_json(answer.content)
         except ValueError as error:
-            remedy = "Is it another program's, or another version's?"
-            detail = f"The answer of {self.url} is not understood."
+            remedy = "Check that it is an atoll service of the same version."
+            detail = f"The answer of {self.url} is not valid."
             raise InfrastructureError(detail=detail, remedy=remedy) from error
 
 
 def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
-    """The path below its job that a command is posted to, and the body with the rest of it."""
+    """Return the path below the job that the command is posted to, and the body."""
     match command:
         case commands.Kill(island, restart):
             return f"/islands/{quote(island, safe='')}/kill", {"restart": restart}
@@ -495,7 +449,15 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
             return "/chaos/faults", {"kind": fault, **more, **({} if host is None else {"host": host})}
         case commands.Cordon() | commands.Uncordon():
             raise ConfigurationError(
-                detail="A node group is cordoned for all jobs, not for one: use cordon and uncordon."
+                detail="A node group is cordoned for all jobs, not for one. Use cordon and uncordon."
             )
         case _:
             assert_never(command)
+
+
+def _runs(job: str) -> str:
+    return f"/v1/jobs/{quote(job, safe='')}/chaos/runs"
+
+
+def _run(job: str, run: str) -> str:
+    return f"{_runs(job)}/{quote(run, safe='')}"

@@ -1,8 +1,7 @@
-"""The time of day and the time that passes, kept apart: the first may be set at any moment, by hours and both ways.
+"""Time of day and elapsed time, kept apart: the time of day may be set at any moment, by hours, in both directions.
 
-Responsible for what needs both: when something ends that was stamped with the time of day, how old it is, and whether the
-clock was set while this process ran. When something was is told by the time of day as it is; how long something takes is
-``time.monotonic``'s, and needs nothing of this.
+For what needs both: when something expires that was stamped with the time of day, how old it is, and whether the clock was
+set while this process ran. Plain timestamps use the time of day, and plain durations ``time.monotonic``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 SET_MIN_S = 2.0
-"""The least step between two checks that counts. A clock kept well is slewed by less than a millisecond a second."""
+"""A smaller step between two checks is ignored. A well kept clock is slewed by less than a millisecond per second."""
 
 logger = logging.getLogger(__name__)
 
@@ -21,14 +20,14 @@ Clock = Callable[[], float]
 
 
 def uptime() -> float:
-    """Seconds since the machine was started, those in which it slept included: what nobody can set."""
+    """Return the seconds since the machine started, including sleep. This clock cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class TimeOfDay:
-    """The time of day by which things expire. It goes at least as fast as time passes, also where the clock is set back.
+    """The time of day for expiry. It advances at least as fast as time passes, even if the clock is set back.
 
-    A clock that is set forward takes it along, and back again: what had not expired by right is valid then.
+    It follows a clock that is set forward, and back to the right time again; what had not expired is then valid again.
     """
 
     def __init__(self, wall: Clock = time.time, passed: Clock = uptime) -> None:
@@ -40,9 +39,9 @@ class TimeOfDay:
 
 
 class Ages:
-    """The ages of things that were stamped with the time of day. A clock that is set meanwhile makes none older or younger.
+    """The ages of things that were stamped with the time of day. Setting the clock does not change them.
 
-    What was stamped before it was seen here for the first time is by then as old as the clock says, and never unborn.
+    When something is first seen here, its age is what the clock says, but never negative.
     """
 
     def __init__(self, wall: Clock = time.time, passed: Clock = uptime) -> None:
@@ -50,7 +49,7 @@ class Ages:
         self._born: dict[str, float] = {}
 
     def of(self, name: str, stamped_at: float) -> float:
-        """In seconds."""
+        """Return the age in seconds."""
         now = self._passed()
         return now - self._born.setdefault(name, now - max(0.0, self._wall() - stamped_at))
 
@@ -63,7 +62,7 @@ class Ages:
 
 
 class ClockWatch:
-    """Detects that the clock was set since this process began, and logs it. Thread-safe."""
+    """Detects and logs that the clock was set since this process started. Thread-safe."""
 
     def __init__(self, wall: Clock = time.time, passed: Clock = uptime) -> None:
         self._wall, self._passed = wall, passed
@@ -71,14 +70,14 @@ class ClockWatch:
         self._began = self._last = wall() - passed()
 
     def check(self) -> float:
-        """The sum of all settings in seconds; positive if it was set forward."""
+        """Return by how many seconds the clock was set in all; positive if forward."""
         with self._lock:
             before, self._last = self._last, self._wall() - self._passed()
             step_s = self._last - before
             if abs(step_s) > SET_MIN_S:
                 logger.warning(
-                    "the clock of this machine was set %s by %.0f s. Jobs go on by the time that passes; tokens expire no "
-                    "later for it; times of day told from now on are the new clock's",
+                    "the clock of this machine was set %s by %.0f s. Jobs are not affected, and tokens do not expire later; "
+                    "times of day from now on are those of the new clock",
                     "forward" if step_s > 0 else "back",
                     abs(step_s),
                 )

@@ -1,9 +1,8 @@
 """The service's process: ``python -m api.serve --home HOME --runs RUNS --port N --control package.module:factory``.
 
-Responsible for the process: one per home (a lock says so), on a loopback address or under TLS, with its address in
-``HOME/service.json`` and an admin's token in ``HOME/token`` while it runs. It refuses to know what runs the jobs: the
-control port is loaded by its dotted name and called with the home folder. It may be killed and started again at any time;
-jobs do not notice.
+One process for each home (guarded by a lock), on a loopback address or with TLS, with its address in ``HOME/service.json``
+and an admin token in ``HOME/token`` while it runs. The control port that runs the jobs is loaded by its dotted name and
+called with the home folder. The process may be killed and restarted at any time; jobs do not notice.
 """
 
 from __future__ import annotations
@@ -44,20 +43,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--certificate", type=Path, help="serve HTTPS with this certificate (PEM)")
     parser.add_argument("--key", type=Path, help="the certificate's key (PEM)")
     parser.add_argument("--insecure", action="store_true", help="allow HTTP beyond loopback")
-    parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="jobs may name its code")
-    parser.add_argument("--packages", action="append", default=[], metavar="FOLDER", help="where such packages are")
+    parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="allow jobs to name its code")
+    parser.add_argument("--packages", action="append", default=[], metavar="FOLDER", help="folder with such packages")
     for kind, what in KINDS.items():
         parser.add_argument(f"--{kind}", action="append", default=[], metavar="ROOT", help=what)
-    parser.add_argument("--jobs-max", type=int, default=JOBS_MAX, help="so many run at a time, the others wait")
-    parser.add_argument("--port", type=int, default=0, help="0 takes any free one")
+    parser.add_argument(
+        "--jobs-max", type=int, default=JOBS_MAX, help="most jobs that run at a time; others are queued"
+    )
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--database", help="SQLAlchemy URL, or in ATOLL_DATABASE; default: SQLite in the home")
     parser.add_argument(
-        store_history.NEW_STORE, action="store_true", help="where the store of this home is lost, begin anew"
+        store_history.NEW_STORE,
+        action="store_true",
+        help="start with an empty database if the home's is lost or damaged",
     )
     options = parser.parse_args(arguments)
-    os.umask(0o077)  # a job's tape, log and model are as much its users' as the token is
+    os.umask(0o077)  # a job's tape, log and model are as private as the token
     logging.basicConfig(level=logging.INFO)
     write_printable("%(asctime)s %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
@@ -81,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(printable.lines(str(error)), file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError | Conflict) else 1
     except OSError as error:
-        print(printable.lines(f"The service cannot begin: {error}. Its home is {options.home}."), file=sys.stderr)
+        print(printable.lines(f"The service cannot start: {error}. Its home is {options.home}."), file=sys.stderr)
         return 1
     return 0
 
@@ -97,7 +100,7 @@ def serve(
     jobs_max: int,
     roots: AllowedRoots,
 ) -> None:
-    """Serve until told to stop by SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     home, runs = home.resolve(), runs.resolve()
     place = Home(home)
     place.make()
@@ -129,8 +132,8 @@ def serve(
                     app,
                     log_config=None,
                     access_log=False,
-                    timeout_graceful_shutdown=1,  # event streams end when their job does, which is not now
-                    proxy_headers=False,  # whoever is nearest is the client: failures are counted by address
+                    timeout_graceful_shutdown=1,  # event streams end with their job, which may be hours away
+                    proxy_headers=False,  # failures are counted by the peer's address, which headers could forge
                     server_header=False,
                     ws="none",
                     h11_max_incomplete_event_size=HEAD_BYTES_MAX,
@@ -147,7 +150,7 @@ def serve(
 
 
 def inherited(binding: Binding, descriptor: int) -> socket.socket:
-    """The listening socket that whoever started us made. Raises ConfigurationError if it is more open than they say."""
+    """Return the inherited listening socket. Raises ConfigurationError if its address is not allowed by ``binding``."""
     listener = socket.socket(fileno=descriptor)
     replace(binding, host=listener.getsockname()[0]).refuse_if_unfit()
     return listener
@@ -156,18 +159,18 @@ def inherited(binding: Binding, descriptor: int) -> socket.socket:
 def listen(binding: Binding, port: int) -> socket.socket:
     listener = binding.listen([port])
     if listener is None:
-        detail = f"Port {port} of {binding.host} is taken by another program."
+        detail = f"Port {port} of {binding.host} is in use by another program."
         raise InfrastructureError(detail=detail, remedy="Choose another --port.")
     return listener
 
 
 def load_control(name: str, home: Path) -> ControlPort:
-    """The control port made by ``package.module:factory``, which is called with the home folder."""
+    """Return the control port from ``package.module:factory``, called with the home folder."""
     module, _, attribute = name.partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        detail = f"--control {name!r} cannot be loaded: {error}. It must be package.module:factory."
+        detail = f"--control {name!r} cannot be loaded: {error}. Write package.module:factory."
         raise ConfigurationError(detail=detail) from error
     control: ControlPort = factory(home)
     return control

@@ -1,4 +1,4 @@
-"""The dashboard Goodput: is the hardware's time worth its money, and where does the rest go?"""
+"""The dashboard Goodput: how much of the hardware's time reaches the model, and where the rest goes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dashboard() -> Dashboard:
     return board(
         "atoll-goodput",
         "atoll / Goodput",
-        "Is the hardware's time worth its money, and where does the rest go?",
+        "How much of the hardware's time reaches the model, and where does the rest go?",
         [("The headline", _headline()), ("Where the time went", _time()), ("Tokens and loss", _tokens())],
     )
 
@@ -34,14 +34,14 @@ def _headline() -> list[Panel]:
     return [
         figure(
             "Goodput",
-            "Part of all accelerator-seconds of the job so far whose tokens reached a merge.",
+            "Share of all accelerator-seconds of the job so far whose tokens reached a merge.",
             "percentunit",
             Query(f"atoll_goodput_ratio{{{JOB}}}", "{{job}}"),
             steps=((None, BAD), (0.7, WARN), (0.85, GOOD)),
         ),
         figure(
             "Uptime",
-            "Part of the time with at least a quorum of islands training.",
+            "Share of the time with at least a quorum of islands training.",
             "percentunit",
             Query(f"atoll_uptime_ratio{{{JOB}}}", "{{job}}"),
             steps=((None, BAD), (0.9, WARN), (0.99, GOOD)),
@@ -54,7 +54,7 @@ def _headline() -> list[Panel]:
         ),
         figure(
             "Merged tokens",
-            "Tokens that reach a merge, per second: the rate at which the model really learns.",
+            "Tokens that reach a merge, per second: the rate at which the model learns.",
             "cps",
             Query(f"sum by (job) (rate(atoll_tokens_merged_total{{{JOB}}}[{RATE}]))", "{{job}}"),
         ),
@@ -66,7 +66,7 @@ def _headline() -> list[Panel]:
         ),
         figure(
             "Budget used",
-            "Part of the job's token budget that is trained.",
+            "Share of the job's token budget that has been trained.",
             "percentunit",
             Query(f"sum by (job) (atoll_tokens_trained_total{{{JOB}}}) / on (job) atoll_job_token_budget", "{{job}}"),
         ),
@@ -77,8 +77,8 @@ def _time() -> list[Panel]:
     return [
         curves(
             "What accelerators do",
-            "Accelerators by what their time is worth right now. Only green reaches a merge. What is in flight now is "
-            "booked as productive or discarded later, so a burst of merges may show as more than was there.",
+            "Accelerators by the class of their current time. Only green reaches a merge. Time in flight is counted as "
+            "productive or discarded later, so a burst of merges may show more accelerators than there are.",
             "none",
             Query(f"sum by (class) (clamp_min(deriv({SECONDS}[{RATE}]), 0) * {WEIGHT})", "{{class}}"),
             stacked=True,
@@ -87,14 +87,14 @@ def _time() -> list[Panel]:
         ),
         ranking(
             "Badput by cause",
-            "Island-seconds that were not productive, by cause, largest first. Mend the first.",
+            "Island-seconds that were not productive, by cause, largest first. Fix the largest first.",
             "s",
             Query(f"topk(8, sum by (cause) (atoll_badput_seconds{{{JOB}}}))", "{{cause}}"),
             width=8,
         ),
         curves(
             "Accelerator-hours",
-            "The same since the job began: what it has cost, by what came of it.",
+            "Accelerator-hours since the job started, by class.",
             "h",
             Query(f"sum by (class) ({SECONDS} * {WEIGHT}) / 3600", "{{class}}"),
             stacked=True,
@@ -102,7 +102,7 @@ def _time() -> list[Panel]:
         ),
         curves(
             "Goodput and uptime",
-            "Both since the job began. Uptime above goodput: merging went on while work was lost or islands were away.",
+            "Both since the job started. Uptime above goodput: merging continued while work was lost or islands were away.",
             "percentunit",
             Query(f"atoll_goodput_ratio{{{JOB}}}", "goodput {{job}}"),
             Query(f"atoll_uptime_ratio{{{JOB}}}", "uptime {{job}}"),
@@ -114,7 +114,7 @@ def _tokens() -> list[Panel]:
     return [
         curves(
             "Raw and merged tokens",
-            "Tokens per second as trained and as merged. The distance between the two is lost, or on its way.",
+            "Tokens per second as trained and as merged. The difference is lost or in flight.",
             "cps",
             Query(f"sum(rate(atoll_tokens_trained_total{{{JOB}}}[{RATE}]))", "trained"),
             Query(f"sum(rate(atoll_tokens_merged_total{{{JOB}}}[{RATE}]))", "merged"),
@@ -122,7 +122,7 @@ def _tokens() -> list[Panel]:
         ),
         curves(
             "Discarded and in flight",
-            "Tokens that will be in no merge, by cause, and those of which it is still open.",
+            "Tokens that will never be merged, by cause, and tokens that may still be.",
             "short",
             Query(f"sum by (cause) (atoll_tokens_discarded{{{JOB}}})", "{{cause}}"),
             Query(f"sum(atoll_tokens_in_flight{{{JOB}}})", "in flight"),
@@ -138,7 +138,7 @@ def _tokens() -> list[Panel]:
         ),
         curves(
             "What an evaluation takes",
-            "Time to measure the latest held-out loss. On islands, one stands still for it.",
+            "Duration of the latest evaluation. Where islands evaluate, one of them pauses training for it.",
             "s",
             Query(f"atoll_evaluation_seconds{{{JOB}}}", "{{job}}"),
         ),
@@ -153,7 +153,7 @@ def _tokens() -> list[Panel]:
         ),
         curves(
             "Training loss by island",
-            "Of each island's last step, in nats per token. One that leaves the others has diverged.",
+            "Loss of each island's last step, in nats per token. An island that leaves the others has diverged.",
             "none",
             Query(f"atoll_training_loss_nats{{{JOB}}}", "{{island}}"),
         ),

@@ -27,7 +27,7 @@ def dashboard() -> Dashboard:
     return board(
         "atoll-islands",
         "atoll / Islands",
-        "Who trains, who is away, and how fast do they come back?",
+        "Which islands train, which are away, and how fast do they recover?",
         [
             ("States", _states()),
             ("Steps", _steps()),
@@ -48,31 +48,35 @@ def _states() -> list[Panel]:
     )
     return [
         figure(
-            "Training", "Islands that train.", "none", Query(_in("training"), "{{job}}"), steps=((None, BAD), (1, GOOD))
+            "Training",
+            "Islands that are training.",
+            "none",
+            Query(_in("training"), "{{job}}"),
+            steps=((None, BAD), (1, GOOD)),
         ),
         figure(
-            "On their way",
+            "Starting",
             "Islands being placed, starting or catching up.",
             "none",
             Query(_in("placing|starting|catching_up"), "{{job}}"),
         ),
         figure(
             "Suspect",
-            "Islands that do not answer. They may train on behind a cut link.",
+            "Islands that do not answer. They may still be training behind a broken link.",
             "none",
             Query(_in("suspect"), "{{job}}"),
             steps=((None, GOOD), (1, WARN)),
         ),
         figure(
             "Lost",
-            "Islands that are gone and wait to be placed again.",
+            "Islands that were lost and wait to be placed again.",
             "none",
             Query(_in("lost"), "{{job}}"),
             steps=((None, GOOD), (1, WARN)),
         ),
         figure(
             "Given up",
-            "Islands that failed too often in a row. Only an operator brings them back.",
+            "Islands that failed too often in a row. They stay away until `atoll readd`.",
             "none",
             Query(_in("failed"), "{{job}}"),
             steps=((None, GOOD), (1, BAD)),
@@ -96,21 +100,21 @@ def _steps() -> list[Panel]:
     return [
         curves(
             "Step rate",
-            "Inner steps per second of each island. A death elsewhere must not bend these lines.",
+            "Inner steps per second of each island. The loss of another island must not affect it.",
             "cps",
             Query(f"rate(atoll_island_steps_total{{{JOB}}}[{RATE}])", "{{island}}"),
             width=8,
         ),
         curves(
             "Step time",
-            "Time of an inner step of late.",
+            "Recent duration of an inner step.",
             "s",
             Query(f"atoll_island_step_seconds{{{JOB}}}", "{{island}}"),
             width=8,
         ),
         curves(
             "Steps behind",
-            "How far each island that trains is behind the furthest. One that stays far behind offers late, or stale work.",
+            "Steps by which each training island is behind the furthest. One far behind contributes late or stale work.",
             "none",
             Query(
                 f"max by (job) (atoll_island_schedule_step{{{JOB}}}) "
@@ -121,7 +125,7 @@ def _steps() -> list[Panel]:
         ),
         curves(
             "Longest gap between steps",
-            "So far. It rises when an island is held up: frozen, starved, or waiting for something of ours.",
+            "Since the job started. It rises when an island is frozen, starved of CPU, or blocked by atoll.",
             "s",
             Query(f"atoll_island_gap_max_seconds{{{JOB}}}", "{{island}}"),
         ),
@@ -139,14 +143,14 @@ def _text() -> list[Panel]:
     return [
         curves(
             "Unreadable text",
-            "Records and pieces of files that islands passed over, so far. The island's log names them.",
+            "Records and parts of files that islands have skipped. The island's log names them.",
             "none",
             Query(f"atoll_island_unreadable_records_total{{{JOB}}}", "{{island}}"),
             Query(f"atoll_island_cut_pieces_total{{{JOB}}}", "{{island}}, cut"),
         ),
         curves(
             "Repeated and omitted text",
-            "Sequences a second that are drawn a second time in an epoch, or passed over in it.",
+            "Sequences per second that are drawn twice in an epoch, or skipped in it.",
             "cps",
             Query(f"rate(atoll_island_repeated_sequences_total{{{JOB}}}[{RATE}])", "{{island}}, twice"),
             Query(f"rate(atoll_island_omitted_sequences_total{{{JOB}}}[{RATE}])", "{{island}}, omitted"),
@@ -158,14 +162,14 @@ def _contributions() -> list[Panel]:
     return [
         curves(
             "Since last in a merge",
-            "How long ago a merge held each island's work. A line that only rises: its work goes nowhere.",
+            "Time since a merge contained each island's work. A line that only rises: its work reaches no merge.",
             "s",
             Query(f"atoll_island_last_merge_age_seconds{{{JOB}}}", "{{island}}"),
             width=8,
         ),
         curves(
             "Merges",
-            "Merges per second that hold each island's work.",
+            "Merges per second that contain each island's work.",
             "cps",
             Query(f"rate(atoll_island_merges_total{{{JOB}}}[{RATE}])", "{{island}}"),
             width=8,
@@ -178,8 +182,8 @@ def _contributions() -> list[Panel]:
             width=8,
         ),
         curves(
-            "Sick islands",
-            "Islands whose latest contributions were unreadable, no numbers or far off, and how often each was replaced.",
+            "Flagged islands",
+            "Islands whose latest contributions were unreadable, not finite or far off, and how often each was replaced.",
             "none",
             Query(f"atoll_island_flagged{{{JOB}}}", "{{island}} flagged"),
             Query(f"atoll_island_quarantines_total{{{JOB}}}", "{{island}} quarantines"),
@@ -187,13 +191,13 @@ def _contributions() -> list[Panel]:
         ),
         curves(
             "Islands that hang",
-            "Seconds in the present step where that is far beyond the usual. At its limit the island is ended.",
+            "Seconds in the current step if that is far beyond the usual. At the limit the island is ended.",
             "s",
             Query(f"atoll_island_overdue_seconds{{{JOB}}} > 0", "{{island}}"),
             width=8,
         ),
         curves(
-            "Outer steps thrown away",
+            "Outer steps discarded",
             "Merges whose result was not finite. They were not published.",
             "none",
             Query(f"sum by (job) (atoll_merge_failures_total{{{JOB}}})", "{{job}}"),
@@ -206,7 +210,7 @@ def _recovery() -> list[Panel]:
     return [
         curves(
             "Recovery time",
-            "From an island's loss to a merge that holds its new work: median and 95th percentile of recoveries in the "
+            "From the loss of an island to a merge with its new work: median and 95th percentile of recoveries in the "
             "last hour.",
             "s",
             *(
@@ -216,8 +220,8 @@ def _recovery() -> list[Panel]:
             width=6,
         ),
         curves(
-            "Its parts",
-            "Mean of each part over all recoveries so far: noticing, placing, starting, connecting to a donor, transfer, "
+            "Recovery time by part",
+            "Mean of each part over all recoveries: noticing, placing, starting, connecting to a donor, transfer, "
             "first merge.",
             "s",
             Query(
@@ -230,7 +234,7 @@ def _recovery() -> list[Panel]:
         ),
         curves(
             "States handed over",
-            "Catch-ups by who gave the state, attempts that failed, and processes that could not be made.",
+            "Catch-ups by source of the state, failed attempts, and processes that could not be started.",
             "none",
             Query(f"sum by (source) (atoll_catch_ups_total{{{JOB}}})", "from {{source}}"),
             Query(f"sum(atoll_catch_up_failures_total{{{JOB}}})", "failed"),
@@ -240,7 +244,7 @@ def _recovery() -> list[Panel]:
         ),
         curves(
             "Standbys",
-            "How many were ready, and how many were on the way to it, by their time; and how often one took a lost island's "
+            "How many standbys were ready and how many were preparing, on average; and how often one took a lost island's "
             "place so far.",
             "none",
             Query(f"sum by (class) (deriv(atoll_standby_seconds{{{JOB}}}[{RATE}]))", "{{class}}"),

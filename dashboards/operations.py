@@ -15,7 +15,7 @@ def dashboard() -> Dashboard:
     return board(
         "atoll-operations",
         "atoll / Operations",
-        "What do people and the service do: jobs, commands, chaos, requests, alerts?",
+        "What do operators and the service do: jobs, commands, chaos, requests, alerts?",
         [("Right now", _now()), ("Jobs and commands", _commands()), ("The service", _service())],
     )
 
@@ -31,14 +31,14 @@ def _now() -> list[Panel]:
         ),
         figure(
             "Alerts",
-            "Alerts that fire. The runbook has a page for each.",
+            "Firing alerts. The runbook has a section for each.",
             "none",
             Query('count(ALERTS{alertname=~"Atoll.+", alertstate="firing"}) or vector(0)', "firing"),
             steps=((None, GOOD), (1, BAD)),
         ),
         figure(
             "Jobs running",
-            "Jobs that train right now.",
+            "Jobs that are training now.",
             "none",
             Query('sum(atoll_jobs{state=~"running|finishing"})', "running"),
         ),
@@ -71,23 +71,23 @@ def _commands() -> list[Panel]:
         curves("Jobs by state", "All jobs that the service knows.", "none", Query("atoll_jobs", "{{state}}"), width=12),
         curves(
             "Longest wait",
-            "How long the job that has waited longest has been queued. Red: the first in line cannot start as the fleet is.",
+            "How long the longest waiting job has been queued. Red: the first job needs more than the fleet has.",
             "s",
             Query("atoll_queue_oldest_seconds", "oldest"),
-            Query("atoll_queue_oldest_seconds * atoll_queue_hopeless", "in vain"),
+            Query("atoll_queue_oldest_seconds * atoll_queue_unschedulable", "unschedulable"),
             width=12,
             colours={"in vain": BAD},
         ),
         curves(
             "Commands",
-            "Operators' commands so far, by what was asked and what came of it.",
+            "Operators' commands, by kind and outcome.",
             "none",
             Query(f"sum by (kind, outcome) (atoll_commands_total{{{JOB}}})", "{{kind}} {{outcome}}"),
             width=12,
         ),
         curves(
             "Chaos",
-            "Faults that chaos plans injected so far: outages that somebody wanted.",
+            "Faults that chaos plans injected: intended outages.",
             "none",
             Query(f"sum by (kind) (atoll_chaos_faults_total{{{JOB}}})", "{{kind}}"),
             width=12,
@@ -106,7 +106,7 @@ def _service() -> list[Panel]:
         ),
         curves(
             "Answers by status",
-            "4xx: whoever asks is wrong. 5xx: we are, or the cluster does not answer us.",
+            "4xx: the client is at fault. 5xx: the service is, or the cluster does not answer.",
             "reqps",
             Query(f"sum by (status) (rate({REQUESTS}_count[{RATE}]))", "{{status}}"),
             stacked=True,
@@ -114,19 +114,19 @@ def _service() -> list[Panel]:
         ),
         curves(
             "Answer time by route",
-            "99th percentile of the time until an answer begins.",
+            "99th percentile of the time until the answer starts.",
             "s",
             Query(f"histogram_quantile(0.99, sum by (le, route) (rate({REQUESTS}_bucket[{RATE}])))", "{{route}}"),
         ),
         curves(
             "Scrape time",
-            "How long the service took to ask every live job how it stands.",
+            "How long the service took to get the status of every live job.",
             "s",
             Query(f"scrape_duration_seconds{{{SERVICE}}}", "{{instance}}"),
         ),
         curves(
             "CPU",
-            "Processors that the service keeps busy. Jobs run elsewhere.",
+            "CPU cores that the service uses. Jobs run in other processes.",
             "none",
             Query(f"rate(process_cpu_seconds_total{{{SERVICE}}}[{RATE}])", "{{instance}}"),
             width=8,
@@ -140,7 +140,7 @@ def _service() -> list[Panel]:
         ),
         curves(
             "Clock set by",
-            "By how much the clock of the service's machine was set since the service began.",
+            "How far the clock of the service's machine was set since the service started.",
             "s",
             Query("atoll_clock_set_seconds", "{{instance}}"),
             width=8,

@@ -17,7 +17,7 @@ def dashboard() -> Dashboard:
     return board(
         "atoll-synchroniser",
         "atoll / Synchroniser",
-        "Do rounds close, with whom, how fast, and what is turned away?",
+        "Do rounds close, with which islands, how fast, and what is refused?",
         [
             ("Right now", _now()),
             ("Rounds", _rounds()),
@@ -46,25 +46,25 @@ def _now() -> list[Panel]:
         ),
         figure(
             "Contributors",
-            "Islands whose work one merge holds, on average of late.",
+            "Islands whose work a merge contains, recent average.",
             "none",
             Query(MEAN_CONTRIBUTORS, "{{job}}"),
         ),
         figure(
             "Quorum",
-            "Islands a round needs before it may close.",
+            "Islands that a round needs before it may close.",
             "none",
             Query(f"atoll_quorum_islands{{{JOB}}}", "{{job}}"),
         ),
         figure(
             "Islands training",
-            "Below the quorum merging pauses.",
+            "Islands that are training. Below the quorum merging pauses.",
             "none",
             Query(TRAINING, "{{job}}"),
         ),
         figure(
             "Refused",
-            "Part of the offered contributions that were refused of late.",
+            "Share of recent contributions that were refused.",
             "percentunit",
             Query(
                 f"sum by (job) (rate(atoll_refusals_total{{{JOB}}}[{RATE}])) "
@@ -80,21 +80,21 @@ def _rounds() -> list[Panel]:
     return [
         curves(
             "Time of a round, by part",
-            "Collecting: from the first contribution until the round could close. Grace: from then until it did. Merging: "
-            "from then until the new version stood. Median and 95th percentile.",
+            "Collecting: from the first contribution until the round could close. Grace: until it closed. Merging: "
+            "until the new version was durable. Median and 95th percentile.",
             "s",
             *quantiles("atoll_round_part_seconds", "part"),
         ),
         curves(
             "Why rounds closed",
-            "Rounds per second by reason. Mostly grace_over: somebody is regularly too slow for the window.",
+            "Rounds per second by reason. Mostly grace_over: some island is regularly too slow for the window.",
             "cps",
             Query(f"sum by (reason) (rate(atoll_rounds_closed_total{{{JOB}}}[{RATE}]))", "{{reason}}"),
             stacked=True,
         ),
         curves(
             "Contributors and quorum",
-            "Islands in a merge, between the quorum and all that train.",
+            "Islands in a merge, compared with the quorum and all training islands.",
             "none",
             Query(MEAN_CONTRIBUTORS, "contributors {{job}}"),
             Query(f"atoll_quorum_islands{{{JOB}}}", "quorum {{job}}"),
@@ -116,23 +116,23 @@ def _rounds() -> list[Panel]:
 def _journal() -> list[Panel]:
     return [
         curves(
-            "Time to keep a merge",
-            "From an outer step to its version being durable; it is told to nobody before. Median and 99th percentile.",
+            "Time to store a merge",
+            "From an outer step to its version being durable; it is not published before. Median and 99th percentile.",
             "s",
             *quantiles("atoll_journal_seconds", of=(0.5, 0.99)),
             width=8,
         ),
         curves(
             "Journal",
-            "Waiting: part of the time merging waits for the disk. Failing: while the disk refuses, and nothing merges.",
+            "Waiting: share of the time that merging waits for the disk. Failing: the disk refuses writes.",
             "percentunit",
             Query(f"sum by (job) (rate(atoll_journal_seconds_sum{{{JOB}}}[{RATE}]))", "waiting {{job}}"),
             Query(f"atoll_journal_failing{{{JOB}}}", "failing {{job}}"),
             width=8,
         ),
         curves(
-            "Deaths of the synchroniser",
-            "In an hour. Damaged: the end of tape or journal could not be read, and was cut off.",
+            "Synchroniser restarts",
+            "In the last hour. Damaged: the end of tape or journal was unreadable and was cut off.",
             "none",
             Query(f"increase(atoll_synchroniser_deaths_total{{{JOB}}}[1h])", "{{job}}"),
             Query(f"increase(atoll_damages_total{{{JOB}}}[1h])", "damaged {{job}}"),
@@ -140,7 +140,7 @@ def _journal() -> list[Panel]:
         ),
         curves(
             "Helper processes away",
-            "Controllers, evaluators and agents of nodes that do not answer, and deaths of them in an hour.",
+            "Controllers, evaluators and node agents that do not answer, and their restarts in the last hour.",
             "none",
             Query(f"1 - atoll_helper_up{{{JOB}}} > 0", "{{helper}} away"),
             Query(f"increase(atoll_helper_restarts_total{{{JOB}}}[1h]) > 0", "{{helper}} made again"),
@@ -153,7 +153,7 @@ def _fragments() -> list[Panel]:
     return [
         curves(
             "Version of each fragment",
-            "Outer steps so far. Lines rise together; one that stays behind does not merge.",
+            "Outer steps of each fragment. All should rise together; one that stays behind does not merge.",
             "none",
             Query(f"atoll_fragment_version{{{JOB}}}", "{{job}} {{fragment}}"),
         ),
@@ -179,14 +179,14 @@ def _contributions() -> list[Panel]:
         ),
         curves(
             "Refusals by reason",
-            "Refused contributions per second, of the five most frequent reasons. The runbook tells what each means.",
+            "Refused contributions per second, for the five most frequent reasons. The runbook explains each.",
             "cps",
             Query(f"topk(5, sum by (reason) (rate(atoll_refusals_total{{{JOB}}}[{RATE}])))", "{{reason}}"),
             width=8,
         ),
         curves(
             "Staleness",
-            "Versions that an admitted contribution's base was behind. Above what the job allows it is refused.",
+            "How many versions behind the base of an admitted contribution was. Beyond the job's limit it is refused.",
             "none",
             *quantiles("atoll_staleness_versions", of=(0.5, 0.99)),
             width=8,
@@ -198,8 +198,8 @@ def _traffic() -> list[Panel]:
     return [
         curves(
             "Payload bytes",
-            "Bytes per second as they were carried, up from islands and down to them. Values and states are what islands "
-            "get that missed versions, or came anew. What peers hand each other is not among them.",
+            "Bytes per second on the wire, up from islands and down to them. Values and states go to islands that missed "
+            "versions or are new. Transfers between peers are not included.",
             "Bps",
             Query(
                 f"sum by (direction, kind, codec) (rate(atoll_payload_bytes_total{{{JOB}}}[{RATE}]))",
@@ -214,7 +214,7 @@ def _traffic() -> list[Panel]:
         ),
         curves(
             "Line utilisation",
-            "Part of the time in which something is under way on an island's line. Near 1: the line is full.",
+            "Share of the time with a transfer under way on an island's line. Near 1: the line is saturated.",
             "percentunit",
             Query(
                 f"max by (island, direction) (rate(atoll_line_busy_seconds_total{{{JOB}}}[{RATE}]))",
@@ -223,7 +223,7 @@ def _traffic() -> list[Panel]:
         ),
         curves(
             "Line speed",
-            "Bytes over the seconds in which something was under way, by region.",
+            "Bytes per second of transfer time, by region.",
             "Bps",
             Query(
                 f"sum by (region, direction) (rate(atoll_payload_bytes_total{{{JOB}}}[{RATE}])) "
@@ -233,8 +233,8 @@ def _traffic() -> list[Panel]:
         ),
         curves(
             "Queued for islands",
-            "Fragments that are published and have not arrived. Steadily as many as there are: the line is too slow. "
-            "Hindered: 1 while nothing comes through, for a firewall, certificates or silence; the status says what.",
+            "Fragments that are published but have not arrived. Constantly all fragments: the line is too slow. "
+            "Hindered: 1 while nothing gets through (a firewall, certificates, no answer); the job's status says why.",
             "none",
             Query(f"sum by (island) (atoll_line_queued_fragments{{{JOB}}})", "{{island}}"),
             Query(f"max by (island) (atoll_line_hindered{{{JOB}}})", "{{island}} hindered"),
@@ -247,13 +247,13 @@ def _traffic() -> list[Panel]:
         ),
         curves(
             "Update of each fragment",
-            "Norm of what the last outer step changed.",
+            "Norm of the change that the last outer step made.",
             "none",
             Query(f"atoll_fragment_update_norm{{{JOB}}}", "{{job}} {{fragment}}"),
         ),
         curves(
-            "Owed by the codec",
-            "Norm of what updates lost so far, over that of the last update. Level: it is paid back as it grows.",
+            "Codec residue",
+            "Norm of the rounding error not yet corrected, relative to the last update. It should stay level.",
             "percentunit",
             Query(f"atoll_fragment_residue_ratio{{{JOB}}}", "{{job}} {{fragment}}"),
         ),

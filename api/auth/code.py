@@ -1,8 +1,8 @@
-"""The list of packages whose code a job may name; no other is imported. Pure.
+"""The packages whose code a job may name; no others are imported. Pure.
 
 ``model.factory``, ``training.inner_optimizer.factory`` and ``trainer`` are ``package.module:function`` and run in every
-island with the rights of the service's user. So they are taken only from packages that whoever started the service has
-named (``atoll up --allow PACKAGE``); learners' own are always among them. An entry stands for a package and all within it.
+island with the rights of the service's user. They are accepted only from the packages named when the service was started
+(``atoll up --allow PACKAGE``) and from ``learners``. An entry allows a package and everything in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 def code_problems(document: Mapping[str, Any], packages: Sequence[str]) -> tuple[Problem, ...]:
-    """The code that this specification names and that is on no list. The specification may be wrong elsewhere."""
+    """Return a problem for each function that the specification names and no allowed package has.
+
+    The specification may have other problems.
+    """
     named = (
         ("model.factory", _at(document, "model", "factory"), "Use a preset"),
         ("training.inner_optimizer.factory", _at(document, "training", "inner_optimizer", "factory"), "Use a kind"),
@@ -33,7 +36,7 @@ def code_problems(document: Mapping[str, Any], packages: Sequence[str]) -> tuple
 
 
 def _at(document: Any, *path: str) -> Any:
-    """What stands there in the document; None where nothing does."""
+    """Return the value at this path of the document, or None."""
     for name in path:
         document = document.get(name) if isinstance(document, Mapping) else None
     return document
@@ -48,13 +51,13 @@ def _problem(path: str, function: str, otherwise: str, packages: Sequence[str]) 
     package = function.partition(":")[0].partition(".")[0]
     return Problem(
         path,
-        f"names {function!r}, and this service takes code from {', '.join(sorted(packages))} only.",
-        f"{otherwise}; or have the service started with `atoll up --allow {package}`, if you trust that package.",
+        f"names {function!r}, but this service allows code only from {', '.join(sorted(packages))}.",
+        f"{otherwise}; or restart the service with `atoll up --allow {package}`, if you trust that package.",
     )
 
 
 def refuse_unfit(packages: Sequence[str]) -> None:
-    """Raises ConfigurationError for what is no package's name."""
+    """Raise ConfigurationError for an entry that is not a package's name."""
     for package in packages:
         if not _PACKAGE.fullmatch(package):
-            raise ConfigurationError(detail=f"--allow {package!r} is no package's name; write it as in an import.")
+            raise ConfigurationError(detail=f"--allow {package!r} is not a package name. Write it as in an import.")

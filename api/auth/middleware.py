@@ -1,17 +1,17 @@
-"""Authentication before all routes: it identifies the caller, checks the role, and records every change in the audit trail.
+"""Authentication before all routes: identify the caller, check the role, and record every change in the audit trail.
 
-Responsible for default deny and for the audit trail. It runs before the router and not in it: what it does not know to be
-open it refuses, also paths that lead nowhere, files, and routes added later; and no body is read of a request that it
-refuses. What passes carries its principal in ``request.state.principal``.
+Denies by default. It runs before the router, so that it refuses everything that is not known to be open: unknown paths,
+files, and routes added later. It reads no body of a request that it refuses. A request that passes carries its principal in
+``request.state.principal``.
 
-    401     no token, or none that is valid           WWW-Authenticate: Bearer
-    403     the role does not reach
-    429     wrong tokens, too many from one address   Retry-After
-    503     the store cannot be asked who that is, or cannot keep that it was asked
+    401     no token, or an invalid one                 WWW-Authenticate: Bearer
+    403     insufficient role
+    429     too many invalid tokens from one address    Retry-After
+    503     the store cannot look the token up, or cannot write the audit trail
 
-Every request to change something by a known principal has a row in the audit trail before it is carried out, and its status
-before it is answered. Strangers leave no rows: they could fill the disk. A stream that was let in asks again by
-itself (``api.http.streams``), and ends soon after its token does.
+Every changing request of a known principal gets its row in the audit trail before it is carried out, and the row gets its
+status before the request is answered. Unknown callers leave no rows, because they could fill the disk. Streams check their
+token again by themselves (``api.http.streams``) and end soon after it does.
 
 Source: OWASP Authorization Cheat Sheet (deny by default, check every request); RFC 6750, section 3.
 """
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """The parts of a request that access depends on."""
+    """The parts of a request that access control needs."""
 
     method: str
     path: str
@@ -51,7 +51,7 @@ class RequestHead:
 
 
 class AuthMiddleware:
-    """Whatever is not open needs a token whose role reaches."""
+    """Middleware: every path that is not open needs a token with a sufficient role."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, store: AccessStore) -> None:
         self._app = app
@@ -83,35 +83,34 @@ class AuthMiddleware:
             return
         try:
             number = await AUTHENTICATION.run(self._store.begin_audit, audited(request, principal), key=request.address)
-        except InfrastructureError as error:  # what cannot be kept is not done
+        except InfrastructureError as error:  # do not carry out what cannot be recorded
             await refusal(error, request.path)(scope, receive, send)
             return
         async with self._audited(request, number, send) as send_audited:
             await inner(scope, receive, send_audited)
 
     async def _principal(self, request: RequestHead) -> Principal | None:
-        """Whoever asks; None where nobody needs to be known. Raises what the refusal says."""
+        """Return the caller, or None if the path is open. Raises the error to answer with."""
         if required_role(request.method, request.path) is None:
             return None
         token = bearer(request.authorization)
-        pool = (
-            AUTHENTICATION if self._tokens.is_known(token) else STRANGERS
-        )  # a flood of guesses takes no holder's thread
+        # a flood of guesses must not take the threads of known tokens
+        pool = AUTHENTICATION if self._tokens.is_known(token) else STRANGERS
         if principal := self._tokens.remembered(token) or await pool.run(
             self._tokens.principal_of, token, key=request.address
         ):
             return principal
         wait_s = self._limit.failed(request.address, time.monotonic())
         if wait_s:
-            detail = f"{request.address} has shown too many tokens that are not valid."
-            remedy = f"Wait {wait_s} s, and look for a program there that has an old token. {TOKEN_REMEDY}"
+            detail = f"Too many invalid tokens from {request.address}."
+            remedy = f"Wait {wait_s} s, and look for a program on that machine with an old token. {TOKEN_REMEDY}"
             raise TooManyFailures(detail=detail, remedy=remedy, retry_after_s=wait_s)
-        logger.warning("%s %r from %s: a token that is not valid", request.method, request.path, request.address)
+        logger.warning("%s %r from %s: invalid token", request.method, request.path, request.address)
         raise Unauthenticated(detail="The token is unknown, expired or revoked.", remedy=TOKEN_REMEDY)
 
     @asynccontextmanager
     async def _audited(self, request: RequestHead, number: int, send: Send) -> AsyncIterator[Send]:
-        """The answer is sent by what this yields, which completes the row of the audit trail first."""
+        """Yield a ``send`` that completes the request's row in the audit trail before it sends the answer."""
 
         async def send_audited(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -120,17 +119,17 @@ class AuthMiddleware:
 
         try:
             yield send_audited
-        except Exception as error:  # it is answered further out
+        except Exception as error:  # an outer middleware answers it
             await self._end_audit(request, number, 400 if isinstance(error, ClientDisconnect) else 500)
             raise
 
     async def _end_audit(self, request: RequestHead, number: int, status: int) -> None:
-        """A store that fails only now keeps nobody from hearing what was done: whoever does not hear it does it again."""
+        """Record the status. A failure is only logged: a client without an answer would repeat what was done."""
         try:
             await AUTHENTICATION.run(self._store.end_audit, number, status, key=request.address)
         except InfrastructureError as error:
             logger.error(
-                "request %d of the audit trail was answered with %d, which is not kept: %s", number, status, error
+                "cannot record that request %d of the audit trail was answered with %d: %s", number, status, error
             )
 
 
@@ -146,7 +145,7 @@ def audited(request: RequestHead, principal: Principal) -> AuditRow:
 
 
 def printable(path: str) -> str:
-    """The path with its control characters, and all that does not show, as a URL writes them. It is read in terminals."""
+    """Return the path with control and invisible characters percent-encoded, because terminals show the audit trail."""
     return "".join(c if c.isprintable() and c != "%" else quote(c, safe="") for c in path)
 
 
@@ -157,7 +156,7 @@ def head_of(scope: Scope) -> RequestHead:
 
 
 def refusal(error: AtollError, path: str) -> ASGIApp:
-    """The problem document that says this error, with the header that its status asks for."""
+    """Return the answer to this error, with the header that its status requires."""
     match error:
         case Unauthenticated():
             headers = {"WWW-Authenticate": 'Bearer realm="atoll"'}

@@ -1,13 +1,13 @@
 """The three roles, and the role that each request needs. Pure.
 
     viewer      reads: jobs, islands, merges, events, reports, metrics
-    operator    … and changes: submits, cancels, kills, drains, scales, plans of chaos
-    admin       … and decides who else may: tokens, and the audit trail
+    operator    … and changes: submits, cancels, kills, drains, scales, runs chaos plans
+    admin       … and manages tokens, and reads the audit trail
 
-The rule goes by method and path, and by nothing that a route says of itself: a route that is added later is refused to
-strangers before anybody thinks of it. What is open to all is listed here, and is all there is.
+The rule depends on method and path only, so that a route added later is protected by default. Every open path is listed
+here.
 
-A token is 256 random bits, so its plain SHA-256 digest is kept: slow hashes protect passwords, which can be guessed.
+A token has 256 random bits, so its plain SHA-256 digest is stored: slow hashes are for passwords, which can be guessed.
 
 Source: Kubernetes and Grafana, whose roles have these three steps; RFC 6750 (bearer tokens); NIST SP 800-63B, 5.1.1.
 """
@@ -22,22 +22,22 @@ from hashlib import sha256
 from orchestrator.errors import Forbidden, Unauthenticated
 
 PREFIX = "atoll_"
-"""So that a token which strayed into a repository or a log is recognised by those who look for such."""
+"""Lets secret scanners recognise a token that was committed or logged by mistake."""
 
 READS = frozenset({"GET", "HEAD"})
 OPEN = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/docs"})
 OPEN_FOLDER = "/web/"
-"""The files of the page, which hold no data."""
+"""The static files of the web page, which hold no data."""
 FOR_ADMINS = ("/v1/tokens", "/v1/audit")
 
 TOKEN_REMEDY = (
     "Send the header `Authorization: Bearer TOKEN`. The installation's own token is in the file `token` of its home; "
-    "other tokens come from an admin (`atoll token create`). On the command line: --token, or ATOLL_TOKEN."
+    "an admin creates others with `atoll token create`. On the command line, use --token or ATOLL_TOKEN."
 )
 
 
 class Role(StrEnum):
-    """What a token allows. Each role may do all that the ones before it may."""
+    """The role of a token. Each role may do everything that the roles before it may."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -49,7 +49,7 @@ class Role(StrEnum):
 
 
 def role_of(name: str) -> Role | None:
-    """The role of that name; None where it names none, as in a row that is damaged."""
+    """Return the role of that name, or None if there is no such role, as in a damaged row."""
     return Role(name) if name in Role.__members__.values() else None
 
 
@@ -62,7 +62,7 @@ class Principal:
 
 
 def required_role(method: str, path: str) -> Role | None:
-    """The role that this request needs; None if it is open to all."""
+    """Return the role that this request needs, or None if it is open to all."""
     reads = method in READS
     if reads and (path in OPEN or path.startswith(OPEN_FOLDER)):
         return None
@@ -72,17 +72,17 @@ def required_role(method: str, path: str) -> Role | None:
 
 
 def refuse_role(principal: Principal, method: str, path: str) -> None:
-    """Raises Forbidden unless the principal's role reaches what the request needs."""
+    """Raise Forbidden unless the principal's role is sufficient for the request."""
     needed = required_role(method, path)
     if needed and not principal.role.reaches(needed):
         raise Forbidden(
             detail=f"{method} {path} needs the role {needed}; the token {principal.name!r} has the role {principal.role}.",
-            remedy=f"Ask an admin for a token of the role {needed}: `atoll token create NAME --role {needed}`.",
+            remedy=f"Ask an admin for a token with the role {needed}: `atoll token create NAME --role {needed}`.",
         )
 
 
 def bearer(authorization: str) -> str:
-    """The token that this header carries. Raises Unauthenticated if it carries none."""
+    """Return the token in this header. Raises Unauthenticated if there is none."""
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise Unauthenticated(detail="The request carries no token.", remedy=TOKEN_REMEDY)
@@ -94,5 +94,5 @@ def new_token() -> str:
 
 
 def digest_of(token: str) -> str:
-    """The digest that is stored of a token: enough to recognise it, and not to show it."""
+    """Return the digest that is stored instead of the token: it recognises the token and does not reveal it."""
     return sha256(token.encode()).hexdigest()

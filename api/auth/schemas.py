@@ -15,7 +15,7 @@ TokenName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 
 
 class TokenOptions(BaseModel):
-    """A token to be made. Its name stands on the tape and in the audit trail for whatever it does."""
+    """A token to create. Its name identifies it on tapes and in the audit trail."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -28,16 +28,16 @@ class TokenOptions(BaseModel):
             ge=0.001,
             le=EXPIRY_MAX_S,
             allow_inf_nan=False,
-            description="seconds from now; null: never",
+            description="seconds from now until it expires; null: never",
             examples=[2592000.0],
         ),
     ] = None
 
 
 class Token(Answer):
-    """A token, without what makes it one. ``valid`` is false once it expired or was revoked. Times are Unix seconds.
+    """A token, without its secret. ``valid`` is false once it expired or was revoked. Times are Unix seconds.
 
-    ``role`` is null where what is stored of it is damaged; it is not valid then.
+    ``role`` is null if its row is damaged; the token is then invalid.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Token(Answer):
 
 
 class NewToken(Token):
-    """A token that was just made. ``token`` is what to send; it is shown this once and kept nowhere."""
+    """A token that was just created. ``token`` is the secret to send; it is shown only once and not stored."""
 
     token: str
 
@@ -60,10 +60,10 @@ class TokenList(Answer):
 
 
 class AuditEntry(Answer):
-    """One request to change something: who, with which role, what, when, and how it was answered.
+    """One changing request: caller, role, method, path, time and status.
 
-    ``status`` is null while it is being answered, and for ever if the service was killed meanwhile. ``role`` is null where
-    what is stored of it is damaged.
+    ``status`` is null until the request is answered, and stays null if the service was killed before. ``role`` is null if
+    its row is damaged.
     """
 
     number: int
@@ -78,4 +78,4 @@ class AuditEntry(Answer):
 
 class AuditTrail(Answer):
     entries: list[AuditEntry]
-    next_cursor: Annotated[str | None, Field(description="give it as `cursor` for the next page; null: no more")]
+    next_cursor: Annotated[str | None, Field(description="pass it as `cursor` to get the next page; null: no more")]

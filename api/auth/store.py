@@ -1,7 +1,7 @@
 """Tokens and the audit trail, as rows in the store.
 
-Responsible for rows, as ``api.storage.store`` is for jobs. It refuses to know a raw token: only a digest ever reaches it,
-so that whoever reads the database, or a backup of it, can do nothing with it.
+Rows only, as ``api.storage.store`` has them for jobs. Raw tokens never reach it, only digests, so that the database and its
+backups hold nothing that gives access.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from api.storage.store import Base
 
 
 class TokenRow(Base):
-    """A revoked or expired token keeps its row, and with it its name: the audit trail goes by names."""
+    """A token. Revoked and expired tokens keep their rows, because the audit trail identifies tokens by name."""
 
     __tablename__ = "tokens"
 
@@ -30,7 +30,7 @@ class TokenRow(Base):
 
 
 class AuditRow(Base):
-    """One request to change something. ``status`` is None until it was answered; for ever, if the service died in it."""
+    """One changing request. ``status`` is None until it is answered, and stays so if the service died meanwhile."""
 
     __tablename__ = "audit"
 
@@ -51,7 +51,7 @@ class AccessStore:
         self._session = Sessions(engine)
 
     def add_token(self, row: TokenRow) -> bool:
-        """Store a new token. False, and nothing is stored, if its name was given before."""
+        """Store a new token. Return False, and store nothing, if its name was used before."""
         try:
             with self._session.begin() as session:
                 session.add(row)
@@ -64,12 +64,12 @@ class AccessStore:
             return session.scalar(select(TokenRow).where(TokenRow.digest == digest))
 
     def tokens(self) -> list[TokenRow]:
-        """All tokens, oldest first."""
+        """Return all tokens, oldest first."""
         with self._session() as session:
             return list(session.scalars(select(TokenRow).order_by(TokenRow.number)))
 
     def revoke_token(self, name: str, now: float) -> TokenRow | None:
-        """The token of this name, revoked now or before; None if there is none."""
+        """Revoke the token of this name, unless it is revoked, and return it; None if it does not exist."""
         with self._session.begin() as session:
             row = session.scalar(select(TokenRow).where(TokenRow.name == name))
             if row and row.revoked_at is None:
@@ -77,18 +77,18 @@ class AccessStore:
         return row
 
     def begin_audit(self, row: AuditRow) -> int:
-        """Store a request that is about to be carried out. Returns its number."""
+        """Store a request that is about to be carried out, and return its number."""
         with self._session.begin() as session:
             session.add(row)
         return row.number
 
     def end_audit(self, number: int, status: int) -> None:
-        """The audited request was answered with this status."""
+        """Store the status that the audited request is answered with."""
         with self._session.begin() as session:
             session.execute(update(AuditRow).where(AuditRow.number == number).values(status=status))
 
     def audit(self, limit: int, before: int | None) -> list[AuditRow]:
-        """The newest requests, or the newest of those before a number; newest first."""
+        """Return the newest requests, or the newest before a number; newest first."""
         query = select(AuditRow).order_by(AuditRow.number.desc()).limit(limit)
         with self._session() as session:
             return list(session.scalars(query if before is None else query.where(AuditRow.number < before)))

@@ -1,16 +1,11 @@
-"""Tokens as things with a life: created, shown once, recognised, expired, revoked.
+"""Tokens and their life: created, shown once, recognised, expired, revoked; and a limit on showing invalid ones.
 
-Responsible for when a token is valid, and for the first one, which no admin can have created. It refuses to remember a raw
-token: it exists in the answer to whoever created it, and for the first one in ``HOME/token``.
+``Tokens`` decides when a token is valid and creates the first one. A raw token is never stored: it exists in the answer to
+the request that created it, and for the first one in ``HOME/token``.
 
-A limit on how often one address may show a wrong token before it has to wait. Pure: the time comes as ``now``.
-
-A token bucket for each address: ``failures_max`` failures at once, then one each ``window_s / failures_max``. At most
-``addresses_max`` buckets are kept; the one that failed least recently is forgotten first, so that an attacker with many
-addresses costs no more memory than that.
-
-Wrong tokens are counted, right ones never refused: behind one address there may be many programs, of which one with an old
-token must not lock out the rest. It is the length of a token that makes guessing hopeless; this keeps it from being loud.
+``FailureLimit`` bounds how often one address may show invalid tokens. Valid tokens are never refused: many programs may
+share an address, and one with an old token must not lock out the rest. Tokens are too long to be guessed; the limit keeps
+attempts from filling the log and the database.
 """
 
 from __future__ import annotations
@@ -26,6 +21,12 @@ from orchestrator.errors import Conflict, NotFound
 
 
 class FailureLimit:
+    """A token bucket for each address: ``failures_max`` failures at once, then one each ``window_s / failures_max``.
+
+    At most ``addresses_max`` buckets are kept, and the one that failed least recently is dropped first, which bounds the
+    memory that an attacker with many addresses can use. Pure: the time comes as ``now``.
+    """
+
     def __init__(self, failures_max: int = 10, window_s: float = 60.0, addresses_max: int = 1024) -> None:
         self._failures_max = failures_max
         self._seconds_each = window_s / failures_max
@@ -37,7 +38,7 @@ class FailureLimit:
         return len(self._spent)
 
     def failed(self, address: str, now: float) -> int:
-        """Count one more failure. Returns 0, or how many seconds this address has to wait, which is then not counted."""
+        """Count one more failure and return 0, or return how many seconds the address has to wait and count nothing."""
         failures, at = self._spent.pop(address, (0.0, now))
         failures = max(0.0, failures - max(0.0, now - at) / self._seconds_each)
         wait_s = 0
@@ -54,21 +55,23 @@ class FailureLimit:
 FIRST_NAME = "local"
 FIRST_CREATOR = "the service"
 REMEMBERED_S = 1.0
-"""So long another service on the same database may go on letting in a token that was revoked by this one."""
+"""How long another service on the same database may accept a token after this one has revoked it."""
 
 
 class Tokens:
+    """Creates, recognises and revokes tokens. Times of day come from ``clock``, durations from ``passed``."""
+
     def __init__(self, store: AccessStore, clock: Clock | None = None, passed: Clock = uptime) -> None:
         self._store = store
         self._clock = clock or TimeOfDay()
         self._passed = passed
         self._remembered: dict[str, tuple[float, TokenRow]] = {}
-        """Tokens that were found in the store lately, by digest. Strangers' are not kept: they could be many."""
+        """Tokens that were found in the store lately, by digest. Unknown ones are not kept: they could be many."""
         self._known: set[str] = set()
         """Digests of all tokens that this process has ever found in the store, or put there."""
 
     def create(self, name: str, role: Role, created_by: str, expires_in_s: float | None = None) -> tuple[TokenRow, str]:
-        """A new token and its raw form, which nobody can be shown again. Raises Conflict if the name was given before."""
+        """Create a token and return it with its raw form, which cannot be shown again. Raises Conflict for a used name."""
         raw, now = new_token(), self._clock()
         expires_at = None if expires_in_s is None else now + expires_in_s
         row = TokenRow(
@@ -82,21 +85,21 @@ class Tokens:
         digest = row.digest
         if not self._store.add_token(row):
             raise Conflict(
-                detail=f"There is or was a token {name!r}, and the audit trail goes by names.",
-                remedy="Choose a name that was never used; `atoll token list` shows them all.",
+                detail=f"The token name {name!r} has been used before, and the audit trail identifies tokens by name.",
+                remedy="Choose a name that was never used; `atoll token list` shows all names.",
             )
         self._known.add(digest)
         return row, raw
 
     def is_known(self, raw: str) -> bool:
-        """Whether this is, or was, a token, as far as this process knows without the store.
+        """Return whether this process has seen the token in the store. Does not ask the store.
 
-        A token that another service on the same database has made is not known before its first request.
+        A token that another service on the same database created is unknown here until its first request.
         """
         return digest_of(raw) in self._known
 
     def principal_of(self, raw: str) -> Principal | None:
-        """Whoever holds this token, if it is valid now."""
+        """Return the holder of this token if it is valid now, else None."""
         if principal := self.remembered(raw):
             return principal
         if row := self._store.token_by_digest(digest := digest_of(raw)):
@@ -105,7 +108,7 @@ class Tokens:
         return self._principal(row)
 
     def remembered(self, raw: str) -> Principal | None:
-        """The same without asking the store, if it was asked lately."""
+        """Return the holder of this token without asking the store, if the store was asked lately; else None."""
         found_at, row = self._remembered.get(digest_of(raw), (float("-inf"), None))
         return self._principal(row) if self._passed() - found_at <= REMEMBERED_S else None
 
@@ -114,7 +117,7 @@ class Tokens:
         return Principal(row.name, role) if row and role and self.valid(row) else None
 
     def valid(self, row: TokenRow) -> bool:
-        """Whether it lets anybody in. One whose row is damaged does not."""
+        """Return whether the token of this row is valid now. The token of a damaged row is not."""
         in_time = row.expires_at is None or self._clock() < row.expires_at
         return row.revoked_at is None and in_time and role_of(row.role) is not None
 
@@ -123,18 +126,18 @@ class Tokens:
         return self._store.tokens()
 
     def revoke(self, name: str) -> TokenRow:
-        """From now on the token is not valid. Safe to call again. Raises NotFound."""
+        """Revoke the token. Idempotent. Raises NotFound."""
         row = self._store.revoke_token(name, self._clock())
         if row is None:
-            raise NotFound(detail=f"There is no token {name!r}.", remedy="`atoll token list` shows them all.")
+            raise NotFound(detail=f"Token {name!r} does not exist.", remedy="`atoll token list` shows all tokens.")
         self._remembered.clear()
         return row
 
     def leave_first(self, home: Home) -> None:
-        """``HOME/token`` holds a valid token of an admin; a new one, if it was lost, expired or revoked.
+        """Make sure that ``HOME/token`` holds a valid admin token; write a new one if it was lost, expired or revoked.
 
-        Whoever can write that folder owns the installation, so this takes nothing from anybody, and is the way back in
-        for an owner who has lost every admin token: start the service again. All tokens of the store are known after.
+        A user who can write that folder owns the installation, so this grants nothing new. It lets an owner who has lost
+        every admin token back in: restart the service. Afterwards this process knows all tokens of the store.
         """
         rows = self.list()
         self._known.update(row.digest for row in rows)

@@ -43,15 +43,17 @@ class Archive:
                 yield chunk[:left]
                 left -= min(left, len(chunk))
             if left:
-                raise OSError(f"{self.folder.url}/{name} has become shorter than its manifest says")
+                raise OSError(f"{self.folder.url}/{name} is shorter than its manifest says")
             yield bytes(_padding(size))
         yield bytes(END_BYTES)
 
 
 def archive_of(checkpoints: Sequence[Checkpoint], number: int, roots: AllowedRoots) -> Archive:
-    """The one of that number: the files of its manifest, all below its folder. Raises NotFound, with those there are."""
+    """Return the checkpoint with that number as an archive. Raises NotFound with the existing numbers, or Conflict."""
     there = ", ".join(str(one.number) for one in checkpoints) or "none"
-    missing = NotFound(detail=f"There is no checkpoint {number}; there are: {there}.", remedy="Older ones are removed.")
+    missing = NotFound(
+        detail=f"Checkpoint {number} does not exist; existing ones: {there}.", remedy="Older ones are removed."
+    )
     checkpoint = next((one for one in checkpoints if one.number == number), None)
     if checkpoint is None:
         raise missing
@@ -59,17 +61,17 @@ def archive_of(checkpoints: Sequence[Checkpoint], number: int, roots: AllowedRoo
         folder = Folder.within(roots, checkpoint.url)
         sizes = {file.name: file.size for file in manifest_of(folder).files if file.name != MANIFEST}
         if damaged := [name for name, size in sizes.items() if folder.size(name) != size]:
-            detail = f"Checkpoint {number} is damaged: {damaged[0]} has not the size that its manifest says."
-            raise Conflict(detail=detail, remedy="Fetch another one.")
+            detail = f"Checkpoint {number} is damaged: the size of {damaged[0]} differs from its manifest."
+            raise Conflict(detail=detail, remedy="Fetch another checkpoint.")
         return Archive(folder, {**sizes, MANIFEST: folder.size(MANIFEST)})
-    except (DataError, OutsideRoots, FileNotFoundError) as error:  # it went a moment ago
+    except (DataError, OutsideRoots, FileNotFoundError) as error:  # it was removed a moment ago
         raise missing from error
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """The checkpoint is in the new folder ``target`` afterwards, every byte verified, and nothing else is.
+    """Unpack the checkpoint into the new folder ``target``, and verify every byte.
 
-    Raises DataError if the archive is no sound checkpoint, OSError if it cannot be written; what is there then is no use.
+    Raises DataError if the archive is not a sound checkpoint, OSError if writing fails; ``target`` is then unusable.
     """
     folder = Folder.own(target)
     try:
@@ -78,16 +80,16 @@ def unpack(archive: Path, target: Path) -> None:
             for member in packed:
                 name = "/".join(name_parts(member.name))
                 if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None or name in names:
-                    raise DataError(detail=f"it holds {shown(name)} as something that no checkpoint has, or twice.")
+                    raise DataError(detail=f"it contains {shown(name)} twice, or not as a regular file.")
                 names.add(name)
                 content = packed.extractfile(member)
                 assert content is not None
                 folder.write_all(name, iter(partial(content.read, CHUNK_BYTES), b""))
         expected = {MANIFEST, *(file.name for file in verified(folder).files)}
         if strangers := sorted(set(folder.names()) - expected):
-            raise DataError(detail=f"it holds {strangers[0]!r}, of which its manifest does not know.")
+            raise DataError(detail=f"it contains {strangers[0]!r}, which its manifest does not list.")
     except (DataError, tarfile.TarError) as error:
-        raise DataError(detail=f"{archive} is no archive of a sound checkpoint: {error}") from error
+        raise DataError(detail=f"{archive} is not an archive of a sound checkpoint: {error}") from error
     folder.sync()
 
 
@@ -98,5 +100,5 @@ def _head(name: str, size: int) -> bytes:
 
 
 def _padding(size: int) -> int:
-    """Up to a whole number of blocks."""
+    """Return the number of bytes up to a whole block."""
     return -size % BLOCK_BYTES

@@ -1,7 +1,7 @@
 """A job's checkpoints, and the one that a specification with ``resume`` refers to.
 
-A checkpoint is asked for by a job's name, by its folder, or by a folder of several. It is verified here, every byte, before
-the job is queued: one that is damaged is passed over for the one before it, with the reason in the specification.
+A checkpoint is named by a job, by its folder, or by a folder of several. Every byte is verified before the job is queued. A
+damaged one is skipped in favour of the one before it, with the reason in the specification.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from orchestrator.specification.sections import REFUSED_MAX, ResumeSection
 from orchestrator.system.roots import AllowedRoots
 
 FIELD = "resume.checkpoint"
-REMEDY = "`atoll checkpoints JOB` lists those of a job."
+REMEDY = "`atoll checkpoints JOB` lists a job's checkpoints."
 
 
 def checkpoints_of(row: JobRow, roots: AllowedRoots) -> list[Checkpoint]:
-    """Oldest first. Raises Conflict where jobs may not look (any more), InfrastructureError when they cannot be looked at.
+    """Return the job's checkpoints, oldest first.
 
-    And nothing that is no error of ours: a row may have been stored by another build, or be damaged.
+    Raises Conflict if their folder is not allowed (any more), InfrastructureError if it cannot be read. Raises nothing else,
+    even if another build stored the row or it is damaged.
     """
     try:
         root = _root(row, roots)
         manifests = listed(root)
     except ConfigurationError as error:
-        detail = f"The checkpoints of job {row.job} are where jobs may not look: {getattr(error, 'detail', error)}"
+        detail = f"The checkpoints of job {row.job} are outside the allowed folders: {getattr(error, 'detail', error)}"
         raise Conflict(detail=detail, remedy=getattr(error, "remedy", "")) from error
     except AtollError:
         raise
@@ -66,16 +67,16 @@ def checkpoints_of(row: JobRow, roots: AllowedRoots) -> list[Checkpoint]:
 
 
 def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None], roots: AllowedRoots) -> JobSpec:
-    """The specification, with the folder of the checkpoint it goes on from. Raises InvalidJobSpec when there is none.
+    """Return the specification with the folder of the checkpoint that it resumes from. Raises InvalidJobSpec without one.
 
-    Of what lies below no root nothing is looked at, and the answer is the same whatever that is.
+    Nothing outside the roots is read, and the answer does not depend on what is there.
     """
     if spec.resume is None:
         return spec
     source = spec.resume.checkpoint
     row = job_named(source)
     if row is None and not source.startswith("/") and "://" not in source:
-        raise _problem(f"{source!r} is no job of this service, no URL, and no absolute path.")
+        raise _problem(f"{source!r} is not a job of this service, a URL, or an absolute path.")
     try:
         of_row = roots.with_run(Path(row.run_dir)) if row else roots
         checkpoint = find(of_row, _url(row) if row else source, spec.model_dump(mode="json"))
@@ -88,7 +89,7 @@ def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None], roots: Al
 
 
 def _root(row: JobRow, roots: AllowedRoots) -> Folder:
-    """The run folder's own are always allowed: the service chose where that is."""
+    """Return the root of the row's checkpoints. The run folder is always allowed, because the service chose it."""
     return Folder.within(roots.with_run(Path(row.run_dir)), _url(row))
 
 

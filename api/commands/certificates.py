@@ -1,4 +1,4 @@
-"""Commands about the certificates of machines: `atoll certificates`. They work on folders, and ask no service."""
+"""Commands for the certificates of machines: `atoll certificates`. They work on folders and need no service."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ AuthorityArgument = Annotated[
     Path, typer.Argument(metavar="AUTHORITY", help="The authority's folder.", show_default=False)
 ]
 MachineArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The machine's folder.", show_default=False)]
-AuthorityDays = Annotated[int, typer.Option("--days", min=1, max=DAYS_MAX, help="How long it lasts.")]
+AuthorityDays = Annotated[int, typer.Option("--days", min=1, max=DAYS_MAX, help="Validity in days.")]
 MachineDays = Annotated[
     int | None,
     typer.Option(
         "--days",
         min=1,
         max=DAYS_MAX,
-        help=f"How long it lasts: longer than the machine's node runs. Default: {MACHINE_DAYS}, or what its authority has "
+        help=f"Validity in days: longer than the machine's node runs. Default: {MACHINE_DAYS}, or what its authority has "
         "left.",
         show_default=False,
     ),
@@ -39,17 +39,19 @@ commands = typer.Typer(no_args_is_help=True, help="Certificates of machines, for
 def authority(
     folder: AuthorityArgument,
     name: Annotated[
-        str, typer.Option("--name", help="What it is of: a fleet, or one job that has a cluster to itself.")
+        str, typer.Option("--name", help="The name of the authority, such as that of the fleet.")
     ] = "atoll fleet",
     days: AuthorityDays = AUTHORITY_DAYS,
 ) -> None:
-    """Make an authority: whoever holds a certificate of it can be a machine of the fleet. Keep its folder to yourself."""
+    """Make an authority. Its certificates let machines into the fleet, so keep its folder secret."""
     from orchestrator.certificates import folders
 
     if not 0 < len(name) <= 40 or not name.isprintable():
-        raise ConfigurationError(detail=f"--name has {len(name)} characters: give 1 to 40 on one line.")
+        raise ConfigurationError(
+            detail=f"--name has {len(name)} characters. Give 1 to 40 printable characters on one line."
+        )
     folders.make_authority(folder, name, days)
-    say(f"{folder} can issue certificates; whoever reads its {folders.AUTHORITY_KEY} can, too")
+    say(f"{folder} can issue certificates, and so can anyone who reads its {folders.AUTHORITY_KEY}")
 
 
 @commands.command()
@@ -59,12 +61,12 @@ def issue(
     names: Annotated[
         list[str],
         typer.Option(
-            "--name", help="A name or an address by which others call the machine. Repeatable.", show_default=False
+            "--name", help="A name or address under which others reach the machine. Repeatable.", show_default=False
         ),
     ],
     days: MachineDays = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Whatever the folder held is lost, as for a pod that begins again.")
+        bool, typer.Option("--replace", help="Replace what the folder holds, as for a pod that starts again.")
     ] = False,
 ) -> None:
     """Make a machine's folder: its key, its certificate, and whom it trusts. Copy it there, for its user alone."""
@@ -72,7 +74,7 @@ def issue(
 
     for each in names:
         if not is_host(each):
-            raise ConfigurationError(detail=f"--name {each!r} is no host's name or address. Give one without a port.")
+            raise ConfigurationError(detail=f"--name {each!r} is not a host name or address. Give one without a port.")
     days = folders.usual_days(authority) if days is None else days
     folders.issue(authority, folder, names, days, replace=replace)
     say(f"{folder} is for {', '.join(names)}, for {days} days")
@@ -90,7 +92,7 @@ def renew(
     days = folders.usual_days(authority) if days is None else days
     for folder in folders_:
         folders.renew(authority, folder, days)
-        say(f"{folder} lasts {days} days from now; processes that begin from now on show it")
+        say(f"{folder} is valid for {days} days from now; processes started from now on use it")
 
 
 @commands.command()
@@ -99,7 +101,7 @@ def rotate(authority: AuthorityArgument, days: AuthorityDays = AUTHORITY_DAYS) -
     from orchestrator.certificates import folders
 
     folders.rotate(authority, days)
-    say("a new authority issues from now on; renew and restart the machines one by one, then retire the former one")
+    say("a new authority issues from now on; renew and restart the machines one by one, then retire the old one")
 
 
 @commands.command()
@@ -108,13 +110,16 @@ def retire(authority: AuthorityArgument) -> None:
     from orchestrator.certificates import folders
 
     folders.retire(authority)
-    say("the former authority is trusted by no machine that is renewed and restarted from now on")
+    say("machines that are renewed and restarted from now on no longer trust the old authority")
 
 
 @commands.command()
 def show(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A folder of either kind, or a file.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="PATH", help="An authority's or a machine's folder, or a certificate file.", show_default=False
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`atoll check`: what a job would run, and all that is wrong with it, before anything runs. Needs no service."""
+"""`atoll check`: what a job would run, and all problems of its specification, before anything runs. Needs no service."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def check(
 ) -> None:
     """Check a job specification, and show what would run: model, optimizer, memory, and the first batch of its text.
 
-    Code of its packages runs here, in a process of its own, as it would in an island; nothing is compiled or trained.
-    Without a service the node groups are not checked. Exit code 2, with every problem, if there is one.
+    The packages' code runs here in a separate process, as it would in an island; nothing is compiled or trained. Without a
+    service the node groups are not checked. If there are problems, all are reported, with exit code 2.
     """
     from orchestrator.errors import InvalidJobSpec
     from orchestrator.specification.config import read_job_document
@@ -47,25 +47,27 @@ def check(
     if spec is not None:
         result, of_child = _in_a_process(spec, environment)
         paths = {problem.path for problem in problems}
-        has_text = not any(path.startswith("data.") for path in paths)  # else the process met the same once more
+        has_text = not any(
+            path.startswith("data.") for path in paths
+        )  # else the process reports the same problem again
         of_child = [problem for problem in of_child if has_text or not problem.path.startswith("data.")]
         problems += [problem for problem in of_child if problem.path not in paths]
         unchecked += _beyond(spec)
     if problems or spec is None:
-        raise InvalidJobSpec(detail=f"{file} cannot be used", problems=tuple(dict.fromkeys(problems)))
+        raise InvalidJobSpec(detail=f"{file} is invalid", problems=tuple(dict.fromkeys(problems)))
     facts = _facts(spec, result) | {"not_checked": unchecked}
     if as_json:
         echo_json(json.dumps(facts, indent=2))
         return
     for name, text in _lines(facts):
         echo(f"{name:<13} {text}")
-    say(f"{file} can be submitted" if not unchecked else f"{file} is right as far as it was checked")
+    say(f"{file} can be submitted" if not unchecked else f"{file} has no problems in what was checked")
 
 
 def _accepted(
     document: Mapping[str, Any], home: Path, url: str | None, problems: list[Problem]
 ) -> tuple[JobSpec | None, list[str]]:
-    """The specification, or what is right of it, by the service where one answers, and what was not checked."""
+    """Return the specification, or its valid part, and what was not checked. The service checks it if one answers."""
     from orchestrator.errors import InvalidJobSpec, ServiceUnreachable
     from orchestrator.specification.config import parse_job, right_sections
     from orchestrator.specification.data_check import data_problems, with_found_files, with_stored_bytes
@@ -78,7 +80,7 @@ def _accepted(
         problems += error.problems
         return right_sections(document, problems), []
     except ServiceUnreachable:
-        unchecked = ["node groups, their memory, and where jobs may read: no service answers (`atoll up`)"]
+        unchecked = ["node groups, their memory, and allowed folders: no service answers (`atoll up`)"]
     try:
         spec: JobSpec | None = parse_job(document)
     except InvalidJobSpec as error:
@@ -95,7 +97,7 @@ def _accepted(
 
 
 def _in_a_process(spec: JobSpec, environment: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
-    """What the job's own code and text are, as a process of their own finds them."""
+    """Return what a separate process finds out about the job's code and text, and the problems that it finds."""
     from orchestrator.errors import Problem
 
     entry = spec.islands[0]
@@ -113,13 +115,13 @@ def _in_a_process(spec: JobSpec, environment: Mapping[str, str]) -> tuple[dict[s
         result: dict[str, Any] = json.loads(child.stdout)
     except ValueError:
         why = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
-        message = f"the process that builds the model and reads the text ended by itself ({why})."
-        return {}, [Problem("the job", message, "What it said is above; look at its memory, and at native code.")]
+        message = f"the process that builds the model and reads the text ended unexpectedly ({why})."
+        return {}, [Problem("the job", message, "See its output above; check its memory, and native code.")]
     return result, [Problem(**problem) for problem in result.pop("problems")]
 
 
 def _beyond(spec: JobSpec) -> list[str]:
-    """What a look at one entry on this machine leaves open."""
+    """Return what checking one entry on this machine cannot find out."""
     from orchestrator.specification.config import BUILT_IN_TRAINER
 
     open_questions = []
@@ -131,7 +133,7 @@ def _beyond(spec: JobSpec) -> list[str]:
 
 
 def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What would run, as plain data."""
+    """Return what would run, as plain data."""
     from orchestrator.simulation.advice import advice
     from orchestrator.specification.memory_budget import demand_of
 

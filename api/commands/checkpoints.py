@@ -1,4 +1,4 @@
-"""Commands about a job's checkpoints: list them, fetch one, take one now, go back to one."""
+"""Commands for a job's checkpoints: list them, fetch one, take one now, go back to one."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ from orchestrator.errors import ConfigurationError, NotFound
 def checkpoints(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
-    """List a job's checkpoints, oldest first. `atoll submit FILE --resume JOB` goes on from the newest."""
+    """List a job's checkpoints, oldest first. `atoll submit FILE --resume JOB` resumes from the newest."""
     with connect(home, url) as client:
         checkpoints = client.checkpoints(job)
     if as_json:
         print_json(checkpoints)
         return
     if not checkpoints:
-        say("no checkpoint is there; `atoll checkpoint JOB` takes one, `checkpoints.every_merges` does by itself")
+        say(
+            "there are no checkpoints; take one with `atoll checkpoint JOB`, or regularly with `checkpoints.every_merges`"
+        )
         return
     from api.terminal.listing import Listing
 
@@ -53,25 +55,25 @@ def fetch(
     job: JobArgument = "latest",
     number: Annotated[
         int | None,
-        typer.Option("--checkpoint", min=1, max=NUMBER_MAX, help="The checkpoint's number; the newest if absent."),
+        typer.Option("--checkpoint", min=1, max=NUMBER_MAX, help="Number of the checkpoint. Default: the newest."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to.", show_default="JOB-checkpoint-NUMBER")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default="JOB-checkpoint-NUMBER")
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
 ) -> None:
-    """Bring a checkpoint here, every byte verified, as a folder that `atoll submit --resume` takes."""
+    """Download a checkpoint and verify every byte. `atoll submit --resume` accepts the folder."""
     from api.checkpoints.archive import unpack
 
     with connect(home, url) as client:
         name, checkpoints = client.job(job).job, client.checkpoints(job)
         if number is None and not checkpoints:
-            raise NotFound(detail=f"No checkpoint of {name} is there.", remedy="`atoll checkpoint JOB` takes one.")
+            raise NotFound(detail=f"{name} has no checkpoints.", remedy="Take one with `atoll checkpoint JOB`.")
         number = number or checkpoints[-1].number
         target = (out or Path(f"{name}-checkpoint-{number}")).absolute()
         if target.exists():
-            raise ConfigurationError(detail=f"{target} is there already. Remove it, or give another --out.")
+            raise ConfigurationError(detail=f"{target} already exists. Remove it, or give another --out.")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix=".fetch-", dir=target.parent) as here:
@@ -80,13 +82,13 @@ def fetch(
                 (Path(here) / "whole").rename(target)
         except OSError as error:
             raise ConfigurationError(detail=f"{target} cannot be written: {error}") from error
-    say(f"wrote {target}; where the service and all nodes reach it, go on with `atoll submit FILE --resume {target}`")
+    say(f"wrote {target}; if the service and all nodes reach it, resume with `atoll submit FILE --resume {target}`")
 
 
 def checkpoint(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
-    """Have a running job save itself now, while it trains on."""
+    """Make a running job take a checkpoint now. Training continues."""
     with connect(home, url) as client:
         conclude(client, client.take_checkpoint(job), as_json)
 
@@ -94,13 +96,13 @@ def checkpoint(
 def rollback(
     job: JobArgument,
     to: Annotated[
-        int | None, typer.Option("--to", min=1, max=NUMBER_MAX, help="The checkpoint's number; the newest if absent.")
+        int | None, typer.Option("--to", min=1, max=NUMBER_MAX, help="Number of the checkpoint. Default: the newest.")
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a running job back to a checkpoint. What was merged since is undone; training goes on from there."""
+    """Take a running job back to a checkpoint. Merges since then are undone, and training continues from there."""
     with connect(home, url) as client:
         conclude(client, client.roll_back(job, to), as_json)
 

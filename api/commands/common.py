@@ -1,11 +1,7 @@
-"""The options, the connection to the service, and the printing that all commands share.
+"""What all commands share: options, completion of names in the shell, the connection to the service, and printing.
 
-Light on purpose: the client and rich are imported when a command runs, not when the command line is read.
-
-Shell completion: names that the service knows, asked for while somebody types.
-
-Responsible for being quick and silent: whatever goes wrong, nothing is completed. The client is imported when a shell asks,
-not when a command runs.
+Light on purpose: the client and rich are imported when a command runs, not when the command line is parsed. Completion asks
+the service for names; if anything goes wrong it completes nothing, and prints nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ def jobs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def islands(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Those of the job that was typed before."""
+    """Return the islands of the job that was typed before."""
     job = ctx.params.get("job") or "latest"
     return _beginning(incomplete, _ask(ctx, lambda client: (island.island for island in client.islands(job))))
 
@@ -46,7 +42,7 @@ def node_groups(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def plans(incomplete: str) -> list[str]:
-    """The shipped plans; the shell itself knows files."""
+    """Return the shipped plans. The shell itself completes files."""
     from api.installation.home import PLANS
 
     return _beginning(incomplete, sorted(path.stem for path in PLANS.glob("*.yaml")))
@@ -67,32 +63,32 @@ def _ask(ctx: typer.Context, question: Callable[[Client], Iterable[str]]) -> lis
         return []
 
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The installation's folder.", show_default=str(DEFAULT_HOME))]
-RunsOption = Annotated[Path, typer.Option("--runs", help="Where jobs write.", show_default=str(DEFAULT_RUNS))]
+HomeOption = Annotated[Path, typer.Option("--home", help="Folder of the installation.", show_default=str(DEFAULT_HOME))]
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder that jobs write to.", show_default=str(DEFAULT_RUNS))]
 UrlOption = Annotated[
-    str | None, typer.Option("--url", help="The service's address. Default: HOME/service.json.", show_default=False)
+    str | None, typer.Option("--url", help="URL of the service. Default: from HOME/service.json.", show_default=False)
 ]
 PackagesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--packages",
         metavar="FOLDER",
-        help="Packages that jobs may name are found in this folder as well, after all that is installed. Repeatable.",
+        help="Also look in this folder for packages that jobs may name, after the installed ones. Repeatable.",
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print what the API answered, as JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")]
 INTERRUPTED = 130
 SEED_MAX = 2**31 - 1
-"""As specifications have it."""
+"""The limit of seeds in specifications."""
 NUMBER_MAX = 2**53
-"""Of records and what else is counted: whole in JSON."""
+"""The limit of record numbers and counts: JSON's numbers are exact up to here."""
 OutputOption = Annotated[
     Literal["wide", "json"] | None,
-    typer.Option("-o", "--output", help="More columns; or the same as --json.", show_default=False),
+    typer.Option("-o", "--output", help="wide: more columns; json: same as --json.", show_default=False),
 ]
 WatchOption = Annotated[
-    bool, typer.Option("-w", "--watch", help="Stay and show what changes, until Ctrl-C; with --json a line for each.")
+    bool, typer.Option("-w", "--watch", help="Show changes until Ctrl-C; with --json, one line for each.")
 ]
 JobArgument = Annotated[
     str,
@@ -106,7 +102,7 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The node gr
 
 
 def connect(home: Path, url: str | None) -> Client:
-    """A client of the service at ``url``, or else of the one that runs in ``home``. Its token: see ``Client.at``."""
+    """Return a client of the service at ``url``, or else of the one that runs in ``home`` (``Client.at``)."""
     from api.client import Client
 
     return Client.at(home, url)
@@ -119,7 +115,7 @@ def console(*, stderr: bool = False) -> Screen:
 
 
 def console_for(output: str | None) -> Screen:
-    """A console whose tables give prose more room than the terminal has, if ``output`` is ``wide``."""
+    """Return a console. If ``output`` is ``wide``, its tables may be wider than the terminal."""
     from api.terminal.screen import Screen
 
     return Screen(wide=output == "wide")
@@ -127,7 +123,7 @@ def console_for(output: str | None) -> Screen:
 
 @contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Ctrl-C is how this ends, and no news. Exit code 130."""
+    """Turn Ctrl-C in the block into exit code 130, without a message."""
     try:
         yield
     except KeyboardInterrupt:
@@ -135,9 +131,9 @@ def until_interrupted() -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """Progress, for people: on stderr, so that what is printed on stdout stays clean.
+    """Print progress on stderr, so that stdout holds results only.
 
-    Where nobody can read it, as on a terminal that was closed, the command goes on without.
+    If stderr cannot be written, as on a closed terminal, the command continues without it.
     """
     try:
         echo_lines(message, err=True)
@@ -146,17 +142,17 @@ def say(message: str) -> None:
 
 
 def echo(text: str = "") -> None:
-    """One line on stdout, whatever is in it. Nothing of these commands is printed but here and on ``console``."""
+    """Print one line on stdout. Commands print only here and on ``console``, which make control characters visible."""
     typer.echo(printable.line(text))
 
 
 def echo_lines(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Text of several lines."""
+    """Print text of several lines."""
     typer.echo(printable.lines(text), err=err, nl=nl)
 
 
 def echo_json(text: str) -> None:
-    """JSON, as its writer made it."""
+    """Print JSON text."""
     typer.echo(printable.json_text(text))
 
 

@@ -1,7 +1,4 @@
-"""`atoll data`: prepare the text of streamed jobs. Needs no service.
-
-`atoll tokenizer`: make a tokenizer for `data.tokenizer`. Needs no service.
-"""
+"""`atoll data` and `atoll tokenizer`: prepare the text of streamed jobs, and make tokenizers. They need no service."""
 
 from __future__ import annotations
 
@@ -19,17 +16,19 @@ from orchestrator.system import python_process
 def train(
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILES", help="Text, .jsonl, .parquet, .arrayrecord; with .gz or .zst; or URLs."),
+        typer.Argument(metavar="FILES", help="Text, .jsonl, .parquet, .arrayrecord, also .gz or .zst; or URLs."),
     ],
-    output: Annotated[Path, typer.Option("--output", help="The tokenizer.json to write.")],
+    output: Annotated[Path, typer.Option("--output", help="Tokenizer file to write, a tokenizer.json.")],
     vocabulary_size: Annotated[
-        int, typer.Option("--vocabulary-size", min=257, max=1 << 20, help="How many tokens it has.")
+        int, typer.Option("--vocabulary-size", min=257, max=1 << 20, help="Number of tokens.")
     ] = 32_000,
-    text_field: Annotated[str, typer.Option("--text-field", help="Where JSON and Parquet have the text.")] = "text",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON, and no progress.")] = False,
+    text_field: Annotated[
+        str, typer.Option("--text-field", help="Field of JSON and Parquet that has the text.")
+    ] = "text",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
 ) -> None:
     """Train byte-level BPE on files and write it as a tokenizer.json. The same files give the same tokenizer."""
-    # A process of its own: the library keeps threads and much memory, and is an extra of atoll.
+    # In a separate process: the library keeps threads and much memory, and is an optional dependency.
     command = python_process.module("learners.tokenizer_training", "--vocabulary-size", str(vocabulary_size))
     command += ["--output", str(output), "--text-field", text_field, *(["--json"] if as_json else []), "--", *files]
     raise typer.Exit(run_to_end(command))
@@ -38,8 +37,8 @@ def train(
 YAML_ENDINGS = tuple(yaml + packed for yaml in (".yaml", ".yml") for packed in ("", ".gz", ".gzip", ".zst", ".zstd"))
 SPECIFICATION_BYTES_MAX = 1 << 20
 SPECIFICATION_FIELDS = frozenset({"islands", "budget"})
-"""Every job specification has these, and no line of text that is to be trained on is likely to be an object with both."""
-OF_A_SPECIFICATION = "the specification says it; leave the option out"
+"""Every job specification has these, and a line of training text is unlikely to be an object with both."""
+OF_A_SPECIFICATION = "the specification sets this; leave the option out"
 PROCESSES_MAX = 256
 
 
@@ -48,47 +47,55 @@ def index(
         list[str],
         typer.Argument(
             metavar="SPEC-OR-FILES",
-            help="A job's specification, whose data.sources are counted; or the files of one source.",
+            help="A job specification, to count its data.sources; or the files of one source.",
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", help="The index to write, for data.index.")],
+    output: Annotated[Path, typer.Option("--output", help="Index file to write, for data.index.")],
     tokenizer: Annotated[
         str | None,
         typer.Option("--tokenizer", help="A tokenizer.json, or a .model. Default: bytes.", show_default=False),
     ] = None,
     text_field: Annotated[
         str | None,
-        typer.Option("--text-field", help="Where JSON and Parquet have the text. Default: text.", show_default=False),
+        typer.Option(
+            "--text-field", help="Field of JSON and Parquet that has the text. Default: text.", show_default=False
+        ),
     ] = None,
     held_out_ratio: Annotated[
         float | None,
-        typer.Option("--held-out-ratio", help="data.held_out_ratio of the job. Default: 0.02.", show_default=False),
+        typer.Option("--held-out-ratio", help="The job's data.held_out_ratio. Default: 0.02.", show_default=False),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option("--processes", min=1, max=PROCESSES_MAX, help="Default: one for each core.", show_default=False),
+        typer.Option(
+            "--processes",
+            min=1,
+            max=PROCESSES_MAX,
+            help="Number of processes. Default: one for each core.",
+            show_default=False,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON, and no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
 ) -> None:
-    """Count the tokens of streamed text, once for each tokenizer and set of files. Stopped, the same command goes on."""
+    """Count the tokens of streamed text, once for each tokenizer and set of files. Repeat the command to continue."""
     options = {"tokenizer": tokenizer, "text_field": text_field, "held_out_ratio": held_out_ratio}
     options_set = {name: value for name, value in options.items() if value is not None}
     specification = next(filter(_is_specification, files), None)
     if specification is None:
         section = _of_files(files, options_set)
     elif len(files) > 1:
-        raise typer.BadParameter(f"{specification} is a specification, which names its files; give nothing else")
+        raise typer.BadParameter(f"{specification} is a specification, which names its files; give no other files")
     else:
         section = _of_specification(specification, options_set)
     command = python_process.module("learners.data_indexing", "--output", str(output))
     command += ["--processes", str(processes)] if processes is not None else []
-    # A process of its own: the tokenizers' libraries keep threads and much memory, and are an extra of atoll.
+    # In a separate process: the tokenizers' libraries keep threads and much memory, and are optional dependencies.
     text = json.dumps(section).encode()
     raise typer.Exit(run_to_end([*command, *(["--json"] if as_json else [])], text))
 
 
 def _is_specification(path: str) -> bool:
-    """Whether the file is a job specification, by its name or by what is in it: a specification is never counted as text."""
+    """Return whether the file is a job specification, by its name or content. Specifications are never counted as text."""
     if path.lower().endswith(YAML_ENDINGS):
         return True
     from orchestrator.errors import ConfigurationError
@@ -109,7 +116,7 @@ def _of_specification(path: str, options_set: dict[str, Any]) -> dict[str, Any]:
         raise typer.BadParameter(f"--{next(iter(options_set)).replace('_', '-')}: {OF_A_SPECIFICATION}")
     document = read_job_document(Path(path))
     data = document.get("data")
-    if isinstance(data, dict):  # the index is being made: what the job will have of it says nothing yet
+    if isinstance(data, dict):  # the index that the specification names is the one being made
         document = {**document, "data": {name: value for name, value in data.items() if name != "index"}}
     return _section(document)
 
@@ -119,7 +126,7 @@ def _of_files(files: list[str], options_set: dict[str, Any]) -> dict[str, Any]:
     source = {"name": "files", "files": [_absolute(path) for path in files], **text_field}
     data: dict[str, Any] = {"source": "streamed", "sources": [source]}
     if "tokenizer" in options_set:
-        # which token is put between documents does not change how many there are
+        # the token between documents does not change their number
         data |= {"tokenizer": _absolute(options_set["tokenizer"]), "separator": 0}
     if "held_out_ratio" in options_set:
         data["held_out_ratio"] = options_set["held_out_ratio"]
@@ -129,7 +136,7 @@ def _of_files(files: list[str], options_set: dict[str, Any]) -> dict[str, Any]:
 
 
 def _section(document: dict[str, Any]) -> dict[str, Any]:
-    """The ``data`` section of a valid specification, with files in the place of patterns."""
+    """Return the ``data`` section of a valid specification, with files in place of patterns."""
     from orchestrator.errors import ConfigurationError
     from orchestrator.specification.config import parse_job
     from orchestrator.specification.data_check import with_found_files
@@ -138,7 +145,7 @@ def _section(document: dict[str, Any]) -> dict[str, Any]:
     data = with_found_files(parse_job(document), EVERYTHING).data
     if data.source != "streamed":
         detail = (
-            f"data.source is {data.source}, and only streamed text has an index. Set it to streamed, with data.sources."
+            f"data.source is {data.source}, but only streamed text has an index. Set it to streamed, with data.sources."
         )
         raise ConfigurationError(detail=detail)
     return data.model_dump(mode="json")
@@ -149,9 +156,6 @@ def _absolute(path: str) -> str:
 
 
 def register(app: typer.Typer) -> None:
-    tokenizer = typer.Typer(no_args_is_help=True, help="Make a tokenizer for data.tokenizer.")
-    tokenizer.command("train")(train)
-    app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Science")
     tokenizer = typer.Typer(no_args_is_help=True, help="Make a tokenizer for data.tokenizer.")
     tokenizer.command("train")(train)
     app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Science")

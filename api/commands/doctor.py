@@ -1,4 +1,4 @@
-"""The command `atoll doctor`, which checks this machine. Exit code 1 if something is wrong; warnings are none."""
+"""The command `atoll doctor`, which checks this machine. Exit code 1 if something is wrong, 0 with warnings only."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ def doctor(
     home: HomeOption = DEFAULT_HOME,
     runs: RunsOption = DEFAULT_RUNS,
     groups: Annotated[
-        Path, typer.Option("--groups", help="The node groups.", show_default="deploy/configs/groups.yaml")
+        Path, typer.Option("--groups", help="File of node groups.", show_default="deploy/configs/groups.yaml")
     ] = GROUPS,
     url: Annotated[
         str | None,
-        typer.Option(
-            "--url", help="A service elsewhere, to compare clocks with. Default: the home's.", show_default=False
-        ),
+        typer.Option("--url", help="Service to compare clocks with. Default: the home's.", show_default=False),
     ] = None,
     lines: Annotated[
-        bool, typer.Option("--lines", help="Measure the lines between node groups instead, and advise on them.")
+        bool, typer.Option("--lines", help="Measure the lines between node groups instead, and advise on settings.")
     ] = False,
     job: Annotated[
         str | None, typer.Option("--job", help="With --lines: advise for this job, or `latest`.", show_default=False)
@@ -41,7 +39,9 @@ def doctor(
     ] = None,
     step_s: Annotated[
         float | None,
-        typer.Option("--step-s", min=1e-6, max=1e6, help="With --lines: an inner step's time.", show_default=False),
+        typer.Option(
+            "--step-s", min=1e-6, max=1e6, help="With --lines: the duration of an inner step.", show_default=False
+        ),
     ] = None,
     ports: Annotated[
         tuple[int, int] | None,
@@ -49,17 +49,17 @@ def doctor(
             "--ports",
             min=0,
             max=65535,
-            help="With --lines: measure by these ports, first and last. Default: transport.ports of --config.",
+            help="With --lines: first and last port to measure with. Default: transport.ports of --config.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine: Python, Ray, JAX, ports, disk, clocks, home, memory, cores, leftovers. Each with its remedy.
+    """Check this machine: Python, Ray, JAX, ports, disk, clocks, home, memory, cores, leftover processes. Print remedies.
 
-    With --lines: measure the lines between the node groups of the running cluster, a few MB each way, and say which of H, τ,
-    P and codec to change so that every fragment is back in time. Where nothing comes through, say which address and port
-    could not be reached from where.
+    With --lines: measure the lines between the node groups of the running cluster, with a few MB each way, and say which of
+    H, τ, P and codec to change so that every fragment arrives in time. If nothing gets through, say which address and port
+    could not be reached from which node.
     """
     if lines or any(option is not None for option in (job, config, parameters, step_s, ports)):
         from api.commands.doctor_lines import Subject, examine_lines

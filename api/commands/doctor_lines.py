@@ -1,7 +1,7 @@
 """`atoll doctor --lines`: the lines between node groups, and what they mean for a job's H, τ, P and codec.
 
-Responsible for what is trained (a job that runs, a specification, or two figures), and for what is printed. Measuring is
-``api.installation.lines``', advice ``orchestrator.simulation.line_advice``'s business.
+Finds out what is trained (a running job, a specification, or two figures) and prints the result. ``api.installation.lines``
+measures, and ``orchestrator.simulation.line_advice`` advises.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from orchestrator.specification.config import JobSpec, parse_job, read_document
 from orchestrator.specification.memory_budget import parameter_count_of
 from orchestrator.specification.sections import SynchroniserSection
 
-LINES_FOR_ADVICE = "For advice say what is trained: --job JOB, --config SPEC, or --parameters N and --step-s T."
+LINES_FOR_ADVICE = "For advice, say what is trained with --job JOB, --config SPEC, or --parameters N and --step-s T."
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the advice is for: a job, or a specification; figures that are given outrank theirs.
+    """The subject of the advice: a job or a specification; explicit figures take precedence over theirs.
 
-    ``ports`` are those by which lines are measured."""
+    ``ports`` are used to measure.
+    """
 
     job: str | None
     config: Path | None
@@ -52,14 +53,14 @@ class Subject:
 
 
 def _ports(subject: Subject) -> tuple[int, int]:
-    """Those that were given, or else the specification's."""
+    """Return the given ports, or else the specification's."""
     if subject.ports is not None:
         return subject.ports
     return (0, 0) if subject.config is None else parse_job(read_document(subject.config)).transport.ports
 
 
 def examine_lines(home: Home, url: str | None, subject: Subject, *, as_json: bool) -> int:
-    """Measure, print, advise; returns the exit code, 1 where a line carries nothing or is too slow for any advice."""
+    """Measure, print and advise. Return the exit code: 1 if a line carries nothing, or is too slow for any settings."""
     request = _request(home, url, subject)
     lines = []
     for line in measured_lines(home, _ports(subject)):
@@ -85,9 +86,9 @@ def examine_lines(home: Home, url: str | None, subject: Subject, *, as_json: boo
 
 
 def _request(home: Home, url: str | None, subject: Subject) -> tuple[Demand, Knobs] | None:
-    """Demand and knobs; None where only the lines are wanted. Raises ConfigurationError where a figure is missing."""
+    """Return demand and settings, or None without a subject. Raises ConfigurationError if a figure is missing."""
     if subject.job is not None and subject.config is not None:
-        raise ConfigurationError(detail="Give --job or --config: one of the two.")
+        raise ConfigurationError(detail="Give either --job or --config, not both.")
     if subject.job is not None:
         return _of_job(home, url, subject, subject.job)
     if subject.config is not None:
@@ -105,7 +106,7 @@ def _of_job(home: Home, url: str | None, subject: Subject, name: str) -> tuple[D
     islands = Counter(island.node_group for island in job.islands if not island.standby)
     step_s = 1.0 / statistics.median(rates) if rates else None
     if job.schedule.keys() < {"fragments", "interval_steps", "overlap_steps"}:
-        raise ConfigurationError(detail=f"The service does not say the schedule of job {job.job}. Give --config.")
+        raise ConfigurationError(detail=f"The service does not report the schedule of job {job.job}. Give --config.")
     return _demand(subject, job.statistics.get("parameter_count"), step_s, islands), _knobs(job.schedule, job.wire)
 
 
@@ -121,9 +122,9 @@ def _of_spec(subject: Subject, spec: JobSpec) -> tuple[Demand, Knobs]:
 def _demand(subject: Subject, parameters: float | None, step_s: float | None, islands: dict[str, int]) -> Demand:
     parameters, step_s = subject.parameters or parameters, subject.step_s or step_s
     if not parameters:
-        raise ConfigurationError(detail="How large the model is cannot be told. Say it with --parameters.")
+        raise ConfigurationError(detail="The model's size is unknown. Give it with --parameters.")
     if not step_s:
-        raise ConfigurationError(detail="How long an inner step takes cannot be told. Say it with --step-s.")
+        raise ConfigurationError(detail="The duration of an inner step is unknown. Give it with --step-s.")
     return Demand(float(parameters), float(step_s), dict(islands))
 
 
@@ -186,22 +187,22 @@ def _words(advice: Advice, current: Knobs) -> list[str]:
     enough = f"{100 * UTILISATION_MIN:.0f} %"
     stands = f"{100 * advice.utilisations[advice.slowest]:.1f} % on the line to {advice.slowest}"
     if advice.settings is None:
-        need = f"It would have to carry {_speed(advice.needed_bits_per_second)} for the settings as they are."
-        return [f"The job reaches {stands}, and nothing that can be advised brings it to {enough}. {need}"]
+        need = f"With the current settings the line would need {_speed(advice.needed_bits_per_second)}."
+        return [f"Utilisation is {stands}, and no settings bring it to {enough}. {need}"]
     changes = advice.changes(current)
     if not changes:
-        words = f"The settings are good as they are: {stands}, with {enough} wanted."
+        words = f"Keep the settings: utilisation is {stands}; the goal is {enough}."
     else:
         turned = ", ".join(f"{name} {value}" for name, value in changes.items())
         reached = min(advice.reached.values())
-        words = f"The settings reach {stands}; set {turned} under synchroniser for {100 * reached:.1f} %."
+        words = f"Utilisation is {stands}. Set {turned} under synchroniser for {100 * reached:.1f} %."
     meeting = advice.meeting
     if meeting is None or meeting.grace_cap_steps <= 1:
         return [words]
     return [
         words,
-        f"A fragment travels to {meeting.line} for {meeting.way_steps:.1f} of a step: islands meet in merges with "
-        f"grace_cap_steps {meeting.grace_cap_steps} and overlap_steps {meeting.overlap_steps}, or more.",
+        f"A fragment takes {meeting.way_steps:.1f} of a step to reach {meeting.line}. For islands to meet in merges, set at "
+        f"least grace_cap_steps {meeting.grace_cap_steps} and overlap_steps {meeting.overlap_steps}.",
     ]
 
 

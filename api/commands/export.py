@@ -21,7 +21,7 @@ from orchestrator.errors import ConfigurationError, DataError, NotFound, Request
 from orchestrator.system import python_process
 
 if TYPE_CHECKING:
-    from api.client import Client  # takes a third of a second, which only who asks a service must wait for
+    from api.client import Client  # importing it takes a third of a second, so only when it is needed
 
 HEADER_BYTES_MAX = 100_000_000
 """As safetensors itself allows."""
@@ -36,20 +36,20 @@ class Format(StrEnum):
 
 def export(
     job: JobArgument,
-    form: Annotated[Format, typer.Option("--format", help="What to write the parameters as.")] = Format.SAFETENSORS,
+    form: Annotated[Format, typer.Option("--format", help="Format of the parameters.")] = Format.SAFETENSORS,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to.", show_default="JOB-export")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default="JOB-export")
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
 ) -> None:
-    """Write a job's merged parameters, also of one that runs, with the specification that says what they mean."""
+    """Write the merged parameters of a running or ended job, with its specification."""
     with connect(home, url) as client:
         name = client.job(job).job
         folder = out or Path(f"{name}-export")
         target = folder / ("checkpoint" if form is Format.ORBAX else "model.safetensors")
         if target.exists():
-            raise ConfigurationError(detail=f"{target} is there already. Remove it, or give another --out.")
+            raise ConfigurationError(detail=f"{target} already exists. Remove it, or give another --out.")
         with _draft_of(folder) as (parameters, draft):
             client.download_parameters(name, parameters)
             facts = described(parameters)
@@ -70,9 +70,9 @@ def export(
 
 @contextmanager
 def _draft_of(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """A file for the parameters, and a folder whose files are moved into ``folder`` if nothing is raised meanwhile.
+    """Yield a file for the parameters, and a folder whose files are moved into ``folder`` unless the block raises.
 
-    Both are beside where they will be, for there is room. Whatever is raised, ``folder`` is as it was.
+    Both are on the disk of ``folder``. If the block raises, ``folder`` is unchanged.
     """
     above = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     with TemporaryDirectory(prefix=".atoll-export-", dir=above) as temporary:
@@ -85,7 +85,7 @@ def _draft_of(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _write_for_orbax(parameters: Path, target: Path) -> None:
-    # A process of its own: Orbax imports JAX, which the command line must not.
+    # In a separate process: Orbax imports JAX, which the command line must not.
     command = python_process.module(WRITER, str(parameters), str(target))
     written = subprocess.run(command, env=python_process.cleaned(os.environ), check=False)
     if written.returncode:
@@ -93,7 +93,7 @@ def _write_for_orbax(parameters: Path, target: Path) -> None:
 
 
 def _write_for_transformers(client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any]) -> list[str]:
-    """Return what a user should know. What the service has no longer keeps nobody from the parameters."""
+    """Write the export and return notes for the user. Files that the service no longer has do not stop the export."""
     from orchestrator.models.huggingface import export as huggingface  # brings NumPy
     from orchestrator.models.huggingface import origin as origins
     from orchestrator.specification.bounds import BYTES  # brings pydantic
@@ -106,22 +106,22 @@ def _write_for_transformers(client: Client, job: str, parameters: Path, draft: P
         try:
             client.download_tokenizer(job, tokenizer)
         except RequestError as error:
-            notes.append(f"It has no tokenizer: {error}")
+            notes.append(f"The export has no tokenizer: {error}")
     try:
         client.download_origin(job, path := parameters.with_name("origin"))
-        origin = origins.parsed(path.read_bytes(), "what the service has kept of the checkpoint")
+        origin = origins.parsed(path.read_bytes(), "the service's record of the checkpoint")
     except NotFound:
         pass
     except RequestError as error:
-        notes.append(f"It keeps nothing of the checkpoint that the job continued: {error}")
+        notes.append(f"The export has no settings of the job's initial checkpoint: {error}")
     notes += huggingface.write(parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin)
     if (draft / "tokenizer_config.json").exists():
-        notes.append("transformers loads it, its AutoTokenizer as well.")
+        notes.append("transformers can load it, and its AutoTokenizer the tokenizer.")
     return notes
 
 
 def described(path: Path) -> dict[str, Any]:
-    """The file's metadata, with the specification as data. Raises DataError if it is no such file."""
+    """Return the file's metadata, with the specification parsed. Raises DataError if it has none."""
     with path.open("rb") as file:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -129,7 +129,7 @@ def described(path: Path) -> dict[str, Any]:
             facts = json.loads(file.read(min(length, HEADER_BYTES_MAX)))["__metadata__"]
             return {**facts, "spec": json.loads(facts["spec"])}
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(detail=f"{path} does not say what job its parameters are of ({error!r}).") from error
+            raise DataError(detail=f"{path} has no metadata of a job ({error!r}).") from error
 
 
 def register(app: typer.Typer) -> None:

@@ -1,7 +1,4 @@
-"""Commands about a job's islands: look, kill, drain, place again.
-
-Commands about the fleet: look at its node groups, and say which of them take nothing new.
-"""
+"""Commands for a job's islands (list, kill, drain, place again, scale) and for node groups (list, cordon, uncordon)."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
 def cordon(
     group: GroupArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
-    """Place nothing new on a node group. What trains there goes on."""
+    """Place nothing new on a node group. Islands that train there continue."""
     with connect(home, url) as client:
         _conclude(client.cordon(group), as_json)
 
@@ -63,7 +60,7 @@ def cordon(
 def uncordon(
     group: GroupArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
-    """Place islands on a node group again, and at once those that wait for it."""
+    """Place islands on a node group again, starting with those that wait for it."""
     with connect(home, url) as client:
         _conclude(client.uncordon(group), as_json)
 
@@ -74,8 +71,8 @@ def _conclude(change: NodeGroupChange, as_json: bool) -> None:
         return
     group = change.node_group
     state = f"cordoned by {group.cordoned_by}: nothing new is placed there" if group.cordoned else "takes islands"
-    jobs = ", ".join(command.job for command in change.commands) or "no running job had to be"
-    say(f"{group.name} {'is ' if group.cordoned else ''}{state}; told: {jobs}")
+    jobs = ", ".join(command.job for command in change.commands) or "none"
+    say(f"{group.name} {'is ' if group.cordoned else ''}{state}; jobs informed: {jobs}")
 
 
 DECISION_TIMEOUT_S = 20.0
@@ -89,7 +86,7 @@ def islands(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List a job's islands. With --watch it ends with the job."""
+    """List a job's islands. With --watch, until the job ends."""
     with connect(home, url) as client:
         if watch:
             _watch(client, job, output, as_json)
@@ -121,12 +118,12 @@ def _table(job: Job, output: str | None) -> Listing:
 def kill(
     job: JobArgument,
     island: IslandArgument,
-    stay_down: Annotated[bool, typer.Option("--stay-down", help="Keep it away until `atoll readd`.")] = False,
+    stay_down: Annotated[bool, typer.Option("--stay-down", help="Do not place it again until `atoll readd`.")] = False,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """SIGKILL an island's process, no warning. It is placed again by itself."""
+    """Kill an island's process with SIGKILL. The island is placed again automatically."""
     with connect(home, url) as client:
         conclude(client, client.kill(job, island, restart=not stay_down), as_json)
 
@@ -150,7 +147,7 @@ def readd(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Place an island that is away, now. It catches up before it contributes."""
+    """Place an island again now. It catches up before it contributes."""
     with connect(home, url) as client:
         conclude(client, client.readd(job, island), as_json)
 
@@ -158,18 +155,18 @@ def readd(
 def scale(
     job: JobArgument,
     node_group: GroupArgument,
-    count: Annotated[int, typer.Argument(min=0, max=10_000, help="How many islands of the job shall be there.")],
+    count: Annotated[int, typer.Argument(min=0, max=10_000, help="Number of islands of the job on that node group.")],
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have more islands on a node group, or fewer. Those that leave are drained, the last first."""
+    """Change the number of islands on a node group. Islands that leave are drained, the last first."""
     with connect(home, url) as client:
         conclude(client, client.scale(job, node_group, count), as_json)
 
 
 def conclude(client: Client, command: Command, as_json: bool) -> None:
-    """Wait until the job has decided on a command and print that. Exit code 1 if it was refused."""
+    """Wait until the job has decided on a command, and print the outcome. Exit code 1 if it was refused."""
     decided = decision(client, command)
     if as_json:
         print_json(decided)
@@ -183,7 +180,7 @@ def conclude(client: Client, command: Command, as_json: bool) -> None:
 
 
 def decision(client: Client, command: Command) -> Command:
-    """The command once the job has decided on it, or as it stands when that takes too long."""
+    """Return the command once the job has decided on it, or undecided if that takes too long."""
     deadline = time.monotonic() + DECISION_TIMEOUT_S
     while command.state in ("pending", "undelivered") and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, list, put first, look, watch, cancel, remove, report."""
+"""Commands for jobs: submit, jobs, prioritise, status, watch, cancel, delete, report."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job specificat
 
 def submit(
     file: SpecFile,
-    watch_it: Annotated[bool, typer.Option("--watch", help="Stay and watch until the job ends.")] = False,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Watch the job until it ends.")] = False,
     priority: Annotated[
-        int, typer.Option("--priority", min=-100, max=100, help="Higher ones start first; -100 to 100.")
+        int, typer.Option("--priority", min=-100, max=100, help="-100 to 100; jobs of higher priority start first.")
     ] = 0,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="CHECKPOINT", help="Go on from a checkpoint: a job, or a folder or URL."),
+        typer.Option("--resume", metavar="CHECKPOINT", help="Resume from a checkpoint: a job, or a folder or URL."),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Submit a job. Every problem of the specification is told at once, and then nothing is started.
+    """Submit a job. If the specification has problems, all are reported at once and nothing is started.
 
-    It waits in the queue while there is no room: by priority, then first come, and nobody overtakes.
+    While there is no room the job is queued: by priority, then by order of submission. No job overtakes another.
     """
     from api.terminal.summary import warning_lines
     from orchestrator.specification.config import parse_job, read_job_document
@@ -69,7 +69,7 @@ def submit(
             document["resume"] = {"checkpoint": _checkpoint_named(resume, client)}
         job = client.submit(document, priority=priority)
     except ServiceUnreachable:
-        parse_job(document)  # a file that is wrong is told so even when nobody is there to take it
+        parse_job(document)  # report the file's own problems even when no service answers
         raise
     with client:
         if as_json:
@@ -83,7 +83,7 @@ def submit(
             if job.queue_position:
                 from api.terminal.watch import queue_place
 
-                say(f"it is {queue_place(job)}")
+                say(f"{job.job} is {queue_place(job)}")
         if watch_it:
             watch_to_end(client, job.job)
         elif not as_json:
@@ -91,8 +91,8 @@ def submit(
 
 
 def _checkpoint_named(resume: str, client: Client) -> str:
-    """What ``resume.checkpoint`` is to say: a job's name goes before a folder that is called the same."""
-    if not resume:  # as of a variable that is not set
+    """Return the value of ``resume.checkpoint``. The name of a job takes precedence over a folder of the same name."""
+    if not resume:  # as from an unset variable
         raise ConfigurationError(detail="--resume is empty. Name a job, a checkpoint's folder, or a URL.")
     is_path = "/" in resume or resume in (".", "..")
     if not is_path and (resume == LATEST or not Path(resume).exists() or _is_job(resume, client)):
@@ -108,16 +108,16 @@ def _is_job(name: str, client: Client) -> bool:
 
 
 def resumption_lines(job: Job) -> list[str]:
-    """Lines that say which checkpoint the job resumes from, and which it passes over."""
+    """Return lines that say which checkpoint the job resumes from, and which ones it skips."""
     if job.resumed_from is None:
         return []
-    return [*(f"refused: {reason}" for reason in job.resume_refused), f"it goes on from {job.resumed_from}"]
+    return [*(f"skipped: {reason}" for reason in job.resume_refused), f"resumes from {job.resumed_from}"]
 
 
 def jobs(
     state: Annotated[JobStateName | None, typer.Option("--state", help="Only jobs in this state.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many.")] = 100,
+    name: Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Show at most this many.")] = 100,
     output: OutputOption = None,
     watch: WatchOption = False,
     home: HomeOption = DEFAULT_HOME,
@@ -143,7 +143,7 @@ def jobs(
     elif state or name:
         say("no job matches")
     else:
-        say("no job was submitted yet; try `atoll submit deploy/configs/demo.yaml`")
+        say("there are no jobs; try `atoll submit deploy/configs/demo.yaml`")
 
 
 def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json: bool) -> None:
@@ -177,7 +177,7 @@ def _table(jobs: list[JobSummary], wide: bool) -> Listing:
 
 
 def _waiting(jobs: list[JobSummary]) -> list[str]:
-    """A line for each reason why queued jobs wait, in the order in which they will start."""
+    """Return a line for each reason why queued jobs wait, in the order in which they will start."""
     queued = sorted((job for job in jobs if job.queue_position), key=lambda job: job.queue_position or 0)
     by_reason: dict[str, list[str]] = {}
     for job in queued:
@@ -186,7 +186,7 @@ def _waiting(jobs: list[JobSummary]) -> list[str]:
 
 
 def _named(names: list[str]) -> str:
-    """All of a few names; of many the first ones and how many more."""
+    """Return a few names in full, or the first of many and how many more there are."""
     if len(names) <= NAMED_MAX:
         return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     return f"{', '.join(names[:NAMED_MAX])} and {len(names) - NAMED_MAX} more"
@@ -210,7 +210,7 @@ def prioritise(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a queued job another priority: higher ones start first."""
+    """Change the priority of a queued job. Jobs of higher priority start first."""
     with connect(home, url) as client:
         moved = client.prioritise(job, priority)
     if as_json:
@@ -224,7 +224,7 @@ def prioritise(
 def status(
     job: JobArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show one job as it stands."""
+    """Show the current status of a job."""
     with connect(home, url) as client:
         details = client.job(job)
     if as_json:
@@ -240,7 +240,7 @@ def watch(
 ) -> None:
     """Watch a job until it ends. Ctrl-C leaves it running. Exit code 1 if it failed or was cancelled.
 
-    With --json: one line a second, each a whole picture.
+    With --json: one line a second, each with the whole status.
     """
     with connect(home, url) as client:
         watch_to_end(client, job, as_json)
@@ -256,15 +256,15 @@ def cancel(
 
 def delete(
     job: JobArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
 ) -> None:
-    """Remove a job that has ended, with all that it left: tape, report, merged parameters."""
+    """Remove a job that has ended, with its files: tape, report, merged parameters."""
     with connect(home, url) as client:
         folder = client.job(job).run_dir
         if not yes:
-            typer.confirm(f"Remove {job} and {folder} for good?", abort=True)
+            typer.confirm(f"Permanently remove {job} and {folder}?", abort=True)
         client.delete(job)
     say(f"removed {job} and {folder}")
 
@@ -272,7 +272,7 @@ def delete(
 def report(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show the figures of a finished job, and where its report lies."""
+    """Show the results of an ended job, and the path of its report."""
     from api.terminal.summary import lines_that_matter
 
     with connect(home, url) as client:
@@ -286,18 +286,18 @@ def report(
 
 
 def watch_to_end(client: Client, job: str, as_json: bool = False) -> None:
-    """Watch until the job has ended; exit 1 if it did not complete, 130 when interrupted, which leaves it running."""
+    """Watch until the job has ended. Exit 1 if it did not complete, 130 after Ctrl-C, which leaves it running."""
     from api.terminal.watch import follow
     from api.terminal.watch import watch as watch_live
 
-    job = client.job(job).job  # `latest` may mean another one by the time it is said again
+    job = client.job(job).job  # `latest` may become another job meanwhile
     try:
         if as_json:
             ended = follow(client, job, lambda current: echo_json(current.model_dump_json()))
         else:
             ended = watch_live(client, job, console())
     except KeyboardInterrupt:
-        say(f"the job goes on; come back with `atoll watch {job}`, or end it with `atoll cancel {job}`")
+        say(f"the job keeps running; watch it again with `atoll watch {job}`, or end it with `atoll cancel {job}`")
         raise typer.Exit(INTERRUPTED) from None
     tell_end(ended)
     if ended.state != "completed":
@@ -313,5 +313,5 @@ def tell_end(job: Job) -> None:
 def register(app: typer.Typer) -> None:
     for command in (submit, jobs, status, watch, cancel, delete, report):
         app.command(rich_help_panel="Jobs")(command)
-    negative = {"ignore_unknown_options": True}  # a number below zero is none of its options
+    negative = {"ignore_unknown_options": True}  # a negative number is an argument, not an option
     app.command(rich_help_panel="Jobs", context_settings=negative)(prioritise)

@@ -1,4 +1,4 @@
-"""Commands about an installation on Kubernetes: its manifests, for `kubectl apply` or whoever keeps them."""
+"""Commands for an installation on Kubernetes: render its manifests, for `kubectl apply` or version control."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ commands = typer.Typer(no_args_is_help=True, help="Manifests for Kubernetes.")
 @commands.command()
 def render(
     file: Annotated[
-        Path, typer.Argument(metavar="VALUES", help="What the installation has (docs/guide/kubernetes.md).")
+        Path, typer.Argument(metavar="VALUES", help="Values of the installation (docs/guide/kubernetes.md).")
     ],
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", metavar="NAME", help="Which of its Kubernetes clusters. Default: the one with the head."
+            "--cluster", metavar="NAME", help="One of its Kubernetes clusters. Default: the one with the head."
         ),
     ] = None,
 ) -> None:
-    """Print the manifests of one Kubernetes cluster, for `kubectl apply --filename -`. Nothing is asked of the cluster."""
+    """Print the manifests of one Kubernetes cluster, for `kubectl apply --filename -`. The cluster is not contacted."""
     from orchestrator.kubernetes.manifests import rendered, yaml_of
     from orchestrator.kubernetes.values import read_values
 
@@ -33,7 +33,7 @@ def render(
     chosen = next((each for each in values.clusters if each.name == (cluster or values.home.name)), None)
     if chosen is None:
         there = ", ".join(each.name for each in values.clusters)
-        raise ConfigurationError(detail=f"--cluster {cluster!r}: {file} has no such cluster. It has {there}.")
+        raise ConfigurationError(detail=f"--cluster {cluster!r} is not in {file}. It has {there}.")
     echo_lines(yaml_of(rendered(values, chosen)), nl=False)
 
 

@@ -1,6 +1,6 @@
-"""Commands on a machine that is a node of somebody's cluster, or is to be one: join, leave.
+"""Commands on a machine that is, or will be, a node of a cluster: join, leave.
 
-They check what is said, and become the program that does it: nothing of Ray is imported here.
+They check their options and then replace themselves with the program that does the work. Ray is not imported here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ JOIN_MODULE, LEAVE_MODULE = "orchestrator.runtime.join", "orchestrator.runtime.l
 TOKEN_VARIABLE, CERTIFICATES_VARIABLE = "RAY_AUTH_TOKEN_PATH", "ATOLL_CERTIFICATES"
 ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-"""Of groups, regions and labels' values, as Ray takes them."""
+"""Names of groups and regions, and values of labels, as Ray accepts them."""
 LABEL_NAME = re.compile(r"([A-Za-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 DURATION = re.compile(
     r"(?:(?P<days>[0-9]{1,4})-)?(?P<hours>[0-9]{1,4}):(?P<minutes>[0-5]?[0-9]):(?P<seconds>[0-5]?[0-9])"
 )
 PORTS = re.compile(r"(?P<first>[0-9]{1,5})-(?P<last>[0-9]{1,5})")
 PORTS_MIN = 5
-"""Three of a node's own, one of its agent, and one of an island."""
+"""Three for the node, one for its agent, and one for an island."""
 EPOCH = re.compile(r"@?(?P<seconds>[0-9]{9,11})")
 RESERVED = frozenset({"atoll-node-group", "region"})
 AMOUNT_MAX = 1e9
@@ -38,14 +38,14 @@ AMOUNT_MAX = 1e9
 
 def join(
     address: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="The head of the cluster.")],
-    group: Annotated[str, typer.Option("--group", help="The node group that this machine is of.")],
-    region: Annotated[str, typer.Option("--region", help="Where it is.")],
+    group: Annotated[str, typer.Option("--group", help="The node group that this machine joins.")],
+    region: Annotated[str, typer.Option("--region", help="The region of this machine.")],
     token_file: Annotated[
         Path | None,
         typer.Option(
             "--token-file",
             envvar=TOKEN_VARIABLE,
-            help="The cluster's secret: a file that nobody else may read.",
+            help="File with the cluster's secret, readable by this user only.",
             show_default=False,
         ),
     ] = None,
@@ -54,19 +54,19 @@ def join(
         typer.Option(
             "--certificates",
             envvar=CERTIFICATES_VARIABLE,
-            help="This machine's folder, as `atoll certificates issue` makes it: with it, all is TLS.",
+            help="This machine's folder from `atoll certificates issue`. All connections then use TLS.",
             show_default=False,
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Join beyond loopback in the clear, where something else encrypts.")
+        bool, typer.Option("--insecure", help="Join beyond loopback without TLS, where something else encrypts.")
     ] = False,
     ports: Annotated[
         str | None,
         typer.Option(
             "--ports",
             metavar="FIRST-LAST",
-            help="Where Ray listens on this machine, for a firewall: a port for each island and four. Default: any.",
+            help="Ports for Ray on this machine, for a firewall: four, and one for each island. Default: any.",
             show_default=False,
         ),
     ] = None,
@@ -75,43 +75,52 @@ def join(
         typer.Option(
             "--until",
             metavar="WALLTIME",
-            help="When this machine is taken away: an ISO time (of here, unless it names a zone), seconds since 1970, or a "
-            "duration [DAYS-]HH:MM:SS from now, as Slurm writes them.",
+            help="When this machine goes away: an ISO time (local, unless it has a zone), seconds since 1970, or a "
+            "duration [DAYS-]HH:MM:SS from now, as Slurm writes it.",
             show_default=False,
         ),
     ] = None,
     lead: Annotated[
         float,
-        typer.Option("--lead", metavar="SECONDS", min=1, max=86400, help="So long before that, it begins to leave."),
+        typer.Option("--lead", metavar="SECONDS", min=1, max=86400, help="Start draining this long before --until."),
     ] = 120,
     grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, max=86400, help="So long it may take after SIGTERM.")
+        float, typer.Option("--grace", metavar="SECONDS", min=0, max=86400, help="Longest drain after SIGTERM.")
     ] = 30,
-    cpus: Annotated[int | None, typer.Option("--cpus", min=0, max=100_000, help="What jobs may book.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=0, max=10_000, help="The same.")] = None,
+    cpus: Annotated[int | None, typer.Option("--cpus", min=0, max=100_000, help="CPUs that jobs may reserve.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=0, max=10_000, help="GPUs that jobs may reserve.")] = None,
     resources: Annotated[
         list[str] | None,
-        typer.Option("--resources", metavar="NAME=AMOUNT", help="More to book, such as TPU=4. Repeatable."),
+        typer.Option(
+            "--resources", metavar="NAME=AMOUNT", help="Other resources to reserve, such as TPU=4. Repeatable."
+        ),
     ] = None,
     labels: Annotated[
-        list[str] | None, typer.Option("--labels", metavar="NAME=VALUE", help="More labels of this node. Repeatable.")
+        list[str] | None,
+        typer.Option("--labels", metavar="NAME=VALUE", help="Additional label of this node. Repeatable."),
     ] = None,
     memory_gib: Annotated[
         float | None,
-        typer.Option("--memory-gib", min=0.1, max=1e6, help="For processes. Default: what is free now."),
+        typer.Option("--memory-gib", min=0.1, max=1e6, help="Memory for processes. Default: what is free now."),
     ] = None,
     own_address: Annotated[
-        str | None, typer.Option("--own-address", metavar="IP", help="This machine's, as the others see it.")
+        str | None,
+        typer.Option("--own-address", metavar="IP", help="This machine's address, as other machines reach it."),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The node's, for people.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="A name for the node, for people.", show_default=False)
+    ] = None,
     packages: PackagesOption = None,
     partition_tolerance: Annotated[
-        float, typer.Option("--partition-tolerance", metavar="SECONDS", min=3, max=1e6, help="That of the cluster.")
+        float,
+        typer.Option(
+            "--partition-tolerance", metavar="SECONDS", min=3, max=1e6, help="The cluster's partition tolerance."
+        ),
     ] = 600,
 ) -> None:
-    """Be a node of a cluster until WALLTIME, or until SIGTERM; leave in time, with all work given away. Exit code 0 then.
+    """Join a cluster as a node until WALLTIME or SIGTERM, then drain and leave. Exit code 0 after a complete drain.
 
-    Clouds are asked for notices of this machine's end, which have the same effect (ATOLL_NOTICES=off for none).
+    Preemption notices of clouds have the same effect as SIGTERM (ATOLL_NOTICES=off ignores them).
     """
     command = [
         *("--address", checked_address(address), "--token-file", str(checked_token(token_file))),
@@ -126,7 +135,7 @@ def join(
         command += ["--packages", folder]
     if own_address is not None and not is_host(own_address):
         raise ConfigurationError(
-            detail=f"--own-address {own_address!r} is no address. Give one without a port: 10.0.0.7."
+            detail=f"--own-address {own_address!r} is not an address. Give one without a port, such as 10.0.0.7."
         )
     for option, value in (
         ("--cpus", cpus),
@@ -143,56 +152,61 @@ def join(
 
 def leave(
     grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, max=86400, help="When this machine or container ends.")
+        float,
+        typer.Option(
+            "--grace", metavar="SECONDS", min=0, max=86400, help="Seconds until this machine or container ends."
+        ),
     ] = 30,
     cause: Annotated[
-        str, typer.Option("--cause", metavar="TEXT", help="Why: operators read it, and the tape keeps it.")
+        str, typer.Option("--cause", metavar="TEXT", help="The reason, shown to operators and kept on the tape.")
     ] = "an operator takes the machine away",
 ) -> None:
-    """Have the islands of this machine's node give their work and go on elsewhere; return when they have.
+    """Drain this machine's node: its islands hand over their work and continue elsewhere. Return when they have.
 
-    For a preStop of Kubernetes, and before maintenance. The node itself is left for its owner to end. Exit code 1: something
-    worked here still when the time was over.
+    For a Kubernetes preStop hook, and before maintenance. The node itself keeps running. Exit code 1: something still ran
+    here when the time was up.
     """
     if not 0 < len(cause) <= 200 or not cause.isprintable():
-        raise ConfigurationError(detail=f"--cause has {len(cause)} characters: give 1 to 200 on one line.")
+        raise ConfigurationError(
+            detail=f"--cause has {len(cause)} characters. Give 1 to 200 printable characters on one line."
+        )
     python_process.become(python_process.module(LEAVE_MODULE, "--grace", str(grace), "--cause", cause))
 
 
-# ── what is said, checked ─────────────────────────────────────────────────────────────────────────────────────────
+# ── checks of options ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def checked_address(text: str) -> str:
-    """HOST:PORT. Raises ConfigurationError otherwise, as the others below do for what they check."""
+    """Return HOST:PORT. Raises ConfigurationError for anything else, as the checks below do."""
     match = ADDRESS.fullmatch(text)
     if match is None or not is_host(match["host"].strip("[]")) or not 0 < int(match["port"]) < 1 << 16:
         raise ConfigurationError(
-            detail=f"The head's address {text!r} is none. Give its name or number and port: head:6379."
+            detail=f"{text!r} is not an address of the form HEAD:PORT. Give one such as head:6379."
         )
     return text
 
 
 def checked_token(path: Path | None) -> Path:
-    """A file that this user can read, and nobody else."""
+    """Return the path of a file that only this user can read."""
     if path is None:
         raise ConfigurationError(
-            detail=f"No secret of the cluster was named. Give its file with --token-file, or in {TOKEN_VARIABLE}."
+            detail=f"The cluster's secret is missing. Give its file with --token-file or in {TOKEN_VARIABLE}."
         )
-    home_files.refuse_unfit(path, "--token-file", "Copy the cluster's secret there, for this user alone.")
+    home_files.refuse_unfit(path, "--token-file", "Copy the cluster's secret there, readable by this user only.")
     return path
 
 
 def checked_certificates(folder: Path | None, head: str, own_address: str | None, *, insecure: bool) -> Path | None:
-    """A folder by which this machine can talk to others of its fleet; None where it may join in the clear."""
+    """Return this machine's folder of certificates, or None if it may join without TLS."""
     if folder is not None and insecure:
-        raise ConfigurationError(detail="--certificates and --insecure contradict each other. Leave one of them out.")
+        raise ConfigurationError(detail="--certificates and --insecure contradict each other. Leave one out.")
     if folder is None:
         if insecure or is_loopback(head.rpartition(":")[0]):
             return None
         raise ConfigurationError(
-            detail=f"The head {head} is beyond loopback, and without TLS whoever is on the way could read and change what "
-            "is said. Give this machine's folder of certificates with --certificates, or in "
-            f"{CERTIFICATES_VARIABLE} (`atoll certificates issue` makes one); or, where something else encrypts, --insecure."
+            detail=f"The head {head} is not on loopback, and without TLS others on the network could read and change the "
+            "traffic. Give this machine's folder of certificates with --certificates or in "
+            f"{CERTIFICATES_VARIABLE} (`atoll certificates issue` makes one); or --insecure if something else encrypts."
         )
     from orchestrator.certificates import folders  # late: `atoll --help` needs no cryptography
 
@@ -205,24 +219,24 @@ def checked_ports(text: str) -> str:
     first, last = (int(match["first"]), int(match["last"])) if match else (0, 0)
     if not 1024 <= first <= last - PORTS_MIN + 1 or last >= 1 << 16:
         raise ConfigurationError(
-            detail=f"--ports {text!r} is no range of at least {PORTS_MIN} ports between 1024 and 65535. Give 21000-21099."
+            detail=f"--ports {text!r} is not a range of at least {PORTS_MIN} ports from 1024 to 65535. Give 21000-21099."
         )
     return text
 
 
 def checked_until(text: str, lead_s: float, now: float) -> float:
-    """Seconds since 1970, further off than the time that leaving takes."""
+    """Return the time in seconds since 1970. It must be further away than ``lead_s``."""
     until = moment(text, now)
     if until - now <= lead_s:
         raise ConfigurationError(
-            detail=f"--until {text} is {until - now:.0f} s from now, and leaving begins {lead_s:.0f} s before it (--lead): "
-            "the node would leave before it had done anything. Give a later time, or a shorter --lead."
+            detail=f"--until {text} is {until - now:.0f} s from now, but draining starts {lead_s:.0f} s before it (--lead): "
+            "the node would leave at once. Give a later time, or a shorter --lead."
         )
     return until
 
 
 def moment(text: str, now: float) -> float:
-    """Seconds since 1970. A time without a zone is of here; a time of day counts hours from now, as Slurm's limits do."""
+    """Return the time in seconds since 1970. A time without a zone is local; HH:MM:SS counts from now, as in Slurm."""
     if match := EPOCH.fullmatch(text):
         return float(match["seconds"])
     if match := DURATION.fullmatch(text):
@@ -233,16 +247,16 @@ def moment(text: str, now: float) -> float:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError) as error:
         raise ConfigurationError(
-            detail=f"--until {text!r} is no time. Give 2026-05-01T18:00:00 (of here, or with Z or +02:00), seconds since "
-            "1970 as in SLURM_JOB_END_TIME, or a duration as 1-06:30:00."
+            detail=f"--until {text!r} is not a time. Give one such as 2026-05-01T18:00:00 (local, or with Z or +02:00), "
+            "seconds since 1970 as in SLURM_JOB_END_TIME, or a duration such as 1-06:30:00."
         ) from error
 
 
 def named(option: str, text: str) -> str:
     if not NAME.fullmatch(text):
         raise ConfigurationError(
-            detail=f"{option} {text!r} is no name: give letters, digits, '.', '_' and '-', 63 at most, with a letter or "
-            "digit at both ends."
+            detail=f"{option} {text!r} is not a valid name. Use at most 63 letters, digits, '.', '_' and '-', with a letter "
+            "or digit at both ends."
         )
     return text
 
@@ -253,10 +267,10 @@ def labels_of(texts: list[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not LABEL_NAME.fullmatch(name) or not NAME.fullmatch(value):
             raise ConfigurationError(
-                detail=f"--labels {text!r} is no NAME=VALUE of letters, digits, '.', '_' and '-': give rack=a7."
+                detail=f"--labels {text!r} is not NAME=VALUE of letters, digits, '.', '_' and '-'. Give one such as rack=a7."
             )
         if name in RESERVED:
-            raise ConfigurationError(detail=f"--labels {text!r}: {name} is set by --group and --region. Use these.")
+            raise ConfigurationError(detail=f"--labels {text!r}: --group and --region set {name}. Use these options.")
         labels[name] = value
     return labels
 
@@ -271,7 +285,7 @@ def amounts(texts: list[str]) -> dict[str, float]:
             number = -1.0
         if not NAME.fullmatch(name) or not 0 < number <= AMOUNT_MAX:
             raise ConfigurationError(
-                detail=f"--resources {text!r} is no NAME=AMOUNT with a number above 0: give TPU=4."
+                detail=f"--resources {text!r} is not NAME=AMOUNT with a number above 0. Give one such as TPU=4."
             )
         if name.upper() in ("CPU", "GPU", "MEMORY"):
             raise ConfigurationError(

@@ -1,7 +1,4 @@
-"""Commands about what happened in a job: its events as they come, its merges, and why one came out as it did.
-
-The command that shows the logs of a job's processes.
-"""
+"""Commands for what happened in a job: the logs of its processes, its events, its merges and their explanations."""
 
 from __future__ import annotations
 
@@ -41,20 +38,20 @@ def logs(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ISLAND]", help="Or synchroniser, controller, evaluator. Without: which logs there are."
+            metavar="[ISLAND]", help="An island, or synchroniser, controller, evaluator. Without it, list the logs."
         ),
     ] = None,
-    tail: Annotated[int, typer.Option("--tail", "-n", min=1, max=10_000, help="So many of the last lines.")] = 200,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=1, max=10_000, help="Number of last lines to show.")] = 200,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
     incarnation: Annotated[
         int | None,
-        typer.Option("--incarnation", min=1, max=10**9, help="Which life of the island. Default: the newest."),
+        typer.Option("--incarnation", min=1, max=10**9, help="Incarnation of the island. Default: the newest."),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what an island said: its log, prints and tracebacks, to its last line however it ended."""
+    """Show the log of an island or another process of a job: log lines, prints and tracebacks."""
     with connect(home, url) as client:
         if source is not None:
             with until_interrupted():
@@ -66,7 +63,7 @@ def logs(
         print_json(logs)
         return
     if not logs:
-        say("there is no log here: nothing of the job has begun, or its nodes keep their logs on other disks")
+        say("there are no logs here: the job has not started, or its nodes keep their logs on other disks")
         return
     from api.terminal.listing import Listing
 
@@ -78,7 +75,7 @@ def logs(
 
 
 def echo_log(text: str) -> None:
-    """On a terminal as it may be shown; to a file or a pipe as it was written, colours and all."""
+    """Print log text: without control characters on a terminal, unchanged to a file or pipe."""
     if sys.stdout.isatty():
         echo_lines(text, nl=False)
     else:
@@ -87,24 +84,24 @@ def echo_log(text: str) -> None:
 
 
 PATIENCE_S = 60.0
-"""The time that the service may be away before following it gives up."""
+"""How long the service may be away before following fails."""
 
 
 def events(
     job: JobArgument = "latest",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
     after: Annotated[
-        int, typer.Option("--after", min=0, max=NUMBER_MAX, help="Begin after the record of this number.")
+        int, typer.Option("--after", min=0, max=NUMBER_MAX, help="Start after the record with this number.")
     ] = 0,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what happened in a job, a line for each record of its tape. Ctrl-C says how to go on from there."""
+    """Show what happened in a job, a line for each record of its tape. Ctrl-C prints the command that continues."""
     from api.terminal.record_text import tell
 
     with connect(home, url) as client:
-        job = client.job(job).job  # `latest` may mean another one by the time it is said again
+        job = client.job(job).job  # `latest` may become another job meanwhile
         try:
             for record in (
                 follow_events(client, job, after) if follow else client.events(job, after=after, follow=False)
@@ -112,12 +109,12 @@ def events(
                 echo_json(record.model_dump_json()) if as_json else echo(tell(record))
                 after = record.n
         except KeyboardInterrupt:
-            say(f"the job goes on; come back with `atoll events {job} --follow --after {after}`")
+            say(f"the job keeps running; continue with `atoll events {job} --follow --after {after}`")
             raise typer.Exit(INTERRUPTED) from None
 
 
 def follow_events(client: Client, job: str, after: int) -> Iterator[TapeRecord]:
-    """The job's records until it has ended, also across a restart of the service."""
+    """Yield the job's records until it has ended, even if the service restarts meanwhile."""
     answered_at = time.monotonic()
     while True:
         try:
@@ -134,9 +131,9 @@ def follow_events(client: Client, job: str, after: int) -> Iterator[TapeRecord]:
 def merges(
     job: JobArgument = "latest",
     fragment: Annotated[
-        int | None, typer.Option("--fragment", min=0, max=NUMBER_MAX, help="Only those of this fragment.")
+        int | None, typer.Option("--fragment", min=0, max=NUMBER_MAX, help="Only merges of this fragment.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Show at most this many.")] = 20,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -159,10 +156,10 @@ def explain(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell why a merge came out as it did: who was in, how long it waited, why it closed, who was refused and why."""
+    """Explain a merge: its contributors, how long it waited and why it closed, and which contributions were refused."""
     fragment, colon, version = merge.partition(":")
     if not (colon and fragment.isdecimal() and version.isdecimal()):
-        raise ConfigurationError(detail=f"{merge!r} names no merge. Write FRAGMENT:VERSION, such as 0:12.")
+        raise ConfigurationError(detail=f"{merge!r} does not name a merge. Write FRAGMENT:VERSION, such as 0:12.")
     with connect(home, url) as client:
         explanation = client.merge(job, int(fragment), int(version))
     if as_json:

@@ -13,19 +13,19 @@ from orchestrator.system import python_process
 
 
 def compare(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A comparison: a job, and what to try.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A comparison: a job, and the values to try.")],
     baselines: Annotated[
         list[str] | None,
         typer.Option(
             "--baseline",
-            help="data-parallel, diloco or equal-speeds; may be given several times.",
+            help="data-parallel, diloco or equal-speeds. Repeatable.",
             show_default="data-parallel",
         ),
     ] = None,
     packages: PackagesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a job's method and its baselines on the same tokens, each at its best learning rate; print the table."""
+    """Train a job's method and its baselines on the same tokens, each at its best learning rate, and print a table."""
     # A process of its own: it imports JAX, which the command line must not.
     command = python_process.module("orchestrator.laboratory.compare", str(file))
     for baseline in baselines or ["data-parallel"]:

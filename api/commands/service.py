@@ -1,4 +1,4 @@
-"""Commands about the installation: up, down, demo, and the fleet it offers."""
+"""Commands for the installation: up, down, demo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.system.ports import LOOPBACK
 GROUPS = CONFIGS / "groups.yaml"
 DEMO_HOME = DEFAULT_HOME / "demo"
 OWNER_ALONE = 0o077
-"""What is left in home and runs by these commands is nobody else's to read."""
+"""The umask: only the owner can read what these commands write into home and runs."""
 
 
 def up(
@@ -33,22 +33,26 @@ def up(
     home: HomeOption = DEFAULT_HOME,
     runs: RunsOption = DEFAULT_RUNS,
     groups: Annotated[
-        Path, typer.Option("--groups", help="The node groups.", show_default="deploy/configs/groups.yaml")
+        Path, typer.Option("--groups", help="File of node groups.", show_default="deploy/configs/groups.yaml")
     ] = GROUPS,
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help="Default: 8470, or the next free one.")
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="Port to listen on. Default: 8470, or the next free one."),
     ] = None,
     control: Annotated[
-        str, typer.Option("--control", metavar="MODULE:FACTORY", help="What runs the jobs; Ray, unless you say so.")
+        str, typer.Option("--control", metavar="MODULE:FACTORY", help="What runs the jobs. Default: Ray.")
     ] = RAY_CONTROL,
     host: Annotated[
-        str, typer.Option("--host", help="Listen here; beyond loopback only with a certificate.")
+        str, typer.Option("--host", help="Address to listen on; beyond loopback only with a certificate.")
     ] = LOOPBACK,
-    certificate: Annotated[Path | None, typer.Option("--certificate", help="Serve HTTPS with this (PEM).")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="Serve HTTPS with this certificate (PEM).")
+    ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="The certificate's key (PEM).")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow --host without a certificate.")] = False,
     allow: Annotated[
-        list[str] | None, typer.Option("--allow", metavar="PACKAGE", help="Jobs may name its code. Repeatable.")
+        list[str] | None,
+        typer.Option("--allow", metavar="PACKAGE", help="Allow jobs to name code of this package. Repeatable."),
     ] = None,
     packages: PackagesOption = None,
     checkpoints: Annotated[
@@ -56,9 +60,9 @@ def up(
         typer.Option(
             "--checkpoints",
             metavar="ROOT",
-            help="Jobs may read and write checkpoints below this folder or URL (s3://BUCKET/PREFIX). Repeatable. "
-            "Default: below the working folder, without hidden files. Always HOME/checkpoints and RUNS; nothing else of "
-            "HOME.",
+            help="Allow jobs to read and write checkpoints below this folder or URL (s3://BUCKET/PREFIX). Repeatable. "
+            "Default: the working folder, without hidden files. HOME/checkpoints and RUNS are always allowed, the rest of "
+            "HOME never.",
             show_default=False,
         ),
     ] = None,
@@ -67,15 +71,15 @@ def up(
         typer.Option(
             "--data",
             metavar="ROOT",
-            help="Jobs may read text files below this folder. Repeatable. Default: below the working folder, without "
-            "hidden files. HOME/data always; nothing else of HOME.",
+            help="Allow jobs to read text files below this folder. Repeatable. Default: the working folder, without "
+            "hidden files. HOME/data is always allowed, the rest of HOME never.",
             show_default=False,
         ),
     ] = None,
     jobs_max: Annotated[
         int | None,
         typer.Option(
-            "--jobs-max", min=1, max=10_000, help="How many jobs run at a time; the others wait. Default: 16."
+            "--jobs-max", min=1, max=10_000, help="Most jobs that run at a time; others are queued. Default: 16."
         ),
     ] = None,
     partition_tolerance: Annotated[
@@ -85,26 +89,31 @@ def up(
             min=3,
             max=1e6,
             metavar="SECONDS",
-            help="How long a region may be cut off and its islands live. Default: 600. Only when the cluster is begun.",
+            help="How long islands survive while their region is cut off. Default: 600. Set when the cluster starts.",
         ),
     ] = None,
     database: Annotated[
         str | None,
-        typer.Option("--database", envvar=DATABASE_VARIABLE, help="SQLAlchemy URL.", show_default="SQLite in the home"),
+        typer.Option(
+            "--database",
+            envvar=DATABASE_VARIABLE,
+            help="Database, as SQLAlchemy URL.",
+            show_default="SQLite in the home",
+        ),
     ] = None,
     new_store: Annotated[
-        bool, typer.Option("--new-store", help="Where the home's store is lost or damaged, begin an empty one.")
+        bool, typer.Option("--new-store", help="Start with an empty database if the home's is lost or damaged.")
     ] = False,
     pass_environment: Annotated[
         list[str] | None,
         typer.Option(
             "--pass-environment",
             metavar="NAME",
-            help="Service and islands get this variable of yours, such as a store's credentials. Repeatable.",
+            help="Pass this variable to service and islands, such as a store's credentials. Repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Start the service and an embedded cluster, or what died of them; nothing if all is up. HOME/token is an admin's."""
+    """Start the service and an embedded cluster, as far as they do not run already. HOME/token then holds an admin token."""
     os.umask(OWNER_ALONE)
     source = context.get_parameter_source("database")
     if source is not None and source.name == "COMMANDLINE":
@@ -131,7 +140,7 @@ def up(
 
 
 def down(home: HomeOption = DEFAULT_HOME) -> None:
-    """End the service and its embedded cluster, and with it every job that still runs."""
+    """Stop the service and its embedded cluster, and with it every running job."""
     os.umask(OWNER_ALONE)
     take_down(Home(home), say)
 
@@ -140,14 +149,14 @@ def demo(
     home: HomeOption = DEMO_HOME,
     runs: RunsOption = DEFAULT_RUNS,
     file: Annotated[
-        Path | None, typer.Option("--spec", help="Another job.", show_default="deploy/configs/demo.yaml")
+        Path | None, typer.Option("--spec", help="Another job specification.", show_default="deploy/configs/demo.yaml")
     ] = None,
     groups: Annotated[
-        Path, typer.Option("--groups", help="The node groups.", show_default="deploy/configs/groups.yaml")
+        Path, typer.Option("--groups", help="File of node groups.", show_default="deploy/configs/groups.yaml")
     ] = GROUPS,
-    island: Annotated[str, typer.Option("--kill", help="The island to kill a third of the way in.")] = "asia",
+    island: Annotated[str, typer.Option("--kill", help="The island to kill after a third of the tokens.")] = "asia",
 ) -> None:
-    """Show all of it: start, train on four islands, kill one, watch it come back, report, and end everything."""
+    """Run a demonstration: start, train on four islands, kill one, watch it come back, report, and stop everything."""
     from api.installation.demo import run_demo
 
     os.umask(OWNER_ALONE)

@@ -27,15 +27,15 @@ class Preset(StrEnum):
 
 SpecArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="[SPEC]", help="A fleet, or a fitted world; deploy/configs/simulate.yaml is one."),
+    typer.Argument(metavar="[SPEC]", help="A fleet or a fitted world, such as deploy/configs/simulate.yaml."),
 ]
-PresetOption = Annotated[Preset | None, typer.Option("--preset", help="A published result, instead of SPEC.")]
+PresetOption = Annotated[Preset | None, typer.Option("--preset", help="Reproduce a published result, instead of SPEC.")]
 SeedOption = Annotated[
     int | None,
-    typer.Option("--seed", min=0, max=SEED_MAX, help="Another seed than the specification's, or a preset's 0."),
+    typer.Option("--seed", min=0, max=SEED_MAX, help="Seed. Default: the specification's, or 0 for a preset."),
 ]
-TapeOption = Annotated[Path | None, typer.Option("--tape", help="Write what happened, as a new tape.", metavar="OUT")]
-PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw it.", metavar="OUT.svg")]
+TapeOption = Annotated[Path | None, typer.Option("--tape", help="Write the run to a new tape.", metavar="OUT")]
+PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw the result.", metavar="OUT.svg")]
 
 
 def simulate(
@@ -46,16 +46,20 @@ def simulate(
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate a fleet under seeded failures: goodput, badput by cause, uptime, merges, bandwidth, for several systems.
+    """Simulate a fleet under seeded failures: goodput, badput by cause, uptime, merges and bandwidth of several systems.
 
-    Ctrl-C prints what was simulated until then, marked as partial.
+    Ctrl-C prints the results so far, marked as partial.
     """
     if (file is None) == (preset is None):
-        raise ConfigurationError(detail="Give a specification or a --preset: one of the two.")
+        raise ConfigurationError(detail="Give either a specification or a --preset.")
     if preset is not None and tape is not None:
-        raise ConfigurationError(detail="A preset is many runs, so there is no one tape of it. Use --tape with a SPEC.")
+        raise ConfigurationError(
+            detail="A preset consists of many runs, so it has no single tape. Use --tape with a SPEC."
+        )
     if plot is not None and not plot.absolute().parent.is_dir():
-        raise ConfigurationError(detail=f"{plot} cannot be written: there is no folder {plot.absolute().parent}.")
+        raise ConfigurationError(
+            detail=f"{plot} cannot be written: the folder {plot.absolute().parent} does not exist."
+        )
     if preset is not None:
         _run_preset(preset, seed or 0, plot, as_json)
     elif file is not None:
@@ -88,7 +92,7 @@ def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None
         for note in (*result.notes, *(f"tape {path}, digest {digest}" for path, digest in digests.items())):
             echo(note)
     if result.partial:
-        say(f"interrupted: this is what {result.simulated_s:,.0f} s of {parsed.duration:,.0f} s came to")
+        say(f"interrupted: results of {result.simulated_s:,.0f} s of {parsed.duration:,.0f} s")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -98,7 +102,7 @@ def _run_preset(preset: Preset, seed: int, plot: Path | None, as_json: bool) -> 
     with Progress(preset.value) as progress:
         result = PRESETS[preset.value](seed, progress.show)
     if result.partial and not result.plain:
-        say("interrupted before the first row was done")
+        say("interrupted before the first row was complete")
         raise typer.Exit(INTERRUPTED)
     if plot is not None:
         _draw(plot, result.chart())
@@ -109,19 +113,19 @@ def _run_preset(preset: Preset, seed: int, plot: Path | None, as_json: bool) -> 
         for note in result.notes:
             echo(note)
     if result.partial:
-        say("interrupted: these are the rows that were done")
+        say("interrupted: these rows were complete")
         raise typer.Exit(INTERRUPTED)
 
 
-def _draw(path: Path, picture: str) -> None:
-    path.write_text(picture, encoding="utf-8")
+def _draw(path: Path, drawing: str) -> None:
+    path.write_text(drawing, encoding="utf-8")
     say(f"drawn: {path}")
 
 
 class Progress:
-    """A bar on stderr where that is a terminal, and Ctrl-C kept until the next ``show``, which raises KeyboardInterrupt.
+    """A progress bar on stderr if that is a terminal. Ctrl-C is held until the next ``show`` raises KeyboardInterrupt.
 
-    So an interruption finds what is simulated between two of its parts, tapes included. A second Ctrl-C is not kept.
+    An interruption thus falls between two parts of a simulation, with complete tapes. A second Ctrl-C acts at once.
     """
 
     def __init__(self, name: str) -> None:
@@ -135,13 +139,13 @@ class Progress:
         self._handler = signal.getsignal(signal.SIGINT)
 
     def show(self, ratio: float, what: str = "") -> None:
-        """How much is done; ``what`` is being simulated."""
+        """Show the progress and ``what`` is being simulated. Raises KeyboardInterrupt after Ctrl-C."""
         if self._interrupted:
             raise KeyboardInterrupt
         self._bar.update(self._task, completed=ratio, description=what or None)
 
     def __enter__(self) -> Progress:
-        if self._handler is signal.default_int_handler:  # who ignores it, or has plans of its own, goes on so
+        if self._handler is signal.default_int_handler:  # keep a handler that someone else has set
             signal.signal(signal.SIGINT, self._interrupt)
         if self._bar.console.is_terminal:
             self._bar.start()
@@ -153,7 +157,7 @@ class Progress:
 
     def _interrupt(self, *_: object) -> None:
         self._interrupted = True
-        say("stopping after this part; Ctrl-C once more stops within it")
+        say("stopping after this part; press Ctrl-C again to stop at once")
         signal.signal(signal.SIGINT, self._handler)
 
 

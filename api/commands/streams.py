@@ -1,4 +1,4 @@
-"""Standard output and error of the command line, on any terminal, disk or pipe they may lead to.
+"""Standard output and error of the command line, on any terminal, disk or pipe.
 
 Responsible for: characters that an encoding lacks, an output that takes no more, and a terminal that was closed. It does not
 know what is printed.
@@ -14,11 +14,11 @@ from typing import Any
 from orchestrator.system import printable
 
 CANNOT_REPLACE = ("strict", "surrogateescape")
-"""Python's own rules for characters that an encoding lacks; it takes the second one in the locales C, POSIX and C.UTF-8."""
+"""Python's handlers for characters that an encoding lacks; the second is the default in the locales C, POSIX and C.UTF-8."""
 
 
 class _Output(io.FileIO):
-    """Standard output, which remembers the error by which it refused to be written."""
+    """Standard output that remembers why writing failed."""
 
     refusal: OSError | None = None
 
@@ -31,7 +31,7 @@ class _Output(io.FileIO):
 
 
 def prepare() -> None:
-    """Replace characters that an encoding lacks, here and in Pythons that this process starts; watch standard output."""
+    """Replace characters that an encoding lacks, here and in child processes, and watch standard output."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in CANNOT_REPLACE:
             stream.reconfigure(errors=printable.ENCODING_ERRORS)
@@ -52,18 +52,18 @@ def prepare() -> None:
 
 
 def finish() -> None:
-    """All that was printed is written. Raises OSError, where Python would end with a traceback and exit code 120."""
+    """Flush all output. Raises OSError where Python would end with a traceback and exit code 120."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def refusal() -> OSError | None:
-    """Why standard output was not written, if it was not."""
+    """Return the error with which writing standard output failed, or None."""
     return _Output.refusal
 
 
 def drop(descriptor: int) -> None:
-    """What is written to this standard stream goes nowhere from here on, also what Python writes as it ends."""
+    """Discard everything written to this standard stream from now on, including what Python writes as it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Commands that ask something of a tape: replay it, fit a world to it, try another policy in that world, train by it."""
+"""Commands for tapes: replay one, fit a world to it, try another policy in that world, train by it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TapeArgument = Annotated[Path, typer.Argument(metavar="TAPE", help="A tape.jsonl
 
 
 def replay(tape: TapeArgument, as_json: JsonOption = False) -> None:
-    """Say whether this build decides as the recorded one did. Exit code 1 at the first difference."""
+    """Replay a tape, and compare this build's decisions with the recorded ones. Exit code 1 at the first difference."""
     from orchestrator.tape.replay import replay as replay_tape
 
     path, recorded = _path(tape), _read(tape)
@@ -60,7 +60,7 @@ def replay(tape: TapeArgument, as_json: JsonOption = False) -> None:
 
 
 def fit(tape: TapeArgument) -> None:
-    """Fit a world to a tape and print it as YAML, to be simulated: `atoll tape fit TAPE > world.yaml`."""
+    """Fit a world to a tape and print it as YAML for `atoll simulate`: `atoll tape fit TAPE > world.yaml`."""
     from orchestrator.simulation import worldfile
     from orchestrator.simulation.fit import fit as fit_world
 
@@ -76,10 +76,10 @@ def whatif(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the synchroniser: quorum=2, H=48. Repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=SEED_MAX, help="What is drawn by chance.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=SEED_MAX, help="Seed of the random draws.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what would have happened under another policy: the same faults and speeds, side by side.
+    """Estimate what would have happened under another policy, with the same faults and speeds.
 
     `unchanged` is the same policy in the fitted world: how far the fit is to be trusted. Ctrl-C prints what is known.
     """
@@ -89,7 +89,7 @@ def whatif(
     for change in changes or []:
         name, equals, value = change.partition("=")
         if not equals:
-            raise ConfigurationError(detail=f"--set {change!r} changes nothing. Write NAME=VALUE, such as quorum=2.")
+            raise ConfigurationError(detail=f"--set {change!r} is not NAME=VALUE. Write, for example, quorum=2.")
         wanted[name.strip()] = value.strip()
     question = WhatIf(_read(tape), wanted, seed)
     interrupted = False
@@ -104,7 +104,7 @@ def whatif(
     else:
         _show(question)
     if interrupted:
-        say("interrupted: what is above is not worked out to its end")
+        say("interrupted: the results above are partial")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -123,20 +123,20 @@ def _show(question: WhatIf) -> None:
 
 def train_tape(
     tape: TapeArgument,
-    config: Annotated[Path, typer.Option("--config", metavar="CFG", help="The job: model, data, optimizers.")],
+    config: Annotated[
+        Path, typer.Option("--config", metavar="CFG", help="Job specification: model, data, optimizers.")
+    ],
     baselines: Annotated[
-        list[str] | None, typer.Option("--baseline", help="no-failures or data-parallel; may be given several times.")
+        list[str] | None, typer.Option("--baseline", help="no-failures or data-parallel. Repeatable.")
     ] = None,
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, max=1000, help="From so many seeds, with the mean over them.")
-    ] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Number of seeds; their mean is printed.")] = 1,
     runs: RunsOption = DEFAULT_RUNS,
     packages: PackagesOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Train finished runs anew, and compare the bits.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Repeat finished runs, and compare the bits.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train for real, in one process, driven by a tape: what its failures do to the model."""
-    # A process of its own: it imports JAX, which the command line must not.
+    """Train in one process, driven by a tape, to measure what its failures do to the model."""
+    # In a separate process: it imports JAX, which the command line must not.
     command = python_process.module("orchestrator.laboratory.train_tape", str(tape), "--config", str(config))
     command += ["--runs", str(runs), "--seeds", str(seeds)]
     for baseline in baselines or []:
@@ -146,13 +146,13 @@ def train_tape(
 
 
 def run_to_end(command: list[str], text: bytes | None = None, packages: Sequence[str] = ()) -> int:
-    """The exit code of a process that does the work; Ctrl-C reaches it too, and its last words are waited for.
+    """Run a command and return its exit code. Ctrl-C reaches the process too; wait until it has ended.
 
-    ``text`` is what it reads, if it reads anything; ``packages`` are folders of code that its job may name.
+    ``text`` is its standard input, if any; ``packages`` are folders of code that its job may name.
     """
     environment = user_packages.child_environment(os.environ, packages)
-    # A handler that does nothing, which the process does not inherit. A KeyboardInterrupt at the very end of ``wait``
-    # would lose the exit code, and one that was lost is read as 0.
+    # A handler that does nothing, which the process does not inherit. A KeyboardInterrupt at the end of ``wait`` would lose
+    # the exit code, and a lost one reads as 0.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         stdin = None if text is None else subprocess.PIPE
@@ -180,11 +180,11 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Science")(replay)
     app.command(rich_help_panel="Science")(whatif)
     app.command("train-tape", rich_help_panel="Science")(train_tape)
-    group = typer.Typer(no_args_is_help=True, help="What a tape tells: fit a world to it.")
+    group = typer.Typer(no_args_is_help=True, help="Fit a world to a tape.")
     group.command("fit")(fit)
     group.callback()(_tape)
     app.add_typer(group, name="tape", rich_help_panel="Science")
 
 
 def _tape() -> None:
-    """What a tape tells: fit a world to it."""
+    """Fit a world to a tape."""

@@ -1,4 +1,4 @@
-"""Commands about access: create a token, list tokens, revoke one; the audit trail. For admins."""
+"""Commands for access: create, list and revoke tokens, and read the audit trail. For admins."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ group = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens. 
 
 def create(
     name: NameArgument,
-    role: Annotated[Role, typer.Option("--role", help="A viewer reads, an operator changes, an admin gives tokens.")],
+    role: Annotated[
+        Role, typer.Option("--role", help="A viewer reads, an operator also changes, an admin also manages tokens.")
+    ],
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="TIME", help="As 30d, 12h or 90m. Default: never.")
+        str | None,
+        typer.Option("--expires", metavar="TIME", help="Lifetime, such as 30d, 12h or 90m. Default: never expires."),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token and print it. It is shown this once."""
+    """Create a token and print it. It is shown only once."""
     expires_in_s = seconds_of(expires) if expires else None
     with connect(home, url) as client:
         created = client.create_token(name, role, expires_in_s=expires_in_s)
@@ -38,12 +41,12 @@ def create(
         print_json(created)
         return
     ends = f"until {local_time(created.expires_at)}" if created.expires_at else "until it is revoked"
-    say(f"the {created.role} token {created.name!r}, valid {ends}; it is shown this once:")
+    say(f"the {created.role} token {created.name!r}, valid {ends}; it is shown only once:")
     echo(created.token)
 
 
 def list_tokens(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """List all tokens that there are or were, without what makes them tokens."""
+    """List all tokens, also revoked and expired ones, without their secrets."""
     with connect(home, url) as client:
         tokens = client.tokens()
     if as_json:
@@ -63,7 +66,7 @@ def list_tokens(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
 def revoke(
     name: NameArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
-    """Make a token invalid, now and for ever."""
+    """Revoke a token permanently."""
     with connect(home, url) as client:
         token = client.revoke_token(name)
     if as_json:
@@ -73,12 +76,12 @@ def revoke(
 
 
 def audit(
-    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many, of the newest.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Show at most this many.")] = 50,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List who changed what, when, and how it was answered; newest first."""
+    """List changing requests with caller, time and status, newest first."""
     with connect(home, url) as client:
         entries = client.audit(limit=limit).entries
     if as_json:
@@ -96,10 +99,12 @@ def audit(
 
 
 def seconds_of(text: str) -> float:
-    """``30d`` in seconds. Raises RequestError for what is no such thing."""
+    """Return a duration such as ``30d`` in seconds. Raises RequestError for anything else."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if match is None:
-        raise RequestError(detail=f"--expires {text!r} is no time.", remedy="Write a number and s, m, h or d: 30d.")
+        raise RequestError(
+            detail=f"--expires {text!r} is not a duration.", remedy="Write a number and s, m, h or d, such as 30d."
+        )
     return float(int(match[1]) * SECONDS[match[2]])
 
 

@@ -3,12 +3,11 @@
     413    more than the route's limit: at once where Content-Length says so, else when so much has come
     408    the body was not whole in time
 
-Responsible for nobody reading more than the limit, however a route reads; and for the connection after an answer that did
-not wait for the body. What is left of a small body is read and thrown away, so that the connection goes on. Else the answer
-says ``Connection: close``, and the last of it is held back for a moment while more is thrown away: a socket that is closed
-over unread data is reset, and the answer may be lost with it.
+No route can read more than the limit. After an answer that did not wait for the body, the rest of a small body is read and
+discarded, so that the connection stays usable. After a large one the answer says ``Connection: close``, and its last byte
+is held back for a moment while more is discarded: closing a socket over unread data resets it, and the answer may be lost.
 
-What the bytes say is read in a thread, whatever route they are for (``api.http.pools``).
+Bodies are parsed in a thread, whatever route they are for (``api.http.pools``).
 
 Source: RFC 9110, 15.5.14 (413) and 10.1.1 (Expect); RFC 9112, 9.6 (closing a connection in stages).
 """
@@ -26,18 +25,18 @@ from api.http.problems import refused, response
 
 BODY_BYTES_MAX = 64 << 10
 LARGE_BODIES = dict.fromkeys((("POST", "/v1/jobs"), ("POST", "/v1/jobs/check")), 1 << 20)
-"""A specification may be long, to be submitted or only checked. Nothing else is."""
+"""Only specifications may be long, submitted or only checked."""
 PLAN_BYTES_MAX = 256 << 10
 """The text of a chaos plan has at most 65,536 characters, of up to four bytes each."""
 BODY_WITHIN_S = 20.0
 REST_WITHIN_S = 0.2
-"""So long an answer waits for the rest of a small body."""
+"""How long an answer waits for the rest of a small body."""
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 1 << 20
 
 
 class Bodies:
-    """Middleware: bodies are within their limit, in size and in time."""
+    """Middleware: hold request bodies to their limits, in size and in time."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -50,7 +49,7 @@ class Bodies:
             return
         body = Body(receive, limit_of(scope["method"], scope["path"]), may_wait="expect" not in headers)
         answer = Answer(body, send)
-        if int(length) > body.bytes_max:  # h11 refuses a length that is none
+        if int(length) > body.bytes_max:  # h11 has refused a length that is not a number
             document = refused(413, body.too_large(), scope["path"])
             await response(document)(scope, body.receive, answer.send)
             return
@@ -58,14 +57,14 @@ class Bodies:
 
 
 def limit_of(method: str, path: str) -> int:
-    """The most bytes that a body for this route may have."""
+    """Return how many bytes a body for this route may have."""
     if path.startswith("/v1/jobs/") and path.endswith("/chaos/runs"):
         return PLAN_BYTES_MAX
     return LARGE_BODIES.get((method, path), BODY_BYTES_MAX)
 
 
 class Body:
-    """The part of a request's body that has come, and whether it is whole. ``may_wait``: the client sends unasked."""
+    """The part of a request's body that has arrived. ``may_wait``: the client sends it without waiting for a 100."""
 
     def __init__(self, receive: Receive, bytes_max: int, may_wait: bool) -> None:
         self.receive = receive
@@ -77,22 +76,22 @@ class Body:
         self._due_at = time.monotonic() + BODY_WITHIN_S
 
     async def read(self) -> Message:
-        """The next message of the request. Raises HTTPException when the body is too large or too slow."""
+        """Return the next message of the request. Raises HTTPException when the body is too large or too slow."""
         if self.whole:
             return await self.receive()
         try:
             message = await asyncio.wait_for(self.receive(), max(0.0, self._due_at - time.monotonic()))
         except TimeoutError as error:
-            if self.answering:  # nobody waits for the body; whoever asks waits for the client to leave
+            if self.answering:  # the answer no longer needs the body; this call waits for the client to disconnect
                 return {"type": "http.disconnect"}
-            raise HTTPException(408, f"The body was not here within {BODY_WITHIN_S:g} s.") from error
+            raise HTTPException(408, f"The request body did not arrive within {BODY_WITHIN_S:g} s.") from error
         self._note(message)
         if self._bytes_count > self.bytes_max and not self.answering:
             raise HTTPException(413, self.too_large())
         return message
 
     async def discard(self, within_s: float, bytes_max: int) -> None:
-        """Read on and keep nothing, until the body is whole, so much has come, or the time is over."""
+        """Read and drop data until the body is complete, ``bytes_max`` have arrived, or the time is up."""
         until, limit = time.monotonic() + within_s, self._bytes_count + bytes_max
         while not self.whole and self._bytes_count < limit:
             try:
@@ -101,7 +100,7 @@ class Body:
                 return
 
     def too_large(self) -> str:
-        return f"A body for this path has at most {self.bytes_max} bytes."
+        return f"The request body exceeds the limit of {self.bytes_max} bytes for this path."
 
     def _note(self, message: Message) -> None:
         self._bytes_count += len(message.get("body", b""))
@@ -109,7 +108,7 @@ class Body:
 
 
 class Answer:
-    """The answer to a request whose body may not be whole."""
+    """The answer to a request whose body may be incomplete."""
 
     def __init__(self, body: Body, send: Send) -> None:
         self._body = body

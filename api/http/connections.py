@@ -1,23 +1,21 @@
-"""Limits on connections: how many there may be, and for how long without getting anywhere, before any request is read.
+"""Limits on connections, in number and in time, before any request is read; and the certificate that they are shown.
 
-    accepted ──▶ too many of its address, or in all? ──▶ one of those that ask nothing makes room, or it is refused
+    accepted ──▶ too many of its address, or in all? ──▶ an idle connection is closed for it, or it is refused
         └──▶ TLS handshake ──▶ head of a request ──▶ answer ──▶ head of the next …
               HANDSHAKE_S        HEAD_S                WRITE_S for what the client does not read
 
-Responsible for strangers not keeping others out: connections are counted from the instant they are accepted, in all and by
-address, and whoever neither finishes a handshake, nor a request's head, nor reads what is sent, is let go. Where there are
-too many, the one that has waited longest without a request is closed for the new one, so that a flood of idle or half
-open connections costs the flood its own. What is refused is logged, once a minute with a count.
+Keeps unknown clients from shutting others out. Connections are counted from the moment they are accepted, in all and by
+address. A client that does not finish its handshake or its request's head, or does not read the answer, is disconnected.
+Beyond the limit, the connection that has been idle longest is closed for the new one, so that a flood of idle or half open
+connections displaces itself. Refusals are logged once a minute, with counts.
 
-uvicorn speaks HTTP (``H11Protocol``); it accepts without counting, and waits for heads and slow readers without end. Bodies
-have their own limits (``api.http.bodies``).
+uvicorn speaks HTTP (``H11Protocol``), but accepts without counting and waits for heads and slow readers without limit.
+Bodies have their own limits (``api.http.bodies``).
+
+``ServedCertificate`` reads the certificate again when its files have changed. Established connections are not affected; the
+next handshake uses the new one. If the two files do not match, as between the writes of a renewal, the old one stays.
 
 Source: RFC 9112, section 9.8; nginx's client_header_timeout, send_timeout and limit_conn, and its reuse of idle connections.
-
-The service's own certificate, read again where its files have changed: new handshakes show the new one.
-
-Whoever renews it tells nobody, and need not: connections that are there go on, and the next one is made with what the files
-hold by then. Files that do not belong together, as between the writing of two, leave the service with what it has.
 """
 
 from __future__ import annotations
@@ -43,58 +41,22 @@ from api.http.problems import CONTENT_TYPE, refused
 
 logger = logging.getLogger(__name__)
 
-
-class ServedCertificate:
-    """Of a context that is in use."""
-
-    def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-        self._context, self._files = context, (certificate, key)
-        self._read = self._refused = self._seen()
-
-    def refresh(self) -> None:
-        """The next handshake of the context shows what the files hold, if they are of use."""
-        seen = self._seen()
-        if seen in (self._read, self._refused):
-            return
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files, password="")
-            self._context.load_cert_chain(*self._files, password="")
-        except OSError as error:
-            self._refused = seen
-            logger.warning("%s and its key have changed and cannot be used: %s", self._files[0], error)
-            return
-        self._read = seen
-        logger.info("the certificate %s has changed, and is shown from now on", self._files[0])
-
-    def _seen(self) -> tuple[tuple[int, ...], ...]:
-        """Empty for a file that is not there."""
-        return tuple(_state(path) for path in self._files)
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    try:
-        about = path.stat()
-    except OSError:
-        return ()
-    return (about.st_ino, about.st_mtime_ns, about.st_size)
-
-
 HANDSHAKE_S = 10.0
 HEAD_S = 10.0
 WRITE_S = 30.0
-"""So long a client may read nothing of what waits for it, at most one piece of a download."""
+"""How long a client may leave its answer unread. At most one piece of a download is waiting for it."""
 CLOSING_S = 5.0
 POLL_EVERY_S = 1.0
 LOG_EVERY_S = 60.0
 HEAD_BYTES_MAX = 32 << 10
 WIRE_BYTES_MAX = 3 << 20
-"""The limit for one request as it comes: a body of 1 MiB may come in chunks, but not each byte in one."""
+"""The limit of one request on the wire: a body of 1 MiB may be chunked, but not into chunks of one byte."""
 BACKLOG = 1024
 
 CONNECTIONS_MAX = 512
 DESCRIPTORS_MAX = 1 << 16
 DESCRIPTORS_APART = 64
-"""For the database, the cluster, the log, and what else the process has open."""
+"""Descriptors left for the database, the cluster, the log and other files of the process."""
 
 _OF_UVICORN = logging.getLogger("uvicorn.error.connection")
 _OF_UVICORN.setLevel(logging.ERROR)
@@ -102,23 +64,23 @@ _OF_UVICORN.setLevel(logging.ERROR)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The most connections at a time, in all and of one address."""
+    """The numbers of connections allowed at a time, in all and from one address."""
 
     total: int
     each: int
 
 
 def limits_of(descriptor_count: int) -> ConnectionLimits:
-    """The limits for a process with so many descriptors: each connection may have a file open, too.
+    """Return the limits for a process with so many descriptors. Each connection may have a file open as well.
 
-    On loopback all users are one address, so that it has room for all streams of events and as many again.
+    On loopback all users share one address, so the limit of an address has room for all event streams twice over.
     """
     total = max(8, min(CONNECTIONS_MAX, (descriptor_count - DESCRIPTORS_APART) // 2))
     return ConnectionLimits(total, max(4, total // 4))
 
 
 def raise_descriptor_limit() -> int:
-    """As many descriptors as the system allows this process, up to a bound; returns how many that are."""
+    """Raise this process's limit of descriptors as far as the system allows, up to a bound; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -128,11 +90,11 @@ def raise_descriptor_limit() -> int:
 
 
 class Connection(H11Protocol):
-    """uvicorn's protocol, which notes since when it waits for whom."""
+    """uvicorn's protocol, which also records since when it waits for its client."""
 
     def __init__(self, config: uvicorn.Config, server: uvicorn.Server, refusals: RefusalLog) -> None:
         super().__init__(config, server.server_state, server.lifespan.state)
-        self.logger = _OF_UVICORN  # a stranger could fill the disk with its warnings; ``refusals`` are counted
+        self.logger = _OF_UVICORN  # an unknown client could fill the disk with its warnings; ``refusals`` counts them
         self._refusals = refusals
         self._asks_nothing_since = time.monotonic()
         self._unread_since: float | None = None
@@ -142,18 +104,18 @@ class Connection(H11Protocol):
 
     @property
     def asks_nothing_since(self) -> float | None:
-        """Since when there is no request on it; None while there is one."""
+        """Since when there is no request on the connection; None while there is one."""
         return self._asks_nothing_since if self.cycle is None or self.cycle.response_complete else None
 
     def late(self, now: float) -> str | None:
-        """The reason to close the connection now, or None."""
+        """Return the reason to close the connection now, or None."""
         if self.transport.is_closing():
             self._closing_since = self._closing_since or now
-            return "did not take what was left for them" if now - self._closing_since > CLOSING_S else None
+            return "did not read the rest of their answer" if now - self._closing_since > CLOSING_S else None
         if self._unread_since is not None and now - self._unread_since > WRITE_S:
-            return "did not read what they had asked for"
+            return "did not read their answer"
         if (since := self.asks_nothing_since) is not None and now - since > HEAD_S:
-            return "did not finish the head of a request"
+            return "did not complete the head of a request"
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -163,7 +125,7 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         self._wire_bytes += len(data)
         if self._wire_bytes > WIRE_BYTES_MAX:
-            self._refusals.note("sent more than any request may have", str(self.client and self.client[0]))
+            self._refusals.note("exceeded the size limit of a request", str(self.client and self.client[0]))
             self.transport.abort()
             return
         super().data_received(data)
@@ -182,18 +144,18 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """As for every other refusal, a problem document. uvicorn's own is text."""
-        self._refusals.note("sent what is no HTTP", str(self.client and self.client[0]))
+        """Answer with a problem document, as every other refusal does. uvicorn would answer with text."""
+        self._refusals.note("did not send HTTP", str(self.client and self.client[0]))
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self.transport.write(problem_of(400, "The request is not HTTP, or its head is too long."))
+            self.transport.write(problem_of(400, "The request is not valid HTTP, or its head is too long."))
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """A request that asks for another protocol is answered as if it had not. uvicorn logs two lines for each."""
+        """Ignore requests to switch protocols without a log entry. uvicorn would log two lines for each."""
 
 
 class RefusalLog:
-    """Counts of refused connections, logged at once, then once a minute."""
+    """Counts refused connections and logs the counts: the first at once, then once a minute."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -201,17 +163,17 @@ class RefusalLog:
         self._logged_at = float("-inf")
 
     def note(self, what: str, address: str) -> None:
-        """Count a connection of this address that was closed for the reason ``what``."""
+        """Count a connection from this address that was closed for the reason ``what``."""
         self._counts[what] += 1
         self._last_address = address
         self.tell()
 
     def tell(self) -> None:
-        """Log the counts, if the last time is long enough ago."""
+        """Log the counts, if the last log entry is old enough."""
         now = time.monotonic()
         if self._counts and now - self._logged_at > LOG_EVERY_S:
             counts = "; ".join(f"{count} {what}" for what, count in self._counts.items())
-            logger.warning("connections were closed: %s (the last of %s)", counts, self._last_address)
+            logger.warning("connections were closed: %s (the last from %s)", counts, self._last_address)
             self._counts.clear()
             self._logged_at = now
 
@@ -238,7 +200,7 @@ class ClientConnection:
 
 
 class Acceptor:
-    """Accepts connections in the place of uvicorn's ``asyncio.Server``, and counts them."""
+    """Accepts and counts connections. Takes the place of uvicorn's ``asyncio.Server``."""
 
     def __init__(self, listener: socket.socket, server: uvicorn.Server, limits: ConnectionLimits) -> None:
         self._listener, self._server, self._limits = listener, server, limits
@@ -257,7 +219,7 @@ class Acceptor:
         self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._close_late())]
 
     def close(self) -> None:
-        """Nobody comes in any more. uvicorn sees to those who are in."""
+        """Stop accepting. uvicorn closes the established connections."""
         for task in self._tasks:
             task.cancel()
 
@@ -269,8 +231,8 @@ class Acceptor:
         while True:
             try:
                 accepted, peer = await loop.sock_accept(self._listener)
-            except OSError as error:  # no descriptor is left, or it went away again at once
-                self._refusals.note(f"could not be accepted: {error.strerror}", "somebody")
+            except OSError as error:  # no descriptor is free, or the client disconnected at once
+                self._refusals.note(f"could not be accepted: {error.strerror}", "an unknown address")
                 await asyncio.sleep(0.05)
                 continue
             self._admit(accepted, str(peer[0]))
@@ -279,26 +241,26 @@ class Acceptor:
         network = network_of(address)
         full = ""
         if len(self._clients.get(network, ())) >= self._limits.each:
-            full = f"were more than the {self._limits.each} of one address"
+            full = f"exceeded the limit of {self._limits.each} for one address"
             has_room = self._make_room([self._clients[network]])
         elif sum(map(len, self._clients.values())) >= self._limits.total:
-            full = f"were more than the {self._limits.total} that the service bears"
+            full = f"exceeded the limit of {self._limits.total} in all"
             has_room = self._make_room(sorted(self._clients.values(), key=len, reverse=True))
         if full and not has_room:
             self._refusals.note(full, address)
             if self._server.config.ssl is None:
                 with suppress(OSError):
-                    accepted.send(problem_of(503, "The service has as many connections as it bears."))
+                    accepted.send(problem_of(503, "The service has too many connections."))
             accepted.close()
             return
         if full:
-            self._refusals.note(f"waited without a request and {full}", address)
+            self._refusals.note(f"were idle and {full}", address)
         client = ClientConnection(network, address, time.monotonic())
         self._clients.setdefault(network, set()).add(client)
         client.shaking_hands = asyncio.create_task(self._shake_hands(accepted, client))
 
     def _make_room(self, networks: list[set[ClientConnection]]) -> bool:
-        """The one that has waited longest without a request is gone, of the first network that has such. False if none."""
+        """Close the longest idle connection of the first network that has one. Return False if there is none."""
         for clients in networks:
             idle = [(since, client) for client in clients if (since := client.asks_nothing_since) is not None]
             if idle:
@@ -309,7 +271,7 @@ class Acceptor:
         return False
 
     async def _shake_hands(self, accepted: socket.socket, client: ClientConnection) -> None:
-        """The connection is uvicorn's, after a handshake where there is TLS."""
+        """Hand the connection to uvicorn, with TLS after the handshake."""
 
         def new_connection() -> Connection:
             connection = Connection(self._server.config, self._server, self._refusals)
@@ -348,7 +310,7 @@ class Acceptor:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which accepts through doors."""
+    """uvicorn's server with ``Acceptor`` in front."""
 
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
         super().__init__(config)
@@ -362,8 +324,43 @@ class Server(uvicorn.Server):
             acceptor.open()
 
 
+class ServedCertificate:
+    """The certificate of a context that is in use."""
+
+    def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+        self._context, self._files = context, (certificate, key)
+        self._read = self._refused = self._seen()
+
+    def refresh(self) -> None:
+        """Load the files into the context if they have changed and are valid."""
+        seen = self._seen()
+        if seen in (self._read, self._refused):
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files, password="")
+            self._context.load_cert_chain(*self._files, password="")
+        except OSError as error:
+            self._refused = seen
+            logger.warning("%s and its key have changed and cannot be used: %s", self._files[0], error)
+            return
+        self._read = seen
+        logger.info("the certificate %s has changed and is used for new connections", self._files[0])
+
+    def _seen(self) -> tuple[tuple[int, ...], ...]:
+        """Return what tells whether the files changed; empty for a missing file."""
+        return tuple(_state(path) for path in self._files)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    try:
+        about = path.stat()
+    except OSError:
+        return ()
+    return (about.st_ino, about.st_mtime_ns, about.st_size)
+
+
 def network_of(address: str) -> str:
-    """The network that counts as one address: with IPv6 everybody has 2**64 addresses."""
+    """Return the network that counts as one address: with IPv6 every client has 2**64 addresses."""
     ip = ip_address(address.partition("%")[0])
     if not isinstance(ip, IPv6Address):
         return str(ip)
@@ -371,7 +368,7 @@ def network_of(address: str) -> str:
 
 
 def problem_of(status: int, detail: str) -> bytes:
-    """A whole answer for a connection that ends with it, and has seen no request that could be read."""
+    """Return the bytes of an answer to a request that could not be parsed. The connection closes after it."""
     body = refused(status, detail).model_dump_json(exclude_defaults=True).encode()
     reason = {400: "Bad Request", 503: "Service Unavailable"}[status]
     head = (

@@ -4,8 +4,8 @@
     event: record
     data: {"n": 12, "event": {…}, "effects": […]}
 
-A reader that lost the connection goes on with the header ``Last-Event-ID``. ``end`` is the last event of a job that has
-ended; a stream that stops without it was cut, or was not to follow. Refuses to know files and sockets.
+A reader that lost the connection resumes with the header ``Last-Event-ID``. ``end`` is the last event of a job that has
+ended; a stream that stops without it was cut off, or did not follow. Knows neither files nor sockets.
 
 Source: HTML Living Standard, section 9.2, Server-sent events.
 """
@@ -27,7 +27,7 @@ KEEP_ALIVE = b": nothing new\n\n"
 
 
 def frames(lines: Iterable[bytes]) -> bytes:
-    """The events that tell these lines of a tape; a header or a footer is none, nor is a line that is damaged."""
+    """Return the events for these lines of a tape. Headers, footers and damaged lines are skipped."""
     return b"".join(
         b"id: %d\nevent: record\ndata: %s\n\n" % (number, strict_json(line))
         for line in lines
@@ -36,26 +36,26 @@ def frames(lines: Iterable[bytes]) -> bytes:
 
 
 def end_frame(n: int) -> bytes:
-    """The job has ended, with record ``n``."""
+    """Return the event that says that the job has ended, with record ``n``."""
     return b'event: end\ndata: {"n":%d}\n\n' % n
 
 
 def strict_json(line: bytes) -> bytes:
-    """The line as every JSON reader understands it: NaN and infinities, which tapes may hold, become null.
+    """Return the line as strict JSON: NaN and infinities, which tapes may hold, become null.
 
-    Its checksum stays behind, for that is the file's.
+    The line's checksum is left out, because it is of the line in the file.
     """
     line = CHECKSUM.sub(b"}", line)
     if b"NaN" not in line and b"Infinity" not in line:
         return line
     try:
         return json.dumps(finite(json.loads(line)), separators=(",", ":"), ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # an old line without a checksum that is damaged
+    except (ValueError, RecursionError):  # a damaged line of an old tape, which has no checksums
         return b"null"
 
 
 def events_of(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The name and the data of each event of a stream, given its lines without their ends."""
+    """Yield the name and the data of each event of a stream, given its lines without line ends."""
     name, data = "message", ""
     for line in lines:
         field, _, value = line.partition(":")

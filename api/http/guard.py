@@ -1,20 +1,16 @@
-"""The origin guard, before a token is asked for: it refuses web pages of others in a browser of this machine.
+"""Protect browsers: refuse requests that foreign web pages make, and add security headers to every answer.
 
-Responsible for three refusals. On loopback, a request whose ``Host`` is not this machine's is one that a foreign name was
-bent to (DNS rebinding); beyond loopback the service has names that it cannot know. A request with a foreign ``Origin`` was
-written by a web page (cross-site request forgery). A path with the character NUL names nothing, and databases stumble
-over it. None of the three needs a password to be a nuisance: loopback is not a border for a browser.
+``Guard`` runs before authentication and refuses three kinds of requests with 403. On loopback, a request whose ``Host`` is
+not a loopback name was redirected by DNS rebinding; beyond loopback the service cannot know its names. A request with a
+foreign ``Origin`` comes from a web page (cross-site request forgery). A path with the character NUL is never valid, and
+databases fail on it. No token is needed to send any of these, and a browser on this machine reaches loopback.
 
-Source: OWASP, Cross-Site Request Forgery Prevention (origin checks).
+``SecurityHeaders`` sets defaults for every answer, including errors: no content sniffing, no framing, nothing loaded unless
+the route's own ``Content-Security-Policy`` allows it, no caching of what needed a token, and HSTS over TLS. A header that
+the route sets wins. Browsers ignore HSTS for addresses without a name; with a name it covers all ports, so a Prometheus on
+the same name needs TLS as well.
 
-The security headers of every answer: it is the type that it says, and is framed, scripted and cached by nobody.
-
-Responsible for defaults that hold for answers nobody thought of: no content is sniffed, nothing is loaded by or around an
-answer unless its route says what (``Content-Security-Policy``), what a token was shown for is stored nowhere, and over TLS
-a browser never again comes without it. A route's own header goes before the default. Browsers ignore the last one for
-addresses without a name; it speaks for the whole name, so that a Prometheus on the same name needs TLS, too.
-
-Source: OWASP, HTTP Headers Cheat Sheet and REST Security Cheat Sheet; RFC 6797 (HSTS).
+Source: OWASP, Cross-Site Request Forgery Prevention (origin checks), HTTP Headers and REST Security Cheat Sheets; RFC 6797.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from orchestrator.system.ports import is_loopback
 
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 DOCUMENT = f"{NOTHING}; style-src 'unsafe-inline'; img-src data:; sandbox"
-"""For a page that is complete in itself, with its style in it, and without a script."""
+"""For a page that is complete in itself: its style is inline, and it has no script."""
 ALWAYS = {
     "Content-Security-Policy": NOTHING,
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -42,7 +38,7 @@ STRICT_TRANSPORT = "max-age=31536000"
 
 
 class SecurityHeaders:
-    """Middleware: every answer has them."""
+    """Middleware: add the headers to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -67,7 +63,7 @@ class SecurityHeaders:
 
 
 class Guard:
-    """Middleware: answer 403 to what cannot come from a program that means well."""
+    """Middleware: answer 403 to requests that no well-behaved program sends."""
 
     def __init__(self, app: ASGIApp, loopback: bool) -> None:
         self._app = app
@@ -82,21 +78,21 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> str | None:
-        """The reason to refuse a request with this path and these headers, or None."""
+        """Return the reason to refuse a request with this path and these headers, or None."""
         host = headers.get(b"host", b"").decode("latin-1")
         if self._loopback and not is_loopback(name_in(host)):
             return f"The request names the host {host!r}, which is not a loopback name."
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and origin.partition("://")[2] != host:
-            return f"The request comes from a web page of {origin!r}."
+            return f"The request comes from a web page of another origin, {origin!r}."
         if "\0" in path:
-            return f"The path {path!r} has a character that no name has."
+            return f"The path {path!r} contains a NUL character."
         return None
 
 
 def name_in(host: str) -> str:
-    """The name or address of a ``Host`` header, without its port."""
+    """Return the name or address in a ``Host`` header, without the port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
-    except ValueError:  # half an IPv6 address
+    except ValueError:  # an unbalanced bracket, as in an incomplete IPv6 address
         return ""

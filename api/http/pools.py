@@ -1,31 +1,27 @@
-"""The thread pools that requests run in: one for each kind of thing that can keep them waiting.
+"""The thread pools that requests run in, one for each kind of thing that can block them, and the routes that use them.
 
     AUTHENTICATION holders of known tokens, and the audit trail: the database
-    STRANGERS      tokens that this process has never known: the database
+    STRANGERS      tokens that this process has never seen: the database
     OPEN_PAGES     pages for all, each made once: memory
     ACCESS         tokens and the audit trail, for admins: the database
-    JOBS           how a job stands, and commands to it: its synchroniser
+    JOBS           a job's status, and commands to it: its synchroniser
     LISTS          all jobs, and the service's figures: all synchronisers
     FLEET          node groups: the cluster's head
-    SUBMITS        new jobs: the head, and checkpoints to go on from, which may lie far away
+    SUBMITS        new jobs: the head, and checkpoints to resume from, which may be in a remote store
     RECORDS        tapes, merges, logs, reports: the disk of runs
-    STREAMS        the same for answers that last
-    DOWNLOADS      checkpoints and parameters: folders that may lie far away
-    PARSING        bodies that take long to read
+    STREAMS        the same, for answers that last
+    DOWNLOADS      checkpoints and parameters: folders that may be in a remote store
+    PARSING        bodies that take long to parse
 
-Responsible for the one not starving the other: a dead head, a silent job or a slow disk takes the threads of its own pool
-only, and within a pool one job (or one address) takes a part of them only. Whoever finds no thread waits a moment, without
-holding one, and is then refused with 503. A call that lasts longer than the pool's deadline is answered 503, too, and keeps
-its thread until it returns. FastAPI would run all of them in one limit of 40 threads.
+A dead head, a silent job or a slow disk blocks the threads of its own pool only, and within a pool one job (or one address)
+takes a part of the threads only. A request that finds no free thread waits a moment, without holding one, and is then
+refused with 503. A call that exceeds the pool's deadline is answered with 503 as well, and keeps its thread until it
+returns. FastAPI would run all calls in one pool of 40 threads.
 
-A router's class says which pool its routes run in (``routing.runs_in``), a route's own word goes before it (``in_pool``).
-``tests/attack/test_silent_cluster.py`` fails for a route that has none.
-
-The class of all routes that change or tell something: its function runs in a pool, its body is read strictly.
-
-FastAPI would run every function in one limit of 40 threads, take the last of two equal keys and NaN for a number, and read
-bodies in the event loop. Responsible for what comes between a request's bytes and the call of a route; which fields there
-may be says each route's model, and which pools there are ``api.http.pools``.
+``runs_in`` makes the class of a router's routes: their functions run in the router's pool, or in the one that ``in_pool``
+names, and their bodies are parsed strictly (``orchestrator.specification.documents``). FastAPI itself would take the last
+of two equal keys, and NaN for a number, and parse bodies in the event loop. ``tests/attack/test_silent_cluster.py`` fails
+for a route without a pool.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ from orchestrator.system.threads import BoundedThreads
 Answer = TypeVar("Answer")
 
 PATIENCE_S = 2.0
-"""So long a request waits for a thread."""
+"""How long a request waits for a thread."""
 DEADLINE_S = 30.0
 WAITING_MAX = 128
 
@@ -94,12 +90,12 @@ class Pool:
         answer.add_done_callback(_forget)
         await asyncio.wait({answer}, timeout=self._deadline_s)
         if not answer.done():
-            detail = f"This took longer than the {self._deadline_s:g} s that the service has for {self.name}."
+            detail = f"The request exceeded the limit of {self._deadline_s:g} s for {self.name}."
             raise InfrastructureError(detail=detail, remedy="Try again in a moment.")
         return answer.result()
 
     async def _enter(self, key: str) -> None:
-        """There is a thread for this key, and it is taken."""
+        """Take a thread for this key, waiting if none is free. Raises InfrastructureError if none becomes free."""
         if self._has_room(key):
             self._taken[key] += 1
             return
@@ -120,7 +116,7 @@ class Pool:
             raise self._is_full()
 
     def _leave(self, key: str) -> None:
-        """A thread is free; whoever waits longest of those that may have it goes on."""
+        """Free a thread, and give it to the request that has waited longest and whose key has room."""
         self._taken[key] -= 1
         if not self._taken[key]:
             del self._taken[key]
@@ -134,12 +130,12 @@ class Pool:
         return self._taken[key] < self._each_max and self._taken.total() < self._threads_max
 
     def _is_full(self) -> InfrastructureError:
-        detail = f"The service has {self._threads_max} threads for {self.name}, and all that this may take are taken."
-        return InfrastructureError(detail=detail, remedy="Try again in a moment; what it waits for does not answer.")
+        detail = f"All threads that this request may use ({self._threads_max} for {self.name} in all) are busy."
+        return InfrastructureError(detail=detail, remedy="Try again in a moment; what they wait for does not answer.")
 
 
 AUTHENTICATION = Pool("tokens", 8, each_max=6, deadline_s=15.0)
-STRANGERS = Pool("tokens that are not known", 2, deadline_s=15.0)
+STRANGERS = Pool("unknown tokens", 2, deadline_s=15.0)
 OPEN_PAGES = Pool("open pages", 1)
 ACCESS = Pool("access", 4)
 JOBS = Pool("jobs", 24, each_max=8)
@@ -153,7 +149,7 @@ PARSING = Pool("parsing", 2, deadline_s=60.0, patience_s=10.0)
 
 
 def in_pool(pool: Pool) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]:
-    """The function runs in this pool, whatever its router says. Its parameter ``job`` is the key."""
+    """Return a decorator that runs the function in this pool, whatever its router says. Its parameter ``job`` is the key."""
 
     def decorated(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         @wraps(function)
@@ -167,18 +163,18 @@ def in_pool(pool: Pool) -> Callable[[Callable[..., Any]], Callable[..., Awaitabl
 
 
 async def chunks_in(pool: Pool, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The same chunks, each made in a thread of the pool. The iterator is closed whatever comes."""
+    """Yield the chunks, each produced in a thread of the pool. The iterator is closed in any case."""
     try:
         while (chunk := await pool.run(next, chunks, None)) is not None:
             yield chunk
     finally:
         close: Callable[[], None] = getattr(chunks, "close", lambda: None)
-        with suppress(InfrastructureError, ValueError):  # ValueError: its thread hangs in it, and closes it at its end
+        with suppress(InfrastructureError, ValueError):  # ValueError: its thread still runs, and closes it at the end
             close()
 
 
 def _forget(answer: asyncio.Future[Any]) -> None:
-    """Whoever asked has left; an error that comes later is nobody's."""
+    """Retrieve the exception of an answer that came too late, so that asyncio does not log it."""
     if not answer.cancelled():
         answer.exception()
 
@@ -187,7 +183,7 @@ BODY = "the body"
 
 
 class StrictBody(APIRoute):
-    """A route whose body is plain data as ``orchestrator.specification.documents`` has it, or refused with the reason."""
+    """A route whose body is parsed by ``orchestrator.specification.documents``, or refused with the reason."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -195,7 +191,7 @@ class StrictBody(APIRoute):
         async def strictly(request: Request) -> Response:
             try:
                 return await handle(_Strict(request.scope, request.receive))
-            except HTTPException as error:  # what FastAPI makes of any failure to parse
+            except HTTPException as error:  # FastAPI wraps any failure to parse in this
                 if isinstance(error.__cause__, ConfigurationError):
                     raise error.__cause__ from None
                 raise
@@ -209,7 +205,7 @@ class _Strict(Request):
 
 
 def runs_in(pool: Pool) -> type[APIRoute]:
-    """The class of routes whose functions run in this pool, but for coroutines, which must not wait for anything."""
+    """Return a class of routes whose functions run in this pool. Coroutines run in the event loop and must not block."""
 
     class PooledRoute(StrictBody):
         def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:

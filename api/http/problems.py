@@ -1,9 +1,9 @@
 """Errors as problem documents: the one place where an exception meets an HTTP status.
 
-Responsible for the mapping: every exception becomes ``application/problem+json`` (``api.http.refusals`` turns it into the
-same exception again). It refuses to leak tracebacks: an unforeseen exception is logged here and answered with a plain 500.
-``ErrorHandler`` does so for whatever raises, the middleware inside it included; the connection stays as good as it was. The
-framework would answer, raise again, and have the connection cut behind an answer that did not say so.
+Every exception becomes ``application/problem+json``; clients turn it into the same exception again (``api.http.refusals``).
+Tracebacks never leak: an unforeseen exception is logged here and answered with a plain 500. ``ErrorHandler`` covers the
+middleware inside it too, and keeps the connection usable. The framework's own handler would answer, raise again, and have
+the connection closed after an answer that did not announce it.
 
 Source: RFC 9457, Problem Details for HTTP APIs.
 """
@@ -49,37 +49,37 @@ PREFIX = "urn:atoll:problem:"
 
 # Most particular first: the first class an error belongs to decides.
 KINDS: tuple[tuple[type[AtollError], str, int, str], ...] = (
-    (InvalidJobSpec, "invalid-job-spec", 422, "The job specification cannot be used"),
-    (ConfigurationError, "configuration", 422, "The configuration cannot be used"),
-    (NotFound, "not-found", 404, "There is no such thing"),
-    (Conflict, "conflict", 409, "Not possible as things stand"),
-    (PreconditionFailed, "precondition-failed", 412, "It was changed meanwhile"),
-    (Unauthenticated, "unauthenticated", 401, "Nobody known asks"),
-    (Forbidden, "forbidden", 403, "The role does not reach"),
-    (TooManyFailures, "too-many-failures", 429, "Too many wrong tokens"),
-    (RequestError, "request", 400, "The request cannot be answered"),
-    (StoreUnavailable, "store", 503, "The service's store does not do its part"),
-    (InfrastructureError, "infrastructure", 503, "The infrastructure does not answer"),
+    (InvalidJobSpec, "invalid-job-spec", 422, "Invalid job specification"),
+    (ConfigurationError, "configuration", 422, "Invalid configuration"),
+    (NotFound, "not-found", 404, "Not found"),
+    (Conflict, "conflict", 409, "Not possible in the current state"),
+    (PreconditionFailed, "precondition-failed", 412, "Changed since it was read"),
+    (Unauthenticated, "unauthenticated", 401, "Authentication required"),
+    (Forbidden, "forbidden", 403, "Insufficient role"),
+    (TooManyFailures, "too-many-failures", 429, "Too many invalid tokens"),
+    (RequestError, "request", 400, "Invalid request"),
+    (StoreUnavailable, "store", 503, "Database unavailable"),
+    (InfrastructureError, "infrastructure", 503, "Infrastructure unavailable"),
     (DataError, "data", 500, "Stored data is damaged"),
-    (InternalError, "internal", 500, "A mistake of atoll's own"),
-    (AtollError, "failure", 500, "The request failed"),
+    (InternalError, "internal", 500, "Internal error"),
+    (AtollError, "failure", 500, "Request failed"),
 )
 
 TITLES = {
-    404: "There is no such path",
-    405: "The path does not know this method",
-    408: "The request came too slowly",
-    413: "The body is too large",
+    404: "No such path",
+    405: "Method not allowed",
+    408: "Request timed out",
+    413: "Request body too large",
 }
 RETRY_AFTER_S = 2
 REFUSALS_OF_THE_MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
-"""Errors of full disks and too few descriptors. Any other error of the operating system is a bug of ours."""
+"""Errors of full disks and exhausted descriptors. Any other error of the operating system is a bug in atoll."""
 
 logger = logging.getLogger(__name__)
 
 
 def document_of(error: AtollError, instance: str = "") -> ProblemDocument:
-    """The problem document that says what ``error`` says."""
+    """Return the problem document for ``error``."""
     slug, status, title = next(row[1:] for row in KINDS if isinstance(error, row[0]))
     problems = error.problems if isinstance(error, InvalidJobSpec) else ()
     return ProblemDocument(
@@ -101,7 +101,7 @@ def _detail_of(error: AtollError) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """From here on what a route refuses is answered with a problem document. None of these functions waits for anything."""
+    """Make the app answer refusals of routes with problem documents. None of these functions blocks."""
 
     @app.exception_handler(AtollError)
     async def _ours(request: Request, error: AtollError) -> JSONResponse:
@@ -110,8 +110,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         items = [_item_of(detail) for detail in error.errors()[:PROBLEMS_MAX]]
-        detail = "the request has fields that cannot be used"
-        return response(_plain(422, "request", "The request cannot be used", detail, request.url.path, items))
+        detail = "the request has invalid fields"
+        return response(_plain(422, "request", "Invalid request", detail, request.url.path, items))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
@@ -123,7 +123,7 @@ def install(app: FastAPI) -> None:
 
 
 class ErrorHandler:
-    """Middleware: what was raised and not answered inside is answered here, and goes no further."""
+    """Middleware: answer every exception that was not answered inside, and stop it here."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -143,15 +143,15 @@ class ErrorHandler:
             await self._app(scope, receive, noted_send)
         except Exception as error:
             if begun:
-                raise  # the answer cannot be taken back; the connection is cut, so that nobody takes it for whole
+                raise  # the answer has begun; close the connection, so that the client sees that it is incomplete
             await answer_to(error, scope["method"], scope["path"])(scope, receive, send)
 
 
 def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
-    """The answer to this error, which is logged where it is no fault of the caller's."""
+    """Return the answer to this error; log the error unless the caller is at fault."""
     if isinstance(error, OSError) and error.errno in REFUSALS_OF_THE_MACHINE:
         where = f" ({error.filename})" if error.filename else ""
-        detail = f"The service's machine cannot do that at present: {error.strerror}{where}."
+        detail = f"The service's machine refused the operation: {error.strerror}{where}."
         error = InfrastructureError(detail=detail, remedy=f"{disk_remedy(error)}, and repeat the request.")
     match error:
         case AtollError():
@@ -162,19 +162,19 @@ def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
                 logger.error("%s %r: %s", method, path, error, exc_info=error)
         case HTTPException():
             document = refused(error.status_code, str(error.detail), path)
-        case ClientDisconnect():  # nobody hears this, but the audit trail keeps the status
-            document = refused(400, "The client left before its request was whole.", path)
+        case ClientDisconnect():  # no client reads this, but the audit trail keeps the status
+            document = refused(400, "The client disconnected before its request was complete.", path)
         case _:
             logger.error("%s %r failed", method, path, exc_info=error)
             detail = f"{type(error).__name__} while answering this request. This is a bug in atoll."
-            document = _plain(500, "internal", "A mistake of atoll's own", detail, path)
-            document.remedy = "Please report it with service.log of the service's home folder."
+            document = _plain(500, "internal", "Internal error", detail, path)
+            document.remedy = "Please report it, with service.log of the service's home folder."
     return response(document)
 
 
 def refused(status: int, detail: str, path: str = "") -> ProblemDocument:
-    """The problem document of a request that does not come as far as our own errors."""
-    document = _plain(status, "request", TITLES.get(status, "The request was refused"), detail, path)
+    """Return the problem document for a request that the framework refused."""
+    document = _plain(status, "request", TITLES.get(status, "Request refused"), detail, path)
     if status in (404, 405):
         document.remedy = "GET /openapi.json lists every path and method."
     return document
@@ -196,7 +196,7 @@ def _plain(
 
 
 def _methods_of(request: Request) -> list[str]:
-    """The methods of the path, by all its routes: the router names those of the first one only."""
+    """Return the methods of all routes of the path: the router names those of the first route only."""
     paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
     matching = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
     return sorted({method.upper() for operations in matching for method in operations})

@@ -1,7 +1,7 @@
-"""A problem document read back: the error that the service meant, as it would have been raised here.
+"""Turn a problem document back into the error that the service raised.
 
-The inverse of ``api.http.problems``, for clients, who need no web framework to understand a refusal. An answer that is no
-problem document comes from something that is no atoll service.
+The inverse of ``api.http.problems``, for clients, which need no web framework for it. An answer that is not a problem
+document did not come from an atoll service.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from orchestrator.errors import (
 )
 
 WAIT_DIGITS_MAX = 9
-"""The longest Retry-After that is believed, in digits: whoever answers may be no service of ours."""
+"""The longest Retry-After that is believed, in digits: the answer may come from some other server."""
 
 
 def error_of(answer: httpx.Response) -> AtollError:
-    """The error that the service meant by this answer."""
+    """Return the error that this answer reports."""
     try:
         document = ProblemDocument.model_validate_json(answer.content)
     except ValueError:

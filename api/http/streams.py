@@ -1,9 +1,9 @@
-"""Long answers: streams that end with their token, a share of seats for each token, and files.
+"""Long answers: streams and files that end when their token does, and a limited number of followers for each token.
 
-Responsible for every answer that is sent piece by piece being a ``Stream`` or a ``File``: it asks again whether its token
-is still valid, also while its client reads nothing, and ends within seconds when it is not. What has no promised length
-then ends; what has one is cut, so that nobody takes it for whole. Whoever follows a job takes a seat, of which a token has
-a share only; what ends by itself takes none.
+Every answer that is sent piece by piece is a ``Stream`` or a ``File``. It checks every ``RECHECK_S`` whether its token is
+still valid, even while its client reads nothing, and ends soon after the token. An answer without a Content-Length then
+ends normally; one with a length is cut off, so that the client notices. A request that follows a job takes a seat, and each
+token has a limited number of seats. An answer that ends by itself takes none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from api.http.pools import AUTHENTICATION
 from orchestrator.errors import InfrastructureError
 
 SEATS_MAX = 64
-"""Each looks at one file a few times a second. More than these are somebody's mistake."""
+"""Each reads one file a few times a second. More than these are a mistake of some client."""
 SEATS_EACH = 24
 RECHECK_S = 2.0
 """The time that a stream may outlive its token."""
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stream(StreamingResponse):
-    """Pieces as they come. The answer ends with the token of its request."""
+    """An answer sent in pieces as they are produced. It ends when the request's token does."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Stream(StreamingResponse):
 
 
 class File(FileResponse):
-    """An open file, or the range of it that was asked for. The answer is cut off with the token of its request.
+    """An open file, or the requested range of it. The answer is cut off when the request's token ends.
 
-    The file is read by its descriptor, for its name may lead to another file by then, and closed after.
+    The file is read through its descriptor, because its name may lead to another file by then, and is closed afterwards.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class File(FileResponse):
 async def while_its_token_is_valid(
     request: Request, answering: Coroutine[Any, Any, None], *ends: Coroutine[Any, Any, None]
 ) -> bool:
-    """Answer, until that is through, one of the ends is there, or the token is no longer valid: then true."""
+    """Run ``answering`` until it is done, one of ``ends`` is, or the token ends. Return True if the token ended."""
     sending = asyncio.ensure_future(answering)
     token_ended = asyncio.ensure_future(_token_ended(request))
     tasks = [sending, token_ended, *map(asyncio.ensure_future, ends)]
@@ -101,32 +101,32 @@ async def while_its_token_is_valid(
 
 
 async def _token_ended(request: Request) -> None:
-    """Returns when the token is no longer valid."""
+    """Return when the token is no longer valid."""
     tokens: Tokens = request.app.state.tokens
     token = bearer(request.headers.get("Authorization", ""))
     while True:
         await asyncio.sleep(RECHECK_S)
-        with suppress(InfrastructureError):  # nobody can say just now; it is asked again
+        with suppress(InfrastructureError):  # the store does not answer at the moment; ask again
             if await AUTHENTICATION.run(tokens.principal_of, token) is None:
                 return
 
 
 class Seats:
-    """The number of streams that follow a job, by token."""
+    """Counts the requests that follow a job, by token."""
 
     def __init__(self, seats_max: int = SEATS_MAX, each_max: int = SEATS_EACH) -> None:
         self._seats_max, self._each_max = seats_max, each_max
         self._taken: Counter[str] = Counter()
 
     def take(self, token_name: str) -> None:
-        """One more for this token. Raises InfrastructureError if it has its share, or if all are taken."""
+        """Take a seat for this token. Raises InfrastructureError if the token has its share, or if all are taken."""
         if self._taken[token_name] >= self._each_max:
             detail = (
-                f"The token {token_name!r} follows {self._each_max} event streams and logs, as many as one token may."
+                f"The token {token_name!r} follows {self._each_max} event streams and logs, the limit of one token."
             )
             raise InfrastructureError(detail=detail, remedy="Close one, and try again; or ask with follow=false.")
         if self._taken.total() >= self._seats_max:
-            detail = f"{self._seats_max} event streams and logs are followed, as many as this service keeps."
+            detail = f"{self._seats_max} event streams and logs are being followed, the limit of this service."
             raise InfrastructureError(detail=detail, remedy="Try again later, or ask with follow=false.")
         self._taken[token_name] += 1
 
@@ -137,7 +137,7 @@ class Seats:
 
 
 def following(default: bool, description: str) -> Callable[..., AsyncIterator[bool]]:
-    """A dependency: whether the request is to follow, with a seat until its answer is through, if it is."""
+    """Return a dependency: whether the request follows; if it does, it holds a seat until its answer has ended."""
 
     async def seat(request: Request, follow: bool = Query(default, description=description)) -> AsyncIterator[bool]:
         if not follow:

@@ -1,11 +1,7 @@
-"""The address that the service listens on: loopback unless told otherwise, beyond it only under TLS or by force.
+"""The address that the service listens on, the certificate that clients trust, and the check for passwords in URLs.
 
-Responsible for listening sockets and for the one rule about them: a token that crosses a network in the clear belongs to
-whoever listens there. Light, because ``atoll up`` binds before it starts anything, so that a refusal costs nothing.
-
-Whom clients trust of a service with a certificate of its own: that one, and what its authority issues after it.
-
-A database's address on a command line: everybody on the machine sees those, so a password may not be in it.
+The service listens on loopback by default, and beyond it only with TLS or ``--insecure``: without TLS, others on the network
+could read the tokens. ``atoll up`` binds before it starts anything, so that a refusal costs nothing; this module is light.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from orchestrator.system.ports import EVERYWHERE, LOOPBACK, is_loopback
 
 
 def refuse_password_in_view(url: str | None) -> None:
-    """Raises ConfigurationError, without the password, if ``url`` has one."""
+    """Raise ConfigurationError if ``url`` holds a password; the message does not repeat it."""
     if url is None:
         return
     try:
@@ -34,9 +30,9 @@ def refuse_password_in_view(url: str | None) -> None:
         secret = "@" in url
     if secret:
         raise ConfigurationError(
-            detail="--database has a password in it, and everybody on this machine sees command lines. "
-            f"Give the same URL in the environment variable {DATABASE_VARIABLE}, or the password in a file that the "
-            "database's driver reads (for PostgreSQL, ~/.pgpass)."
+            detail="--database contains a password, and all users of this machine can see command lines. "
+            f"Give the URL in the environment variable {DATABASE_VARIABLE}, or the password in a file that the database's "
+            "driver reads (for PostgreSQL, ~/.pgpass)."
         )
 
 
@@ -44,22 +40,22 @@ AUTHORITY_BESIDE = "ca.crt"
 
 
 def trusting(certificate: Path) -> ssl.SSLContext:
-    """A context that takes this certificate of a service, and what the authority issues that lies beside it, if one does.
+    """Return a context that trusts this certificate, and those of the authority beside it if there is one.
 
-    So a machine's folder of ``atoll certificates`` does, and whoever waits for long bears its certificate being renewed.
-    Raises ConfigurationError for files that are none.
+    A machine's folder from ``atoll certificates`` holds both, so a client that runs for long accepts a renewed certificate.
+    Raises ConfigurationError for unusable files.
     """
     beside = certificate.with_name(AUTHORITY_BESIDE)
     named = certificate
     try:
         context = ssl.create_default_context(cafile=certificate)
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is named here, whoever has issued it
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it whatever its issuer
         if beside.exists():
             named = beside
             context.load_verify_locations(beside)
     except OSError as error:
         raise ConfigurationError(
-            detail=f"{named}, by which the service is known here, cannot be used ({error.strerror}). Copy it anew from the "
+            detail=f"{named}, the certificate of the service, cannot be used ({error.strerror}). Copy it again from the "
             "service's machine."
         ) from error
     return context
@@ -67,7 +63,7 @@ def trusting(certificate: Path) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """An address to listen on. With a certificate and its key it is HTTPS; ``insecure`` allows HTTP on a network."""
+    """An address to listen on: HTTPS with a certificate and its key. ``insecure`` allows HTTP beyond loopback."""
 
     host: str = LOOPBACK
     certificate: Path | None = None
@@ -79,27 +75,27 @@ class Binding:
         return is_loopback(self.host)
 
     def refuse_if_unfit(self) -> None:
-        """Raises ConfigurationError if tokens would cross a network in the clear, or the files are no use."""
+        """Raise ConfigurationError if tokens would cross a network in the clear, or the files are unusable."""
         if (self.certificate is None) != (self.key is None):
-            raise ConfigurationError(detail="--certificate and --key belong together; give both, or neither.")
+            raise ConfigurationError(detail="--certificate and --key belong together. Give both, or neither.")
         if self.certificate and self.key:
             try:
-                # An empty password, so that a locked key is refused instead of asking at a terminal that nobody watches.
+                # An empty password, so that an encrypted key is refused instead of asking at a terminal.
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
             except OSError as error:
                 raise ConfigurationError(
                     detail=f"--certificate {self.certificate} and --key {self.key} cannot be used ({error.strerror}). They "
-                    "must be files in PEM format that belong together, the key without a password."
+                    "must be PEM files that match, and the key must not be encrypted."
                 ) from error
         if not (self.loopback or self.certificate or self.insecure):
             raise ConfigurationError(
                 detail=f"--host {self.host} is not a loopback address, and without TLS every token would cross the "
-                "network in the clear. Give --certificate and --key; or keep 127.0.0.1 and use a tunnel (ssh -L); or, "
-                "where something else encrypts, --insecure."
+                "network in the clear. Give --certificate and --key; or keep 127.0.0.1 and use a tunnel (ssh -L); or "
+                "--insecure if something else encrypts."
             )
 
     def listen(self, ports: Iterable[int]) -> socket.socket | None:
-        """A socket on the first of these ports that is free; None if none is. Raises if the host is not of this machine."""
+        """Listen on the first free port of these; return None if none is free. Raises if this machine lacks the host."""
         host = self.host.strip("[]")
         try:
             family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
@@ -115,12 +111,12 @@ class Binding:
             except OSError as error:
                 listener.close()
                 if error.errno != errno.EADDRINUSE:
-                    detail = f"{self.host} port {port} cannot be listened on: {error.strerror}."
+                    detail = f"Cannot listen on port {port} of {self.host}: {error.strerror}."
                     raise InfrastructureError(detail=detail, remedy="Choose another --host or --port.") from error
         return None
 
     def url(self, listener: socket.socket) -> str:
-        """The host by which programs of this machine reach the service: loopback, where it listens everywhere."""
+        """Return the URL for programs on this machine: with loopback if the service listens on all addresses."""
         host = "localhost" if self.host in EVERYWHERE and self.certificate else self.host
         host = LOOPBACK if host in EVERYWHERE else host.strip("[]")
         scheme = "https" if self.certificate else "http"

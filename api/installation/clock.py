@@ -1,11 +1,8 @@
-"""Checks of this machine's clock: what the kernel believes of it, and how far it is from a service's.
+"""Checks of this machine's clock: is it synchronised, and how far is it from a service's? And what a check results in.
 
-Responsible for the checks and their remedies; never sets a clock. No time server is asked, because nothing here may need
-the internet. The kernel knows whether somebody keeps its clock (adjtimex(2), asked without changing anything); an answer of
-a service names the second in which it was written, so what is known of the offset is an interval, and its end nearer to
-zero is what is told.
-
-The result of one check of `atoll doctor`: the check, its state, the detail, and the remedy.
+Clocks are never set. No time server is contacted, because nothing here may need the internet. The kernel knows whether its
+clock is synchronised (adjtimex(2), read only). A service's answer names the second in which it was written, so the offset is
+known as an interval, and its end nearer to zero is reported.
 """
 
 from __future__ import annotations
@@ -39,14 +36,14 @@ class CheckResult:
 AHEAD_MAX_S = 5.0
 OFFSET_MAX_S = 2.0
 DATE_AGE_MAX_S = 2.0
-"""A Date is cut to whole seconds, and servers write it anew about once a second."""
+"""A Date header is truncated to seconds, and servers renew it about once a second."""
 ANSWER_TIMEOUT_S = 5.0
 STA_UNSYNC = 0x0040
-KEEP = "Keep it set: systemctl enable --now systemd-timesyncd, or chrony; in a container, on its host."
+KEEP = "Synchronise it: systemctl enable --now systemd-timesyncd, or chrony; for a container, on its host."
 
 
 class _Timex(ctypes.Structure):
-    """The beginning of adjtimex(2)'s structure, and room for the rest. No modes: it is read, not set."""
+    """The beginning of adjtimex(2)'s structure, and room for the rest. Without modes it only reads."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -60,7 +57,7 @@ class _Timex(ctypes.Structure):
 
 
 def synchronised() -> bool | None:
-    """Whether the kernel believes that somebody keeps its clock; None where it cannot be asked."""
+    """Return whether the kernel considers its clock synchronised; None if it cannot tell."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -74,20 +71,20 @@ def synchronised() -> bool | None:
 
 
 def own_clock(is_synchronised: bool | None, older: Path, now: float) -> CheckResult:
-    """Nothing of ours comes from the future, and somebody keeps the clock. ``older`` is a file that was there before."""
+    """Check that the clock is synchronised, and not behind the time of ``older``, an existing file."""
     utc = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     ahead = older.stat().st_mtime - now if older.is_file() else 0.0
     if ahead > AHEAD_MAX_S:
         return CheckResult(
-            "clock", State.WRONG, f"{utc}: {older.name} is {ahead:.0f} s younger than that", f"Set it. {KEEP}"
+            "clock", State.WRONG, f"{utc}, but {older.name} was written {ahead:.0f} s later", f"Set the clock. {KEEP}"
         )
     if is_synchronised is False:
-        return CheckResult("clock", State.WARNING, f"{utc}: the kernel says that nothing synchronises it", KEEP)
+        return CheckResult("clock", State.WARNING, f"{utc}, not synchronised", KEEP)
     return CheckResult("clock", State.OK, utc + (", synchronised" if is_synchronised else ""))
 
 
 def service_clock(url: str, certificate: Path | None) -> CheckResult:
-    """This machine's clock against that of the service at ``url``, by the date of an answer."""
+    """Compare this machine's clock with that of the service at ``url``, by the date of an answer."""
     import httpx
 
     check = "service's clock"
@@ -99,25 +96,27 @@ def service_clock(url: str, certificate: Path | None) -> CheckResult:
             offset_s = offset(parsedate_to_datetime(date).timestamp(), asked_at, time.time())
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return CheckResult(
-            check, State.WARNING, f"{url} does not answer: {error}", "Is it there? `atoll jobs` says more."
+            check, State.WARNING, f"{url} does not answer: {error}", "Check that it runs; `atoll jobs` says more."
         )
     except ConfigurationError as error:
-        return CheckResult(check, State.WARNING, f"{url} cannot be known here", error.detail)
+        return CheckResult(check, State.WARNING, f"{url} is not trusted here", error.detail)
     except (KeyError, ValueError):
-        return CheckResult(check, State.WARNING, f"{url} does not say its time", "Is that address a service of atoll?")
+        return CheckResult(
+            check, State.WARNING, f"{url} does not send its time", "Check that an atoll service has that address."
+        )
     if abs(offset_s) > OFFSET_MAX_S:
         detail = f"{url} is at least {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} this machine"
         return CheckResult(
-            check, State.WARNING, detail, f"One of the two is wrong; on that one: {KEEP[0].lower()}{KEEP[1:]}"
+            check, State.WARNING, detail, f"One of the two is wrong. On that machine: {KEEP[0].lower()}{KEEP[1:]}"
         )
-    return CheckResult(check, State.OK, f"that of {url} is not seen to differ")
+    return CheckResult(check, State.OK, f"no difference to {url}")
 
 
 def offset(date: float, asked_at: float, answered_at: float) -> float:
-    """By how many seconds the clock that wrote ``date`` is ahead at least; negative if it is behind; 0 if that may be.
+    """Return by how many seconds the clock that wrote ``date`` is at least ahead; negative if behind, 0 if it may agree.
 
-    It wrote the date between ``asked_at`` and ``answered_at`` of ours, and it was then between ``date`` and
-    DATE_AGE_MAX_S later.
+    The date was written between ``asked_at`` and ``answered_at`` on our clock. The other clock then showed between ``date``
+    and DATE_AGE_MAX_S later.
     """
     if date > answered_at:
         return date - answered_at

@@ -2,8 +2,8 @@
 
     up ─▶ submit ─▶ live table ─▶ a third of the tokens: kill an island ─▶ … ─▶ the end ─▶ report ─▶ down
 
-Responsible for the script of the show. It refuses any means that a user does not have: the kill is the request that
-``atoll kill`` makes. Whatever happens, Ctrl-C included, everything it started is ended.
+It uses only what users have: the kill is the request that ``atoll kill`` makes. Whatever happens, Ctrl-C included,
+everything that it started is ended.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ REPORT_TIMEOUT_S = 60.0
 
 
 def run_demo(wanted: Installation, spec: Path | None, island: str, console: Console, say: Say) -> int:
-    """Run the demo and return its exit code: 1 if the job did not complete or has no report, 128 and the number of a signal
-    that ended it.
+    """Run the demo and return its exit code.
+
+    1 if the job did not complete or has no report; 128 plus the number of the signal that ended it.
     """
     document = read_job_document(spec or CONFIGS / "demo.yaml")
     with signals.as_exceptions(), wanted.home.locked_for_change("demo"):
@@ -49,10 +50,10 @@ def _run_demo(wanted: Installation, document: dict[str, Any], island: str, conso
             say(f"{ended.job} {ended.state}{f': {ended.reason}' if ended.reason else ''}")
             report = wait_for_report(client, ended)
     except KeyboardInterrupt:
-        say("interrupted; ending what was started")
+        say("interrupted; stopping what was started")
         return signals.SIGNALLED + signal.SIGINT
     except SystemExit as by_signal:
-        say("interrupted; ending what was started")
+        say("interrupted; stopping what was started")
         return int(by_signal.code or 0)
     finally:
         with signals.ignored():
@@ -65,7 +66,7 @@ def _run_demo(wanted: Installation, document: dict[str, Any], island: str, conso
 
 
 class DemoKill:
-    """Kills one island, once, when a third of the tokens are trained and the island is at work."""
+    """Kills one island, once, when a third of the tokens are trained and the island is training."""
 
     def __init__(self, client: Client, island: str) -> None:
         self._client = client
@@ -82,11 +83,11 @@ class DemoKill:
             self._client.kill(job.job, self._island)
         except AtollError as error:
             return f"{self._island} could not be killed: {error}"
-        return f"killed {self._island} (SIGKILL, as by `atoll kill {job.job} {self._island}`); watch the others go on"
+        return f"killed {self._island} (SIGKILL, as by `atoll kill {job.job} {self._island}`); the others keep training"
 
 
 def wait_for_report(client: Client, job: Job) -> dict[str, object]:
-    """The report of the ended job. Raises what the service says if there is none after a while."""
+    """Return the report of the ended job, waiting for it. Raises the service's error after ``REPORT_TIMEOUT_S``."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while True:
         try:

@@ -1,7 +1,7 @@
 """Processes of an installation that outlive whoever starts them: the service, and what brings it back.
 
-Responsible for what "outlive" takes: no signal of the terminal reaches them, nothing is read from it, and what they say
-goes to the service's log. It refuses to know what they are, and to wait for them.
+They are detached from the terminal: no signals, no input, and their output goes to the service's log. Nothing waits for
+them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def start_detached(
     folder: Path | None = None,
     listener: socket.socket | None = None,
 ) -> subprocess.Popen[bytes]:
-    """``command`` runs with this environment, in ``folder`` (default: ``working_folder``), and has inherited ``listener``.
+    """Start ``command`` in ``folder`` (default: ``working_folder``) with this environment and the inherited ``listener``.
 
-    What it writes is its user's alone.
+    Only its user can read the files that it creates.
     """
     with home.log.open("ab") as log:
         return subprocess.Popen(
@@ -35,13 +35,13 @@ def start_detached(
             stdout=log,
             stderr=subprocess.STDOUT,
             umask=0o077,
-            start_new_session=True,  # Ctrl-C in this terminal is not meant for it
+            start_new_session=True,  # Ctrl-C in this terminal must not reach it
             pass_fds=() if listener is None else (listener.fileno(),),
         )
 
 
 def working_folder(home: Home) -> Path:
-    """The folder that a process of the installation runs in: ours, or the home where ours was removed."""
+    """Return the folder for processes of the installation: the working folder, or the home if that was removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The checks of `atoll doctor`: whether this machine is fit to run atoll, one result with its remedy for each.
+"""The checks of `atoll doctor`: can this machine run atoll? Each check gives one result with its remedy.
 
-Responsible for looking and for the remedies. Nothing is changed, and nothing is started but short-lived Pythons: Ray and
-JAX are imported there, all at once, because this process never does. A check that cannot be made has a result, too.
+Nothing is changed. Ray and JAX are imported in short-lived child processes, all at the same time, because this process
+never imports them. A check that fails to run has a result, too.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ PYTHON_MIN = (3, 11)
 GIB = 1 << 30
 DISK_WRONG_BYTES, DISK_WARNING_BYTES = 1 * GIB, 5 * GIB
 SHARED_MEMORY_BYTES = 1 * GIB
-"""Ray keeps its object stores there; with less it falls back to files, which is slow."""
+"""Ray keeps its object stores in shared memory; with less it falls back to files, which is slow."""
 ISLANDS, FRAGMENTS = 4, 8
-"""Of the job that this machine's memory is told for."""
-FOLDERS = "--runs, --home, and for Ray's the variable TMPDIR"
+"""The job for which the memory check estimates the largest model."""
+FOLDERS = "--runs, --home, and TMPDIR for Ray's files"
 PROBES = {
     "ray": "import ray; print(ray.__version__)",
     "memory": "from ray._private.utils import estimate_available_memory; print(int(estimate_available_memory()))",
@@ -52,7 +52,7 @@ PROBES = {
 
 
 def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> list[CheckResult]:
-    """Every check, in the order in which one would mend things. ``url``: a service elsewhere, for its time."""
+    """Run all checks, in the order in which to fix problems. ``url``: another service to compare clocks with."""
     probes = {name: _python(python_process.code(code)) for name, code in PROBES.items()}
     probes["processes"] = _python(python_process.module("orchestrator.runtime.orphan_scan", "--home", str(home.path)))
     local: list[Callable[[], CheckResult]] = [
@@ -89,23 +89,23 @@ def _interpreter() -> CheckResult:
 
 
 def _versions() -> CheckResult:
-    """The installed versions against the lock file, where this is a checkout that has one."""
+    """Compare the installed versions with the lock file, if this checkout has one."""
     if not LOCK.is_file():
         return CheckResult("versions", State.OK, "no lock file to compare with")
     different = [difference for difference in map(_difference, locked(LOCK.read_text()).items()) if difference]
     if different:
         shown = ", ".join(different[:5]) + (f" and {len(different) - 5} more" if len(different) > 5 else "")
-        return CheckResult("versions", State.WARNING, shown, "Install what the lock says: make install.")
+        return CheckResult("versions", State.WARNING, shown, "Install the locked versions: make install.")
     return CheckResult("versions", State.OK, "as requirements.lock says")
 
 
 def locked(text: str) -> dict[str, str]:
-    """Names and versions of a lock file."""
+    """Return the names and versions in a lock file."""
     return dict(re.findall(r"^([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", text, re.MULTILINE))
 
 
 def _difference(pinned: tuple[str, str]) -> str | None:
-    """Development tools need not be there; what is there has its version."""
+    """Return a description of the difference, or None. Packages that are not installed may be development tools."""
     name, version = pinned
     try:
         installed = importlib.metadata.version(name)
@@ -126,7 +126,7 @@ def _python(command: list[str]) -> subprocess.Popen[str]:
 
 
 def _answer(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """The last line of what it printed, and, should it have failed, of why."""
+    """Return the last line of its output, and the reason if it failed."""
     try:
         out, err = process.communicate(timeout=PROBE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -141,7 +141,7 @@ def _imported(name: str, process: subprocess.Popen[str]) -> CheckResult:
     output, failed = _answer(process)
     if failed:
         return CheckResult(
-            name, State.WRONG, failed, f"Install it anew (make install), and try `python -c 'import {name}'`."
+            name, State.WRONG, failed, f"Reinstall it (make install), and try `python -c 'import {name}'`."
         )
     return CheckResult(name, State.OK, output)
 
@@ -155,8 +155,8 @@ def _ports(home: Home) -> CheckResult:
         return CheckResult("ports", State.OK, f"the service of this home listens at {address.url}")
     free = next((port for port in range(PORT_FIRST, PORT_FIRST + PORT_COUNT) if _free(port)), None)
     if free is None:
-        taken = f"{PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are all taken"
-        return CheckResult("ports", State.WRONG, taken, "Give `atoll up` another with --port.")
+        taken = f"all ports from {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are in use"
+        return CheckResult("ports", State.WRONG, taken, "Give `atoll up` another port with --port.")
     return CheckResult("ports", State.OK, f"{free} is free")
 
 
@@ -171,7 +171,7 @@ def _free(port: int) -> bool:
 
 
 def _disk(*wanted: Path) -> CheckResult:
-    """One of the disks under these folders that cannot be written, else the fullest."""
+    """Check the disks of these folders: report one that cannot be written, else the fullest."""
     places = [next(at for at in (path.absolute(), *path.absolute().parents) if at.is_dir()) for path in wanted]
     for place in places:
         try:
@@ -179,15 +179,15 @@ def _disk(*wanted: Path) -> CheckResult:
                 pass
         except OSError as error:
             detail = f"{place} cannot be written: {error.strerror}"
-            return CheckResult("disk", State.WRONG, detail, f"Mend that, or give `atoll up` other folders: {FOLDERS}.")
+            return CheckResult("disk", State.WRONG, detail, f"Fix that, or give `atoll up` other folders: {FOLDERS}.")
     free, place = min((shutil.disk_usage(place).free, place) for place in places)
     state = State.WRONG if free < DISK_WRONG_BYTES else State.WARNING if free < DISK_WARNING_BYTES else State.OK
-    remedy = "" if state is State.OK else f"Make room, or give `atoll up` other folders: {FOLDERS}."
+    remedy = "" if state is State.OK else f"Free some space, or give `atoll up` other folders: {FOLDERS}."
     return CheckResult("disk", state, f"{free / GIB:.1f} GiB free in {place}", remedy)
 
 
 def _cluster_folder(home: Home) -> list[Path]:
-    """Where Ray keeps its logs and sockets, if a cluster is up: without room there no process of a job begins."""
+    """Return Ray's folder for logs and sockets, if a cluster is up: without space there, no process of a job starts."""
     try:
         return [Path(json.loads(home_files.read(home.path / "cluster.json"))["temp_dir"])]
     except (OSError, ValueError, KeyError, TypeError):
@@ -195,13 +195,13 @@ def _cluster_folder(home: Home) -> list[Path]:
 
 
 def _service_clock(home: Home, url: str | None) -> CheckResult:
-    """Against the service at ``url``, or else that of the home, which may write its answers in a container."""
+    """Compare with the clock of the service at ``url``, or of the home's service, which may run in a container."""
     address = home.address()
     if address is not None and url in (None, address.url) and home.running():
         return service_clock(address.url, address.certificate)
     if url is not None:
         return service_clock(url, None)
-    return CheckResult("service's clock", State.OK, "no service to compare with (--url names one)")
+    return CheckResult("service's clock", State.OK, "no service to compare with (give one with --url)")
 
 
 def _home(home: Home) -> CheckResult:
@@ -209,45 +209,50 @@ def _home(home: Home) -> CheckResult:
     if problems:
         details, remedies = ("; ".join(parts) for parts in zip(*problems, strict=True))
         return CheckResult("home", State.WRONG, details, remedies)
-    return CheckResult("home", State.OK, f"{home.path}{'' if home.path.is_dir() else ' (made by `atoll up`)'}")
+    return CheckResult("home", State.OK, f"{home.path}{'' if home.path.is_dir() else ' (created by `atoll up`)'}")
 
 
 def _home_problems(path: Path) -> Iterator[tuple[str, str]]:
     place = next(folder for folder in (path, *path.parents) if folder.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        yield f"{place} cannot be written", f"chown it, or choose another home with --home: {place}"
+        yield f"{place} cannot be written", f"Change its owner (chown), or choose another home with --home: {place}"
     elif place == path and path.stat().st_mode & stat.S_IWOTH:
-        yield f"{path} may be written by everybody", f"chmod o-w {path}"
+        yield f"{path} is writable by all users", f"chmod o-w {path}"
     try:
         refuse_lost_store(Home(path), os.environ.get(DATABASE_VARIABLE))
     except InfrastructureError as error:
         yield error.detail, error.remedy
     token = path / "token"
     if token.is_file() and token.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield f"{token} may be read by others", f"chmod 600 {token}, and revoke the token: others may have it"
+        yield f"{token} is readable by other users", f"chmod 600 {token}, and revoke the token: others may have it"
 
 
 def compiled_programs(environment: Mapping[str, str]) -> CheckResult:
-    """Whether islands with this environment keep their compiled programs."""
+    """Check whether islands with this environment can keep their compiled programs."""
     if problem := program_cache.problem(environment):
         return CheckResult("compiled programs", State.WARNING, problem.detail, problem.remedy)
-    return CheckResult("compiled programs", State.OK, "islands find them again when they start anew")
+    return CheckResult("compiled programs", State.OK, "kept; islands reuse them when they restart")
 
 
 def temporary_files() -> CheckResult:
-    """Whether Ray's files, and the paths of its sockets, have a place."""
+    """Check that there is a folder for Ray's files, with a path short enough for its sockets."""
     try:
         room = socket_room.for_cluster()
     except ConfigurationError as error:
         return CheckResult("temporary files", State.WRONG, error.detail, "Set TMPDIR to another folder.")
     if room.note:
-        return CheckResult("temporary files", State.WARNING, room.note, "Fine if that disk has room; or set TMPDIR.")
+        return CheckResult(
+            "temporary files",
+            State.WARNING,
+            room.note,
+            "No change is needed if that disk has room; otherwise set TMPDIR.",
+        )
     return CheckResult("temporary files", State.OK, f"in {room.folder}")
 
 
 def shared_memory(place: Path) -> CheckResult:
     if not place.is_dir():
-        return CheckResult("shared memory", State.OK, f"there is no {place} on this system")
+        return CheckResult("shared memory", State.OK, f"this system has no {place}")
     if note := object_store.note(place):
         return CheckResult("shared memory", State.WARNING, note, f"Mount {place} writable.")
     free = shutil.disk_usage(place).free
@@ -262,21 +267,23 @@ def _cores(groups: Path, cores: int) -> CheckResult:
         listed = read_document(groups)["node_groups"]
         nodes = sum(int(group.get("nodes", 1)) for group in listed)
     except (AtollError, KeyError, TypeError, ValueError, AttributeError) as error:
-        remedy = "Give a groups file as deploy/configs/groups.yaml is."
-        return CheckResult("cores", State.WRONG, f"{groups} is no file of node groups: {error}", remedy)
+        remedy = "Give a file of node groups such as deploy/configs/groups.yaml."
+        return CheckResult("cores", State.WRONG, f"{groups} is not a file of node groups: {error}", remedy)
     detail = f"{cores} for {nodes} nodes of {groups.name}"
     if cores < nodes:
-        remedy = "Fine for a demo: islands share them, and steps take longer. For speed use fewer groups or more cores."
+        remedy = (
+            "Enough for a demo: islands share cores, and steps take longer. For speed, use fewer groups or more cores."
+        )
         return CheckResult("cores", State.WARNING, detail, remedy)
     return CheckResult("cores", State.OK, detail)
 
 
 def memory(available: str, failed: str) -> CheckResult:
-    """The memory that a node of this machine would offer. ``specification.memory_budget`` refuses jobs by it."""
+    """Report the memory that a node on this machine would offer. ``specification.memory_budget`` refuses jobs by it."""
     if not failed and not available.isdecimal():
-        failed = f"the answer is no number: {available}"
+        failed = f"the answer is not a number: {available}"
     if failed:
-        return CheckResult("memory", State.WARNING, f"could not be looked at: {failed}", "See what is wrong with ray.")
+        return CheckResult("memory", State.WARNING, f"could not be measured: {failed}", "See the check of ray.")
     free = int(available)
     shard = shard_bytes_per_parameter(ISLANDS, FRAGMENTS, "int4", "int4") + EVALUATOR_BYTES
     island = island_bytes_per_parameter(on_cpu=True, saves=False)
@@ -284,29 +291,31 @@ def memory(available: str, failed: str) -> CheckResult:
     return CheckResult(
         "memory",
         State.OK,
-        f"{free / GIB:.1f} GiB free, for {ISLANDS} islands on CPU and the head with a model of {largest / 1e6:,.0f}M "
-        f"parameters ({island:.0f} bytes a parameter each, and {shard:.0f})",
+        f"{free / GIB:.1f} GiB free: enough for {ISLANDS} islands on CPU and the head with a model of {largest / 1e6:,.0f}M "
+        f"parameters ({island:.0f} bytes per parameter for each island, {shard:.0f} for the head)",
     )
 
 
 def _processes(process: subprocess.Popen[str]) -> CheckResult:
     output, failed = _answer(process)
     if failed:
-        return CheckResult("processes", State.WARNING, f"could not be looked at: {failed}", "Look at them with ps.")
+        return CheckResult("processes", State.WARNING, f"could not be listed: {failed}", "List them with ps.")
     census = json.loads(output)
     if pids := census["orphaned"]:
-        detail = f"{len(pids)} belong to a cluster whose files are gone"
+        detail = f"{len(pids)} belong to a cluster whose files were removed"
         return CheckResult(
             "processes",
             State.WRONG,
             detail,
-            f"`atoll down` does not find them any more: kill {' '.join(map(str, pids))}",
+            f"`atoll down` no longer finds them. End them: kill {' '.join(map(str, pids))}",
         )
     if census["damage"]:
         detail = f"{len(census['own'])} of this home, whose cluster.json is damaged"
-        return CheckResult("processes", State.WRONG, detail, "`atoll up` writes it again; `atoll down` ends them.")
+        return CheckResult(
+            "processes", State.WRONG, detail, "`atoll up` writes it again; `atoll down` ends the processes."
+        )
     if census["answers"] is False:
-        return CheckResult("processes", State.WRONG, "this home's cluster does not answer", "Start it again: atoll up.")
+        return CheckResult("processes", State.WRONG, "this home's cluster does not answer", "Restart it: atoll up.")
     return CheckResult(
         "processes", State.OK, f"{len(census['own'])} of this home, {len(census['elsewhere'])} of other homes"
     )

@@ -1,19 +1,15 @@
-"""The home folder of one installation: where its service is, whether it runs, and the token that it left there.
+"""The home folder of an installation: the address of its service, whether it runs, its token, and its allowed roots.
 
-Responsible for six files. ``service.json`` says where the service listens, and ``port`` where the last one did, so that the
-next one does, too; ``service.lock`` is locked for as long as the
-process lives, however it ends, so that a stale address or a reused pid never passes for a running service; ``change.lock``
-is held by whoever starts or ends what runs here, and says who that is; ``token`` is an admin's, for whoever may read this
-folder as its owner; ``taken-down`` says that what ran here was ended on purpose, until the next service has seen to the jobs
-that this concerns. Light enough to be imported by every command.
+    service.json    where the service listens
+    port            where the last service listened, so that the next one takes the same port
+    service.lock    locked while the service's process lives, so that a stale address or a reused pid is recognised
+    change.lock     locked by the command that starts or stops something here, and names it
+    token           an admin token for the owner of the folder
+    taken-down      the installation was stopped on purpose; removed once the next service has failed its jobs
 
-The files that come with atoll: sample jobs, node groups, chaos plans. In a checkout they lie in ``deploy``.
-
-An installed wheel has them in the package itself (``pyproject.toml``, force-include): who runs that has no checkout.
-
-The roots below which jobs of an installation may read and write: those given to ``atoll up``, or the default ones.
-
-The same decision for ``atoll up``, which refuses a root that can be none before anything is started, and for the service.
+Light enough to be imported by every command. The sample files (jobs, node groups, chaos plans) are in ``deploy`` of a
+checkout, or in the package itself of an installed wheel (``pyproject.toml``, force-include). ``roots_of`` is used both by
+``atoll up``, which refuses an unusable root before it starts anything, and by the service.
 """
 
 from __future__ import annotations
@@ -36,8 +32,8 @@ from orchestrator.system import home_files
 from orchestrator.system.roots import AllowedRoots, defaults
 
 KINDS = {
-    "checkpoints": "jobs may read and write checkpoints below this folder or URL (default: the working folder)",
-    "data": "jobs may read text files below this folder (default: the working folder)",
+    "checkpoints": "allow jobs to read and write checkpoints below this folder or URL (default: the working folder)",
+    "data": "allow jobs to read text files below this folder (default: the working folder)",
 }
 
 
@@ -49,7 +45,7 @@ def roots_of(
     database: str | None = None,
     key: Path | None = None,
 ) -> AllowedRoots:
-    """Raises ConfigurationError for a root that can be none, or is in a store for which a package is missing."""
+    """Return the roots. Raises ConfigurationError for an unusable root, or one in a store whose package is missing."""
     private = [key.resolve()] if key else []
     if database and database.startswith("sqlite"):
         file = database.partition(":///")[2].partition("?")[0]
@@ -60,7 +56,7 @@ def roots_of(
 
 
 def _working_folder(home: Path) -> Path:
-    """Where it was removed, the home: that is no default root, so there is none."""
+    """Return the working folder, or the home if it was removed. The home is never a default root."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -77,14 +73,14 @@ SERVICE_MODULE = "api.serve"
 DEFAULT_HOME = Path(".atoll")
 DEFAULT_RUNS = Path("runs")
 LOCK_PATIENCE_S = 0.5
-"""Whoever asks whether a service runs holds the lock for an instant."""
+"""A process that checks whether a service runs holds the lock for an instant."""
 HOLDER_BYTES_MAX = 200
 ROOM_BYTES = 1 << 18
-"""A new store takes about half of it, before anything is in it."""
+"""An empty new database takes about half of it."""
 NOT_REMOVED = (errno.EISDIR, errno.EPERM, errno.EACCES, errno.EROFS)
 TOKEN_VARIABLE = "ATOLL_TOKEN"
 DATABASE_VARIABLE = "ATOLL_DATABASE"
-"""Secrets may come by the environment, which only their owner sees; a command line is seen by everybody."""
+"""Secrets may come from the environment, which only its owner sees. All users see command lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ class Address:
 
     @property
     def port(self) -> int | None:
-        """None where the URL names none that can be."""
+        """The URL's port, or None if it has no valid one."""
         number = self.url.rpartition(":")[2]
         return _port(int(number)) if number.isascii() and number.isdecimal() and len(number) <= 5 else None
 
@@ -117,13 +113,13 @@ class Home:
         return self.path / "taken-down"
 
     def make(self) -> None:
-        """The folder is there, and nobody but its owner looks into it; one of an earlier build is narrowed."""
+        """Create the folder for its owner only. The permissions of an existing one are narrowed."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.path.stat().st_mode & 0o077:
             self.path.chmod(0o700)
 
     def address(self) -> Address | None:
-        """The address in ``service.json``, true or stale; None if there is none that can be read."""
+        """Return the address in ``service.json``, current or stale; None if there is no readable one."""
         try:
             written = json.loads(home_files.read(self.path / "service.json"))
             certificate = written.get("certificate")
@@ -138,9 +134,9 @@ class Home:
             return None
 
     def discovered_address(self) -> Address | None:
-        """As ``address``, also while ``service.json`` is damaged: the service that runs here is asked of the system then.
+        """Return the address even if ``service.json`` is damaged, by searching the processes for the running service.
 
-        The file is written again with what is found. Slow where there is none, and only to be asked by whoever needs it.
+        The file is then repaired. The search is slow, so call this only if the address is needed.
         """
         address = self.address()
         if address is not None and (not self.running() or _serves(address.pid, self.path)):
@@ -151,7 +147,7 @@ class Home:
         return address_by_process
 
     def port_before(self) -> int | None:
-        """The port of the last service of this home; None if nobody knows."""
+        """Return the port of the last service of this home, or None if it is unknown."""
         if address := self.address():
             return address.port
         try:
@@ -160,7 +156,7 @@ class Home:
             return None
 
     def running(self) -> bool:
-        """Whether a service process holds this home."""
+        """Return whether a service process holds this home."""
         try:
             with home_files.open_lock(self.path / "service.lock", create=False) as held:
                 fcntl.flock(held.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,11 +166,11 @@ class Home:
             return True
         except OSError as error:
             detail = f"The home folder {self.path} cannot be used: {error.strerror}."
-            raise InfrastructureError(detail=detail, remedy="Choose another with --home.") from error
+            raise InfrastructureError(detail=detail, remedy="Choose another home with --home.") from error
         return False
 
     def require_room(self) -> None:
-        """The folder is there, and a service can begin in it. Raises InfrastructureError where nothing can be written."""
+        """Create the folder, and check that a service can start in it. Raises InfrastructureError if it is not writable."""
         probe = self.path / f"room-{os.getpid()}"
         try:
             self.make()
@@ -185,24 +181,24 @@ class Home:
             finally:
                 probe.unlink(missing_ok=True)
         except OSError as error:
-            detail = f"Nothing can be written in the home folder {self.path}: {error.strerror}."
+            detail = f"The home folder {self.path} cannot be written: {error.strerror}."
             raise InfrastructureError(
                 detail=detail, remedy=f"{disk_remedy(error)}, or choose another with --home."
             ) from error
 
     def locked(self) -> AbstractContextManager[None]:
-        """This process is the home's service until the block is left or the process ends."""
-        remedy = "Use it, or end it with `atoll down`."
-        return self._held("service.lock", LOCK_PATIENCE_S, "A service for {home} runs already.", remedy, "")
+        """Hold the service's lock until the block is left or the process ends. Raises Conflict."""
+        remedy = "Use it, or stop it with `atoll down`."
+        return self._held("service.lock", LOCK_PATIENCE_S, "A service for {home} is already running.", remedy, "")
 
     def locked_for_change(self, command: str) -> AbstractContextManager[None]:
-        """This process alone starts or ends what runs here. Raises Conflict that names whoever does so already.
+        """Hold the lock for starting and stopping. Raises Conflict that names the command that holds it.
 
-        Two that start at once would each take the other's half-started cluster for a broken one, and end it.
+        Two commands that start at once would each take the other's half-started cluster for a broken one, and end it.
         """
-        remedy = "Wait for its end, or stop it with Ctrl-C; or choose a home of its own with --home."
+        remedy = "Wait until it has ended, or stop it with Ctrl-C; or choose another home with --home."
         return self._held(
-            "change.lock", 0.0, "{holder} is at work in {home}.", remedy, f"`atoll {command}` ({os.getpid()})"
+            "change.lock", 0.0, "{holder} is running in {home}.", remedy, f"`atoll {command}` ({os.getpid()})"
         )
 
     @contextmanager
@@ -213,7 +209,7 @@ class Home:
         except OSError as error:
             detail = f"{self.path / name} cannot be locked: {error.strerror}."
             raise InfrastructureError(
-                detail=detail, remedy="Remove what lies there, which no command of atoll left."
+                detail=detail, remedy="Remove what is at that path; atoll did not create it."
             ) from error
         with held:
             deadline = time.monotonic() + patience_s
@@ -227,7 +223,7 @@ class Home:
                         text = detail.format(home=self.path, holder=_holder_in(held) or "Another command")
                         raise Conflict(detail=text, remedy=remedy) from error
                     time.sleep(0.02)
-            with suppress(OSError):  # on a disk that takes nothing it is held all the same, only not by whom
+            with suppress(OSError):  # on a full disk the lock holds all the same, without the holder's name
                 held.truncate(0)
                 os.write(held.fileno(), holder.encode())
             try:
@@ -237,7 +233,7 @@ class Home:
                     held.truncate(0)
 
     def write_address(self, url: str, runs: Path, certificate: Path | None = None) -> None:
-        """Say where this process listens, all at once."""
+        """Write atomically where this process listens."""
         self._write_address(Address(url, os.getpid(), runs, certificate), time.time())
 
     def _write_address(self, address: Address, started_at: float) -> None:
@@ -247,7 +243,7 @@ class Home:
             home_files.replace(self.path / name, text)
 
     def forget_address(self) -> None:
-        """What cannot be removed is no address either: a folder in its place, or that of a process that is gone."""
+        """Remove ``service.json``. If that fails, what remains does not count as an address of a running service."""
         try:
             (self.path / "service.json").unlink(missing_ok=True)
         except OSError as error:
@@ -255,7 +251,7 @@ class Home:
                 raise
 
     def token(self) -> str | None:
-        """The admin token left here; None if there is none, or none that this user may read."""
+        """Return the admin token, or None if there is none that this user may read."""
         try:
             token = home_files.read(self.path / "token").strip()
         except (OSError, ValueError):
@@ -263,12 +259,12 @@ class Home:
         return token if token.isascii() and token.isprintable() and token else None
 
     def write_token(self, token: str) -> None:
-        """Leave a token that nobody but the owner of this folder can read, at no instant."""
+        """Write the token so that only the owner of this folder can ever read it."""
         home_files.replace(self.path / "token", token + "\n")
 
 
 def _holder_in(held: IO[bytes]) -> str:
-    """The holder that the lock file names."""
+    """Return the holder that the lock file names."""
     return held.read(HOLDER_BYTES_MAX).decode(errors="replace").strip()
 
 
@@ -277,8 +273,8 @@ def _port(number: int) -> int | None:
 
 
 def _serves(pid: int, home: Path) -> bool:
-    """Whether this process is the service of that home, as far as it can be seen."""
-    import psutil  # late: most commands need none of it
+    """Return whether this process is the service of that home; True if its command line is hidden from this user."""
+    import psutil  # late: most commands do not need it
 
     try:
         command = psutil.Process(pid).cmdline()
@@ -290,7 +286,7 @@ def _serves(pid: int, home: Path) -> bool:
 
 
 def _address_of_service(home: Path) -> Address | None:
-    """The address of this home's running service, by its command line and its open sockets."""
+    """Return the address of this home's running service, from its command line and open sockets."""
     import psutil
 
     for process in psutil.process_iter():
@@ -314,6 +310,6 @@ def _address_of_service(home: Path) -> Address | None:
 
 
 def _home_in(command: list[str], folder: str) -> Path | None:
-    """The home that the command line of a service names."""
+    """Return the home that the command line of a service names."""
     named = dict(pairwise(command)).get("--home")
     return Path(folder, named).resolve() if SERVICE_MODULE in command and named else None

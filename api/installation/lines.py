@@ -19,11 +19,11 @@ from orchestrator.system.python_process import built
 
 PROBE_MODULE = "orchestrator.runtime.line_probe"
 HEAD = "control"
-"""The node group of the synchroniser's place."""
+"""The node group of the head, where the synchroniser runs."""
 
 
 class MeasuredLine(BaseModel):
-    """Between a node of one group and a node of another; ``forth`` is from ``one`` to ``other``. Or what was in its way."""
+    """A line between two node groups, or the problem with it. ``forth`` is from ``one`` to ``other``."""
 
     one: str
     other: str
@@ -34,9 +34,9 @@ class MeasuredLine(BaseModel):
 
 
 def measured_lines(home: Home, ports: tuple[int, int] = (0, 0)) -> Iterator[MeasuredLine]:
-    """Each line once it is measured, by way of a free one of these ports (0, 0: any).
+    """Yield each line once it is measured, on a free port of this range (0, 0: any).
 
-    Raises InfrastructureError where there is no cluster, or it cannot be joined.
+    Raises InfrastructureError if there is no cluster, or joining it fails.
     """
     command = python_process.module(PROBE_MODULE, "--home", str(home.path), "--ports", *map(str, ports))
     process = subprocess.Popen(
@@ -65,4 +65,6 @@ def _parsed(line: str) -> MeasuredLine:
     try:
         return MeasuredLine.model_validate(json.loads(line))
     except (ValueError, ValidationError) as error:
-        raise InfrastructureError(detail=f"The probe of lines said {line[:80]!r}.", remedy="Try again.") from error
+        raise InfrastructureError(
+            detail=f"The line probe printed {line[:80]!r}, which is not a measurement.", remedy="Try again."
+        ) from error

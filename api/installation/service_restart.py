@@ -1,8 +1,8 @@
-"""The fault ``kill_api``: the service is killed with SIGKILL, and is started again with the same options.
+"""The fault ``kill_api``: kill the service with SIGKILL, and start it again with the same options.
 
-Nothing else would start it: whoever ran ``atoll up`` has gone home, and it is no supervisor. So a process that the service
-leaves behind does what ``up`` would: the same command line and environment, a listening socket on the same port. A service
-that something else started (a container, a unit of systemd) refuses, for that something would start it as well.
+``atoll up`` does not supervise the service. So the service leaves a process behind that restarts it as ``up`` would: with
+the same command line, environment and port. A service that a supervisor started (a container, a systemd unit) refuses,
+because the supervisor would start it as well.
 
     python -m api.installation.service_restart HOME
 """
@@ -28,19 +28,19 @@ from orchestrator.system import python_process
 from orchestrator.system.python_process import built
 
 RestartService = Callable[[], None]
-"""Ends the service soon after it returns; another one takes its place. Raises ConfigurationError where none would."""
+"""Ends the service soon after it returns, and starts another. Raises ConfigurationError if none would be started."""
 
 GONE_WITHIN_S, HELD_WITHIN_S = 10.0, 60.0
 LISTENER, HOST = "--listener", "--host"
 
 
 def no_restart() -> None:
-    """For a service that has no home folder of its own. Raises ConfigurationError."""
-    raise ConfigurationError(detail="the service was not started by `atoll up`, so nothing here would start it again")
+    """Raise ConfigurationError: a service without a home folder is not restarted."""
+    raise ConfigurationError(detail="the service was not started by `atoll up`, so atoll cannot restart it")
 
 
 def restart_of(home: Home) -> RestartService:
-    """Kills and restarts the service of ``home``, by a process that outlives it."""
+    """Return a function that kills and restarts the service of ``home``, by a process that outlives it."""
 
     def begin() -> None:
         command = python_process.module("api.installation.service_restart", str(home.path))
@@ -50,11 +50,10 @@ def restart_of(home: Home) -> RestartService:
 
 
 def kill_and_start_again(home: Home) -> None:
-    """End the service of ``home`` with SIGKILL, and start it again; it answers within seconds.
+    """Kill the service of ``home`` with SIGKILL, and start it again; it answers within seconds.
 
-    Returns once the new one holds the home, so that ``atoll down`` finds it.
-
-    Raises ConfigurationError where there is none, or where it was not started by ``atoll up``.
+    Returns once the new service holds the home, so that ``atoll down`` finds it. Raises ConfigurationError if there is no
+    service, or if ``atoll up`` did not start it.
     """
     service = _of_up(home)
     with suppress(psutil.NoSuchProcess):
@@ -63,7 +62,7 @@ def kill_and_start_again(home: Home) -> None:
     while home.running():
         if time.monotonic() > deadline:
             raise InfrastructureError(
-                detail=f"The service (pid {service.process.pid}) does not end.", remedy="See its log."
+                detail=f"The service (pid {service.process.pid}) did not end after SIGKILL.", remedy="See its log."
             )
         time.sleep(0.02)
     _start(home, service)
@@ -83,16 +82,16 @@ class _RunningService:
 def _of_up(home: Home) -> _RunningService:
     address = home.address()
     if address is None or not home.running():
-        raise ConfigurationError(detail=f"no service runs in {home.path}")
+        raise ConfigurationError(detail=f"no service is running in {home.path}")
     try:
         process = psutil.Process(address.pid)
         service = _RunningService(process, address.url, process.cmdline(), process.environ(), Path(process.cwd()))
     except psutil.NoSuchProcess as error:
-        raise ConfigurationError(detail=f"the service of {home.path} ended just now") from error
+        raise ConfigurationError(detail=f"the service of {home.path} has just ended") from error
     if LISTENER not in service.command:
         raise ConfigurationError(
-            detail=f"the service (pid {address.pid}) was not started by `atoll up`: whatever started it would start it "
-            "again, beside this. Kill it yourself, or take kill_api out of the plan"
+            detail=f"the service (pid {address.pid}) was not started by `atoll up`: its supervisor would restart it as "
+            "well. Kill it yourself, or remove kill_api from the plan"
         )
     return service
 

@@ -1,11 +1,10 @@
-"""The record of the stores that a home has had. A lost, emptied or damaged store is reported, not silently begun anew.
+"""The record of the databases that a home has had. A lost, empty or damaged one is reported, not silently replaced.
 
-    HOME/stores.json      the databases that this home's services have begun, by a digest of their place
+    HOME/stores.json      the databases that this home's services have created, by a digest of their address
 
-Responsible for the check before anything is started, for the way forward (``begin_anew``), and for a record that lies
-outside the stores that it is about. A home that is older than that file is recognised by its token, which only a service
-leaves. Refuses to know tables: SQLite is asked itself whether its file is whole; whether another database is empty,
-``api.storage`` sees.
+The record lies outside the databases, and is checked before anything is started; ``begin_anew`` starts over. A home older
+than this file is recognised by its token, which only a service writes. SQLite itself checks whether its file is sound;
+``api.storage`` finds out whether another database is empty.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def default_store(home: Home) -> Path:
 
 
 def had_store(home: Home, database: str | None) -> bool:
-    """Whether a service of this home has begun its store there before."""
+    """Return whether a service of this home has used this database before."""
     noted = _noted(home)
     if noted is None:
         return database is None and (home.path / "token").exists()
@@ -42,7 +41,7 @@ def had_store(home: Home, database: str | None) -> bool:
 
 
 def note_store(home: Home, database: str | None) -> None:
-    """From now on this home has a store there."""
+    """Record that this home uses this database."""
     name, noted = _name_of(home, database), _noted(home) or []
     if name in noted:
         return
@@ -50,7 +49,7 @@ def note_store(home: Home, database: str | None) -> None:
 
 
 def refuse_lost_store(home: Home, database: str | None) -> None:
-    """Raises InfrastructureError where the store of this home is not what a service left. Writes nothing."""
+    """Raise InfrastructureError if the database of this home was lost or damaged. Writes nothing."""
     path = _file_of(home, database)
     if path is None:
         return
@@ -60,7 +59,7 @@ def refuse_lost_store(home: Home, database: str | None) -> None:
             raise _lost(path, "is missing")
         return
     if not path.is_file():
-        raise _lost(path, "is no file")
+        raise _lost(path, "is not a file")
     if path.stat().st_size == 0 and not _has_journal(path):
         if lost:
             raise _lost(path, "is empty")
@@ -70,7 +69,7 @@ def refuse_lost_store(home: Home, database: str | None) -> None:
 
 
 def begin_anew(home: Home, database: str | None) -> Path | None:
-    """A lost store is out of the way, so that an empty one begins; one that is sound stays. Returns where it was put."""
+    """Move a lost or damaged database aside, so that an empty one is created; a sound one stays. Return its new path."""
     try:
         refuse_lost_store(home, database)
     except InfrastructureError:
@@ -84,27 +83,27 @@ def begin_anew(home: Home, database: str | None) -> Path | None:
                 os.rename(f"{path}{ending}", f"{aside}{ending}")
         return aside
     if _file_of(home, database) is None:
-        _forget(home, database)  # whether it is empty, the database says
+        _forget(home, database)  # opening the database finds out whether it is empty
     return None
 
 
 def _lost(path: Path, what: str) -> InfrastructureError:
     return InfrastructureError(
-        detail=f"The service's store {path} {what}, though this home had one: nothing is known any more of its jobs, "
-        "tokens and commands, and what lies in the runs folder stays there.",
-        remedy="Put the file back from a copy. Or begin with an empty store, and have this one put aside: "
+        detail=f"The service's database {path} {what}, though this home had one: its jobs, tokens and commands are lost. "
+        "The files in the runs folder are not affected.",
+        remedy=f"Restore the file from a backup. Or start with an empty database, and move this one aside: "
         f"`atoll up {NEW_STORE}`.",
     )
 
 
 def _problem_of(path: Path, had: bool) -> str:
-    """The problem that SQLite reports of the file; empty if it is whole."""
+    """Return the problem that SQLite reports for the file; empty if it is sound."""
     try:
         with closing(sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=BUSY_S)) as connection:
             verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
     except sqlite3.OperationalError as error:
-        # locked, full or not to be written: whoever opens it says so
+        # locked, full or read-only: opening it for use reports that
         return "" if "malformed" not in str(error) and "not a database" not in str(error) else str(error)
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         return str(error)
@@ -118,12 +117,12 @@ def _quoted(path: Path) -> str:
 
 
 def _has_journal(path: Path) -> bool:
-    """Whether what was written lies beside the file still, as SQLite leaves it when its process is killed."""
+    """Return whether a journal lies beside the file, as SQLite leaves it when its process is killed."""
     return any(Path(f"{path}{ending}").is_file() and Path(f"{path}{ending}").stat().st_size for ending in BESIDE[1::2])
 
 
 def _file_of(home: Home, database: str | None) -> Path | None:
-    """The file of an SQLite database; None for one in memory, or of a server."""
+    """Return the file of an SQLite database; None for one in memory or on a server."""
     if database is None:
         return default_store(home)
     scheme, _, rest = database.partition("://")
@@ -133,7 +132,7 @@ def _file_of(home: Home, database: str | None) -> Path | None:
 
 
 def _name_of(home: Home, database: str | None) -> str:
-    """Names the database and holds no password: it is for comparing only."""
+    """Return a digest that identifies the database, without its password."""
     if (path := _file_of(home, database)) is not None:
         place = f"{SQLITE}:{os.path.relpath(path, home.path) if path.is_relative_to(home.path) else path.resolve()}"
     else:
@@ -147,7 +146,7 @@ def _list(home: Home) -> Path:
 
 
 def _noted(home: Home) -> list[str] | None:
-    """None where nothing is noted, or what is cannot be read: then the token says whether there was a service."""
+    """Return the recorded databases, or None without a readable record. Then the token shows if there was a service."""
     try:
         noted = json.loads(home_files.read(_list(home)))
     except (OSError, ValueError, RecursionError):

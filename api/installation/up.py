@@ -1,8 +1,8 @@
-"""Start and end one installation: the embedded cluster, and the service before it.
+"""Start and stop an installation: the embedded cluster, and the service in front of it.
 
-Responsible for the order (cluster, then service; the reverse when ending), for doing nothing twice, also when asked twice at
-once, and for leaving no process behind when a start fails. It refuses to import what it starts: both are processes of their
-own, so that the command line stays light and either may be killed and started again.
+Starts the cluster before the service, and stops them in reverse. Idempotent, also when two commands run at once, and a
+failed start leaves no process behind. Both are separate processes, so that the command line stays light and either may be
+killed and started again.
 
     up      python -m orchestrator.runtime.embedded up --home HOME --groups FILE
             python -m api.serve --home HOME --runs RUNS --listener FD --control …     (detached)
@@ -63,21 +63,21 @@ class Installation:
     control: str = RAY_CONTROL
     binding: Binding = field(default_factory=Binding)
     packages: tuple[str, ...] = ()
-    """The packages whose code jobs may name, besides learners' own."""
+    """The packages whose code jobs may name, besides ``learners``."""
     package_folders: tuple[str, ...] = ()
-    """Where they are looked for, besides what is installed."""
+    """Folders in which packages are found, besides the installed ones."""
     database: str | None = None
     checkpoints: tuple[str, ...] = ()
-    """Roots below which jobs may read and write checkpoints; none leaves it to the service. ``data`` likewise, to read."""
+    """Roots below which jobs may read and write checkpoints; empty for the default. ``data`` likewise, for reading."""
     data: tuple[str, ...] = ()
     jobs_max: int | None = None
-    """The most jobs that run at a time; None leaves it to the service."""
+    """How many jobs may run at a time; None for the default."""
     new_store: bool = False
-    """Where the home's store is lost or damaged, begin an empty one."""
+    """Start with an empty database if the home's is lost or damaged."""
     partition_tolerance_s: float | None = None
-    """The time that a region may be cut off without Ray ending its islands; None leaves it to the cluster."""
+    """How long a region may be cut off without Ray ending its islands; None for the default."""
     passed: tuple[str, ...] = ()
-    """The names of environment variables that its processes get besides what they need."""
+    """Environment variables that its processes get besides those that they need."""
 
     @property
     def with_cluster(self) -> bool:
@@ -85,10 +85,10 @@ class Installation:
 
 
 def up(wanted: Installation, say: Say) -> Address:
-    """The cluster and the service run and answer. Says what it does; already up is said and changes nothing.
+    """Start the cluster and the service as far as they do not run, and return the address once both answer.
 
-    Raises Conflict while another process starts or ends something in this home. A signal that ends it is an exception of
-    ``orchestrator.system.signals``; what was started by then is ended.
+    ``say`` gets the progress. Raises Conflict while another process starts or stops something in this home. A signal is an
+    exception of ``orchestrator.system.signals``; what was started by then is stopped.
     """
     wanted.binding.refuse_if_unfit()
     refuse_unfit(wanted.packages)
@@ -97,42 +97,42 @@ def up(wanted: Installation, say: Say) -> Address:
     wanted = replace(wanted, package_folders=user_packages.resolved(wanted.package_folders))
     for package in wanted.packages:
         if not user_packages.is_there(package, wanted.package_folders):
-            say(f"--allow {package}: it cannot be found here, and jobs that name it will fail. {user_packages.REMEDY}")
+            say(f"--allow {package}: package not found, jobs that name it will fail. {user_packages.REMEDY}")
             if user_packages.is_in(package, "."):
-                say(f"There is a {package} in the working folder. If that is meant, add --packages .")
+                say(f"The working folder contains {package}. To use that, add --packages .")
     with signals.as_exceptions(), wanted.home.locked_for_change("up"):
         try:
             return start(wanted, say)
         except (KeyboardInterrupt, SystemExit):
-            say("interrupted; what was started by then is ended")
+            say("interrupted; everything that was started is stopped")
             raise
 
 
 def down(home: Home, say: Say) -> None:
-    """No process of this installation is left. Safe to call when nothing runs. Raises Conflict as ``up``."""
+    """Stop all processes of this installation. Idempotent. Raises Conflict as ``up`` does."""
     if not home.path.is_dir():
-        say(f"nothing is up in {home.path}")
+        say(f"nothing is running in {home.path}")
         return
     with home.locked_for_change("down"):
         end(home, say)
 
 
 def start(wanted: Installation, say: Say) -> Address:
-    """``up``, for whoever has locked the home."""
+    """Do what ``up`` does. Requires the home to be locked."""
     home = wanted.home
     if home.discovered_address() is None and home.running():
-        _await(home.discovered_address, PATIENCE_S)  # by hand it may be starting just now
+        _await(home.discovered_address, PATIENCE_S)  # it may have been started by hand a moment ago
     port = home.port_before()
     if home.running():
-        # It may be starting, by hand: give it time before taking it for a stuck one. Not where its cluster has no head.
+        # It may have been started by hand: give it time before treating it as stuck, unless its cluster has no head.
         patience_s = PATIENCE_S if not wanted.with_cluster or _head_listens(home) else 0.0
         if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), patience_s):
             if wanted.with_cluster:
                 # a node of it may have died
                 _cluster("up", home, *passed_of(wanted), *folders_of(wanted), passed=wanted.passed)
-            say(f"already up at {address.url} (home {home.path})")
+            say(f"already running at {address.url} (home {home.path})")
             return address
-        say("the service runs, but its cluster does not answer it; starting both again")
+        say("the service runs, but its cluster does not answer; restarting both")
         _end_service(home, say)
     if wanted.with_cluster and not wanted.groups.is_file():
         raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
@@ -147,7 +147,7 @@ def start(wanted: Installation, say: Say) -> Address:
             options = ["--groups", str(wanted.groups), *tolerance_of(wanted), *passed_of(wanted), *folders_of(wanted)]
             _cluster("up", home, *options, passed=wanted.passed)
         address = _start_service(wanted, say, port)
-        say(f"up at {address.url} (home {home.path}, runs {address.runs})")
+        say(f"running at {address.url} (home {home.path}, runs {address.runs})")
     except BaseException:
         with signals.ignored():
             _end_service(home, say)
@@ -158,31 +158,29 @@ def start(wanted: Installation, say: Say) -> Address:
 
 
 def end(home: Home, say: Say) -> None:
-    """``down``, for whoever has locked the home. Jobs that ran are over: the next service does not start them again."""
+    """Do what ``down`` does. Requires the home to be locked. The next service does not start the jobs that ran again."""
     had_cluster, lived = has_cluster(home), _head_listens(home)
     ran = _end_service(home, say)
-    if lived or (ran and not had_cluster):  # else a loss of power, or whatever it was, ended them, and they go on
+    if lived or (ran and not had_cluster):  # else something like a power loss ended them, and they resume
         try:
             home.taken_down.touch()
         except OSError as error:
-            say(
-                f"{home.taken_down} cannot be written ({error.strerror}): jobs that ran now will go on with the next `up`"
-            )
+            say(f"cannot write {home.taken_down} ({error.strerror}): the running jobs will resume with the next `up`")
     if had_cluster:
-        say("ending the embedded cluster")
+        say("stopping the embedded cluster")
         _cluster("down", home)
         ran = True
-    say("down" if ran else f"nothing is up in {home.path}")
+    say("stopped" if ran else f"nothing is running in {home.path}")
 
 
 # ── the service ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _look_for_store(wanted: Installation, say: Say) -> None:
-    """Raises InfrastructureError where the home's store is lost, before anything is started; or has it begun anew."""
+    """Raise InfrastructureError if the home's database is lost, before anything is started; or move it aside if asked."""
     if wanted.new_store:
         aside = store_history.begin_anew(wanted.home, wanted.database)
-        say(f"an empty store is begun; what was there is {aside}" if aside else "no damaged store lies there")
+        say(f"starting with an empty database; the old one is {aside}" if aside else "there is no damaged database")
     store_history.refuse_lost_store(wanted.home, wanted.database)
 
 
@@ -193,9 +191,9 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
     with bound_listener(wanted.binding, wanted.port, before) as listener:
         command += ["--listener", str(listener.fileno()), "--control", wanted.control, *options_of(wanted)]
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
-        database = {DATABASE_VARIABLE: wanted.database} if wanted.database else {}  # argv is seen by all
+        database = {DATABASE_VARIABLE: wanted.database} if wanted.database else {}  # all users can see argv
         environment = built(os.environ, wanted.passed) | database
-        # until it holds the home, only this process knows of it
+        # until it holds the home, only this process can end it
         with _begun(
             lambda: start_detached(command, home, environment=environment, listener=listener), STOP_TIMEOUT_S
         ) as process:
@@ -204,25 +202,25 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
 
 
 def _answer_of(process: subprocess.Popen[bytes], home: Home) -> Address:
-    """The address of the service that this process is, once it answers. Raises InfrastructureError."""
+    """Return the address of the service that runs in this process, once it answers. Raises InfrastructureError."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             detail = (
-                f"The service ended while starting (exit code {process.returncode}). Its last words:\n{tail(home.log)}"
+                f"The service exited while starting (exit code {process.returncode}). End of its log:\n{tail(home.log)}"
             )
             raise InfrastructureError(detail=detail, remedy=f"\nThe whole log is {home.log}.")
         address = home.address()
         if address and address.pid == process.pid and (ready := _answering(home, timeout_s=START_TIMEOUT_S)):
             return ready
         time.sleep(0.05)
-    detail = f"The service did not answer within {START_TIMEOUT_S:.0f} s. Its last words:\n{tail(home.log)}"
+    detail = f"The service did not answer within {START_TIMEOUT_S:.0f} s. End of its log:\n{tail(home.log)}"
     raise InfrastructureError(detail=detail, remedy=f"\nThe whole log is {home.log}.")
 
 
 @contextmanager
 def _begun(begin: Callable[[], subprocess.Popen[bytes]], timeout_s: float) -> Iterator[subprocess.Popen[bytes]]:
-    """The process that ``begin`` starts. An exception of the block ends it: by SIGTERM, after this time by SIGKILL."""
+    """Yield the process that ``begin`` starts. An exception in the block ends it: SIGTERM, then SIGKILL after this time."""
     process = None
     try:
         with signals.held():
@@ -240,19 +238,19 @@ def _begun(begin: Callable[[], subprocess.Popen[bytes]], timeout_s: float) -> It
 
 
 def _end_service(home: Home, say: Say) -> bool:
-    """The service process is gone, and its address with it. True if there was one."""
+    """End the service process and remove its address. Return True if there was one."""
     if not home.running():
         home.forget_address()
         return False
-    address = _await(lambda: _of_living(home), timeout_s=STOP_TIMEOUT_S)  # it may be starting just now
+    address = _await(lambda: _of_living(home), timeout_s=STOP_TIMEOUT_S)  # it may be starting right now
     if address is None:
         if not home.running():
             return False
         raise InfrastructureError(
-            detail=f"A process holds {home.path}/service.lock, and none can be seen that serves this home.",
-            remedy="It may be another user's, or another container's: find it with `fuser` on that file, and try again.",
+            detail=f"A process holds {home.path}/service.lock, but no visible process serves this home.",
+            remedy="It may belong to another user or container. Find it with `fuser` on that file, and try again.",
         )
-    say(f"ending the service (pid {address.pid})")
+    say(f"stopping the service (pid {address.pid})")
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.kill(address.pid, number)
@@ -265,22 +263,22 @@ def _end_service(home: Home, say: Say) -> bool:
 
 
 def _lives(pid: int) -> bool:
-    """Also while its last threads end: it holds the home no more, and is still a process of this installation."""
+    """Return whether the process lives. While its last threads end it no longer holds the home, but still counts."""
     with suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def _of_living(home: Home) -> Address | None:
-    """Not what one that was killed has left behind."""
+    """Return the address of a living service, not one that a killed service left behind."""
     address = home.discovered_address()
     return address if address is not None and _lives(address.pid) else None
 
 
 def _answering(home: Home, timeout_s: float) -> Address | None:
-    """The address of the service if its process lives and its cluster answers it.
+    """Return the address of the service if it answers and its cluster answers it, else None.
 
-    Raises StoreUnavailable where it lives, and its database does not do its part.
+    Raises StoreUnavailable if it answers that its database is unavailable.
     """
     from api.client import Client  # late: `atoll --help` needs no HTTP
 
@@ -291,14 +289,14 @@ def _answering(home: Home, timeout_s: float) -> Address | None:
         try:
             client.ready()
         except StoreUnavailable:
-            raise  # another process would find the same store
+            raise  # another process would find the same database
         except InfrastructureError:
             return None
     return address
 
 
 def options_of(wanted: Installation) -> list[str]:
-    """The service's options on its command line."""
+    """Return the service's command-line options."""
     binding = wanted.binding
     options = ["--host", binding.host]
     if binding.certificate and binding.key:
@@ -317,39 +315,39 @@ def options_of(wanted: Installation) -> list[str]:
 
 
 def tolerance_of(wanted: Installation) -> list[str]:
-    """The cluster's option for how long a cut it has to bear."""
+    """Return the cluster's option for its partition tolerance."""
     tolerance = wanted.partition_tolerance_s
     return [] if tolerance is None else ["--partition-tolerance-s", str(tolerance)]
 
 
 def folders_of(wanted: Installation) -> list[str]:
-    """The option, of the service and of the cluster, for where packages of jobs are."""
+    """Return the options of service and cluster for the folders of packages."""
     return [text for folder in wanted.package_folders for text in ("--packages", folder)]
 
 
 def passed_of(wanted: Installation) -> list[str]:
-    """The cluster's options for what it gets of the caller's environment."""
+    """Return the cluster's options for the variables that it gets from the caller's environment."""
     return [text for name in wanted.passed for text in ("--pass-environment", name)]
 
 
 def bound_listener(binding: Binding, port: int | None, before: int | None) -> socket.socket:
-    """A socket on the port asked for; else on the one it had before, so that addresses stay; else on the first free one.
+    """Return a socket on the given port; else on the previous one, so that addresses stay; else on the first free one.
 
-    The service inherits it: a port that was only looked at may be gone when the service wants it.
+    The service inherits the socket: a port that was only probed could be taken before the service binds it.
     """
     had = [before] if before else []
     listener = binding.listen([port] if port is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
     if listener:
         return listener
     ports = f"Port {port} is" if port is not None else f"The ports {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are"
-    raise InfrastructureError(detail=f"{ports} taken by other programs.", remedy="Give another with --port.")
+    raise InfrastructureError(detail=f"{ports} in use by other programs.", remedy="Give another with --port.")
 
 
 # ── the cluster ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ()) -> None:
-    """Let the embedded cluster be started or ended; it prints its own progress."""
+    """Start or stop the embedded cluster, which prints its own progress."""
     command = python_process.module(CLUSTER_MODULE, verb, "--home", str(home.path), *options)
     environment = built(os.environ, passed)
     with _begun(
@@ -360,25 +358,25 @@ def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ())
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
             umask=0o077,
-            start_new_session=True,  # signals of this terminal are for this process, which passes them on
+            start_new_session=True,  # this process passes the terminal's signals on
         ),
-        CLUSTER_STOP_TIMEOUT_S,  # it ends its own children: it alone knows those that have no mark yet
+        CLUSTER_STOP_TIMEOUT_S,  # it ends its own children: only it knows those without a mark
     ) as process:
         code = process.wait()
     if code == 2:
-        raise ConfigurationError(detail="The embedded cluster cannot be started like this; see the message above.")
+        raise ConfigurationError(detail="The embedded cluster cannot start with these options; see the message above.")
     if code:
-        detail = f"The embedded cluster could not be {'started' if verb == 'up' else 'ended'} (exit code {code})."
-        raise InfrastructureError(detail=detail, remedy="See its messages above; `atoll down` cleans up what is left.")
+        detail = f"The embedded cluster failed to {'start' if verb == 'up' else 'stop'} (exit code {code})."
+        raise InfrastructureError(detail=detail, remedy="See its messages above; `atoll down` cleans up the rest.")
 
 
 def has_cluster(home: Home) -> bool:
-    """Whether there is anything of a cluster of this home, by its file or by the marks of its processes."""
+    """Return whether this home has a cluster, or leftovers of one, by its file and the marks of processes."""
     return os.path.lexists(home.path / "cluster.json") or bool(marked_pids(home.path))
 
 
 def _head_listens(home: Home) -> bool:
-    """Whether the cluster lives; without a file that says where, whether any of its processes does."""
+    """Return whether the head accepts connections; without its address, whether any process of the cluster lives."""
     try:
         host, _, port = json.loads(home_files.read(home.path / "cluster.json"))["address"].rpartition(":")
         socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()

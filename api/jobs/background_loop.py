@@ -1,8 +1,8 @@
 """A background thread of the service, which does a piece of work round after round.
 
-Responsible for the rhythm, for one round's failure not being the last, and for what one job makes fail being no matter of
-the others (``ProblemLog``). A failure is logged when it is another one than before, not each time that it is met: what is
-broken stays broken for days. Refuses to know what is to be done. It holds nothing that a SIGKILL could lose.
+A failed round does not end the loop, and a failure of one job does not affect others. ``ProblemLog`` logs a failure when its
+reason changes, not each time it occurs: what is broken may stay broken for days. The loop holds nothing that a SIGKILL could
+lose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 STOP_TIMEOUT_S = 2.0
-"""A round may wait for a cluster that does not answer; the service's end does not wait for that."""
+"""A round may wait for a cluster that does not answer; stopping the service does not wait for it."""
 
 
 class ProblemLog:
@@ -28,16 +28,16 @@ class ProblemLog:
         self._reasons: dict[str, str] = {}
 
     def note(self, whom: str, reason: str, error: BaseException | None = None) -> bool:
-        """Log the reason unless it was the last one for ``whom``, with the traceback of ``error``. Whether it is new."""
+        """Log the reason and the traceback of ``error``, unless it is the last one for ``whom``. Return if it is new."""
         if reason == self._reasons.get(whom):
             return False
         self._reasons[whom] = reason
-        story = None if isinstance(error, InfrastructureError) else error  # that one has said all that is to be said
+        story = None if isinstance(error, InfrastructureError) else error  # its message is enough
         self._log.warning("%s: %s", whom, reason, exc_info=story)
         return True
 
     def settle(self, whom: str) -> bool:
-        """``whom`` has no problem any more. Returns whether it had one."""
+        """Forget the problem of ``whom``. Return whether there was one."""
         return self._reasons.pop(whom, None) is not None
 
     def keep(self, them: Iterable[str]) -> None:
@@ -47,7 +47,7 @@ class ProblemLog:
 
 
 def reason_of(error: BaseException) -> str:
-    """An unforeseen failure in one line."""
+    """Return an unforeseen failure in one line."""
     return f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
@@ -60,15 +60,15 @@ class BackgroundLoop:
         self._problem_log = ProblemLog(logger)
 
     def start(self) -> None:
-        """From now on there is a round every ``every_s``, the first one at once."""
+        """Start the rounds: one every ``every_s``, the first one at once."""
         self._thread.start()
 
     def wake(self) -> None:
-        """The next round is now, or follows the one under way at once."""
+        """Start the next round now, or right after the current one."""
         self._woken.set()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """No round begins any more, and the one under way is over, or is left behind. Nothing happens before a start."""
+        """Start no more rounds, and wait for the current one at most ``timeout_s``. Does nothing before ``start``."""
         self._stopped.set()
         self.wake()
         if self._thread.is_alive():
@@ -79,14 +79,14 @@ class BackgroundLoop:
             who = f"a round of the thread {self._name}"
             try:
                 self._round()
-            except InfrastructureError as error:  # it waits for what is away: no story of ours is needed
+            except InfrastructureError as error:  # it waits for something that does not answer: no traceback needed
                 if not self._stopped.is_set():
-                    self._problem_log.note(who, f"it waits: {error}")
-            except Exception as error:  # the next one may find things mended, and nobody is here to be told
+                    self._problem_log.note(who, f"waiting: {error}")
+            except Exception as error:  # the next round may succeed, and there is no caller to report to
                 if not self._stopped.is_set():
-                    self._problem_log.note(who, f"it failed, and is tried again: {reason_of(error)}", error)
+                    self._problem_log.note(who, f"failed, and will be repeated: {reason_of(error)}", error)
             else:
                 if self._problem_log.settle(who):
-                    logger.info("%s: it works again", who)
+                    logger.info("%s: works again", who)
             self._woken.wait(self._every_s)
             self._woken.clear()

@@ -1,8 +1,8 @@
-"""The functions that a submitted specification names: whether their modules have them. Nothing of them is run here.
+"""Check that the functions that a submitted specification names exist in their modules, without running any of them.
 
-A module is read as text and looked through for its names, so that a name that is misspelt is told at submission, and not by
-the job minutes or hours later. Where that cannot be known (another way of importing, compiled code, names that are made as
-the module runs) nothing is said: the job says it, and ``atoll check`` does.
+A module's source is parsed for its names, so that a misspelt name is reported at submission and not by the job minutes or
+hours later. If the names cannot be known (other ways of importing, compiled code, names created at run time) nothing is
+reported here; ``atoll check`` and the job do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PARSING = threading.Lock()
 
 
 def absent_functions(spec: JobSpec) -> list[Problem]:
-    """The named functions that their modules have not, for certain."""
+    """Return a problem for each named function that its module certainly lacks."""
     named = (
         ("model.factory", spec.model.factory),
         ("training.inner_optimizer.factory", spec.training.inner_optimizer.factory),
@@ -39,12 +39,12 @@ def absent_functions(spec: JobSpec) -> list[Problem]:
         if names is not None and name not in names:
             meant = closest(name, sorted(names))
             remedy = f"Did you mean {module}:{meant}?" if meant else "Correct its name."
-            problems.append(Problem(path, f"names {function!r}, and {module} has no {name!r}.", remedy))
+            problems.append(Problem(path, f"names {function!r}, but {module} has no {name!r}.", remedy))
     return problems
 
 
 def _names_of(module: str) -> set[str] | None:
-    """The names that the module has once it was imported; None where that cannot be read off it."""
+    """Return the names that the module has after import; None if its source does not tell."""
     try:
         source = _source_of(module)
         if source is None or source.stat().st_size > SOURCE_BYTES_MAX:
@@ -72,7 +72,7 @@ def _source_of(module: str) -> Path | None:
 
 
 def _bound(body: list[ast.stmt]) -> Iterator[str]:
-    """The names that these statements bind in their module, whichever branch is taken."""
+    """Yield the names that these statements bind in their module, in any branch."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name

@@ -1,9 +1,8 @@
-"""Node groups that take nothing new. What operators want is in the store; every living job is told what it lacks of that.
+"""Cordoned node groups: the store holds what operators want, and every living job is brought in line with it.
 
-Responsible for the two agreeing in the end: jobs are told by comparing, not by passing a message on, so that a SIGKILL
-between storing and telling loses nothing: the next service compares again, and a job that did not answer is compared again
-when it does. What is on its way to a job counts as known to it. What trains on a cordoned node group goes on; that the job
-decides. Refuses to know what jobs do with it.
+Jobs are reconciled by comparison, not by forwarding messages, so that a SIGKILL between storing and sending loses nothing:
+the next service compares again, and a job that did not answer is compared again when it does. A command under way counts as
+known to the job. Jobs decide by themselves what a cordon means; islands that train on a cordoned node group continue.
 """
 
 from __future__ import annotations
@@ -36,37 +35,37 @@ class Cordons:
         self._store = store
         self._outbox = outbox
         self._lock = Lock()
-        """Two that compare at once would tell a job twice, or one of them what has just been taken back."""
+        """Two threads that compare at once could send a job the same command twice, or an outdated one."""
         self._missed: dict[str, str] = {}
-        """Jobs that did not answer when they were to be told, and on whose behalf."""
+        """Jobs that did not answer, and the caller whose change they missed."""
         self._problem_log = ProblemLog(logger)
 
     def node_groups(self) -> list[NodeGroup]:
-        """The fleet's node groups, by name, each with who cordoned it."""
+        """Return the fleet's node groups, by name, each with who cordoned it."""
         cordoned = self.callers()
         groups = self._control.node_groups()
         return [NodeGroup(**g, cordoned=g["name"] in cordoned, cordoned_by=cordoned.get(g["name"])) for g in groups]
 
     def callers(self) -> dict[str, str]:
-        """The cordoned node groups, and who cordoned each."""
+        """Return the cordoned node groups, and who cordoned each."""
         return {name: row.caller for name, row in self._store.cordons().items()}
 
     def generation(self) -> str:
-        """Another one whenever a node group was cordoned or uncordoned."""
+        """Return a text that changes whenever a node group is cordoned or uncordoned."""
         rows = self._store.cordons().values()
         return digest_of([(row.node_group, row.caller, row.cordoned_at) for row in rows])[:8]
 
     def change(
         self, name: str, caller: str, cordoned: bool, if_match: str | None = None
     ) -> tuple[NodeGroup, list[CommandRow]]:
-        """Cordon the node group, or take that back, and tell all living jobs. Asked twice, the second changes nothing.
+        """Cordon or uncordon the node group, and tell all living jobs. Idempotent.
 
-        With ``if_match`` it is refused if anything was cordoned or uncordoned since the caller read it.
+        With ``if_match`` it is refused if any node group was cordoned or uncordoned since the caller read them.
         """
         names = {group.name for group in self.node_groups()}
         if name not in names:
-            there = ", ".join(sorted(names)) or "none at all"
-            raise NotFound(detail=f"There is no node group {name!r}.", remedy=f"The fleet has {there}.")
+            there = ", ".join(sorted(names)) or "none"
+            raise NotFound(detail=f"Node group {name!r} does not exist.", remedy=f"The fleet has {there}.")
         with self._lock:
             refuse_outdated(if_match, self.generation(), "the node groups")
             if cordoned:
@@ -77,7 +76,7 @@ class Cordons:
         return next(group for group in self.node_groups() if group.name == name), commands
 
     def tell_all(self, caller: str) -> list[CommandRow]:
-        """Every living job knows what is cordoned, or is on its way to. One that does not answer is told when it does."""
+        """Tell every living job what is cordoned. A job that does not answer is told when it does."""
         commands: list[CommandRow] = []
         for row in self._store.jobs():
             if row.state in NOT_OVER:
@@ -85,18 +84,18 @@ class Cordons:
         return commands
 
     def tell_missed(self) -> None:
-        """Those that did not answer are told, if they do now."""
+        """Tell the jobs that did not answer before, if they do now."""
         for job, caller in list(self._missed.items()):
             self.tell(job, caller)
 
     def tell(self, job: str, caller: str) -> list[CommandRow]:
-        """The commands by which the job is told what it lacks; none for one that has ended, or does not answer."""
+        """Send the job the commands that it lacks, and return them; none if it has ended or does not answer."""
         with self._lock:
             try:
                 lacks = self._lacks(job)
-            except Exception as error:  # it does not answer, or its answer is none; that is no matter of the others
+            except Exception as error:  # no answer, or an invalid one; other jobs are not affected
                 why = str(error) if isinstance(error, InfrastructureError) else reason_of(error)
-                self._problem_log.note(f"job {job}", f"it could not be told what is cordoned: {why}")
+                self._problem_log.note(f"job {job}", f"could not send it the cordons: {why}")
                 self._missed[job] = caller
                 return []
             self._missed.pop(job, None)
@@ -108,7 +107,7 @@ class Cordons:
         return [self._store.command(row.command) or row for row in stored]
 
     def _lacks(self, job: str) -> dict[NodeGroupId, str | None]:
-        """The node groups of which the job knows the contrary; by whom each is cordoned, None where it no longer is."""
+        """Return the node groups whose cordon the job does not know; by whom each is cordoned, None if it no longer is."""
         open_commands = self._store.open_commands(job)
         try:
             knows = set(map(NodeGroupId, self._control.status(job)["view"]["cordoned"]))

@@ -1,14 +1,14 @@
-"""The dispatcher carries out the queue's decisions: it starts queued jobs, whenever something changed and every few seconds.
+"""The dispatcher carries out the queue's decisions: it starts queued jobs, after every change and every few seconds.
 
     queued ──▶ starting ──▶ running ──▶ … ──▶ a final state
       │   ▲       │  └────▶ failed: the job could not be started
-      │   └───────┘ the service was killed meanwhile, and nothing of the job is there
+      │   └───────┘ the service was killed meanwhile, and the job does not exist
       └──▶ cancelled
 
-Responsible for each of these arrows being taken once, whoever is killed when: a state is moved on in the store by
-comparing first, a job is called starting before anything of it is made, and one that has written a tape has run and is not
-started again. Jobs that ended while no service was up are found when their capacity is needed. Refuses to decide
-(``api.jobs.queue``), and to know how a job stands: its functions for that are arguments.
+Each of these arrows is taken once, whatever is killed when: state changes in the store are compare-and-set, a job is marked
+starting before anything of it is created, and a job with a tape has run and is not started again. Jobs that ended while no
+service was running are found when their capacity is needed. ``api.jobs.queue`` decides; the functions that find out a job's
+status are arguments.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from orchestrator.system.roots import AllowedRoots
 logger = logging.getLogger(__name__)
 
 JOBS_MAX = 16
-"""Each costs the head three processes, which no node group accounts for."""
+"""Each job costs the head three processes, which no node group accounts for."""
 POLL_EVERY_S = 2.0
 PATIENCE_S = 4.0
-"""A running job that has not said by then how it stands is reckoned by its specification."""
+"""For a running job that has not answered by then, its specification counts."""
 CLOSE_TIMEOUT_S = 5.0
 PLACES_HOLD_S = 0.25
 GONE_FOR_GOOD = frozenset({"stopped", "drained", "failed"})
-"""States of an island that asks for no room. An operator may place it again; it then waits for some, in its job."""
+"""States of an island that needs no resources. An operator may place it again; it then waits for them in its job."""
 
 
 class Dispatcher:
-    """``statuses`` asks living jobs. ``job_of`` returns a job's state within the given time, and stores it if it is final.
-    ``record`` returns its status record, None if the job left none. Jobs touch files below ``roots``.
+    """``statuses`` queries living jobs. ``job_of`` returns a job's state within the given time, and stores a final one.
+
+    ``record`` returns its status record, or None if the job left none. Jobs may use files below ``roots``.
     """
 
     def __init__(
@@ -76,45 +77,45 @@ class Dispatcher:
         self._closing = False
         self._decided = NOTHING_QUEUED
         self._first: tuple[str, int] | None = None
-        """The first of those that wait, and its priority."""
+        """The first waiting job, and its priority."""
         self._places: tuple[float, dict[str, int]] = (float("-inf"), {})
         self._problem_log = ProblemLog(logger)
         self._inherited: set[str] = set()
-        """Jobs that were being started when the process ended, or the store failed, and that are not settled yet."""
+        """Jobs whose start was interrupted, by the end of the process or a failure of the store, and is not settled yet."""
 
     def inherit(self) -> None:
-        """After a restart: see to the jobs that were being started when the last process ended."""
+        """Settle the jobs that the last process was starting when it ended."""
         self._inherited = {row.job for row in self._store.jobs(states={JobState.STARTING})}
         self._settle_inherited()
 
     def begin(self) -> None:
-        """Start the loop: from here on queued jobs start without being asked for."""
+        """Start the loop that starts queued jobs."""
         self._loop.start()
 
     def close(self) -> None:
-        """Start nothing more. A start under way that does not end soon is left to the next process."""
+        """Stop starting jobs. A start that does not end soon is left to the next process."""
         self._closing = True
         self._loop.stop(CLOSE_TIMEOUT_S)
 
     def wake(self) -> None:
-        """Something changed: the next round begins soon."""
+        """Start the next round soon, because something changed."""
         self.count_anew()
         self._loop.wake()
 
     def count_anew(self) -> None:
-        """The queue has changed: places that were counted before hold no more."""
+        """Drop the counted places, because the queue has changed."""
         self._places = (float("-inf"), {})
 
     def why(self, job: str) -> str:
-        """Why a queued job waits."""
+        """Return why a queued job waits."""
         waits = self._decided.waits
         if job in waits or not waits:
-            return waits.get(job, "it is about to be looked at")
+            return waits.get(job, "the next round will decide")
         first, why = next(iter(waits.items()))
         return behind(first, why)
 
     def place(self, job: str) -> int | None:
-        """The job's place in the queue, from 1, counted a moment ago for all of them. None: it is not queued."""
+        """Return the job's place in the queue, from 1, at most ``PLACES_HOLD_S`` old; None if it is not queued."""
         counted_at, places = self._places
         if time.monotonic() - counted_at > PLACES_HOLD_S:
             places = {queued: place for place, (queued, _, _) in enumerate(self._store.queued(), 1)}
@@ -122,7 +123,7 @@ class Dispatcher:
         return places.get(job)
 
     def is_behind(self, row: JobRow) -> bool:
-        """Whether a job waits that this one may not overtake: then it cannot start now, and no round is needed."""
+        """Return whether a waiting job is ahead of this one. Then this one cannot start, and no round is needed."""
         if self._first is None or self._first[0] == row.job or self._first[1] < row.priority:
             return False
         first = self._store.job(self._first[0])
@@ -130,11 +131,11 @@ class Dispatcher:
 
     @property
     def unschedulable(self) -> bool:
-        """Whether the first in line asks for more than the fleet has, so that waiting does not help."""
+        """Return whether the first queued job asks for more than the fleet has, so that waiting does not help."""
         return self._decided.unschedulable
 
     def dispatch(self, patience_s: float = -1) -> None:
-        """Start every queued job whose turn it is. While another thread is at it, wait so long, then leave it to that."""
+        """Start every queued job whose turn it is. If another thread does so, wait ``patience_s`` and leave it to that."""
         if not self._one_at_a_time.acquire(timeout=patience_s):
             self.wake()
             return
@@ -152,23 +153,23 @@ class Dispatcher:
                     if row := self._store.job(job):
                         self._start(row)
                 except InfrastructureError as error:
-                    logger.warning("job %s could not be seen to: %s", job, error)
-                except Exception:  # the others' turn is now, too; this one's comes again
-                    logger.exception("job %s could not be seen to", job)
+                    logger.warning("starting job %s was interrupted: %s", job, error)
+                except Exception:  # the other jobs must not wait; this one gets another turn
+                    logger.exception("starting job %s was interrupted", job)
         finally:
             self._one_at_a_time.release()
 
     def _queued(self) -> list[QueuedJob]:
-        """The queued jobs, the next one first. One whose specification can no longer be read has failed, and says so."""
+        """Return the queued jobs, the next one first. A job whose specification is no longer readable fails."""
         queued = []
         for job, priority, number in self._store.queued():
             try:
                 wants = self.outlines.of(job, lambda job=job: self._spec(job)).wants  # type: ignore[misc]
             except InfrastructureError:
-                raise  # the store does not answer, which says nothing of the job
+                raise  # the store does not answer; the job is not at fault
             except Exception as error:
                 logger.error("job %s cannot be queued: %s", job, error)
-                reason = f"its stored specification cannot be used any more: {first_line(error)}"
+                reason = f"its stored specification is no longer valid: {first_line(error)}"
                 self._store.move_job(job, JobState.QUEUED, JobState.FAILED, reason=reason, idempotency_key=None)
                 continue
             queued.append(QueuedJob(job, priority, number, wants))
@@ -177,7 +178,7 @@ class Dispatcher:
     def _spec(self, job: str) -> Mapping[str, Any]:
         row = self._store.job(job)
         if row is None:
-            raise NotFound(detail=f"There is no job {job!r}.")
+            raise NotFound(detail=f"Job {job!r} does not exist.")
         return row.spec
 
     def _decide(self, queued: Sequence[QueuedJob]) -> Decision:
@@ -191,21 +192,21 @@ class Dispatcher:
             return Decision(
                 (), {job.job: f"the cluster does not answer: {error}" for job in queued}, unschedulable=False
             )
-        # Nobody is asked how they stand while all would fit beside the largest that each running job may become.
+        # Running jobs are not queried if everything fits even beside the largest that each of them may become.
         at_most = [outline.wants_at_most for row in alive if (outline := self._outline(row))]
         decided = decide(queued, at_most, groups, self._jobs_max)
         return decide(queued, self._wants(alive), groups, self._jobs_max) if decided.waits else decided
 
     def _outline(self, row: JobRow) -> Outline | None:
-        """None for a running job whose stored specification cannot be read: nobody knows what it wants."""
+        """Return the job's outline, or None if its stored specification cannot be read."""
         try:
             return self.outlines.of(row.job, lambda: row.spec)
         except Exception as error:
-            self._problem_log.note(f"job {row.job}", f"nobody knows what it wants: {reason_of(error)}")
+            self._problem_log.note(f"job {row.job}", f"its resources are unknown: {reason_of(error)}")
             return None
 
     def _wants(self, alive: Sequence[JobRow]) -> list[Wants]:
-        """The resources that those of them that still run want at present."""
+        """Return the resources that each of these jobs, if it still runs, currently wants."""
         self._statuses.ask_all(alive)
         due_at = time.monotonic() + PATIENCE_S
         wants: list[Wants] = []
@@ -220,10 +221,10 @@ class Dispatcher:
                 sections = sections_of(row, slots=True)
                 there = [IslandId(island.island) for island in job.islands if island.state not in GONE_FOR_GOOD]
                 wants.append(wants_of(sections[island] for island in there if island in sections))
-            except Exception as error:  # whatever its row and its answer are, the others' turn does not wait for it
+            except Exception as error:  # a damaged row or answer must not block other jobs
                 if not isinstance(error, AtollError):
                     self._problem_log.note(
-                        f"job {row.job}", f"it is reckoned by its outline: {reason_of(error)}", error
+                        f"job {row.job}", f"its specification counts instead of its status: {reason_of(error)}", error
                     )
                 wants.append(outline.wants)
             else:
@@ -231,9 +232,9 @@ class Dispatcher:
         return wants
 
     def _start(self, row: JobRow) -> None:
-        """The job runs, or has failed with the reason, or was cancelled in the last instant.
+        """Start the job; it then runs, has failed with the reason, or was cancelled at the last moment.
 
-        Raises InfrastructureError if the store failed meanwhile. How far it came is settled once that answers again.
+        Raises InfrastructureError if the store failed meanwhile. The outcome is settled once the store answers again.
         """
         if self._closing:
             return
@@ -254,9 +255,9 @@ class Dispatcher:
             self._control.start_job(row.job, spec, run_dir, cordoned, self._roots)
         except Exception as error:
             if self._closing:
-                return  # the cluster was left while it was starting; the next process sees what became of it
+                return  # disconnected from the cluster during the start; the next process settles it
             logger.exception("job %s could not be started", row.job)
-            # The key is freed: whoever tries again under it wants a job, not this failure once more.
+            # Free the key: a repeated request should try again, not get this failure.
             values = {"reason": f"could not be started: {error}", "idempotency_key": None}
             self._store.move_job(row.job, JobState.STARTING, JobState.FAILED, **values)
             return
@@ -265,15 +266,15 @@ class Dispatcher:
             self._cordons.tell(row.job, row.caller)
 
     def _settle_inherited(self) -> None:
-        """Decide what became of inherited jobs. One whose cluster does not answer is tried again in the next round."""
+        """Settle inherited jobs. If the cluster does not answer for one, the next round tries again."""
         for job in list(self._inherited):
             row = self._store.job(job)
             try:
                 if row:
-                    # ``record`` asks the run folder first: the job may have ended while no service was up.
+                    # ``record`` reads the run folder first: the job may have ended while no service was running.
                     ran = self._record(row) is not None or Run(row.job, Path(row.run_dir), False).tape.exists()
                     self._store.move_job(job, JobState.STARTING, JobState.RUNNING if ran else JobState.QUEUED)
-            except Exception as error:  # the others are settled, and the queue goes on
+            except Exception as error:  # other jobs and the queue are not affected
                 self._problem_log.note(f"job {job}, inherited", reason_of(error), error)
             else:
                 self._inherited.discard(job)
@@ -281,6 +282,6 @@ class Dispatcher:
 
 
 def sections_of(row: JobRow, *, slots: bool = False) -> dict[IslandId, IslandsSection]:
-    """The islands and standbys of the job's specification, by name."""
+    """Return the islands and standbys of the job's specification, by name."""
     spec = JobSpec.model_validate(row.spec)
     return {**spec.island_sections(slots=slots), **spec.standby_sections()}

@@ -1,4 +1,4 @@
-"""The check that one ``Idempotency-Key`` names one request, told from another request by its digest."""
+"""Check that an ``Idempotency-Key`` is used for one request only, identified by its digest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.system.plain import brief
 
 
 def digest_of(request: Any) -> str:
-    """The same for equal requests, whatever they hold: also for what is refused as soon as it is validated."""
+    """Return a digest that is equal for equal requests, also for requests that validation would refuse."""
     try:
         canonical = json.dumps(request, sort_keys=True, default=str).encode()
     except (TypeError, ValueError, RecursionError):
@@ -21,7 +21,7 @@ def digest_of(request: Any) -> str:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    """A canonical form of what JSON cannot say, without recursion: mixed keys, circles, depth, integers of many digits."""
+    """Yield a canonical form of what JSON cannot encode, without recursion: mixed keys, cycles, depth, huge integers."""
     waiting, seen = [value], set()
     while waiting:
         item = waiting.pop()
@@ -39,16 +39,16 @@ def _pieces(value: Any) -> Iterator[bytes]:
 
 
 class KeyedRow(Protocol):
-    """A row that a request left under its key."""
+    """A row that a request with a key has created."""
 
     @property
     def request_digest(self) -> Any: ...
 
 
 def refuse_other_request(row: KeyedRow, digest: str, key: str | None) -> None:
-    """One idempotency key names one request."""
+    """Raise RequestError if the row was created by a different request under the same key."""
     if row.request_digest != digest:
         raise RequestError(
-            detail=f"The Idempotency-Key {key!r} was used before for a different request.",
-            remedy="Use a new key for a new request, and repeat a key only with the very same request.",
+            detail=f"The Idempotency-Key {key!r} was already used for a different request.",
+            remedy="Use a new key for each new request, and repeat a key only with the same request.",
         )

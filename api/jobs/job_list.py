@@ -1,7 +1,7 @@
-"""The list of all jobs: shown page by page, and cleared of those that ended.
+"""The list of all jobs: filtered, page by page; and the removal of jobs that have ended.
 
-Responsible for filters and pages, and for leaving nothing of a job that was removed. What is removed is gone for good: the
-row, its commands, and the run's folder with tape, report and merged parameters. It refuses to remove what lives.
+Removal is permanent: the row, its commands, and the run's folder with tape, report and merged parameters. Jobs that have not
+ended are not removed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class JobList:
         self._store = store
 
     def page(self, state: JobState | None, name: str | None, limit: int, cursor: str | None) -> Jobs:
-        """The newest ``limit`` jobs of this state and name, or those that follow the job ``cursor``."""
+        """Return the newest ``limit`` jobs of this state and name, or those after the job ``cursor``."""
         last = None if cursor is None else self._store.job(cursor)
         if cursor is not None and last is None:
-            raise NotFound(detail=f"The cursor {cursor!r} is no job that is known.", remedy="Begin without one.")
+            raise NotFound(detail=f"The cursor {cursor!r} does not name a job.", remedy="Start without a cursor.")
         before = last.number if last else None
         if state is None:
             rows = self._store.jobs(name=name, before=before, limit=limit + 1)
@@ -40,31 +40,29 @@ class JobList:
         return Jobs(jobs=page, next_cursor=page[-1].job if more else None)
 
     def remove(self, job: str, if_match: str | None = None) -> None:
-        """Nothing is left of this job. The folder goes first: should that fail midway, the row still says what it was."""
+        """Remove the job with everything it left. The folder goes first: if that fails midway, the row is still there."""
         if job == "latest":
-            detail = "`latest` is another job once this one is removed, so that a repeated request would remove two."
-            raise Conflict(detail=detail, remedy="Give the job's own id.")
+            detail = "`latest` names another job once this one is removed, so a repeated request would remove two jobs."
+            raise Conflict(detail=detail, remedy="Give the job's id.")
         details = self._service.job(job)
         if not details.state.final:
             remedy = f"End it first with `atoll cancel {job}`."
-            raise Conflict(
-                detail=f"Job {job} is {details.state}; only one that has ended can be removed.", remedy=remedy
-            )
+            raise Conflict(detail=f"Job {job} is {details.state}; only an ended job can be removed.", remedy=remedy)
         refuse_outdated(if_match, str(self._store.generation(job)), f"job {job}")
         folder = Path(details.run_dir)
-        if folder.name == job:  # else the row is damaged, and names the folder of something else
+        if folder.name == job:  # else the row is damaged, and names some other folder
             clear(folder)
         self._store.remove_job(job)
 
 
 def clear(folder: Path) -> None:
-    """The run's folder is gone, and ``latest`` beside it if that pointed there."""
+    """Remove the run's folder, and ``latest`` beside it if that points to it."""
     latest = folder.parent / "latest"
     try:
         if latest.is_symlink() and latest.resolve() == folder.resolve():
             latest.unlink()
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            folder.unlink()  # what it leads to is not the job's
+            folder.unlink()  # a link's target does not belong to the job
         elif folder.exists():
             shutil.rmtree(folder)
     except OSError as error:

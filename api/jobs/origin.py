@@ -1,7 +1,7 @@
-"""What exports keep of the checkpoint that a job continues, taken when the job starts: the checkpoint may be gone later.
+"""What exports keep of a job's initial checkpoint, copied to RUN_DIR/origin.json before the checkpoint may be removed.
 
-A resumed job has it from the run that it goes on from, where that is a run of this service, else from
-``model.initial_weights`` as any other. Responsible for RUN_DIR/origin.json; what is in it: ``models.huggingface.origin``.
+A resumed job takes it from the run that it resumes from, if that is a run of this service; otherwise, as any job, from
+``model.initial_weights``. ``models.huggingface.origin`` defines the content.
 """
 
 from __future__ import annotations
@@ -20,35 +20,32 @@ from orchestrator.system.run_folder import CHECKPOINTS, ORIGIN
 
 
 def keep_origin(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> None:
-    """Write RUN_DIR/origin.json, if anything is known of a checkpoint that the job continues.
-
-    Raises InfrastructureError.
-    """
+    """Write RUN_DIR/origin.json, if the job has a known initial checkpoint. Raises InfrastructureError."""
     continued = _of_resumed(run_dir, spec) or _of_folder(spec, roots)
     if continued is not None:
         put(run_dir, ORIGIN, continued.content())
 
 
 def origin_of(job: str, run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> Origin:
-    """Of a job of an earlier build, which did not keep it, what its folder has today.
+    """Return what was kept of the job's initial checkpoint; for a job of an earlier build, what its folder has today.
 
-    Raises NotFound where the job continues no checkpoint; Conflict where nothing is known of it any more.
+    Raises NotFound if the job began without a checkpoint, Conflict if nothing is known of it any more.
     """
     try:
         return origin.parsed(read_below(run_dir, ORIGIN, BYTES_MAX), str(run_dir / ORIGIN))
     except FileNotFoundError:
         pass
     except DataError as error:
-        raise Conflict(
-            detail=error.detail, remedy="Remove the file: then the checkpoint is looked at again."
-        ) from error
+        raise Conflict(detail=error.detail, remedy="Remove the file. Then the checkpoint is read again.") from error
     folder = _initial_weights(spec)
     if folder is None:
-        raise NotFound(detail=f"Job {job} began with parameters of its own: it continues no checkpoint.")
+        raise NotFound(detail=f"Job {job} began without a checkpoint.")
     try:
         return origin.taken(folder, roots)
     except (AtollError, OSError) as error:
-        detail = f"Nothing was kept of {folder}, which job {job} continued, and it cannot be read now: {error}"
+        detail = (
+            f"Nothing was kept of {folder}, the initial checkpoint of job {job}, and it cannot be read now: {error}"
+        )
         raise Conflict(detail=detail, remedy="Put the checkpoint back there, and export again.") from error
 
 
@@ -73,7 +70,7 @@ def _of_folder(spec: Mapping[str, Any], roots: AllowedRoots) -> Origin | None:
     try:
         return origin.taken(folder, roots)
     except (AtollError, OSError):
-        return None  # of a resumed job it may be gone; else the weights are refused with the reason
+        return None  # a resumed job may have lost it; otherwise the weights are refused with the reason
 
 
 def _initial_weights(spec: Mapping[str, Any]) -> str | None:

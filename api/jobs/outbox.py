@@ -2,12 +2,12 @@
 
     stored ──handed over──▶ delivered ──the job decides──▶ accepted, refused
        ├──── a queued job is cancelled ──────▶ accepted
-       └──── the job ended, or does not know whom it is for ──────▶ refused, with the reason
+       └──── the job ended, or does not know the target ──────▶ refused, with the reason
 
-Responsible for every stored command ending with an outcome, whatever is killed in between, and for a job being given its
-commands in the order in which they were stored. Everything that is needed for that is in the row. What was handed over but
-not yet noted as delivered is handed over again: jobs know commands by their ids, and do nothing twice. A job that does not
-answer is asked again with the next ``turn``. It refuses to know who asks, and when.
+Every stored command gets an outcome, whatever is killed in between, and a job gets its commands in the order in which they
+were stored. Everything needed for that is in the row. A command that was handed over but not yet marked as delivered is
+handed over again: jobs identify commands by id, and do nothing twice. A job that does not answer is tried again with the
+next ``turn``.
 
 Source: Richardson, Microservices Patterns (2018), "transactional outbox"; at-least-once delivery with idempotent receivers.
 """
@@ -39,16 +39,16 @@ RecordOf = Callable[[JobRow], StatusRecord | None]
 """Returns a job's status record: its final state if it left one, else the live one; None if there is neither."""
 
 STRIKE_WITHIN_S = 10.0
-"""A fault that cannot be handed over for so long is refused: it would strike at another time than planned."""
+"""A fault that cannot be handed over for this long is refused: it would happen later than planned."""
 TRIES_MAX = 3
-"""The tries of a command that fails for an unforeseen reason, which lies in its row or job and stays."""
+"""How often a command is tried that fails for an unforeseen reason, which is likely to stay."""
 NEVER_REACHED = "the job ended before the command reached it."
-TOO_LATE = "the job did not answer when it was to strike."
-UNDECIDED = "the job ended before it was decided."
+TOO_LATE = "the job did not answer when the fault was due."
+UNDECIDED = "the job ended before it decided."
 
 
 def row_of(job: str, caller: str, command: Command) -> CommandRow:
-    """A new command to the job, as it is stored before it is handed over."""
+    """Return the row of a new command, which is stored before it is handed over."""
     return CommandRow(
         command=f"{kind_of(command)}-{secrets.token_hex(6)}",
         job=job,
@@ -64,37 +64,37 @@ class Outbox:
         self._store = store
         self._record_of = record_of
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
-        """One a job: two threads could otherwise hand over its commands in turns."""
+        """One for each job, so that two threads do not interleave its commands."""
         self._ages = Ages()
         self._problem_log = ProblemLog(logger)
         self._failures: Counter[str] = Counter()
         """The number of failed hand-overs for an unforeseen reason, by command."""
 
     def turn(self) -> None:
-        """Every open command is as far as its job lets it be. One that does not answer, or is broken, holds up no other."""
+        """Hand over and settle all open commands. A job that does not answer, or is broken, does not block others."""
         jobs = self._store.jobs_with_open_commands()
         for job in jobs:
             try:
                 self.push(job)
                 self.settle(job)
             except Exception as error:
-                self._problem_log.note(f"job {job}", f"its commands cannot be seen to: {reason_of(error)}", error)
+                self._problem_log.note(f"job {job}", f"handling its commands failed: {reason_of(error)}", error)
         self._problem_log.keep(f"job {job}" for job in jobs)
 
     def push(self, job: str) -> None:
-        """The job's commands have been handed over, in order, up to the first that it does not answer for."""
+        """Hand over the job's commands in order, up to the first for which it does not answer."""
         with self._locks[job]:
             row, waiting = self._store.job(job), self._undelivered(job)
             try:
                 while row and waiting and self._reached(row, waiting[0]):
                     self._ages.forget(waiting.pop(0).command)
             except InfrastructureError as error:
-                self._note(job, f"commands wait, {', '.join(w.command for w in waiting)}: {error}")
+                self._note(job, f"commands are waiting, {', '.join(w.command for w in waiting)}: {error}")
             else:
                 self._note(job, "")
 
     def settle(self, job: str) -> None:
-        """The outcomes of the job's commands are stored, as far as it has decided and answers."""
+        """Store the outcomes of the job's commands, as far as it has decided them and answers."""
         row = self._store.job(job)
         waiting = [command for command in self._store.open_commands(job) if command.delivered]
         if row is None or not waiting:
@@ -102,10 +102,10 @@ class Outbox:
         try:
             record = self._record_of(row)
         except AtollError as error:
-            self._note(job, f"outcomes cannot be had: {error}")
+            self._note(job, f"cannot get the outcomes of commands: {error}")
             return
         if record is None and row.state not in FINAL:
-            return  # it is about to be started again, and its tape says what it decided
+            return  # it is about to be restarted, and its tape holds its decisions
         for command in waiting:
             self._settle(command, record)
 
@@ -118,11 +118,11 @@ class Outbox:
         elif over(record):
             self._store.update_command(command.command, accepted=False, detail=UNDECIDED)
         elif outcome is None:
-            # It had it, and has lost it with its process before it was on the tape.
+            # The job got it, and lost it with its process before it was on the tape.
             self._store.update_command(command.command, delivered=False)
 
     def _reached(self, row: JobRow, command: CommandRow) -> bool:
-        """The job has the command, or never will. False while it is not known which; raises while it does not answer."""
+        """Hand over a command. Return False while the outcome of that is unknown; raise if the job does not answer."""
         try:
             request = codec.decode_command(command.request)
         except DataError as error:
@@ -137,11 +137,11 @@ class Outbox:
         except InfrastructureError:
             raise
         except (NotFound, Conflict) as error:
-            record = self._record_of(row)  # it may be over, and have taken the command before
+            record = self._record_of(row)  # it may have taken the command, and ended
             if record and command.command in record["commands"]:
                 self._store.update_command(command.command, delivered=True)
             elif record is None and row.state not in FINAL:
-                return False  # it is about to be started, or started again
+                return False  # it is about to be started or restarted
             else:
                 detail = NEVER_REACHED if over(record) else str(error)
                 self._store.update_command(command.command, accepted=False, detail=detail)
@@ -157,12 +157,14 @@ class Outbox:
         return True
 
     def _is_late(self, row: JobRow, command: CommandRow) -> bool:
-        """Whether it is too late for a fault to strike, which then is settled; raises while the job does not answer."""
+        """Return whether a fault is overdue, and settle it then. Raises if the job does not answer."""
         if self._ages.of(command.command, command.requested_at) < STRIKE_WITHIN_S:
             return False
         record = self._record_of(row)
         if record and command.command in record["commands"]:
-            self._store.update_command(command.command, delivered=True)  # it had struck, and that was not yet noted
+            self._store.update_command(
+                command.command, delivered=True
+            )  # it was injected, but not yet marked as delivered
         else:
             self._store.update_command(command.command, accepted=False, detail=TOO_LATE)
         return True
@@ -171,7 +173,7 @@ class Outbox:
         return [command for command in self._store.open_commands(job) if not command.delivered]
 
     def _note(self, job: str, trouble: str) -> None:
-        """Trouble is logged when it changes, not each time it is met."""
+        """Log trouble when it changes, not each time it occurs."""
         if trouble:
             self._problem_log.note(f"job {job}", trouble)
         else:
@@ -179,5 +181,5 @@ class Outbox:
 
 
 def over(record: StatusRecord | None) -> bool:
-    """Whether nothing more will be decided."""
+    """Return whether the job decides nothing more."""
     return record is None or has_decided(record)

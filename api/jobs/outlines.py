@@ -1,8 +1,7 @@
-"""Outlines of jobs: what the queue and the lists need of a specification, worked out once, because it never changes.
+"""Outlines of jobs: what the queue and the lists need of a specification, computed once, because it never changes.
 
-Responsible for a queue of a thousand jobs costing no more to look through than a thousand numbers. Reading a specification
-takes about a millisecond, and longer for one of many islands. Outlines of jobs that were looked at longest ago are
-forgotten.
+Parsing a specification takes about a millisecond, and longer with many islands; outlines make a queue of a thousand jobs
+cheap to look through. The least recently used outlines are dropped.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Outlines:
         self._changing = Lock()
 
     def of(self, job: str, read_spec: Callable[[], Mapping[str, Any]]) -> Outline:
-        """The job's. Raises ValueError (pydantic's) if its specification is none, or what ``read_spec`` raises."""
+        """Return the job's outline. Raises pydantic's ValueError if its specification is invalid, and as ``read_spec``."""
         with self._changing:
             if outline := self._outlines.get(job):
                 self._outlines.move_to_end(job)

@@ -1,20 +1,19 @@
-"""The overseer of running jobs: one that the cluster no longer knows is started again from its run folder.
+"""The overseer of running jobs restarts, from its run folder, a job that the cluster no longer knows.
 
-    running ──▶ starting ──▶ running    it remembers, with the next epoch, and its islands are placed anew
-       │  ▲        │  └────▶ failed     after ``TRIES_MAX`` in vain, or when its own files say that it cannot go on
-       │  └────────┘ not this time
-       └──▶ failed                      nothing of it is left, or the installation was taken down while it ran
+    running ──▶ starting ──▶ running    it resumes with the next epoch, and its islands are placed again
+       │  ▲        │  └────▶ failed     after ``TRIES_MAX`` failed starts, or if its own files do not allow it
+       │  └────────┘ this start failed
+       └──▶ failed                      it left no tape, or the installation was stopped on purpose while it ran
 
-A cluster that lost its power, or every process of which was killed, is followed by one that knows no job; tape and journal
-outlive it. Responsible for each of these arrows being taken once, whoever is killed when, as the dispatcher is for its own:
-who dies while it starts a job leaves it ``starting``, which the next process settles. Silence is no loss: a job that does
-not answer, or whose synchroniser Ray makes again, is left alone. Refuses to know what a job does with its files.
+After a power loss, or when every process was killed, the next cluster knows no jobs; tape and journal survive. Each of these
+arrows is taken once, whatever is killed when: a process that dies while it starts a job leaves it ``starting``, and the next
+process settles it. A job that does not answer, or whose synchroniser Ray restarts, is left alone.
 
-``taken_down`` is there since somebody ended the installation on purpose, and until the jobs that ran then have been failed:
-nobody who ends all expects that to be undone by the next start.
+The file ``taken_down`` exists from a deliberate stop of the installation until the jobs that ran then have been failed,
+because a user who stops everything does not expect the next start to undo that.
 
-One job is no matter of another: whatever is wrong with its row, its folder or its answer is told of it alone, once, and the
-round goes on. How far each job is is written down now and then, for one that fails without being able to tell.
+Jobs are isolated: a problem with one job's row, folder or answer is reported once, for that job, and the round continues.
+The progress of each job is stored now and then, for a job that fails without being able to report it.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ logger = logging.getLogger(__name__)
 POLL_EVERY_S = 5.0
 TRIES_MAX = 3
 LIVES_MAX = 20
-"""A job that was started again so often without being seen alive ends at once each time, and is failed."""
+"""A job that was restarted this often without being seen alive dies at once each time, and is failed."""
 WRITE_EVERY_S = 30.0
-"""A job's progress is written into the store so often, and at once when its epoch is a new one."""
+"""How often a job's progress is stored. A new epoch is stored at once."""
 CLOSE_TIMEOUT_S = 5.0
-TAKEN_DOWN = "it ran when the installation was taken down (`atoll down`)."
-UNSEEN = "whether it runs cannot be told:"
-NOTHING_LEFT = "nothing of it runs any more, and it left neither a final state nor a tape."
-THE_SERVICE = "the service, which started it again"
+TAKEN_DOWN = "it was running when the installation was stopped (`atoll down`)."
+UNSEEN = "it is unknown whether it runs:"
+NOTHING_LEFT = "it no longer runs, and it left neither a final state nor a tape."
+THE_SERVICE = "the service, which restarted it"
 
 
 class Presence(Enum):
-    """A job answers, or has left a final state (THERE); nothing of it runs (GONE); or nobody answers (SILENT)."""
+    """A job answers or has left a final state (THERE), does not run (GONE), or does not answer (SILENT)."""
 
     THERE = auto()
     GONE = auto()
@@ -70,7 +69,7 @@ class Presence(Enum):
 
 
 class Overseer:
-    """``record`` returns a job's status record, None where nothing of it runs and no final state is known."""
+    """``record`` returns a job's status record, or None if it does not run and left no final state."""
 
     def __init__(
         self,
@@ -93,29 +92,29 @@ class Overseer:
         """The number of starts since the job was last seen alive, by job."""
         self._problem_log = ProblemLog(logger)
         self._ran_before: set[str] | None = None
-        """While ``taken_down`` is there: the jobs that it is about, as far as nobody has seen to them."""
+        """While ``taken_down`` exists: the jobs that ran when the installation was stopped, and are not failed yet."""
         self._progress: dict[str, dict[str, Any]] = {}
         """Each job's progress when it was last seen."""
         self._written: dict[str, tuple[float, dict[str, Any]]] = {}
-        """The progress that is in the store, and since when."""
+        """The progress in the store, and when it was stored."""
         self._unsettled: set[str] = set()
-        """Jobs that were being started again when the store failed. Running ones that are not are started again."""
+        """Jobs whose restart was interrupted by a failure of the store. They are restarted again if they do not run."""
 
     def begin(self) -> None:
-        """Start the loop; its first round begins at once."""
+        """Start the loop, with the first round at once."""
         self._loop.start()
 
     def close(self) -> None:
-        """Start nothing more. A start under way that does not end soon is left to the next process."""
+        """Stop restarting jobs. A start that does not end soon is left to the next process."""
         self._closing = True
         self._loop.stop(CLOSE_TIMEOUT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        with suppress(Exception):  # the store may be what is gone
+        with suppress(Exception):  # the store may be what failed
             for job in list(self._progress):
                 self._write_down(job)
 
     def check(self) -> None:
-        """Start every job again that should run and does not, or fail it with the reason."""
+        """Restart every job that should run and does not, or fail it with the reason."""
         for job in list(self._unsettled):
             self._store.move_job(job, JobState.STARTING, JobState.RUNNING)
             self._unsettled.discard(job)
@@ -127,7 +126,7 @@ class Overseer:
                 self._see_to(row, presence, row.job in concerned)
             except Exception as error:
                 if not self._closing:
-                    self._complain(row, f"it cannot be seen to: {reason_of(error)}", error)
+                    self._complain(row, f"supervising it failed: {reason_of(error)}", error)
                     concerned.discard(row.job)
             else:
                 if presence is not Presence.SILENT:
@@ -137,7 +136,7 @@ class Overseer:
             self._forget_taken_down()
 
     def _taken_down_with(self, rows: Sequence[JobRow]) -> set[str]:
-        """The jobs that ran when the installation was taken down. What is submitted later is not concerned."""
+        """Return the jobs that ran when the installation was stopped on purpose. Later submissions are not affected."""
         there = self._taken_down is not None and os.path.lexists(self._taken_down)
         running = {row.job for row in rows}
         if not there:
@@ -153,19 +152,19 @@ class Overseer:
         try:
             self._taken_down.unlink(missing_ok=True)
         except OSError as error:
-            self._problem_log.note(str(self._taken_down), f"it cannot be removed: {error.strerror}; remove it by hand")
+            self._problem_log.note(str(self._taken_down), f"cannot remove it: {error.strerror}. Remove it by hand")
         else:
             self._ran_before = None
 
     def _presence(self, row: JobRow) -> Presence:
-        """Whether the job is there. Never raises."""
+        """Find out whether the job runs. Never raises."""
         try:
             record = self._record(row)
             if record is None:
                 return Presence.GONE
         except InfrastructureError:
             return Presence.SILENT
-        except Exception as error:  # it is there, and is not well
+        except Exception as error:  # it exists, but has a problem
             self._complain(row, f"{UNSEEN} {reason_of(error)}", error)
             return Presence.THERE
         try:
@@ -174,7 +173,7 @@ class Overseer:
             if not has_decided(record):
                 self._lives.pop(row.job, None)
         except Exception as error:
-            self._complain(row, f"it does not say how far it is: {reason_of(error)}", error)
+            self._complain(row, f"its progress is unknown: {reason_of(error)}", error)
         else:
             if self._problem_log.settle(f"job {row.job}") and row.reason:
                 self._store.update_job(row.job, reason="")
@@ -202,13 +201,13 @@ class Overseer:
         self._unsettled.discard(row.job)
 
     def _start_again(self, row: JobRow, cordoned: Mapping[str, str]) -> None:
-        logger.warning("nothing of job %s runs any more; it is started again from its run folder", row.job)
+        logger.warning("job %s no longer runs; restarting it from its run folder", row.job)
         try:
             spec = parse_job(row.spec)
             refuse_outside(spec, self._roots, begun=True)
             self._control.start_job(row.job, spec, Path(row.run_dir), cordoned, self._roots)
         except Exception as error:
-            if not self._closing:  # else the cluster was left meanwhile; the next process sees what became of it
+            if not self._closing:  # else this process has disconnected from the cluster; the next one settles it
                 self._missed(row, error)
             return
         self._lives[row.job] += 1
@@ -216,27 +215,29 @@ class Overseer:
         self._cordons.tell(row.job, THE_SERVICE)
 
     def _nothing_to_go_on_from(self, row: JobRow, run_dir: Path) -> str:
-        """The reason why the job cannot be started again, empty if that is not certain before it is tried."""
+        """Return the reason why the job cannot be restarted; empty if it is worth trying."""
         run, damage = Run(row.job, run_dir, False), damage_of_status(run_dir)
         if not is_there(run_dir, run.tape.name):
             return f"{NOTHING_LEFT} {damage}".strip()
         progress = self._progress.get(row.job) or row.last_known or {}
         if run.tape.stat().st_size == 0 and progress.get("global_version"):
-            return f"its tape {run.tape} is empty, though it had merged {progress['global_version']} times: that is damage."
-        if damage and self._lives[row.job] >= TRIES_MAX:  # it was to leave its final state again
-            return f"nothing of it runs any more. {damage}"
+            return (
+                f"its tape {run.tape} is empty, though it had merged {progress['global_version']} times: it is damaged."
+            )
+        if damage and self._lives[row.job] >= TRIES_MAX:  # restarts should have written the final state again
+            return f"it no longer runs. {damage}"
         if self._lives[row.job] >= LIVES_MAX:
-            return f"it was started again {LIVES_MAX} times, and nothing of it ran a moment later."
+            return f"it was restarted {LIVES_MAX} times, and died at once each time."
         return ""
 
     def _missed(self, row: JobRow, error: Exception) -> None:
-        """Its own final state, if it left one, says more of the reason than we can; and then another try is none."""
-        logger.warning("job %s could not be started again: %s", row.job, error)
+        """Handle a failed restart. If the job left a final state, that says more about the reason, and no retry helps."""
+        logger.warning("job %s could not be restarted: %s", row.job, error)
         self._tries[row.job] += 1
         if self._tries[row.job] < TRIES_MAX and read_status(Path(row.run_dir)) is None:
             self._store.move_job(row.job, JobState.STARTING, JobState.RUNNING)
             return
-        reason = f"nothing of it ran any more, and it could not be started again: {reason_in(error)}"
+        reason = f"it no longer ran, and could not be restarted: {reason_in(error)}"
         damage = damage_of_status(Path(row.run_dir))
         self._fail(row, JobState.STARTING, f"{reason} {damage}".strip())
 
@@ -248,8 +249,8 @@ class Overseer:
             resume = (
                 f" with `--resume {row.job}`, from its newest checkpoint" if checkpoints_of(row, self._roots) else ""
             )
-        except Exception as error:  # whether there is one is not known, which is no reason to leave the job as it is
-            logger.warning("job %s: whether it has checkpoints is not known: %s", row.job, reason_of(error))
+        except Exception as error:  # the job must be failed even if this is unknown
+            logger.warning("job %s: it is unknown whether it has checkpoints: %s", row.job, reason_of(error))
             resume = ""
         values: dict[str, Any] = {"reason": f"{reason} Submit it again{resume}."}
         if progress := self._progress.get(row.job):
@@ -259,7 +260,7 @@ class Overseer:
     # ── what is remembered of jobs ────────────────────────────────────────────────────────────────────────────────
 
     def _write_down(self, job: str, at_most_every_s: float = 0.0) -> None:
-        """The store knows how far the job is, or was a moment ago."""
+        """Store the job's progress, unless that was done less than ``at_most_every_s`` ago."""
         progress, (at, before) = self._progress.get(job), self._written.get(job, (-math.inf, {}))
         if progress is None or progress == before:
             return
@@ -276,12 +277,12 @@ class Overseer:
         self._problem_log.keep({str(self._taken_down), *(f"job {job}" for job in running)})
 
     def _complain(self, row: JobRow, reason: str, error: Exception) -> None:
-        """Once for each reason: in the log, and as what is told of the job."""
+        """Report a problem once for each reason: in the log, and as the job's reason."""
         if self._problem_log.note(f"job {row.job}", reason, error):
-            with suppress(Exception):  # the store may be what is wrong
+            with suppress(Exception):  # the store may be the problem
                 self._store.update_job(row.job, reason=reason)
 
 
 def reason_in(error: Exception) -> str:
-    """A failure in words: our own errors speak for themselves."""
+    """Return a failure as text; our own errors need no class name."""
     return str(error) if isinstance(error, AtollError) else reason_of(error)

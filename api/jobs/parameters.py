@@ -1,9 +1,8 @@
-"""The merged parameters Θ as a download: what an ended job left, or a dump of what a running one has merged so far.
+"""The merged parameters Θ as a download: the file of an ended job, or a dump of what a running job has merged so far.
 
-Responsible for an open file of safetensors, whose metadata holds the job's specification (``spec``), the model's
-configuration with it. A running job writes the dump into its folder; its name is taken away at once, so that nothing
-stays behind however the reading ends. Whoever asks within ``KEEP_S`` reads the same dump: however many ask, the job
-writes one, and the disk bears one for as long as somebody reads it. Refuses to know what is in it.
+The file is safetensors, with the job's specification (``spec``) in its metadata. A running job writes the dump into its
+folder; it is unlinked at once, so that nothing stays behind however reading ends. Requests within ``KEEP_S`` share a dump,
+so that any number of readers costs the job one write and the disk one file.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ KEEP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class OpenParameters:
-    """``job`` is the job's own id, also where ``latest`` was asked for. Several may read of the same file."""
+    """An open file of parameters. ``job`` is the job's id, also for ``latest``. Several readers may share the file."""
 
     job: str
     file: BinaryIO
@@ -38,7 +37,7 @@ class OpenParameters:
         return os.fstat(self.file.fileno()).st_size
 
     def chunks(self) -> Iterator[bytes]:
-        """All of it. The file is closed when the last of its readers has let go of it."""
+        """Yield the whole file. It is closed when its last reader releases it."""
         at = 0
         while chunk := os.pread(self.file.fileno(), CHUNK_BYTES, at):
             at += len(chunk)
@@ -47,7 +46,7 @@ class OpenParameters:
 
 @dataclass(slots=True)
 class Dump:
-    """The last dump of one job's parameters, and since when it is there. One thread makes it; the others wait for it."""
+    """The last dump of a job's parameters, and its time. One thread writes it; the others wait for it."""
 
     making: Lock = field(default_factory=Lock)
     parameters: OpenParameters | None = None
@@ -61,7 +60,7 @@ class Parameters:
         self._changing = Lock()
 
     def open(self, job: str) -> OpenParameters:
-        """Raises NotFound for a job that ended and left none, Conflict for one that has none yet."""
+        """Open the job's parameters. Raises NotFound if the job ended without any, Conflict if it has none yet."""
         run = self._service.run(job)
         try:
             return OpenParameters(run.job, self._service.result(run.job, PARAMETERS))
@@ -70,7 +69,7 @@ class Parameters:
         dump = self._dump(run.job)
         with dump.making:
             if dump.parameters is None or time.monotonic() - dump.made_at > KEEP_S:
-                dump.parameters = None  # the disk need not bear two
+                dump.parameters = None  # let the disk hold only one
                 try:
                     dump.parameters = OpenParameters(run.job, self._written(run.job, run.folder))
                 except NotFound:  # it ended meanwhile
@@ -82,24 +81,24 @@ class Parameters:
             return dump.parameters
 
     def _let_go(self, job: str, parameters: OpenParameters) -> None:
-        """Nobody new reads this dump. Its file is gone with the last of those who still do."""
+        """Forget this dump. Its file is gone when its last reader closes it."""
         with self._changing:
             dump = self._dumps.get(job)
             if dump and dump.parameters is parameters:
                 del self._dumps[job]
 
     def _written(self, job: str, folder: Path) -> BinaryIO:
-        """A new dump, open, and without a name. Raises InfrastructureError where the disk refuses it."""
+        """Return a new dump, open and unlinked. Raises InfrastructureError if writing it fails."""
         try:
             name = self._control.save_parameters(job)
             file = open_below(folder, name)
             (folder / name).unlink()
         except AtollError:
             raise
-        except Exception as error:  # of the job's process, or of what writes the file there
+        except Exception as error:  # from the job's process
             detail = f"The parameters of job {job} could not be written into {folder}: {in_words(error)}."
             raise InfrastructureError(
-                detail=detail, remedy="See whether its disk is full; training goes on."
+                detail=detail, remedy="Check whether its disk is full. Training continues."
             ) from error
         return file
 

@@ -1,26 +1,18 @@
-"""The files and folders that a specification names: every one must lie below a root (``orchestrator.system.roots``).
+"""Checks of a submitted specification against this installation: its fleet, its allowed folders, and the files it names.
 
-Asked three times: when a job is submitted, when it is its turn, and when it is started again by a service that may have been
-given other roots. Whatever reads them asks once more, when it does. Links are followed here, and nothing is opened
-but what others trained (``weights_problems``), of which no numbers are read.
+**Fleet** (pure): unknown node groups, a host of an island larger than any node of its group, more hosts than nodes, and more
+than a group has in total. What is free right now does not matter: a job may wait for room. Kinds of accelerators are not
+distinguished, because a group's record does not say them.
 
-The index of a job that is submitted: it is whole, fits the job's data as far as that is seen here, and its digest becomes
-the job's.
+**Paths**: every named file and folder must lie below a root (``orchestrator.system.roots``). Checked at submission, when the
+job starts, and when a service with possibly other roots restarts it; reading a file checks it again. Links are followed.
+Nothing is opened except pretrained weights (``weights_problems``), of which only the headers are read.
 
-Files that only the nodes have are theirs to compare; every island does so again, and also looks at how files are cut.
+**Index**: it is sound and fits the job's data as far as that is visible here; its digest becomes part of the specification.
+Every island repeats the check on its node, where other files may be, and also compares how files are cut.
 
-The tokenizer of a job that is submitted: its file is there and its tokens are the model's.
-
-The specification gets its digest, and the tokens that stand around a document.
-
-Every island compares the digest with that of its own node's file, and a job that is resumed with that of the checkpoint.
-
-A check of a specification against the fleet: could this job ever run on it? Made before anything is started. Pure.
-
-Responsible for what the specification and the node groups say about each other: unknown groups, a host of an island too
-large for any one node of its group, more hosts than it has nodes, and more than a group has in total. What is free right now
-is not its business: a job may wait for room, and says so itself. A group's record does not tell kinds of accelerators apart,
-so neither does this check.
+**Tokenizer**: its file exists and its vocabulary fits the model. Its digest and the tokens around a document become part of
+the specification. Every island compares the digest with its node's file, and a resumed job with the checkpoint's.
 """
 
 from __future__ import annotations
@@ -60,7 +52,10 @@ from orchestrator.text.data_index import FIELD as INDEX_FIELD
 
 
 def group_problems(document: Mapping[str, Any], groups: Sequence[NodeGroupRecord]) -> tuple[Problem, ...]:
-    """Every node group that the specification names and the fleet has not. The specification may be wrong elsewhere."""
+    """Return a problem for each node group that the specification names and the fleet lacks.
+
+    The specification may have other problems.
+    """
     if too_many_entries(document):
         return ()
     names = sorted(group["name"] for group in groups)
@@ -72,7 +67,7 @@ def group_problems(document: Mapping[str, Any], groups: Sequence[NodeGroupRecord
         Problem(
             f"{path}.node_group",
             f"is {brief(group)}, but the fleet has {some_of(names) or 'none at all'}.",
-            f"{_meant(group, names)}, or start the service with --groups and a file that has it.",
+            f"{_meant(group, names)}, or restart the service with a --groups file that has it.",
         )
         for path, group in named
         if isinstance(group, str) and group not in names
@@ -81,13 +76,13 @@ def group_problems(document: Mapping[str, Any], groups: Sequence[NodeGroupRecord
 
 def _meant(group: str, names: Sequence[str]) -> str:
     meant = closest(group, names)
-    return f"Use {meant}, if that is meant" if meant else "Use one of these"
+    return f"Did you mean {meant}? Use it" if meant else "Use one of these"
 
 
 def fleet_problems(
     islands: Mapping[int, IslandsSection] | Sequence[IslandsSection], groups: Sequence[NodeGroupRecord]
 ) -> tuple[Problem, ...]:
-    """Everything these islands ask for that their node groups can never give, each with its remedy."""
+    """Return a problem for everything that these islands ask for and their node groups can never provide."""
     groups_by_name = {group["name"]: group for group in groups}
     problems: list[Problem] = []
     entries_of: dict[str, list[int]] = defaultdict(list)
@@ -103,7 +98,7 @@ def fleet_problems(
         problems += [
             Problem(
                 f"islands.{index}.hosts",
-                f"is {islands[index].hosts}, and node group {name!r} has {group['nodes']} nodes: each host is one of them.",
+                f"is {islands[index].hosts}, but node group {name!r} has {group['nodes']} nodes, and each host needs one.",
                 f"Set it to at most {group['nodes']}, or give the group more nodes.",
             )
             for index in few
@@ -118,7 +113,7 @@ def fleet_problems(
                         f"asks for {getattr(islands[index], field):g} {field} on node group {name!r}, which has none."
                     )
                     others = some_of(sorted(with_accelerators))
-                    remedy = f"Use a group that has: {others}." if others else "No group here has: set it to 0."
+                    remedy = f"Use a group that has some: {others}." if others else "No group has any: set it to 0."
                     if field == "accelerators":
                         remedy += " With accelerator: cpu an island needs none."
                     problems.append(Problem(f"islands.{index}.{field}", message, remedy))
@@ -128,7 +123,7 @@ def fleet_problems(
                         f"islands.{index}.{field}",
                         f"asks for {getattr(islands[index], field):g} {field} on one node of {name!r}, "
                         f"whose nodes have {one_node:g} each.",
-                        f"It is of one host of an island: ask for at most {one_node:g}, or use a group with larger nodes.",
+                        f"Ask for at most {one_node:g} (the value is per host), or use a group with larger nodes.",
                     )
                 )
             amount = sum(getattr(one, field) * one.hosts * (one.count + one.standby) for one in sections)
@@ -144,7 +139,7 @@ def fleet_problems(
 
 
 def sections_of(document: Mapping[str, Any]) -> dict[int, IslandsSection]:
-    """The entries of a specification's islands that are right, by their number; it may be wrong elsewhere."""
+    """Return the valid entries of a specification's islands, by index. The specification may have problems."""
     islands = document.get("islands")
     if too_many_entries(document) or not isinstance(islands, list | tuple):
         return {}
@@ -159,9 +154,9 @@ DIGEST = "data.index_digest"
 
 
 def with_index_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
-    """The specification, which has its tokenizer's digest, with that of its index too.
+    """Return the specification, which has its tokenizer's digest, with that of its index too.
 
-    Raises InvalidJobSpec; a file outside the roots is others' business.
+    Raises InvalidJobSpec. A file outside the roots is not reported here, but by ``problems_outside_roots``.
     """
     section = spec.data
     if section.index is None:
@@ -174,8 +169,8 @@ def with_index_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         message = str(error).removeprefix(f"{INDEX_FIELD}: ")
         raise InvalidJobSpec(problems=(Problem(INDEX_FIELD, message, "Correct the path, or leave it out."),)) from error
     if section.index_digest not in (None, digest):
-        message = f"is {section.index_digest}, and the file has {digest}."
-        raise InvalidJobSpec(problems=(Problem(DIGEST, message, "Leave it out, or use the file that it is of."),))
+        message = f"is {section.index_digest}, but the file has {digest}."
+        raise InvalidJobSpec(problems=(Problem(DIGEST, message, "Leave it out, or use the file with that digest."),))
     tokenizer = data_index.counted_with(section.tokenizer_digest or BYTES, isinstance(section.begin_token, int))
     problem = data_index.misfit(index, section.model_dump(mode="json"), tokenizer, lambda path: _size(roots, path))
     if problem is not None:
@@ -184,7 +179,7 @@ def with_index_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
 
 
 def _size(roots: AllowedRoots, path: str) -> int | None:
-    """None for a file of a store, for that takes its time, and for one that is not on this machine."""
+    """Return the file's size; None for a file in a store, which would take long, or one that is not on this machine."""
     if "://" in path:
         return None
     try:
@@ -198,12 +193,12 @@ TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial
 
 
 def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> tuple[Problem, ...]:
-    """The paths of the specification that jobs may not touch. One that has ``begun`` reads its resume checkpoint no more."""
+    """Return a problem for each path that jobs may not use. A job that has ``begun`` no longer reads its checkpoint."""
     return tuple(_problems(spec, roots, begun))
 
 
 def weights_problems(spec: JobSpec, roots: AllowedRoots) -> tuple[Problem, ...]:
-    """What keeps the job from beginning with ``model.initial_weights``: where they are, and what model they are of."""
+    """Return the problems of ``model.initial_weights``: their folder, or weights of another model."""
     folder, network = spec.model.initial_weights, spec.model.network
     if folder is None or not isinstance(network, DecoderSection) or spec.resume is not None:
         return ()
@@ -215,10 +210,10 @@ def weights_problems(spec: JobSpec, roots: AllowedRoots) -> tuple[Problem, ...]:
 
 
 def refuse_outside(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> None:
-    """Raises InvalidJobSpec with every such path."""
+    """Raise InvalidJobSpec with every path that jobs may not use, and before the start with problems of the weights."""
     problems = problems_outside_roots(spec, roots, begun=begun)
     if problems := problems if begun else (*problems, *weights_problems(spec, roots)):
-        raise InvalidJobSpec(detail="it names files that jobs may not touch (any more)", problems=problems)
+        raise InvalidJobSpec(detail="it names files that jobs may not use (any more)", problems=problems)
 
 
 def _problems(spec: JobSpec, roots: AllowedRoots, begun: bool) -> Iterator[Problem]:
@@ -255,10 +250,10 @@ PIECE_BYTES = 256 << 10
 
 
 def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
-    """The specification with its tokenizer's digest, and with the tokens around a document that are left to the tokenizer.
+    """Return the specification with its tokenizer's digest, and with the tokens around a document filled in.
 
-    They are chosen once, here: files beside the tokenizer's have a say in it, and nodes may lack those. Raises
-    InvalidJobSpec; a file outside the roots is others' business.
+    These are chosen once, here: they depend on files beside the tokenizer's, which nodes may lack. Raises InvalidJobSpec.
+    A file outside the roots is not reported here, but by ``problems_outside_roots``.
     """
     section, vocabulary_size = spec.data, BYTE_COUNT
     changes: dict[str, Any] = {}
@@ -276,9 +271,9 @@ def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
                 problems=(Problem(TOKENIZER_FIELD, message, "Correct the path or the file."),)
             ) from error
         if section.tokenizer_digest not in (None, file.digest):
-            message = f"is {section.tokenizer_digest}, and the file has {file.digest}."
+            message = f"is {section.tokenizer_digest}, but the file has {file.digest}."
             raise InvalidJobSpec(
-                problems=(Problem(TOKENIZER_DIGEST, message, "Leave it out, or use the file that it is of."),)
+                problems=(Problem(TOKENIZER_DIGEST, message, "Leave it out, or use the file with that digest."),)
             )
         around = tokenizer_file.around(file, section.separator, section.begin_token, section.tokenizer)
         if isinstance(around, Problem):
@@ -293,7 +288,7 @@ def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
 
 
 def keep_tokenizer(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> None:
-    """Copy the job's tokenizer into its run's folder, for exports when the file is gone. Raises InfrastructureError."""
+    """Copy the job's tokenizer into the run's folder, for exports after the file is gone. Raises InfrastructureError."""
     path, digest = _path_and_digest(spec)
     if path == BYTES:
         return
@@ -301,20 +296,20 @@ def keep_tokenizer(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) 
         with open_data(roots, path) as file:
             content = file.read(tokenizer_file.FILE_BYTES_MAX)
     except (OSError, ConfigurationError):
-        return  # islands say so, who need it
+        return  # islands need the file, and report it
     if blake2b(content, digest_size=16).hexdigest() == digest:
         put(run_dir, TOKENIZER, content)
 
 
 def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> tuple[IO[bytes], int]:
-    """The file of a job's tokenizer as it was when the job was submitted, open, and its size. The caller closes it.
+    """Open a job's tokenizer as it was at submission, and return the file and its size. The caller closes it.
 
-    Its digest is taken piece by piece: no request holds it in memory. ``spec`` is the stored specification. Raises NotFound
-    where the job's tokens are bytes; Conflict where the file is another by now, or gone, and the run's folder has no copy.
+    The digest is computed piece by piece, to bound memory. ``spec`` is the stored specification. Raises NotFound if its
+    tokens are bytes; Conflict if the file was changed or removed and the run's folder has no copy.
     """
     path, digest = _path_and_digest(spec)
     if path == BYTES:
-        raise NotFound(detail=f"Job {job} has no tokenizer's file: its tokens are bytes.")
+        raise NotFound(detail=f"Job {job} has no tokenizer file: its tokens are bytes.")
     reason = ""
     copy, original = partial(open_below, run_dir, TOKENIZER), partial(open_data, roots, path)
     openings: tuple[Callable[[], IO[bytes]], ...] = (copy, original)  # earlier builds kept no copy
@@ -329,13 +324,13 @@ def tokenizer_of(job: str, run_dir: Path, spec: Any, roots: AllowedRoots) -> tup
             file.seek(0)
             return file, size
         file.close()
-        reason = f"{TOKENIZER_FIELD}: {path} has the digest {digest_there}, and job {job} was submitted with {digest}."
-    remedy = "Put the file that the job was submitted with back there, or take your own copy of it."
+        reason = f"{TOKENIZER_FIELD}: {path} has the digest {digest_there}, but job {job} was submitted with {digest}."
+    remedy = "Restore the file that the job was submitted with, or use your own copy of it."
     raise Conflict(detail=reason, remedy=remedy)
 
 
 def _measured(file: IO[bytes]) -> tuple[int, str]:
-    """The file's size and digest; what is longer than a tokenizer may be is read no further."""
+    """Return the file's size and digest. Nothing beyond the limit of a tokenizer's size is read."""
     size, digest = 0, blake2b(digest_size=16)
     while size <= tokenizer_file.FILE_BYTES_MAX and (piece := file.read(PIECE_BYTES)):
         size += len(piece)

@@ -1,12 +1,12 @@
 """The queue's decision: which queued jobs start now, and why the others wait. Pure: jobs and node groups in, a decision out.
 
-The order is strict: higher priority first, then first come, and nobody overtakes. The first job that does not fit holds up
-all behind it, also those that would fit, so that a large one is never starved by small ones that slip past it.
+The order is strict: higher priority first, then first come, first served. No job overtakes another: the first job that does
+not fit blocks all behind it, even those that would fit, so that small jobs never starve a large one.
 
 A job fits while fewer than ``jobs_max`` jobs run and every node group that it names has, beyond what the running jobs want
-there, what its islands ask for. What jobs want counts, not what happens to be free: an island that is away comes back. A
-group is reckoned as a whole and by what is there, cordoned or not; whether one node has room for one island is seen when
-it is placed, and an island that finds none waits in its job.
+there, what its islands ask for. What jobs want counts, not what happens to be free, because a lost island comes back. A
+group counts as a whole, cordoned or not. Whether a single node has room for an island turns out when it is placed; until
+there is room, the island waits in its job.
 
 Source: Slurm's builtin scheduler (strict priority order, no backfill).
 """
@@ -38,7 +38,7 @@ class Resources:
         return Resources(self.cpus - less.cpus, self.accelerators - less.accelerators)
 
     def lacks(self, wanted: Resources) -> str | None:
-        """The first kind of which there is less than wanted; None if it holds all."""
+        """Return the first kind of resource of which there is less than wanted, or None."""
         if wanted.cpus > self.cpus + UNNOTICED:
             return "cpus"
         return "accelerators" if wanted.accelerators > self.accelerators else None
@@ -60,7 +60,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``waits``: who waits and why, in order. ``unschedulable``: the first of them asks for more than the fleet has."""
+    """``waits``: the reason for each waiting job, in order. ``unschedulable``: the first needs more than the fleet has."""
 
     starts: tuple[str, ...]
     waits: Mapping[str, str]
@@ -73,7 +73,7 @@ NOTHING_QUEUED = Decision((), {}, unschedulable=False)
 def decide(
     queued: Iterable[QueuedJob], running: Sequence[Wants], groups: Iterable[NodeGroupRecord], jobs_max: int
 ) -> Decision:
-    """The jobs that start now, given what the running jobs want."""
+    """Return which jobs start now, given what the running jobs want."""
     fleet = {group["name"]: Resources(group["cpus"], group["accelerators"]) for group in groups}
     free = dict(fleet)
     for wants in running:
@@ -90,7 +90,7 @@ def decide(
         elif lacks := _too_little(free, fleet, job.wants):
             waits[job.job] = lacks
         elif len(running) + len(starts) >= jobs_max:
-            waits[job.job] = f"{jobs_max} jobs run, as many as the service takes at a time"
+            waits[job.job] = f"{jobs_max} jobs are running, the limit of the service"
         else:
             starts.append(job.job)
             free = _without(free, job.wants)
@@ -98,12 +98,12 @@ def decide(
 
 
 def behind(first: str, why: str) -> str:
-    """The reason why all jobs behind the first one wait."""
+    """Return the reason why a job behind the first one waits."""
     return f"behind {first}: {why}"
 
 
 def wants_of(sections: Iterable[IslandsSection]) -> Wants:
-    """The resources of one island of each of these sections together. A section may come several times."""
+    """Return the resources of one island for each of these sections, by node group. A section may occur several times."""
     wants: dict[str, Resources] = defaultdict(Resources)
     for section in sections:
         wants[section.node_group] = wants[section.node_group].plus(Resources(section.cpus, section.accelerators))
@@ -115,18 +115,18 @@ def _without(free: Mapping[str, Resources], wants: Wants) -> dict[str, Resources
 
 
 def _missing(fleet: Mapping[str, Resources], wants: Wants) -> str | None:
-    """The resource that the whole fleet lacks, however many jobs end: nodes are away since the job was submitted."""
+    """Return what the whole fleet lacks, however many jobs end, because nodes were lost since the submission."""
     for name, wanted in sorted(wants.items()):
         if name not in fleet:
             return f"node group {name} has no nodes"
         if kind := fleet[name].lacks(wanted):
             needed, has = getattr(wanted, kind), getattr(fleet[name], kind)
-            return f"it asks for {needed:g} {kind} on {name}, which has {has:g} in all now"
+            return f"it asks for {needed:g} {kind} on {name}, which now has {has:g} in total"
     return None
 
 
 def _too_little(free: Mapping[str, Resources], fleet: Mapping[str, Resources], wants: Wants) -> str | None:
-    """The resource that running jobs have taken at present."""
+    """Return what running jobs currently leave too little of."""
     for name, wanted in sorted(wants.items()):
         if kind := free[name].lacks(wanted):
             needed, left, has = (getattr(resources, kind) for resources in (wanted, free[name], fleet[name]))

@@ -1,8 +1,7 @@
 """The operations of the service: submit a job, read it, command it. The routes are its HTTP face.
 
-Responsible for the order in which things become true: a row before the job, which starts when it is its turn
-(``api.jobs.dispatcher``), so that a SIGKILL at any point leaves nothing that cannot be explained after a restart. It
-refuses to know HTTP, Ray and threads.
+Stores a row before the job exists; the dispatcher starts the job when it is its turn (``api.jobs.dispatcher``). A SIGKILL at
+any point thus leaves a state from which a restarted service continues. Knows neither HTTP nor Ray nor threads.
 
 A job's state comes from the control port while it lives, from ``RUN_DIR/status.json`` once it has ended, and from its
 row's last summary should the run folder be gone.
@@ -57,20 +56,20 @@ from orchestrator.system.run_folder import REPORT
 
 REPORT_BYTES_MAX = 64 << 20
 LIST_PATIENCE_S = 1.5
-"""A list waits so long for jobs that are slow to answer; all are asked at once."""
+"""How long a list waits for slow jobs; all are queried at the same time."""
 QUEUE_PATIENCE_S = 10.0
-"""A submission waits so long for those that are being started, then is answered while it is queued."""
+"""How long a submission waits for others that are being started; then it is answered as queued."""
 
 NOTHING_MORE = AllowedRoots()
 SUFFIX_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
-"""Without the characters that are read as one another."""
+"""Without characters that are easily confused."""
 
 
 Summary = TypeVar("Summary", bound=JobSummary)
 
 
 def summary_in(row: JobRow, kind: type[Summary]) -> Summary | None:
-    """The last summary that the row holds; None where it holds none that can be read."""
+    """Return the last summary in the row, or None if there is no readable one."""
     try:
         return kind.model_validate(row.summary)
     except ValueError:
@@ -78,7 +77,7 @@ def summary_in(row: JobRow, kind: type[Summary]) -> Summary | None:
 
 
 class Service:
-    """Jobs touch files below ``roots``, and the checkpoints of jobs in ``runs_dir``."""
+    """Jobs may use files below ``roots``, and the checkpoints of jobs in ``runs_dir``."""
 
     def __init__(
         self,
@@ -102,21 +101,21 @@ class Service:
         )
         self.clock = ClockWatch()
         self._adding = Lock()
-        """Nothing is asked between a precondition and what is asked under it."""
+        """Serialises checking If-Match and storing the command."""
 
     def resume(self) -> None:
-        """After a restart: settle jobs that were being started when the last process ended."""
+        """Settle jobs that the last process was starting when it ended."""
         self.queue.inherit()
         self.cordons.tell_all("the service, started again")
 
     def tend(self) -> None:
-        """One round of the background loop: a job that did not answer is handed now what it has missed."""
+        """Do one round of the background loop: send jobs the commands that they missed while they did not answer."""
         self.clock.check()
         self.cordons.tell_missed()
         self.outbox.turn()
 
     def ready(self) -> int:
-        """The number of node groups. Raises InfrastructureError if the store or the cluster does not answer."""
+        """Return the number of node groups. Raises InfrastructureError if the store or the cluster does not answer."""
         self._store.check()
         return len(self.node_groups())
 
@@ -126,13 +125,13 @@ class Service:
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, document: Mapping[str, Any], caller: str, key: str | None, priority: int = 0) -> Job:
-        """Validate and remember a job, and start it if its turn is now. The same key again answers with the same job.
+        """Validate and store a job, and start it if it is its turn. A repeated key returns the same job.
 
-        Raises InvalidJobSpec with every problem of the specification and of the fleet; nothing was queued then. Raises
-        InfrastructureError if it could not be started.
+        Raises InvalidJobSpec with every problem of the specification and of the fleet, and then queues nothing. Raises
+        InfrastructureError if the job could not be started.
         """
         digest = digest_of([document, priority] if priority else document)
-        # What was done before is answered before anything else: the fleet may have changed since.
+        # Answer a repeated request before anything else: the fleet may have changed since.
         if key and (earlier := self._store.job_by_key(key)):
             refuse_other_request(earlier, digest, key)
             return self._answer(earlier)
@@ -165,36 +164,36 @@ class Service:
         return self._answer(row)
 
     def prioritise(self, job: str, priority: int) -> Job:
-        """Give a queued job another place in the queue. Raises Conflict for one that waits no more."""
+        """Change the priority of a queued job. Raises Conflict if it is no longer queued."""
         row = self._row(job)
         if not self._store.move_job(row.job, JobState.QUEUED, JobState.QUEUED, priority=priority):
             state = self._answer(row).state
-            raise Conflict(detail=f"Job {row.job} is {state}; only a queued one has a priority that can be changed.")
+            raise Conflict(detail=f"Job {row.job} is {state}; only the priority of a queued job can be changed.")
         self.queue.dispatch(QUEUE_PATIENCE_S)
         return self.job(row.job)
 
     def jobs(self) -> list[JobSummary]:
-        """All jobs, newest first. One whose state cannot be had right now is shown as last known, with the reason."""
+        """Return all jobs, newest first. A job that does not answer is shown as last known, with the reason."""
         return [self.summary(row) for row in self._store.jobs()]
 
     def job(self, job: str) -> Job:
         return self._answer(self._row(job))
 
     def snapshot(self, job: str) -> StatusSnapshot:
-        """The job as it stands, with its version."""
+        """Return the job's current status, with its version."""
         return self._snapshot(self._row(job))
 
     def host_counts(self, job: str) -> dict[IslandId, int]:
-        """How many hosts each island of the job has, and each standby, by its specification."""
+        """Return the number of hosts of each island and standby, from the specification."""
         return {island: section.hosts for island, section in sections_of_row(self._row(job), slots=True).items()}
 
     def run(self, job: str) -> Run:
-        """The job's run folder. Asks the store and the disk only, so that it is cheap and works without the cluster."""
+        """Return the job's run folder. Uses only the store and the disk, so it is cheap and works without the cluster."""
         row = self._row(job)
         return Run(row.job, Path(row.run_dir), row.state in FINAL)
 
     def result(self, job: str, name: str) -> BinaryIO:
-        """A file that a job leaves at its end, open. Raises Conflict before that, NotFound where it left none."""
+        """Open a file that a job writes at its end. Raises Conflict before that, NotFound if the job left none."""
         row = self._row(job)
         try:
             return open_below(Path(row.run_dir), name)
@@ -205,25 +204,25 @@ class Service:
         state = self._answer(row).state
         if state.final:
             raise NotFound(detail=f"Job {row.job} is {state} and left no {name}{why}", remedy=f"See {row.run_dir}.")
-        remedy = f"Follow it with `atoll watch {row.job}`; {name} is written when it ends."
+        remedy = f"Watch it with `atoll watch {row.job}`; {name} is written when it ends."
         raise Conflict(detail=f"Job {row.job} is still {state}.", remedy=remedy)
 
     def report(self, job: str) -> dict[str, Any]:
-        """The figures of an ended job. Raises as ``result``, and DataError where they are damaged."""
+        """Return the report of an ended job. Raises as ``result`` does, and DataError if it is damaged."""
         with self.result(job, REPORT) as file:
             content = file.read(REPORT_BYTES_MAX + 1)
         path = Path(self._row(job).run_dir) / REPORT
         if len(content) > REPORT_BYTES_MAX:
-            raise DataError(detail=f"{path} has more than {REPORT_BYTES_MAX >> 20} MiB, so it is no job's report.")
+            raise DataError(detail=f"{path} exceeds {REPORT_BYTES_MAX >> 20} MiB, so it is not a job's report.")
         return parsed(content, path)
 
     def tokenizer(self, job: str) -> tuple[IO[bytes], int]:
-        """The file of the job's tokenizer, open, and its size. Raises NotFound if it has none, Conflict if it is gone."""
+        """Open the job's tokenizer; return the file and its size. Raises NotFound if it has none, Conflict if it is gone."""
         row = self._row(job)
         return tokenizer_of(row.job, Path(row.run_dir), row.spec, self.roots)
 
     def origin(self, job: str) -> Origin:
-        """What exports keep of the checkpoint that the job continues. Raises NotFound, Conflict as ``origin_of``."""
+        """Return what exports keep of the job's initial checkpoint. Raises NotFound and Conflict as ``origin_of`` does."""
         row = self._row(job)
         return origin_of(row.job, Path(row.run_dir), row.spec, self.roots)
 
@@ -240,17 +239,17 @@ class Service:
         key: str | None = None,
         if_match: str | None = None,
     ) -> Command:
-        """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
+        """Store a command to a living job with its caller, and hand it over. ``command`` returns its outcome.
 
-        Once stored it is as good as handed over: should the job not answer for it, the outbox goes on trying. With
-        ``if_match`` it is refused if something else was asked of the job since the caller read it.
+        A stored command is certain to be handed over: if the job does not answer, the outbox keeps trying. With ``if_match``
+        it is refused if the job got another command since the caller read it.
         """
         row = self._row(job)
         stored = row_of(row.job, caller, command)
         digest = digest_of([row.job, stored.request])
         stored.idempotency_key, stored.request_digest = key, digest
         kind, island = commands.kind_of(command), commands.island_of(command)
-        # What was asked before is answered before anything else: the job may have ended since.
+        # Answer a repeated request before anything else: the job may have ended since.
         earlier = self._store.command_by_key(key) if key else None
         if earlier is None:
             answer = self._answer(row)
@@ -258,7 +257,7 @@ class Service:
                 raise Conflict(detail=f"Job {row.job} is already {answer.state}; there is nothing to {kind}.")
             if answer.state is JobState.QUEUED and not isinstance(command, commands.Cancel):
                 detail = f"Job {row.job} is still queued; there is nothing to {kind}."
-                raise Conflict(detail=detail, remedy="Wait for its turn, or cancel it.")
+                raise Conflict(detail=detail, remedy="Wait until it starts, or cancel it.")
             if island is not None:
                 island_in(answer, island)
             try:
@@ -274,14 +273,17 @@ class Service:
         self.outbox.push(row.job)
         self.queue.count_anew()
         if needs_look:
-            self.queue.wake()  # it may have made room
+            self.queue.wake()  # the command may have freed capacity
         return self.command(row.job, stored.command)
 
     def command(self, job: str, command: str) -> Command:
-        """A command with its outcome, as far as it is known."""
+        """Return a command with its outcome, if that is known."""
         row = self._store.command(command)
         if row is None or row.job != self._row(job).job:
-            raise NotFound(detail=f"Job {job} has no command {command!r}.", remedy="Commands are listed per job.")
+            raise NotFound(
+                detail=f"Job {job} has no command {command!r}.",
+                remedy=f"List its commands with GET /v1/jobs/{job}/commands.",
+            )
         if row.delivered and row.accepted is None:
             self.outbox.settle(row.job)
             row = self._store.command(command) or row
@@ -295,18 +297,18 @@ class Service:
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, document: Mapping[str, Any]) -> JobSpec:
-        """Return the specification as it would be taken, with what the service fills in. Nothing is queued.
+        """Return the specification as it would be accepted, with what the service fills in. Nothing is queued.
 
         Raises InvalidJobSpec with every problem of the specification and of the fleet.
         """
         return Checks(self._control, self._packages, self.roots, self._store.job).accepted(document)
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
-        """The job's whole checkpoints, oldest first."""
+        """Return the job's complete checkpoints, oldest first."""
         return checkpoints_of(self._row(job), self.roots)
 
     def checkpoint_archive(self, job: str, number: int) -> Archive:
-        """One of them as a tar stream. Raises NotFound, with those there are."""
+        """Return one of them as a tar stream. Raises NotFound with the existing ones."""
         row = self._row(job)
         roots = self.roots.with_run(Path(row.run_dir))
         return archive_of(checkpoints_of(row, self.roots), number, roots)
@@ -314,15 +316,15 @@ class Service:
     def _row(self, job: str) -> JobRow:
         row = self._store.job(job)
         if row is None:
-            detail = "No job was submitted yet." if job == "latest" else f"There is no job {job!r}."
-            raise NotFound(detail=detail, remedy="`atoll jobs` lists them.")
+            detail = "No job has been submitted yet." if job == "latest" else f"Job {job!r} does not exist."
+            raise NotFound(detail=detail, remedy="`atoll jobs` lists all jobs.")
         return row
 
     def record(self, row: JobRow) -> StatusRecord | None:
-        """The job's status record: its final state if it left one, else the live one; None if there is neither.
+        """Return the job's status record: the final one if it is on disk, else the live one; None if there is neither.
 
-        A job is over once its final state is on the disk, which comes after its report. Until then its record is that of a
-        job that is finishing, whatever the job itself has decided already.
+        A job has ended once its final state is on the disk, which is written after the report. Until then its record says
+        that it is finishing, whatever the job has decided.
         """
         if record := read_status(Path(row.run_dir)):
             return record
@@ -353,30 +355,30 @@ class Service:
             elif snapshot.answer.state.final and not row.summary:
                 values = {"reason": snapshot.answer.reason, "summary": snapshot.answer.model_dump(mode="json")}
                 self._store.update_job(row.job, state=snapshot.answer.state.value, **values)
-                if row.state != JobState.CANCELLED:  # who was cancelled in the queue leaves no room
+                if row.state != JobState.CANCELLED:  # a job cancelled while queued frees no capacity
                     self.queue.wake()
         return snapshot
 
     def _job_of(self, row: JobRow, record: StatusRecord | None) -> Job:
-        """The answer, whatever row and record are. Raises InfrastructureError where the job answers, and makes no sense."""
+        """Return the answer for any row and record. Raises InfrastructureError if the job's own answer is invalid."""
         row = readable(row)
         run_dir = Path(row.run_dir)
         try:
             job = job_of(row, record, *plans_of(row), report=has_report(run_dir))
-            job.model_dump_json()  # what cannot be sent is found here, not by whoever lists all jobs
+            job.model_dump_json()  # find out here whether it can be sent, so that lists do not fail
         except Exception as error:
             if record is not None and read_status(run_dir) is None:
-                detail = f"What job {row.job} says of itself makes no sense ({in_words(error)})."
-                raise InfrastructureError(detail=detail, remedy="Look at its log (`atoll logs`).") from error
+                detail = f"The status of job {row.job} is invalid ({in_words(error)})."
+                raise InfrastructureError(detail=detail, remedy="See its log (`atoll logs`).") from error
             return unreadable(row, error)
         if record is None and job.state.final and (damage := damage_of_status(run_dir)):
             job.reason = f"{job.reason} {damage}".strip() if damage not in job.reason else job.reason
         return job
 
     def summary(self, row: JobRow) -> JobSummary:
-        """The summary of any row that the store may hold: a damaged one is shown as that, and spoils no list.
+        """Return the summary of any row, also of a damaged one, so that listing jobs never fails.
 
-        A job that does not say at once how it stands is shown as last known, with the reason.
+        A job that does not answer at once is shown as last known, with the reason.
         """
         if row.summary and (summary := summary_in(row, JobSummary)):
             return summary
@@ -385,12 +387,12 @@ class Service:
         try:
             return summary_of(self._answer(row, LIST_PATIENCE_S))
         except InfrastructureError as error:
-            return self._outlined(row, {"reason": f"its state cannot be had right now: {error}"})
+            return self._outlined(row, {"reason": f"its state is currently unknown: {error}"})
         except Exception as error:
             return summary_of(unreadable(row, error))
 
     def _outlined(self, row: JobRow, more: dict[str, Any]) -> JobSummary:
-        """The summary of a job without asking it and without reading its specification again."""
+        """Return the summary of a job without querying it or parsing its specification again."""
         try:
             outline = self.queue.outlines.of(row.job, lambda: row.spec)
             job = job_of(row, None, [], outline.token_budget, report=False)

@@ -1,10 +1,10 @@
-"""The checks of a specification that is submitted: all of them, on whatever of it is right, before anything is started.
+"""All checks of a submitted specification, on every part of it that is valid, before anything is started.
 
     the document ──▶ fields, rules between them ──▶ files ──▶ tokenizer ──▶ index ──▶ checkpoint ──▶ memory, weights
-                                   node groups, packages of code: of the document as it stands
+                                   node groups, packages of code: from the document itself
 
-Responsible for every problem being told at once, and each once: what a section with a problem names is not looked at, and a
-stage that builds on another is left out where that has failed. Refuses to know HTTP, and what a job does.
+Reports every problem at once, and each once: files that an invalid section names are not read, and a stage that depends on
+another is skipped if that has failed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Stage = Callable[[JobSpec], JobSpec]
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What a specification is held against."""
+    """The cluster, packages, roots and jobs that a specification is checked against."""
 
     control: ControlPort
     packages: tuple[str, ...]
@@ -58,7 +58,9 @@ class Checks:
             spec = right_sections(document, problems)
         is_whole = not problems
         of_groups = group_problems(document, groups)
-        replaced = {problem.path for problem in of_groups}  # which groups there are says more than how names look
+        replaced = {
+            problem.path for problem in of_groups
+        }  # the list of existing groups says more than the pattern of names
         problems = [problem for problem in problems if problem.path not in replaced]
         if spec is not None:
             spec = self._of_files(spec, problems)
@@ -74,7 +76,7 @@ class Checks:
         return spec
 
     def _of_files(self, spec: JobSpec, problems: list[Problem]) -> JobSpec:
-        """Add what is wrong with the files that the specification names; the stages are in the order in which they build."""
+        """Add the problems of the files that the specification names; each stage may depend on the ones before it."""
         spec, is_found = _after(lambda before: with_found_files(before, self.roots), spec, problems)
         outside = problems_outside_roots(spec, self.roots, begun=True)
         problems += outside

@@ -19,7 +19,7 @@ CLOSED_BECAUSE = {
 
 
 def merge_of(explanation: Explanation) -> Merge:
-    """The whole explanation."""
+    """Return the whole explanation."""
     facts = _renamed(
         asdict(explanation), opened_at="opened_after_s", quorum_at="quorum_after_s", merge_seconds="merge_s"
     )
@@ -54,7 +54,7 @@ def summary_of(explanation: Explanation) -> MergeSummary:
 
 
 def because(explanation: Explanation) -> str:
-    """One sentence: why the round closed when it did, and what became of the islands that are not in it."""
+    """Return one sentence: why the round closed when it did, and why islands are missing from it."""
     waited = f"after {seconds(explanation.closed_at - explanation.quorum_at)} of grace"
     parts = [f"closed because {CLOSED_BECAUSE[explanation.reason]}, {waited}"]
     latest = {refusal.island: refusal for refusal in explanation.refusals}

@@ -1,8 +1,7 @@
-"""The explained merges of each job, worked out from its tape and kept up with it.
+"""The explained merges of each job, computed from its tape as it grows.
 
-Responsible for reading every line of a tape once in the life of the service, however often is asked: the fold is kept and
-fed what came since. Bounded: a job's newest merges (the fold's limit) of the few jobs that were asked about last. It
-refuses to decode what explains no merge, which is most of a tape.
+Every line of a tape is read once in the life of the service: the fold is kept and fed new lines. Bounded: the newest merges
+(the fold's limit) of the few jobs that were queried last. Lines that explain no merge, most of a tape, are not decoded.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from orchestrator.tape.schema import Header, Record, decode_header, decode_line
 JOBS_MAX = 8
 UNEVENTFUL = b'"effects":[]}'
 RELEVANT = b'{"type":"MergeCompleted"', b'{"type":"Connection', b'{"type":"Island', b'{"type":"Placement'
-"""Events that say something of a merge or of an island's state even when nothing was decided on them."""
+"""Events that matter for a merge or an island's state even if nothing was decided on them."""
 
 
 class MergeHistory:
@@ -33,13 +32,13 @@ class MergeHistory:
         self._reading = threading.Lock()
 
     def merges(self) -> list[Explanation]:
-        """Newest first."""
+        """Return the kept merges, newest first."""
         with self._reading:
             fold = self._caught_up()
             return list(reversed(fold.merges.values())) if fold else []
 
     def merge(self, job: str, fragment: int, version: int) -> Explanation:
-        """Raises NotFound with what there is instead."""
+        """Return one merge. Raises NotFound with a hint at what exists."""
         with self._reading:
             fold = self._caught_up()
             explanation = fold.merges.get((FragmentId(fragment), Version(version))) if fold else None
@@ -51,26 +50,24 @@ class MergeHistory:
         return explanation
 
     def _caught_up(self) -> Explanations | None:
-        """The fold up to the tape's present end; None while there is no tape."""
+        """Return the fold up to the tape's current end; None while there is no tape."""
         try:
             while lines := self._reader.read():
                 for line in lines:
                     self._taken(line)
         except DataError:
-            self._reader, self._fold = (
-                TapeReader(self._reader.path),
-                None,
-            )  # half a chunk read is no place to go on from
+            # a partly read chunk is no place to continue from
+            self._reader, self._fold = TapeReader(self._reader.path), None
             raise
         return self._fold
 
     def _taken(self, line: bytes) -> None:
-        """Raises DataError, whatever is wrong with the line."""
+        """Feed a line to the fold. Raises DataError for anything that is wrong with it."""
         try:
             self._take(line)
         except DataError:
             raise
-        except Exception as error:  # a line that can be read, and cannot be of a tape
+        except Exception as error:  # a readable line that cannot be of a tape
             what = f"{type(error).__name__} at {line[:80]!r}"
             raise DataError(detail=f"{self._reader.path} is damaged: {what}.") from error
 
@@ -82,7 +79,7 @@ class MergeHistory:
 
 
 class MergeHistories:
-    """The merge histories of the jobs that were asked about last."""
+    """The merge histories of the jobs that were queried last."""
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
@@ -99,10 +96,10 @@ class MergeHistories:
 
 
 def fold_of(line: bytes, keep: int) -> Explanations:
-    """A fold for the tape that begins with this line."""
+    """Return a fold for the tape that begins with this line."""
     header = decode_header(line.decode())
     if not isinstance(header, Header):
-        raise DataError(detail="this is the tape of a fleet, which merges nothing.")
+        raise DataError(detail="this is the tape of a simulated fleet, which has no merges.")
     return Explanations(header.policy, keep)
 
 

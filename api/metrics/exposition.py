@@ -89,12 +89,12 @@ class RequestMetrics:
 logger = logging.getLogger(__name__)
 
 FRESH_S = 1.0
-"""Two scrapers, or a person who reloads, ask the jobs once."""
+"""Two scrapers, or a person who reloads, cause one request to each job."""
 PATIENCE_S = 4.0
 """Below the scrape timeout of deploy/prometheus/prometheus.yml."""
 LINGER_S = 900.0
 SAMPLES_MAX = 500_000
-"""The limit for one job: some thirty samples an island, and 10,000 islands are the most that one may have."""
+"""The limit for one job: some thirty samples for each of at most 10,000 islands."""
 _KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
@@ -123,7 +123,7 @@ class JobsCollector(Collector):
         self._ages, self._endings = Ages(), Ages()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that to register is not to scrape."""
+        """Return nothing, so that registering does not scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -145,7 +145,7 @@ class JobsCollector(Collector):
         states = Counter(state_of(row, records.get(row.job)) for row in rows)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
-        yield Sample("atoll_queue_hopeless", (), self._service.queue.unschedulable)
+        yield Sample("atoll_queue_unschedulable", (), self._service.queue.unschedulable)
         yield Sample("atoll_clock_set_seconds", (), self._service.clock.check())
         for row in rows:
             if row.job in live:
@@ -156,19 +156,19 @@ class JobsCollector(Collector):
         self._problem_log.keep(f"job {row.job}" for row in rows)
 
     def _samples_of(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
-        """All samples of the record, or None: what is damaged in one job costs its own figures only."""
+        """Return all samples of the record, or None if it is damaged, so that other jobs keep their metrics."""
         try:
             checked_samples = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
             if len(checked_samples) > SAMPLES_MAX:
-                raise ValueError(f"it makes more than the {SAMPLES_MAX} samples that are taken of one job")
+                raise ValueError(f"it has more than {SAMPLES_MAX} samples, the limit for one job")
         except Exception as error:
-            self._problem_log.note(f"job {row.job}", f"no figures can be made of what it says: {reason_of(error)}")
+            self._problem_log.note(f"job {row.job}", f"its metrics cannot be computed: {reason_of(error)}")
             return None
         self._problem_log.settle(f"job {row.job}")
         return checked_samples
 
     def _ask(self, rows: dict[str, JobRow]) -> dict[str, StatusRecord]:
-        """The status records of these jobs. One that does not answer in time is left out, and not asked again meanwhile."""
+        """Return the status records of these jobs. A job that does not answer in time is left out until it does."""
         questions = {job: self._questions.get(job) or self._pool.submit(self._record, row) for job, row in rows.items()}
         done, _ = wait(questions.values(), timeout=PATIENCE_S)
         self._questions = {job: future for job, future in questions.items() if future not in done}
@@ -184,24 +184,24 @@ class JobsCollector(Collector):
     def _record(self, row: JobRow) -> StatusRecord | None:
         try:
             return self._service.record(row)
-        except Exception:  # told as ``atoll_job_answers``; why, whoever looks at the job is told
+        except Exception:  # reported as ``atoll_job_answers``; the job's status says why
             return None
 
 
 def state_of(row: JobRow, record: StatusRecord | None) -> JobState:
-    """As last known, or newer where the job itself has said so."""
+    """Return the job's state as last known, or as the job itself reported it since."""
     try:
         stored = JobState(row.state)
         if record is None or stored.final:
             return stored
         view = record["view"]
         return JobState(view["outcome"] if view["phase"] == "finished" else view["phase"])
-    except (ValueError, KeyError, TypeError):  # what is damaged is no job that does anything
+    except (ValueError, KeyError, TypeError):  # a damaged job does nothing
         return JobState.FAILED
 
 
 def checked(sample: Sample) -> Sample:
-    """The sample, which can be exposed. Raises ValueError, TypeError where it could not."""
+    """Return the sample. Raises ValueError or TypeError if it cannot be exposed."""
     if len(sample.labels) != len(FAMILIES[sample.family].labels):
         raise ValueError(f"{sample.family} has other labels")
     for label in sample.labels:
@@ -220,7 +220,7 @@ def is_time(value: object) -> bool:
 
 
 def families_of(samples: Iterable[Sample]) -> list[Metric]:
-    """The samples by family, in the order of the catalogue. Raises KeyError for a sample that is not in it."""
+    """Return the samples by family, in the order of the catalogue. Raises KeyError for an unknown family."""
     families: dict[str, Any] = {}
     for family in FAMILIES.values():
         families[family.name] = _KINDS[family.kind](family.name, family.help, labels=family.labels)

@@ -43,10 +43,10 @@ class Sample:
 
 
 def samples(record: StatusRecord, spec: Mapping[str, Any]) -> Iterator[Sample]:
-    """Everything the record says. ``spec`` is the job's own, for what no event repeats: quorum and wire codec."""
+    """Yield all samples of a record. ``spec`` is the job's, for the quorum and the codec, which no event repeats."""
     job = record["job_id"]
-    knobs = spec["synchroniser"]
-    yield Sample("atoll_quorum_islands", (job,), knobs["quorum"])
+    schedule = spec["synchroniser"]
+    yield Sample("atoll_quorum_islands", (job,), schedule["quorum"])
     yield from _of_job(job, record)
     yield from _of_islands(job, record)
     yield from _of_rounds(job, record)
@@ -57,13 +57,13 @@ def samples(record: StatusRecord, spec: Mapping[str, Any]) -> Iterator[Sample]:
         yield from _of_traffic(job, traffic, regions)
         for direction in ("up", "down"):
             yield Sample("atoll_payloads", (job, direction), sum(traffic[f"payloads_{direction}"]))
-    yield from _of_lines(job, record, knobs["wire"])
+    yield from _of_lines(job, record, schedule["wire"])
     yield from _of_norms(job, record)
     yield from _of_commands(job, record)
 
 
 def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
-    view, worth = record["view"], record["goodput"]
+    view, goodput = record["view"], record["goodput"]
     for phase in JobPhase:
         yield Sample("atoll_job_phase", (job, phase.value), view["phase"] == phase)
     yield Sample("atoll_job_age_seconds", (job,), record["at"])
@@ -77,15 +77,15 @@ def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
         yield Sample("atoll_synchroniser_deaths", (job,), deaths["deaths"])
         yield Sample("atoll_damages", (job,), deaths["damages"])
     yield Sample("atoll_job_token_budget", (job,), view["token_budget"])
-    yield Sample("atoll_goodput_ratio", (job,), worth["goodput_ratio"])
-    yield Sample("atoll_uptime_ratio", (job,), worth["uptime_ratio"])
-    if standbys := worth.get("standbys"):  # not of jobs that ended under an earlier build
+    yield Sample("atoll_goodput_ratio", (job,), goodput["goodput_ratio"])
+    yield Sample("atoll_uptime_ratio", (job,), goodput["uptime_ratio"])
+    if standbys := goodput.get("standbys"):  # not of jobs that ended under an earlier build
         for kind in ("ready", "preparing"):
             yield Sample("atoll_standby_seconds", (job, kind), standbys[f"{kind}_seconds"])
         yield Sample("atoll_standby_takeovers", (job,), standbys["takeovers"])
-    for cause, seconds in worth["badput_seconds"].items():
+    for cause, seconds in goodput["badput_seconds"].items():
         yield Sample("atoll_badput_seconds", (job, cause), seconds)
-    for cause, tokens in worth["discarded_tokens"].items():
+    for cause, tokens in goodput["discarded_tokens"].items():
         yield Sample("atoll_tokens_discarded", (job, cause), tokens)
     if evaluations := record["statistics"].get("evaluations"):  # not of jobs that ended under an earlier build
         yield Sample("atoll_evaluations", (job,), evaluations["count"])
@@ -126,11 +126,11 @@ def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
         flaws = statistics.get("data_flaws", {}).get("islands", {}).get(name, {})
         for kind in DATA_FLAWS:
             yield Sample(f"atoll_island_{kind}", labels, flaws.get(kind, 0))
-        if worth := record["goodput"]["islands"].get(name):
-            for kind, seconds in worth["seconds"].items():
+        if summary := record["goodput"]["islands"].get(name):
+            for kind, seconds in summary["seconds"].items():
                 yield Sample("atoll_island_seconds", (*labels, kind), seconds)
             for kind in ("trained", "merged", "in_flight"):
-                yield Sample(f"atoll_tokens_{kind}", labels, worth["tokens"][kind])
+                yield Sample(f"atoll_tokens_{kind}", labels, summary["tokens"][kind])
 
 
 def _of_rounds(job: str, record: StatusRecord) -> Iterator[Sample]:
@@ -148,7 +148,7 @@ def _of_rounds(job: str, record: StatusRecord) -> Iterator[Sample]:
         yield Sample("atoll_round_part_seconds", (job, part), _buckets(histogram))
     if "journal_seconds" in statistics:
         yield Sample("atoll_journal_seconds", (job,), _buckets(statistics["journal_seconds"]))
-    for reason in RefusalReason:  # also those that never were: a rise from nothing must be seen as one
+    for reason in RefusalReason:  # also those that never occurred: a rise from zero must be visible as one
         yield Sample("atoll_refusals", (job, reason.value), statistics["refusals"].get(reason.value, 0))
 
 
@@ -214,12 +214,12 @@ def _of_commands(job: str, record: StatusRecord) -> Iterator[Sample]:
 
 
 def _buckets(histogram: Mapping[str, Any]) -> Buckets:
-    """The counts of ``accounting.histogram``, added up."""
+    """Return the cumulative counts of a histogram of ``accounting.series``."""
     bounds = (*histogram["bounds"], inf)
     return Buckets(tuple(zip(bounds, accumulate(histogram["counts"]), strict=True)), histogram["sum"])
 
 
 def _counted(values: Mapping[Any, int], bounds: Sequence[float]) -> Buckets:
-    """The number of times of each value, in buckets."""
+    """Return how many values are in each bucket, given how often each value occurred."""
     cumulative = [(bound, sum(n for value, n in values.items() if value <= bound)) for bound in (*bounds, inf)]
     return Buckets(tuple(cumulative), sum(value * n for value, n in values.items()))

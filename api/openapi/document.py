@@ -1,11 +1,8 @@
-"""The parts of the OpenAPI document that FastAPI does not know: how each operation refuses, and an example of everything.
+"""The parts of the OpenAPI document that FastAPI cannot derive: roles, refusals and examples of each operation.
 
-Refusals follow from what an operation is, by ``refusals_of`` alone, so that a new route cannot forget them; who may call
-it is told by ``api.openapi.document``. schemathesis holds the running service to the result (tests/api/test_openapi.py).
-
-The part of the OpenAPI document about access: the token's scheme, the role that each operation needs, and its refusals.
-
-It is read off the same rule that the middleware applies (``api.auth.roles.required_role``), so that it cannot say otherwise.
+Roles come from the rule that the middleware applies (``api.auth.roles.required_role``), and refusals from ``refusals_of``
+alone, so that a new route cannot forget them. schemathesis checks the running service against the result
+(tests/api/test_openapi.py).
 """
 
 from __future__ import annotations
@@ -22,15 +19,15 @@ from api.schemas import ProblemDocument
 
 SCHEME = "token"
 REFUSALS = {
-    "401": "No token, or none that is valid",
-    "403": "The role does not reach, or the request comes from elsewhere",
-    "429": "Too many wrong tokens from this address; `Retry-After` says how long to wait",
+    "401": "The token is missing or invalid",
+    "403": "Insufficient role, or the request comes from a web page of another origin",
+    "429": "Too many invalid tokens from this address; `Retry-After` says how long to wait",
 }
 SCHEMAS = "#/components/schemas/"
 
 
 def describe_access(document: dict[str, Any]) -> None:
-    """Every operation of the document says the role that it needs, and how it refuses."""
+    """Add the token's scheme to the document, and to every operation its role and the refusals that follow from it."""
     components = document.setdefault("components", {})
     components["securitySchemes"] = {
         SCHEME: {"type": "http", "scheme": "bearer", "description": "Roles: viewer < operator < admin."}
@@ -64,11 +61,11 @@ LEFT_AT_THE_END = (
     f"{_RUN}/report",
 )
 SPEAKS_OF_JOBS = ("/v1/jobs", "/v1/node-groups", "/readyz")
-"""Paths that need whatever runs the jobs to answer."""
+"""Paths that need the cluster to answer."""
 
 
 def install(app: FastAPI) -> None:
-    """From here on the app's document is whole: who may do what, how each operation refuses, and examples."""
+    """Make the app's document complete, with roles, refusals and examples."""
     described = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -82,7 +79,7 @@ def install(app: FastAPI) -> None:
 
 
 def describe(document: dict[str, Any]) -> None:
-    """Every operation says how it refuses, and has an example for what it takes and what it answers."""
+    """Add to every operation its refusals, and examples of its parameters, body and answers."""
     schemas = document["components"]["schemas"]
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)  # FastAPI's own words for 422; ours are problem documents
@@ -103,28 +100,28 @@ def describe(document: dict[str, Any]) -> None:
 
 
 def refusals_of(method: str, path: str, operation: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The statuses, with their meaning, by which such an operation refuses."""
+    """Yield the error statuses of an operation, each with its meaning."""
     names = {parameter["name"] for parameter in operation.get("parameters", ())}
     has_body = "requestBody" in operation
     if method in CHANGING:
-        yield "400", "The request contradicts itself or an earlier one"
+        yield "400", "The request is invalid, or its Idempotency-Key was used for another request"
     if "{" in path or "cursor" in names:
-        yield "404", "There is no such thing"
+        yield "404", "Not found"
     if method in CHANGING or path.startswith(LEFT_AT_THE_END):
-        yield "409", "Not possible as things stand"
+        yield "409", "Not possible in the current state"
     if "if-match" in names:
-        yield "412", "Something else was asked of it since the look that `If-Match` names"
+        yield "412", "It was changed since the read that `If-Match` names"
     if has_body:
-        yield "408", "The body did not come in time"
+        yield "408", "The body did not arrive in time"
         yield "413", "The body is too large"
     if names or has_body:
-        yield "422", "A value cannot be used; `problems` names each one"
+        yield "422", "A value is invalid; `problems` lists each one"
     if path.startswith(SPEAKS_OF_JOBS):
-        yield "503", "The cluster, the disk or this service has no room or does not answer; try again"
+        yield "503", "The cluster, the disk or the service is busy, full or does not answer; try again"
 
 
 def _exemplify(container: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Show an example of what this body or answer holds: the shape's own, or else the one of ``SHAPES``."""
+    """Add an example to this body or answer: the schema's own, or else the one in ``SHAPES``."""
     for content in container.get("content", {}).values():
         schema = content.get("schema", {})
         for choice in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())):

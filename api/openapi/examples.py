@@ -257,7 +257,7 @@ SHAPES: dict[str, Any] = {
     "RollbackOptions": {"checkpoint": 3},
     "ProblemDocument": {
         "type": "urn:atoll:problem:not-found",
-        "title": "There is no such thing",
+        "title": "Not found",
         "status": 404,
         "detail": "There is no job 'demo-9'.",
         "instance": "/v1/jobs/demo-9",

@@ -1,8 +1,7 @@
-"""The reference of the API as one page of HTML, made of the OpenAPI document: /docs.
+"""The reference of the API as one page of HTML, rendered from the OpenAPI document: /docs.
 
-Responsible for a page that loads nothing but two of the service's own styles and runs no script, so that it may stand on
-the same origin as the page with the token. The usual viewers fetch a megabyte of script from elsewhere. It says what the
-document says and nothing else; whatever it writes is escaped.
+The page loads only two of the service's own style sheets and runs no script, so it may share an origin with the page that
+holds the token. The usual viewers load a megabyte of script from a CDN. Everything from the document is escaped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def reference(document: Mapping[str, Any], styles: str) -> str:
-    """The page. ``styles`` is the path below which its styles are."""
+    """Return the page. ``styles`` is the path of the folder with its style sheets."""
     sections: dict[str, list[str]] = defaultdict(list)
     for path, operations in document["paths"].items():
         for method in (method for method in METHODS if method in operations):
@@ -88,7 +87,7 @@ def _shape(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _table(caption: str, rows: Sequence[tuple[str, ...]]) -> str:
-    """Cells are text, but for the types of ``_kind``, which are HTML already."""
+    """Return a table. Cells are text, except for types from ``_kind``, which are HTML."""
     if not rows:
         return ""
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(row))}</tr>" for row in rows)
@@ -100,7 +99,7 @@ def _cells(row: tuple[str, ...]) -> Iterator[str]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """The type, in HTML, with a link where it is one of the shapes."""
+    """Return the type as HTML, with a link if it is one of the schemas."""
     return "<code>" + _type(schema) + "</code>"
 
 
@@ -117,12 +116,12 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def figure(bound: float) -> str:
-    """A bound as people write it: OpenAPI has 16.0 for a whole number's."""
+    """Return a bound as people write it: OpenAPI writes 16.0 for the bound of an integer."""
     return f"{int(bound):,}" if float(bound).is_integer() else f"{bound:g}"
 
 
 def about_parameter(parameter: Mapping[str, Any]) -> str:
-    """The description, with bounds and default."""
+    """Return the parameter's description, with bounds and default."""
     schema = parameter.get("schema", {})
     parts = [schema, *schema.get("anyOf", ())]
     words = [parameter.get("description") or schema.get("description", "")]

@@ -1,4 +1,4 @@
-"""A job's checkpoints: look at them, download one, take one now, go back to one."""
+"""A job's checkpoints: list them, download one, take one now, go back to one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: {}}}}
 @router.get("/checkpoints")
 @in_pool(DOWNLOADS)
 def list_checkpoints(job: str, service: ServiceHere) -> Checkpoints:
-    """The job's whole checkpoints, oldest first, also after its end. Files are not verified here, but when one is used."""
+    """List the job's complete checkpoints, oldest first, also after its end. Files are verified only when used."""
     return Checkpoints(checkpoints=service.checkpoints(job))
 
 
@@ -29,9 +29,9 @@ def list_checkpoints(job: str, service: ServiceHere) -> Checkpoints:
 def download_checkpoint(
     request: Request, job: str, number: Annotated[int, Path(ge=1, le=2**31 - 1)], service: ServiceHere
 ) -> Stream:
-    """One whole checkpoint as a tar, also of a running job. Its manifest has the digest of every file.
+    """Download a complete checkpoint as a tar, also of a running job. Its manifest has the digest of every file.
 
-    Unpacked, it is a folder that `resume.checkpoint` of a specification takes, where all nodes reach it.
+    Unpack it into a folder that all nodes reach, and name that as `resume.checkpoint` in a specification.
     """
     name, archive = service.run(job).job, service.checkpoint_archive(job, number)
     headers = {
@@ -49,7 +49,7 @@ def take_checkpoint(
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
-    """Have the job save itself now, while it trains on. Refused while one is being taken, or while nobody trains."""
+    """Take a checkpoint now, while training continues. Refused while one is being taken, or while no island trains."""
     return accepted(service.submit_command(job, commands.Checkpoint(), caller, idempotency_key), response)
 
 
@@ -62,9 +62,9 @@ def roll_back(
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
-    """Take a running job back to a checkpoint that it keeps. What was merged since is undone, and told as discarded.
+    """Take a running job back to one of its checkpoints. Later merges are undone, and their tokens count as discarded.
 
-    Versions go on rising; every island adopts what the checkpoint has, and keeps its inner optimizer state.
+    Versions keep rising. Every island adopts the checkpoint's parameters and keeps its inner optimizer state.
     """
     rollback = commands.Rollback((options or RollbackOptions()).checkpoint or 0)
     return accepted(service.submit_command(job, rollback, caller, idempotency_key), response)

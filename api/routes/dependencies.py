@@ -18,7 +18,7 @@ async def service_of(request: Request) -> Service:
 
 
 async def caller_of(request: Request) -> str:
-    """The name of the token that the authentication let in."""
+    """Return the name of the authenticated token."""
     principal: Principal = request.state.principal
     return principal.name
 
@@ -28,36 +28,39 @@ Caller = Annotated[str, Depends(caller_of)]
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        alias="Idempotency-Key", min_length=1, max_length=200, description="repeat a request without doing it twice"
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        description="makes it safe to repeat the request: it is carried out once",
     ),
 ]
 IfMatch = Annotated[
     str | None,
-    Header(max_length=500, description="an ETag: refuse with 412 if something else was asked of it since that look"),
+    Header(max_length=500, description="an ETag: refuse with 412 if it was changed since that read"),
 ]
 IfNoneMatch = Annotated[
     str | None,
-    Header(max_length=500, description="ETags that the caller has: 304 without a body if one is still right"),
+    Header(max_length=500, description="known ETags: answer 304 without a body if one is current"),
 ]
 ANONYMOUS = "anonymous"
-"""The default that Python wants of a parameter behind others. No caller has it: every request that passes has a name."""
+"""A default that Python's syntax requires. It is never used: every authenticated request has a name."""
 
 
 def accepted(command: Command, response: Response) -> Command:
-    """The command, and in the answer's head where its outcome is read."""
+    """Return the command, with the path of its outcome in the answer's Location header."""
     response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
     return command
 
 
 VERSIONED: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"description": "the answer's version", "schema": {"type": "string"}}}},
-    304: {"description": "The caller has this answer already"},
+    304: {"description": "The caller's version is current"},
 }
-"""The OpenAPI part of an operation that answers by ``versioned``."""
+"""The OpenAPI part of an operation that answers with ``versioned``."""
 
 
 def versioned(body: bytes, tag: str, if_none_match: str | None) -> Response:
-    """This JSON with its entity tag, or 304 for a caller who has it."""
+    """Return this JSON with its entity tag, or 304 if the caller has that version."""
     headers = {"ETag": tag}
     if unchanged(if_none_match, tag):
         return Response(status_code=304, headers=headers)

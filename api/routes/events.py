@@ -1,10 +1,6 @@
-"""The events of a job: its tape as server-sent events while it grows, and as a file.
+"""What a job recorded: its tape as server-sent events and as a file, its merges with explanations, and its logs.
 
-Both read ``RUN_DIR/tape.jsonl`` and ask the job nothing, so that onlookers cost it nothing.
-
-The logs of a job's processes: a list of them, and each as plain text, to its end or while it is written.
-
-The merges of a job: list them, and explain one.
+Everything is read from files of the run's folder, so that readers cost the job nothing.
 """
 
 from __future__ import annotations
@@ -51,16 +47,18 @@ def list_merges(
     job: str,
     service: ServiceHere,
     histories: HistoriesHere,
-    fragment: Annotated[int | None, Query(ge=0, le=NUMBER_MAX, description="only those of this fragment")] = None,
+    fragment: Annotated[int | None, Query(ge=0, le=NUMBER_MAX, description="only merges of this fragment")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    cursor: Annotated[str | None, Query(max_length=40, description="`next_cursor` of the page before")] = None,
+    cursor: Annotated[str | None, Query(max_length=40, description="`next_cursor` of the previous page")] = None,
 ) -> Merges:
-    """A job's merges, newest first, as far back as they are kept: a few thousand. The tape holds all."""
+    """List a job's merges, newest first. A few thousand are kept; the tape has all of them."""
     explanations = histories.of(service.run(job)).merges()
     if cursor is not None:
         names = [f"{explanation.fragment}:{explanation.version}" for explanation in explanations]
         if cursor not in names:
-            raise NotFound(detail=f"The cursor {cursor!r} is no merge that is kept.", remedy="Begin without one.")
+            raise NotFound(
+                detail=f"The cursor {cursor!r} does not name a kept merge.", remedy="Start without a cursor."
+            )
         explanations = explanations[names.index(cursor) + 1 :]
     wanted = (explanation for explanation in explanations if fragment is None or explanation.fragment == fragment)
     page = [summary_of(explanation) for explanation in islice(wanted, limit)]
@@ -70,7 +68,7 @@ def list_merges(
 
 @merges_router.get("/{fragment}/{version}")
 def explain_merge(job: str, fragment: Number, version: Number, service: ServiceHere, histories: HistoriesHere) -> Merge:
-    """Why one merge came out as it did: contributors, quorum and grace, why it closed when it did, who was refused."""
+    """Explain one merge: its contributors, quorum and grace, why it closed, and refused contributions."""
     run = service.run(job)
     return merge_of(histories.of(run).merge(run.job, fragment, version))
 
@@ -102,12 +100,14 @@ async def follow_events(
     job: str,
     service: ServiceHere,
     follow: Follow,
-    after: Annotated[int, Query(ge=0, le=NUMBER_MAX, description="begin after the record of this number")] = 0,
-    last_event_id: Annotated[int | None, Header(ge=0, le=NUMBER_MAX, description="as `after`, and before it")] = None,
+    after: Annotated[int, Query(ge=0, le=NUMBER_MAX, description="start after the record with this number")] = 0,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=NUMBER_MAX, description="as `after`, and takes precedence over it")
+    ] = None,
 ) -> Response:
-    """The records of the job's tape as server-sent events, and `end` once the job has ended.
+    """Stream the records of the job's tape as server-sent events, with `end` once the job has ended.
 
-    The stream stops without `end` soon after the token that it was opened with was revoked or has expired.
+    The stream stops without `end` soon after its token is revoked or expires.
     """
     run = await RECORDS.run(service.run, job, key=job)
     reader = TapeReader(run.tape, after if last_event_id is None else last_event_id)
@@ -117,18 +117,18 @@ async def follow_events(
 
 @router.get("/tape", response_class=Stream, responses={200: {"content": {NDJSON: {}}}})
 def download_tape(request: Request, job: str, service: ServiceHere) -> Response:
-    """The job's tape as it stands, one JSON document a line: header, records, and a footer once the job has ended."""
+    """Download the job's tape so far, one JSON document a line: header, records, and a footer once the job has ended."""
     run = service.run(job)
     name = f"{run.job}.tape.jsonl"
     try:
         tape = open_below(run.folder, run.tape.name)
     except OSError as error:
-        detail = f"Job {run.job} has written no tape that can be read: {error.strerror}."
-        raise NotFound(detail=detail, remedy="It begins when the job's processes run.") from error
+        detail = f"Job {run.job} has no readable tape: {error.strerror}."
+        raise NotFound(detail=detail, remedy="The tape is created when the job's processes start.") from error
     if run.ended():
         return File(request, tape, NDJSON, filename=name)
     tape.close()
-    # It grows while it is sent, so that no length can be promised; and a line half written is not sent.
+    # It grows while it is sent, so its length is unknown; a partly written line is not sent.
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return Stream(request, chunks_in(RECORDS, whole_lines(TapeReader(run.tape))), NDJSON, headers)
 
@@ -139,7 +139,7 @@ def whole_lines(reader: TapeReader) -> Iterator[bytes]:
 
 
 async def tell(reader: TapeReader, ended: Callable[[], bool], follow: bool) -> AsyncIterator[bytes]:
-    """The stream itself. ``ended`` is asked before the last look, so that nothing written before the end is missed."""
+    """Yield the events. ``ended`` is checked before the last read, so that nothing written before the end is missed."""
     over = await STREAMS.run(ended)
     yield eventstream.RETRY
     told_at = time.monotonic()
@@ -161,7 +161,7 @@ async def tell(reader: TapeReader, ended: Callable[[], bool], follow: bool) -> A
 
 
 def has_ended(run_of: Callable[[str], Run], job: str) -> bool:
-    """Whether the job has ended, or is no longer known."""
+    """Return whether the job has ended or was removed."""
     try:
         return run_of(job).ended()
     except NotFound:
@@ -180,7 +180,7 @@ FollowLog = Annotated[bool, Depends(following(False, "wait for more, until the j
 
 @logs_router.get("")
 def list_logs(job: str, service: ServiceHere) -> Logs:
-    """The logs of a job that lie on a disk this service reads: of each life of its islands, and of what serves them."""
+    """List the logs of a job on disks that this service reads: of each incarnation of its islands, and of its helpers."""
     return Logs(logs=logs_of(service.run(job)))
 
 
@@ -196,14 +196,14 @@ async def read_log(
     service: ServiceHere,
     follow: FollowLog,
     incarnation: Annotated[
-        int | None, Query(ge=1, le=INCARNATION_MAX, description="which life of the island; default: the newest")
+        int | None, Query(ge=1, le=INCARNATION_MAX, description="incarnation of the island; default: the newest")
     ] = None,
-    tail: Annotated[int, Query(ge=1, le=TAIL_MAX, description="begin with so many of the last lines")] = 200,
+    tail: Annotated[int, Query(ge=1, le=TAIL_MAX, description="number of last lines to start with")] = 200,
 ) -> Response:
-    """What an island, the `synchroniser`, the `controller` or the `evaluator` said, as plain text, oldest first.
+    """Return the log of an island, the `synchroniser`, the `controller` or the `evaluator` as plain text, oldest first.
 
-    With `follow`, and unless an incarnation was asked for, the island's next one is told after the last. The stream stops
-    soon after the token that it was opened with was revoked or has expired.
+    With `follow` and without `incarnation`, the island's next incarnation follows the last. The stream stops soon after its
+    token is revoked or expires.
     """
     run = await RECORDS.run(service.run, job, key=job)
     book = await RECORDS.run(newest, run, source, incarnation, key=job)
@@ -215,7 +215,7 @@ async def read_log(
 async def stream_log(
     reader: LogReader, run: Run, follow: bool, goes_on: bool, ended: Callable[[], bool]
 ) -> AsyncIterator[str]:
-    """The text itself. ``ended`` is asked before the last look, so that nothing said before the end is missed."""
+    """Yield the text. ``ended`` is checked before the last read, so that nothing written before the end is missed."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     over, looked_at = not follow or await STREAMS.run(ended), time.monotonic()
     try:
@@ -239,7 +239,7 @@ async def stream_log(
 
 
 def next_book(reader: LogReader, run: Run) -> LogReader | None:
-    """The island's next incarnation from its beginning; None if there is none yet."""
+    """Return a reader of the island's next incarnation, or None if there is none yet."""
     try:
         book = newest(run, reader.book.source)
         return LogReader(book, TAIL_MAX) if book.number > reader.book.number else None

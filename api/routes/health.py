@@ -1,7 +1,4 @@
-"""Two health checks, for two kinds of watchers: the process is alive, and it can do its work.
-
-The service's figures for Prometheus.
-"""
+"""Two health checks (the process is alive; it can do its work), and the service's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ metrics_router = APIRouter(tags=["metrics"], route_class=runs_in(LISTS))
 
 @metrics_router.get("/metrics", response_class=PlainTextResponse)
 def get_metrics(request: Request) -> PlainTextResponse:
-    """All metrics in Prometheus's text format. Each live job is asked how it stands; it answers within seconds."""
+    """Return all metrics in Prometheus's text format. Live jobs are queried; the answer comes within seconds."""
     metrics: Metrics = request.app.state.metrics
     return PlainTextResponse(metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -31,19 +28,21 @@ router = APIRouter(tags=["health"], route_class=runs_in(FLEET))
 
 @router.get("/healthz")
 async def healthz() -> Health:
-    """The process answers. Restart it when this fails."""
+    """Answer that the process is alive. Restart it if this fails."""
     return Health(status="ok")
 
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Health:
-    """The store and the cluster answer too; 503 with the reason when one does not, within a second.
+    """Check that the database and the cluster answer; if not, answer 503 with the reason within a second.
 
-    Send no work here when this fails.
+    Send no requests here while this fails.
     """
     readiness: Readiness = request.app.state.readiness
     question = readiness.question()
     answer = asyncio.wrap_future(question)
-    answer.add_done_callback(lambda done: done.exception())  # asked for here or not, it is said by the question itself
+    answer.add_done_callback(
+        lambda done: done.exception()
+    )  # retrieve it, so that asyncio does not log it; ``group_count`` raises it
     await asyncio.wait({answer}, timeout=ANSWER_WITHIN_S)
     return Health(status="ok", detail=f"{group_count(question)} node groups")

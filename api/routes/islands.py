@@ -1,7 +1,4 @@
-"""The islands of a job: look at them, kill or drain one, place one again.
-
-The fleet: its node groups with what they have and what is free, and which of them take nothing new.
-"""
+"""The islands of a job (list, kill, drain, place again), and the node groups of the fleet (list, cordon, uncordon)."""
 
 from __future__ import annotations
 
@@ -32,9 +29,9 @@ fleet_router = APIRouter(prefix="/v1/node-groups", tags=["fleet"], route_class=r
 
 @fleet_router.get("", response_model=NodeGroups, responses=VERSIONED)
 def list_node_groups(service: ServiceHere, if_none_match: IfNoneMatch = None) -> Response:
-    """The node groups of the fleet, with what they have, what is free, and whether they take anything new.
+    """List the node groups of the fleet, with their resources, what is free, and whether they are cordoned.
 
-    The ETag in ``If-Match`` of a cordon or an uncordon holds as long as no node group is cordoned or uncordoned.
+    In ``If-Match`` of a cordon or uncordon, the ETag matches until some node group is cordoned or uncordoned.
     """
     generation = service.cordons.generation()
     body = NodeGroups(node_groups=service.cordons.node_groups()).model_dump_json().encode()
@@ -45,9 +42,9 @@ def list_node_groups(service: ServiceHere, if_none_match: IfNoneMatch = None) ->
 def cordon_node_group(
     node_group: str, service: ServiceHere, caller: Caller = ANONYMOUS, if_match: IfMatch = None
 ) -> NodeGroupChange:
-    """Place nothing new there, in jobs that run and in those to come. What trains there, or is being placed, goes on.
+    """Place nothing new on the node group, in running and future jobs. Islands that train or start there continue.
 
-    An island that is lost there waits, and so do those of a job that is submitted meanwhile. Asked twice, nothing changes.
+    An island that is lost there waits, and so do the islands of jobs submitted meanwhile. Idempotent.
     """
     return _changed(service, node_group, caller, if_match, cordoned=True)
 
@@ -56,7 +53,7 @@ def cordon_node_group(
 def uncordon_node_group(
     node_group: str, service: ServiceHere, caller: Caller = ANONYMOUS, if_match: IfMatch = None
 ) -> NodeGroupChange:
-    """Place islands there again, and at once those that wait for it. Asked twice, nothing changes."""
+    """Place islands on the node group again, starting with those that wait for it. Idempotent."""
     return _changed(service, node_group, caller, if_match, cordoned=False)
 
 
@@ -71,7 +68,7 @@ router = APIRouter(prefix="/v1/jobs/{job}/islands", tags=["islands"], route_clas
 
 
 class KillOptions(BaseModel):
-    """``restart`` false keeps the island away until it is re-added."""
+    """Options of a kill. An island with ``restart`` false stays away until it is re-added."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -80,13 +77,13 @@ class KillOptions(BaseModel):
 
 @router.get("")
 def list_islands(job: str, service: ServiceHere) -> Islands:
-    """The islands of a job as they stand, in the order of its specification."""
+    """List the islands of a job with their current state, in the order of the specification."""
     return Islands(islands=service.job(job).islands)
 
 
 @router.get("/{island}")
 def get_island(job: str, island: str, service: ServiceHere) -> Island:
-    """One island as it stands: its state and why, its process, how far and how fast it trains."""
+    """Return one island: its state with the reason, its process, its progress and speed."""
     return service.island(job, island)
 
 
@@ -100,7 +97,7 @@ def kill_island(
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
-    """SIGKILL the island's process, no warning. It is placed again by itself unless ``restart`` is false."""
+    """Kill the island's process with SIGKILL. The island is placed again automatically unless ``restart`` is false."""
     kill = commands.Kill(IslandId(island), (options or KillOptions()).restart)
     return accepted(service.submit_command(job, kill, caller, idempotency_key), response)
 
@@ -114,9 +111,9 @@ def drain_island(
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
-    """Have the island step no more and see all its work merged, then end its process. It stays away until re-added.
+    """Stop the island's training, merge all its work, then end its process. It stays away until it is re-added.
 
-    Refused where that could not be kept: the island does not train, or no quorum would go on merging without it.
+    Refused if the island does not train, or if no quorum would remain without it.
     """
     return accepted(service.submit_command(job, commands.Drain(IslandId(island)), caller, idempotency_key), response)
 
@@ -130,5 +127,5 @@ def readd_island(
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
-    """Place an island that is away, now. It catches up before it contributes. One that is draining trains on."""
+    """Place an island again now. It catches up before it contributes. An island that is draining resumes training."""
     return accepted(service.submit_command(job, commands.Readd(IslandId(island)), caller, idempotency_key), response)

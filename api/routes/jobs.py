@@ -1,9 +1,4 @@
-"""Jobs: submit, list, look, put first, cancel, and the report of a finished one.
-
-The parameters of a job, its tokenizer, and what it keeps of the checkpoint that it continues, to download.
-
-The commands given to a job: who asked for each, and what became of it.
-"""
+"""Jobs: submit, list, read, prioritise, cancel, scale, remove, report; their commands, and their files to download."""
 
 from __future__ import annotations
 
@@ -43,13 +38,13 @@ commands_router = APIRouter(prefix="/v1/jobs/{job}/commands", tags=["commands"],
 
 @commands_router.get("")
 def list_commands(job: str, service: ServiceHere) -> Commands:
-    """All commands of a job, oldest first."""
+    """List all commands of a job, oldest first."""
     return Commands(commands=service.commands(job))
 
 
 @commands_router.get("/{command}")
 def get_command(job: str, command: str, service: ServiceHere) -> Command:
-    """One command. ``pending`` until the job has decided."""
+    """Return one command. It is ``pending`` until the job has decided."""
     return service.command(job, command)
 
 
@@ -66,9 +61,9 @@ async def parameters_of(request: Request) -> Parameters:
 def download_parameters(
     request: Request, job: str, parameters: Annotated[Parameters, Depends(parameters_of)]
 ) -> Stream:
-    """The merged parameters as safetensors: those a job left, or as they stand while it runs.
+    """Download the merged parameters as safetensors: the final ones, or the current ones of a running job.
 
-    The file's metadata has the job's specification under `spec`, and of a running job the fragments' `versions`. 409 while
+    The file's metadata has the job's specification under `spec`, and for a running job the fragments' `versions`. 409 while
     there are none yet.
     """
     export = parameters.open(job)
@@ -81,10 +76,10 @@ def download_parameters(
 
 @parameters_router.get("/{job}/tokenizer", response_class=Stream, responses=BYTES)
 def download_tokenizer(request: Request, job: str, service: ServiceHere) -> Stream:
-    """The file of the job's tokenizer: a tokenizer.json, or SentencePiece's model.
+    """Download the job's tokenizer: a tokenizer.json, or a SentencePiece model.
 
-    404 where the job's tokens are bytes; 409 where the run's folder has no copy of it, and the file is not what it was when
-    the job was submitted.
+    404 if the job's tokens are bytes; 409 if the run's folder has no copy and the original file has changed since the job
+    was submitted.
     """
     file, size = service.tokenizer(job)
     headers = {"Content-Length": str(size)}
@@ -92,7 +87,7 @@ def download_tokenizer(request: Request, job: str, service: ServiceHere) -> Stre
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    """All of the file, which is closed after."""
+    """Yield the whole file in pieces, then close it."""
     with file:
         while piece := file.read(PIECE_BYTES):
             yield piece
@@ -100,9 +95,9 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
 
 @parameters_router.get("/{job}/origin", response_class=Response, responses=BYTES)
 def download_origin(job: str, service: ServiceHere) -> Response:
-    """What exports keep of the checkpoint that the job continues (`model.initial_weights`): its small files, as JSON.
+    """Download the small files of the job's initial checkpoint (`model.initial_weights`), as JSON, for exports.
 
-    404 where the job began with parameters of its own; 409 where nothing was kept and the checkpoint is gone.
+    404 if the job began without a checkpoint; 409 if nothing was kept and the checkpoint is gone.
     """
     return Response(service.origin(job).content(), media_type="application/octet-stream")
 
@@ -120,7 +115,7 @@ JobListHere = Annotated[JobList, Depends(job_list_of)]
 REPORT_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
 REPORT_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 PRIORITY_MAX = 100
-"""And no lower than its negative."""
+"""The lowest priority is its negative."""
 SPEC_SCHEMA = {"schema": JobSpec.model_json_schema()}
 SPEC_BODY = {
     "requestBody": {"required": True, "content": {"application/json": SPEC_SCHEMA, "application/yaml": SPEC_SCHEMA}}
@@ -128,7 +123,7 @@ SPEC_BODY = {
 
 
 class JobChange(BaseModel):
-    """What of a job may be changed while it is queued."""
+    """The fields of a queued job that may be changed."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"priority": 10}]})
 
@@ -140,13 +135,16 @@ async def submit_job(
     request: Request,
     response: Response,
     service: ServiceHere,
-    priority: Annotated[int, Query(ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="higher ones start first")] = 0,
+    priority: Annotated[
+        int, Query(ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="jobs of higher priority start first")
+    ] = 0,
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Job:
     """Submit a job specification, JSON or YAML. It is checked against the fleet first; 422 lists every problem.
 
-    It starts at once if there is room, else it is `queued`: by priority, then first come, and nobody overtakes.
+    The job starts at once if there is room. Otherwise it is `queued`: by priority, then by order of submission. No job
+    overtakes another.
     """
     document = await PARSING.run(parse_body, await request.body(), request.headers.get("content-type", ""))
     job = await SUBMITS.run(service.submit, document, caller, idempotency_key, priority)
@@ -156,7 +154,7 @@ async def submit_job(
 
 @router.post("/check", openapi_extra=SPEC_BODY)
 async def check_job(request: Request, service: ServiceHere) -> JobCheck:
-    """Hold a job specification, JSON or YAML, against everything that a submission is; nothing is queued.
+    """Check a job specification, JSON or YAML, as a submission would; nothing is queued.
 
     422 lists every problem. The model's code is not run, and no text is read: `atoll check` does both.
     """
@@ -177,20 +175,20 @@ def list_jobs(
     job_list: JobListHere,
     if_none_match: IfNoneMatch = None,
     state: Annotated[JobState | None, Query(description="only jobs in this state")] = None,
-    name: Annotated[str | None, Query(max_length=200, description="only jobs of this name")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="only jobs with this name")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")] = None,
+    cursor: Annotated[str | None, Query(max_length=200, description="`next_cursor` of the previous page")] = None,
 ) -> Response:
-    """Jobs, newest first. One whose state cannot be had right now is shown as last known, with the reason."""
+    """List jobs, newest first. A job that does not answer is shown in its last known state, with the reason."""
     body = job_list.page(state, name, limit, cursor).model_dump_json().encode()
     return versioned(body, tag_of("list", body), if_none_match)
 
 
 @router.get("/{job}", response_model=Job, responses=VERSIONED)
 def get_job(job: str, service: ServiceHere, if_none_match: IfNoneMatch = None) -> Response:
-    """One job with its islands, fragments, losses, goodput and statistics. ``latest`` is the newest.
+    """Return one job with its islands, fragments, losses, goodput and statistics. ``latest`` is the newest.
 
-    Its ETag in ``If-Match`` of a cancel, a scale or a delete holds as long as nothing else is asked of the job.
+    In ``If-Match`` of a cancel, scale or delete, the ETag matches until the job gets another command.
     """
     snapshot = service.snapshot(job)
     return versioned(snapshot.body, snapshot.tag, if_none_match)
@@ -198,13 +196,13 @@ def get_job(job: str, service: ServiceHere, if_none_match: IfNoneMatch = None) -
 
 @router.patch("/{job}")
 def change_job(job: str, change: JobChange, service: ServiceHere) -> Job:
-    """Give a queued job another priority, and with it another place in the queue. 409 for one that waits no more."""
+    """Change the priority of a queued job, and with it its place in the queue. 409 if it is no longer queued."""
     return service.prioritise(job, change.priority)
 
 
 @router.delete("/{job}", status_code=204)
 def delete_job(job: str, job_list: JobListHere, if_match: IfMatch = None) -> None:
-    """Remove a job that has ended, with all that it left: tape, report, merged parameters. 409 while it lives."""
+    """Remove a job that has ended, with its files: tape, report, merged parameters. 409 if it has not ended."""
     job_list.remove(job, if_match)
 
 
@@ -217,7 +215,7 @@ def cancel_job(
     idempotency_key: IdempotencyKey = None,
     if_match: IfMatch = None,
 ) -> Command:
-    """Stop a job without waiting for the work in flight. It still writes its report. A queued one is cancelled at once."""
+    """Stop a job without waiting for the work in flight. It still writes its report. A queued job is cancelled at once."""
     return accepted(service.submit_command(job, commands.Cancel(), caller, idempotency_key, if_match), response)
 
 
@@ -231,9 +229,9 @@ def scale_job(
     idempotency_key: IdempotencyKey = None,
     if_match: IfMatch = None,
 ) -> Command:
-    """Have more islands of a job on a node group, or fewer, while it trains. Those that leave are drained, the last first.
+    """Change the number of a running job's islands on a node group. Islands that leave are drained, the last first.
 
-    Refused beyond the ``count_max`` of the job's specification, or where too few for a merge would go on training.
+    Refused beyond the ``count_max`` of the specification, or if too few islands for a merge would remain.
     """
     command = commands.Scale(NodeGroupId(scale.node_group), scale.count)
     return accepted(service.submit_command(job, command, caller, idempotency_key, if_match), response)
@@ -242,22 +240,22 @@ def scale_job(
 @router.get("/{job}/report", response_class=File, responses=REPORT_JSON)
 @router.get("/{job}/report.json", response_class=File, responses=REPORT_JSON)
 def get_report(request: Request, job: str, service: ServiceHere) -> File:
-    """The figures of a finished job; 409 while it is not finished."""
-    service.report(job)  # damaged figures are refused, with the reason
+    """Return the results of an ended job; 409 if it has not ended."""
+    service.report(job)  # refuses a damaged report, with the reason
     return File(request, service.result(job, REPORT), "application/json")
 
 
 @router.get("/{job}/report.html", response_class=File, responses=REPORT_HTML)
 def get_report_page(request: Request, job: str, service: ServiceHere) -> File:
-    """The page of a finished job, complete in itself; 409 while it is not finished."""
+    """Return the report of an ended job as a self-contained page; 409 if it has not ended."""
     page = service.result(job, REPORT_PAGE)
     return File(request, page, "text/html", headers={"Content-Security-Policy": DOCUMENT})
 
 
 def parse_body(body: bytes, content_type: str) -> dict[str, Any]:
-    """The mapping that the body holds: JSON when it says so, else YAML. Raises ConfigurationError for everything else.
+    """Return the mapping in the body: JSON if the content type says so, else YAML. Raises ConfigurationError.
 
-    It takes up to a second of CPU, so the event loop leaves it to a thread.
+    Takes up to a second of CPU, so it runs in a thread.
     """
     is_json = content_type.split(";")[0].strip().lower() == "application/json"
     read = documents.read_json if is_json else documents.read_yaml

@@ -1,17 +1,14 @@
-"""The service's own page, for whoever has no Grafana at hand: one document at ``/`` and its files, from ``api/web``.
+"""The open pages: the service's web page with its files, the reference of the API, and its OpenAPI document.
 
-Responsible for how they are served. The files are read once, and stand under a path that names their content: a browser
-may keep them for ever, because other content has another path. The document names that path, so it is asked for anew each
-time, which costs a 304. Nothing else is served from disk: a name is looked up among the files that were read.
+The web page is one document at ``/`` and its files from ``api/web``. The files are read once and served under a path that
+contains the digest of their content, so a browser may cache them for ever. The document names that path and is revalidated
+each time, which costs a 304. Nothing else is served from disk: names are looked up among the files that were read. The page
+holds no data and needs no token; it requests data from ``/v1`` with the user's token.
 
-The page holds no data and needs no token; what it shows it asks of ``/v1`` with the token of whoever looks.
+``/docs`` and ``/openapi.json`` are rendered once, in a thread pool of their own, so that requests without a token block no
+others; concurrent requests wait for the same rendering.
 
 Source: MDN, HTTP caching ("cache busting"); W3C, Content Security Policy Level 3.
-
-Answers that are open to all and the same for all: the reference of the API, and its OpenAPI document.
-
-Responsible for strangers taking no thread of anybody. Each answer is made once, in a pool of its own, and is bytes from then
-on. Whoever asks meanwhile waits for the same making.
 """
 
 from __future__ import annotations
@@ -66,7 +63,7 @@ KEEP = "public, max-age=31536000, immutable"
 
 
 class Whoami(Answer):
-    """Whoever asks."""
+    """The caller's token name and role."""
 
     name: str
     role: Role
@@ -74,7 +71,7 @@ class Whoami(Answer):
 
 @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def document(request: Request) -> Response:
-    """The page. A browser that has it already is told so."""
+    """Return the page, or 304 if the browser has it already."""
     files, digest = web()
     tag = f'"{digest}"'
     headers = HEADERS | {"ETag": tag, "Cache-Control": ASK_AGAIN}
@@ -89,23 +86,23 @@ async def document(request: Request) -> Response:
 
 @router.api_route("/web/{digest}/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def static_file(digest: str, name: str) -> Response:
-    """A style, a module or the icon of the page as it is now."""
+    """Return a style sheet, a module or the icon of the current page."""
     files, current = web()
     if digest != current or name not in files or name == DOCUMENT:
-        raise HTTPException(404, f"The page has no file {name!r} of this version; load it again.")
+        raise HTTPException(404, f"The current page has no file {name!r}. Reload the page.")
     return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix], headers=HEADERS | {"Cache-Control": KEEP})
 
 
 @router.get("/v1/whoami", tags=["access"])
 async def whoami(request: Request) -> Whoami:
-    """Whose token this is, and what it allows. The page shows no button that would be refused."""
+    """Return the name and role of the token. The web page uses it to hide buttons that would be refused."""
     principal: Principal = request.state.principal
     return Whoami(name=principal.name, role=principal.role)
 
 
 @cache
 def web() -> tuple[dict[str, bytes], str]:
-    """All files of the page by name, and the digest of their names and content."""
+    """Return all files of the page by name, and the digest of their names and content."""
     files = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.suffix in MEDIA_TYPES}
     digest = blake2b(digest_size=8)
     for name, content in files.items():
@@ -117,7 +114,7 @@ open_pages_router = APIRouter()
 
 
 class OpenPages:
-    """The bytes of each page, by path."""
+    """The rendered pages, by path."""
 
     def __init__(self) -> None:
         self._pages: dict[str, bytes] = {}
@@ -140,14 +137,14 @@ async def _answer(request: Request, media_type: str, make: Callable[[], bytes]) 
 
 @open_pages_router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> Response:
-    """The reference of the API, which loads nothing but the page's own styles."""
+    """Return the reference of the API. It loads only the page's style sheets."""
     app: FastAPI = request.app
     return await _answer(request, MEDIA_TYPES[".html"], lambda: reference(app.openapi(), f"web/{web()[1]}/").encode())
 
 
 @open_pages_router.get("/openapi.json", include_in_schema=False)
 async def openapi(request: Request) -> Response:
-    """The API for programs."""
+    """Return the OpenAPI document."""
     app: FastAPI = request.app
     return await _answer(
         request,

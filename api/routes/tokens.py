@@ -1,4 +1,4 @@
-"""Tokens, and the audit trail of what was done with them. For admins."""
+"""Tokens, and the audit trail. For admins."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ TokensHere = Annotated[Tokens, Depends(tokens_of)]
 
 @router.post("/tokens", status_code=201)
 def create_token(options: TokenOptions, tokens: TokensHere, caller: Caller = ANONYMOUS) -> NewToken:
-    """Make a token. It is in this answer and nowhere else: a lost one is revoked, and another made."""
+    """Create a token. Its secret is only in this answer; if it is lost, revoke the token and create another."""
     row, raw = tokens.create(options.name, options.role, caller, options.expires_in_s)
     return NewToken(**token_of(row, tokens).model_dump(), token=raw)
 
 
 @router.get("/tokens")
 def list_tokens(tokens: TokensHere) -> TokenList:
-    """All tokens that there are or were, oldest first."""
+    """List all tokens, also revoked and expired ones, oldest first."""
     return TokenList(tokens=[token_of(row, tokens) for row in tokens.list()])
 
 
 @router.post("/tokens/{name}/revoke")
 def revoke_token(name: str, tokens: TokensHere) -> Token:
-    """From now on the token is refused. Again is no mistake."""
+    """Revoke a token. Idempotent."""
     return token_of(tokens.revoke(name), tokens)
 
 
@@ -53,10 +53,10 @@ def list_audit(
     access: Annotated[AccessStore, Depends(access_of)],
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     cursor: Annotated[
-        str | None, Query(pattern=r"^[0-9]{1,18}$", description="`next_cursor` of the page before")
+        str | None, Query(pattern=r"^[0-9]{1,18}$", description="`next_cursor` of the previous page")
     ] = None,
 ) -> AuditTrail:
-    """Every request to change something that came with a valid token, newest first."""
+    """List the changing requests that carried a valid token, newest first."""
     rows = access.audit(limit, int(cursor) if cursor else None)
     fields = AuditEntry.model_fields
     documents = ({field: getattr(row, field) for field in fields} | {"role": role_of(row.role)} for row in rows)

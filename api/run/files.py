@@ -1,9 +1,8 @@
-"""Files below a run's folder, opened as what they should be: regular files of that folder, and nothing else.
+"""Open files below a run's folder safely: only regular files of that folder, and nothing else.
 
-A job's processes write there, and code that a job named runs in them. What lies there is therefore never trusted to be
-what its name says: a symbolic link could lead to any file of the service's user, a FIFO would hold the reader for ever, a
-file without end would fill the memory. Responsible for such a thing being refused with the reason. Refuses to know what
-files say.
+A job's processes write there, and they run code that a job named. So nothing there is trusted to be what its name says: a
+symbolic link could lead to any file of the service's user, a FIFO would block the reader for ever, and an endless file would
+fill the memory. All of these are refused with the reason.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotRegular(OSError):
-    """Something else lies where a regular file should."""
+    """There is something other than a regular file at this path."""
 
 
 def open_below(folder: Path, name: str) -> BinaryIO:
-    """The regular file ``name`` below ``folder``, with no symbolic link on the way from there.
+    """Open the regular file ``name`` below ``folder``, following no symbolic link.
 
-    Raises FileNotFoundError, and OSError for anything else that cannot be opened so. Never waits.
+    Raises FileNotFoundError, or OSError for anything else. Never blocks.
     """
     *between, last = Path(name).parts
     path = folder / name
@@ -43,27 +42,27 @@ def open_below(folder: Path, name: str) -> BinaryIO:
                 os.close(place)
                 place = inner
             if not stat.S_ISREG(os.stat(last, dir_fd=place, follow_symlinks=False).st_mode):
-                raise NotRegular(errno.EINVAL, "it is no regular file", str(path))
+                raise NotRegular(errno.EINVAL, "it is not a regular file", str(path))
             descriptor = os.open(last, _FILE, dir_fd=place)
         finally:
             os.close(place)
     except ValueError as error:  # a NUL in the name
         raise NotRegular(errno.EINVAL, str(error), str(path)) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was exchanged in between
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced in between
         os.close(descriptor)
-        raise NotRegular(errno.EINVAL, "it is no regular file", str(path))
+        raise NotRegular(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
 
 
 def is_there(folder: Path, name: str) -> bool:
-    """Whether there is such a file, which can be opened."""
+    """Return whether there is such a file, and it can be opened."""
     with suppress(OSError), open_below(folder, name):
         return True
     return False
 
 
 def read_below(folder: Path, name: str, bytes_max: int) -> bytes:
-    """All of the file. Raises FileNotFoundError where nothing is there, DataError for what cannot be read or is too long."""
+    """Return the whole file. Raises FileNotFoundError if it is missing, DataError if it is unreadable or too long."""
     path = folder / name
     try:
         with open_below(folder, name) as file:
@@ -73,16 +72,16 @@ def read_below(folder: Path, name: str, bytes_max: int) -> bytes:
     except OSError as error:
         raise DataError(detail=f"{path} cannot be read: {error.strerror}.") from error
     if len(content) > bytes_max:
-        raise DataError(detail=f"{path} has more than the {bytes_max >> 20} MiB that such a file may have.")
+        raise DataError(detail=f"{path} exceeds the limit of {bytes_max >> 20} MiB.")
     return content
 
 
 def parsed(content: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object that the content is. Raises DataError for anything else, however it is broken."""
+    """Return the JSON object in the content. Raises DataError for anything else."""
     try:
         return _OBJECT.validate_json(content, strict=True)
     except ValueError as error:
-        raise DataError(detail=f"{path} is no JSON object: {_first_reason(error)}.") from error
+        raise DataError(detail=f"{path} is not a JSON object: {_first_reason(error)}.") from error
 
 
 def _first_reason(error: ValueError) -> str:

@@ -1,7 +1,7 @@
-"""A run's folder, ``RUNS/JOB``: what the service puts there before a job, and what it finds there after.
+"""A run's folder, ``RUNS/JOB``: the files that the service writes before a job starts, and those that it reads.
 
-Responsible for ``spec.yaml``, the link ``latest``, and for what else is there by its name. The tape, the report and the
-final state (``api.run.status``) are written by the job itself.
+The service writes ``spec.yaml``, the link ``latest`` and copies for exports. The job itself writes the tape, the report and
+the final state (``api.run.status``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.system.run_folder import REPORT, REPORT_PAGE, SPECIFICATION, T
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A job's folder, by the job's real id. ``settled`` once the store knows how the job ended."""
+    """A job's folder, by the job's own id (never ``latest``). ``settled``: the store knows how the job ended."""
 
     job: str
     folder: Path
@@ -34,12 +34,12 @@ class Run:
         return self.folder / TAPE
 
     def ended(self) -> bool:
-        """Whether nothing will be written here any more, as far as store and disk know."""
+        """Return whether the job has ended, by store and disk, so that nothing more is written here."""
         return self.settled or read_status(self.folder) is not None
 
 
 def prepare_run_dir(run_dir: Path, spec: Mapping[str, Any]) -> None:
-    """The run's folder with its specification exists, and ``latest`` beside it points to it."""
+    """Create the run's folder with its specification, and let ``latest`` beside it point to it."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / SPECIFICATION).write_text(yaml.safe_dump(dict(spec), sort_keys=False))
@@ -49,11 +49,13 @@ def prepare_run_dir(run_dir: Path, spec: Mapping[str, Any]) -> None:
         os.replace(fresh, run_dir.parent / "latest")
     except OSError as error:
         detail = f"The run's folder {run_dir} cannot be written: {error.strerror}."
-        raise InfrastructureError(detail=detail, remedy="Give the service another --runs folder, or room.") from error
+        raise InfrastructureError(
+            detail=detail, remedy="Free some space, or give the service another --runs folder."
+        ) from error
 
 
 def put(run_dir: Path, name: str, content: bytes) -> None:
-    """The run's folder has the file, whole, in the place of whatever had its name. Raises InfrastructureError."""
+    """Write a file into the run's folder atomically, replacing any of that name. Raises InfrastructureError."""
     draft = run_dir / f".{name}.draft"
     try:
         draft.unlink(missing_ok=True)
@@ -62,20 +64,22 @@ def put(run_dir: Path, name: str, content: bytes) -> None:
         draft.replace(run_dir / name)
     except OSError as error:
         detail = f"{run_dir / name} cannot be written: {error.strerror}."
-        raise InfrastructureError(detail=detail, remedy="Give the service another --runs folder, or room.") from error
+        raise InfrastructureError(
+            detail=detail, remedy="Free some space, or give the service another --runs folder."
+        ) from error
 
 
 def read_status(run_dir: Path) -> StatusRecord | None:
-    """The final state that the ended job left, or None if there is none that is whole."""
+    """Return the final state that the ended job left, or None if there is none or it is damaged."""
     return examine(run_dir).record
 
 
 def damage_of_status(run_dir: Path) -> str:
-    """The damage of an ended job's final state, with what to do about it; empty if there is none."""
+    """Return what is damaged in an ended job's final state, with the remedy; empty if nothing is."""
     damage = examine(run_dir).damage
-    return f"Its final state is damaged: {damage} Put the file back from a copy, or remove the job." if damage else ""
+    return f"Its final state is damaged: {damage} Restore the file from a backup, or remove the job." if damage else ""
 
 
 def has_report(run_dir: Path) -> bool:
-    """Whether the ended job left its figures and its page."""
+    """Return whether the ended job left its report, as data and as a page."""
     return all(is_there(run_dir, name) for name in (REPORT, REPORT_PAGE))

@@ -1,7 +1,7 @@
-"""The logs of a job's processes, read from the run's folder: the last lines, then whatever is added.
+"""Read the logs of a job's processes from the run's folder: the last lines, then what is added.
 
-Responsible for following a logbook while it is written and cut short, and an island's next incarnation after the last one.
-It refuses to watch: ``read`` returns what is there now. A log that lies on another machine's disk is not there for it.
+Follows a logbook while it is written and rotated, and then the island's next incarnation. ``read`` returns what is there
+now and does not wait. Logs on other machines' disks are not seen.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from orchestrator.system.logbook import Logbook, logbooks
 
 CHUNK_BYTES = 256 * 1024
 TAIL_BYTES_MAX = 8 << 20
-"""The most bytes read of each of the two halves of a log: more than logbooks let them become."""
+"""How many bytes of each half of a log are read at most: more than logbooks let them grow."""
 
 
 class Log(Answer):
-    """What one process of a job said."""
+    """The log of one process of a job."""
 
     source: str = Field(description="an island, or synchroniser, controller, evaluator")
-    incarnation: int = Field(description="which life of the island, or which process of its kind")
+    incarnation: int = Field(description="incarnation of the island, or number of the process")
     bytes: int
-    written_at: float = Field(description="when its last line was written, unix seconds")
+    written_at: float = Field(description="time of its last line, Unix seconds")
 
 
 class Logs(Answer):
@@ -38,10 +38,10 @@ class Logs(Answer):
 
 
 def logs_of(run: Run) -> list[Log]:
-    """All logs of the job, islands first."""
+    """Return all logs of the job, islands first."""
     listed = []
     for book in logbooks(run.folder):
-        with suppress(OSError):  # it is removed, or cut short, just now; or no log at all
+        with suppress(OSError):  # it was just removed or rotated, or is not a log at all
             with opened(book, book.path) as file:
                 about = os.fstat(file.fileno())
             older = 0
@@ -53,10 +53,10 @@ def logs_of(run: Run) -> list[Log]:
 
 
 def newest(run: Run, source: str, incarnation: int | None = None) -> Logbook:
-    """The logbook of this source, of the newest incarnation if none is given. Raises NotFound with what there is."""
+    """Return the logbook of this source, by default of the newest incarnation. Raises NotFound with the existing ones."""
     books = logbooks(run.folder)
     of_source = [book for book in books if book.source == source]
-    # an island may bear a service's name; the service goes before it
+    # an island may have the name of a helper; the helper takes precedence
     of_source = [book for book in of_source if not book.of_island] or of_source
     matches = [book for book in of_source if incarnation in (None, book.number)]
     if matches:
@@ -65,12 +65,12 @@ def newest(run: Run, source: str, incarnation: int | None = None) -> Logbook:
     which = source if incarnation is None else f"{source}, incarnation {incarnation},"
     raise NotFound(
         detail=f"Job {run.job} has no log of {which} here.",
-        remedy=f"There are {there}." if there else "It begins with its process, on the disk of the node that runs it.",
+        remedy=f"There are {there}." if there else "A log is created when its process starts, on the disk of its node.",
     )
 
 
 class LogReader:
-    """The last ``tail`` lines of a logbook, and then what is added, also when it is cut short meanwhile."""
+    """Reads the last ``tail`` lines of a logbook, and then what is added, also across a rotation."""
 
     def __init__(self, book: Logbook, tail: int) -> None:
         self.book = book
@@ -82,11 +82,11 @@ class LogReader:
         except OSError as error:
             detail = f"The log {book.path} cannot be read: {error.strerror}."
             raise NotFound(
-                detail=detail, remedy="Something else lies where the log should: look at it there."
+                detail=detail, remedy="There is something else in place of the log: check that path."
             ) from error
 
     def read(self) -> bytes:
-        """The bytes that came since the last read."""
+        """Return the bytes that were added since the last read."""
         if self._tail is not None:
             self._file.seek(max(0, os.fstat(self._file.fileno()).st_size - TAIL_BYTES_MAX))
             lines = (self._older() + self._file.read(2 * TAIL_BYTES_MAX)).split(b"\n")
@@ -97,7 +97,7 @@ class LogReader:
             return more
         if self._is_the_one_at(self.book.path):
             return b""
-        # It became the older half since: what was written to it until then is read before the new one.
+        # It was rotated: read what was written to it until then before the new one.
         if more := self._file.read(CHUNK_BYTES):
             return more
         with suppress(OSError):
@@ -111,7 +111,7 @@ class LogReader:
 
     def _older(self) -> bytes:
         if self._is_the_one_at(self.book.older):
-            return b""  # it was cut short between the two reads
+            return b""  # it was rotated between the two reads
         with suppress(OSError), opened(self.book, self.book.older) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES_MAX))
             return file.read(TAIL_BYTES_MAX)
@@ -125,6 +125,6 @@ class LogReader:
 
 
 def opened(book: Logbook, path: Path) -> BinaryIO:
-    """One half of a logbook, from its run's folder on. Raises OSError."""
+    """Open one half of a logbook safely, from its run's folder. Raises OSError."""
     folder = path.parents[2 if book.of_island else 1]
     return open_below(folder, str(path.relative_to(folder)))

@@ -1,8 +1,8 @@
-"""A job's tape as the service reads it: forward, in whole lines, from any record on, while the job still writes.
+"""Read a job's tape forward in whole lines, from any record on, while the job still writes it.
 
-Responsible for finding a place in the file and for not reading anything twice. It refuses to know what records mean, and
-to watch: ``read`` returns what is there now, and whoever follows decides when to ask again. A last line without its end is
-not there yet; it may be the next write, or all that a crash left.
+Finds a place in the file and reads nothing twice. It does not interpret records and does not wait: ``read`` returns what is
+there now, and the caller decides when to call again. A last line without its end is ignored; it may still be written, or be
+what a crash left.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import BinaryIO
 from api.run.files import open_below
 
 CHUNK_BYTES = 256 * 1024
-"""The most that one ``read`` takes from the disk: a few hundred records, so that nobody waits for a long tape."""
+"""The most that one ``read`` takes from the disk: a few hundred records, so that a long tape blocks no thread."""
 
 LINE_BYTES_MAX = 16 << 20
-"""The longest record. What goes on for longer without an end is no line, and nothing behind it is looked for."""
+"""The longest record. Longer data without a line end is damage, and nothing behind it is read."""
 _NUMBER = re.compile(rb'\{"n":(\d{1,18}),')
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 _CONTROL = re.compile(rb"[\x00-\x1f]")
@@ -32,14 +32,14 @@ class TapeReader:
     def __init__(self, path: Path, after: int = 0) -> None:
         self.path = path
         self.n = after
-        """The number of the last record read, or where reading began."""
+        """The number of the last record read, or the starting point."""
         self.sealed = False
-        """Whether the footer was read: nothing follows it."""
+        """Whether the footer was read. Nothing follows it."""
         self._offset: int | None = 0 if after == 0 else None
         self._endless = False
 
     def read(self) -> list[bytes]:
-        """The whole lines that came since, without their ends; none if there is nothing new, or no tape that can be read."""
+        """Return the new whole lines without line ends; none if there is nothing new, or no readable tape."""
         with suppress(OSError):
             size = self.path.lstat().st_size
             if not self._endless and (self._offset is None or size > self._offset):
@@ -65,13 +65,13 @@ class TapeReader:
 
 
 def number_of(line: bytes) -> int | None:
-    """The number of the record that this line holds; None for a header or a footer."""
+    """Return the number of the record in this line; None for a header or a footer."""
     match = _NUMBER.match(line)
     return int(match[1]) if match else None
 
 
 def is_sound(line: bytes) -> bool:
-    """Whether the line can be what was written: of a line without a checksum, that it is text in one piece."""
+    """Return whether the line's checksum is right, or, for a line without one, whether it looks complete."""
     if match := _CHECKSUM.search(line):
         return zlib.crc32(line[: match.start()] + b"}") == int(match[1], 16)
     with suppress(UnicodeDecodeError):
@@ -80,9 +80,9 @@ def is_sound(line: bytes) -> bool:
 
 
 def offset_after(file: BinaryIO, n: int, size: int) -> int:
-    """The offset of the first line after record ``n``, found by bisection: records are numbered in order.
+    """Return the offset of the first line after record ``n``, by bisection: records are numbered in order.
 
-    The end of the file's last whole line if no such line is there yet.
+    Without such a line, return the end of the file's last whole line.
     """
     low, high = 0, size  # lines that begin before ``low`` are not after n, those that begin from ``high`` on are
     while low < high:

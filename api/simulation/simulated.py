@@ -1,9 +1,7 @@
-"""The output of `atoll simulate`: tables for people, plain data for programs, pictures. Computes nothing.
+"""The output of `atoll simulate`: tapes, and tables for people. Computes nothing.
 
-Tapes that a command writes: one file a run, all sealed when the command is through, also after Ctrl-C.
-
-A specification with several systems is several runs; then every tape is named after its run: out.jsonl becomes
-out-decoupled.jsonl. Refuses to overwrite.
+A run writes one tape, sealed when the command ends, also after Ctrl-C. A specification with several systems is several runs,
+and every tape is named after its run: out.jsonl becomes out-decoupled.jsonl. Nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -23,16 +21,18 @@ if TYPE_CHECKING:
 
 
 class TapeFiles:
-    """``names`` are the runs to come; with one there is one file, ``path`` itself."""
+    """The tapes of the runs ``names``. A single run writes ``path`` itself."""
 
     def __init__(self, path: Path, names: tuple[str, ...]) -> None:
         self.paths = {name: path if len(names) == 1 else path.with_stem(f"{path.stem}-{name}") for name in names}
         self._writers: list[TapeWriter] = []
         for one in self.paths.values():
             if not one.absolute().parent.is_dir():
-                raise ConfigurationError(detail=f"{one} cannot be written: there is no folder {one.absolute().parent}.")
+                raise ConfigurationError(
+                    detail=f"{one} cannot be written: the folder {one.absolute().parent} does not exist."
+                )
             if one.exists():
-                raise ConfigurationError(detail=f"{one} is there already. Remove it, or name another tape.")
+                raise ConfigurationError(detail=f"{one} already exists. Remove it, or name another tape.")
 
     def open(self, name: str, header: Header | FleetHeader) -> TapeWriter:
         writer = TapeWriter(self.paths[name], header)
@@ -40,7 +40,7 @@ class TapeFiles:
         return writer
 
     def digests(self) -> dict[str, str]:
-        """The digest of every tape by its path, as its footer says."""
+        """Return the digest of every tape, as in its footer, by path."""
         return {str(writer.path): writer.digest for writer in self._writers}
 
     def __enter__(self) -> TapeFiles:
@@ -55,7 +55,7 @@ Row = Mapping[str, Any]
 
 
 def headline(result: Simulated) -> tuple[str, list[str]]:
-    """A title and what was simulated, in a line or two."""
+    """Return a title, and lines that say what was simulated."""
     spec, fleet = result.spec, result.spec.fleet
     when = f"{span(result.simulated_s)} of virtual time, seed {spec.seed}"
     if result.partial:
@@ -84,7 +84,7 @@ def systems_table(rows: Sequence[Row]) -> Listing:
 
 
 def badput_table(rows: Sequence[Row]) -> Listing:
-    """The lost time by cause, the largest first; systems down and causes across, or the reverse where causes are more."""
+    """Return lost time by cause, largest first; systems are rows and causes columns, or the reverse if causes are more."""
     causes = {cause for row in rows for cause, ratio in row["badput"].items() if ratio >= 0.0005}
     ranked = sorted(causes, key=lambda c: (-sum(row["badput"].get(c, 0.0) for row in rows), c))
     cells = {(label(row), c): percent(row["badput"][c]) for row in rows for c in ranked if row["badput"].get(c)}
@@ -106,7 +106,7 @@ def label(row: Row) -> str:
 
 
 def goodput_table(rows: Sequence[Row]) -> Listing:
-    """Systems down, chips across; the uptime last, at the largest fleet."""
+    """Return a table with systems as rows and chips as columns; the last column is the uptime of the largest fleet."""
     chips = sorted({row["chips"] for row in rows})
     sizes = [count(size).replace(" ", "") for size in chips]
     table = _table("goodput, %", *sizes, "uptime")
@@ -132,7 +132,7 @@ def heterogeneous_table(rows: Sequence[Row]) -> Listing:
 
 
 def scavenging_table(rows: Sequence[Row]) -> Listing:
-    """Systems down, extras across; published rows below what is ours."""
+    """Return a table with systems as rows and extras as columns; published rows follow ours."""
     extras = sorted({row["extra"] for row in rows})
     table = _table("wall-clock, 1 = no extra", *(f"+{100 * extra:.0f} %" for extra in extras), "there")
     for key in dict.fromkeys((row["system"], row["pattern"], row["all_reduce"]) for row in rows):
@@ -161,13 +161,13 @@ def _table(first: str, *headings: str) -> Listing:
 
 
 def with_error(goodput: float, stderr: float | None) -> str:
-    """The figure with its 95 % interval."""
+    """Return the figure with its 95 % interval."""
     has_error = stderr is not None and stderr == stderr
     return f"{100 * goodput:.1f} ± {196 * (stderr or 0.0):.1f} %" if has_error else percent(goodput)
 
 
 def figure(value: float | None, unit: str) -> str:
-    """A what-if's figure in its unit."""
+    """Return a what-if's figure in its unit."""
     if value is None:
         return "–"
     if unit == "ratio":
@@ -176,7 +176,7 @@ def figure(value: float | None, unit: str) -> str:
 
 
 def span(duration: float) -> str:
-    """A duration in the largest unit of which there are at least two, or one exactly."""
+    """Return a duration in the largest unit of which there are at least two, or exactly one."""
     for unit, name in ((365.25 * 86400.0, "year"), (86400.0, "day"), (3600.0, "hour"), (60.0, "minute")):
         if duration >= 2 * unit or duration == unit:
             return f"{duration / unit:.3g} {name}{'' if duration == unit else 's'}"

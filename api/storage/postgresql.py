@@ -1,8 +1,8 @@
 """Connections to PostgreSQL whose every wait has a time limit.
 
-Responsible for time limits on this side. The server's own (``statement_timeout``) are worth nothing while the server is
-stopped, or behind a network that swallows packets: TCP then shows a connection on which nothing comes, for hours. What the
-server is to give up by itself is told to it as well, a little earlier, because that leaves the connection usable.
+The time limits are on the client's side. The server's own (``statement_timeout``) does not help while the server is stopped
+or the network drops packets: TCP then shows an idle connection for hours. The server gets a slightly shorter limit as well,
+because a statement that the server cancels leaves the connection usable.
 
 Source: PostgreSQL 15, chapter 20.11 (statement behaviour); psycopg 3, "Connection.wait".
 """
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """It fails, and is closed, where the server says nothing for ``answer_timeout_s`` that was waited for."""
+    """A connection that fails and closes when the server sends nothing for ``answer_timeout_s``."""
 
     answer_timeout_s = float("inf")
 
@@ -28,14 +28,14 @@ class BoundedConnection(psycopg.Connection[Any]):
         return super().wait(self._bounded(gen), *arguments, **options)
 
     def _bounded(self, waiting: Generator[Any, Any, Result]) -> Generator[Any, Any, Result]:
-        """The same, given up in time. Whoever drives it resumes it several times a second, also with nothing to read."""
+        """Drive ``waiting`` until the time is up. psycopg resumes it several times a second, even with nothing to read."""
         give_up_at = time.monotonic() + self.answer_timeout_s
         try:
             wanted = next(waiting)
             while True:
                 ready = yield wanted
                 if not ready and time.monotonic() > give_up_at:
-                    self.pgconn.finish()  # nobody knows what it would say next, and to what
+                    self.pgconn.finish()  # the answer could come later, to another question
                     waiting.close()
                     raise psycopg.OperationalError(f"the server said nothing for {self.answer_timeout_s:g} s")
                 wanted = waiting.send(ready)
@@ -45,7 +45,7 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 
 def bound(engine: Engine, answer_timeout_s: float) -> None:
-    """No connection that this engine opens from now on is waited for any longer."""
+    """Limit every wait of the connections that this engine opens from now on."""
     statement_timeout_ms = int(answer_timeout_s * 800)
 
     @event.listens_for(engine, "do_connect")

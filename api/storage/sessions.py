@@ -1,12 +1,12 @@
-"""Transactions with the database, each of which ends within seconds, however the database is.
+"""Transactions with the database that end within seconds, whatever state the database is in.
 
-    closed ──slow failure──▶ open ──after RETRY_S──▶ one is let through ──▶ closed, or open again
-                               └── all others fail at once, with what the last one met
+    closed ──slow failure──▶ open ──after RETRY_S──▶ one caller is let through ──▶ closed, or open again
+                               └── all others fail at once, with the last caller's error
 
-Responsible for the one seam between rows and what a database may do to them: it is gone, silent, locked, full or read-only.
-All of these are StoreUnavailable, with what the database said and what it means for whoever asked. A database that makes
-callers wait is asked by one of them at a time, so that a hundred callers do not hold a hundred threads for its sake. Reading
-and writing are judged apart: an SQLite file that another process writes to can be read. Refuses to know any row.
+A database that is gone, silent, locked, full or read-only raises StoreUnavailable, with the database's own error and what it
+means for the request. While a database makes callers wait, only one at a time is let through, so that a hundred callers do
+not block a hundred threads. Reads and writes have separate breakers: an SQLite file that another process writes to can
+still be read.
 
 Source: Nygard, Release It! (2nd edition, 2018), "Circuit Breaker" and "Timeouts".
 """
@@ -27,16 +27,16 @@ from sqlalchemy.orm import Session, sessionmaker
 from orchestrator.errors import StoreUnavailable, first_line
 
 ANSWER_TIMEOUT_S = 4.0
-"""So long a statement may take, a lock be waited for, and a free connection. All of ours take milliseconds."""
+"""How long to wait for a statement, a lock or a free connection. All of our statements take milliseconds."""
 RETRY_S = 1.0
 SLOW_S = 1.0
-"""A failure that took longer cost its caller a wait, which the next one is spared."""
+"""A failure that took longer opens the breaker, so that the next caller does not wait as well."""
 OURS = (IntegrityError, DataError, ProgrammingError)
-"""The database answered, and what it was given is at fault."""
-READING = "Nothing was changed. The service goes on by itself once the database is well: repeat the request."
+"""Errors for which the database works and its input is at fault."""
+READING = "Nothing was changed. The service recovers by itself once the database does; then repeat the request."
 WRITING = (
-    "Whether it was stored is not known. The service goes on by itself once the database is well: look, or repeat the "
-    "request, which with an Idempotency-Key does nothing twice."
+    "The change may or may not be stored. The service recovers by itself once the database does; then check, or repeat the "
+    "request: with an Idempotency-Key that is safe."
 )
 
 
@@ -50,24 +50,24 @@ class Sessions:
 
     @contextmanager
     def __call__(self) -> Iterator[Session]:
-        """A session to read with. Raises StoreUnavailable if the database does not do its part."""
+        """Yield a session for reading. Raises StoreUnavailable if the database fails."""
         with answering(self._reading, self._name, READING), self._session() as session:
             yield session
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
-        """One transaction, committed at the end of the block. Raises as reading does; then its outcome may be unknown."""
+        """Yield a transaction, committed at the end of the block. After StoreUnavailable its outcome may be unknown."""
         with answering(self._writing, self._name, WRITING), self._session.begin() as session:
             yield session
 
     @property
     def write_failed(self) -> bool:
-        """Whether the database did not do its part when something was to be stored last."""
+        """Return whether the last attempt to write failed."""
         return self._writing.failed
 
 
 class Breaker:
-    """Whether the database may be asked."""
+    """A circuit breaker: it decides whether a caller may use the database."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class Breaker:
         self.failed = False
 
     def enter(self, remedy: str) -> bool:
-        """True for the one who finds out whether the database is well again. Raises StoreUnavailable for others."""
+        """Return True for the caller that tests the database after a failure. Raises StoreUnavailable for others."""
         with self._lock:
             if not self._failure:
                 return False
@@ -88,7 +88,7 @@ class Breaker:
             return True
 
     def leave(self, trying: bool, failed: bool, failure: str | None) -> None:
-        """``failure``: what the caller met after a wait; empty without a wait; None if it says nothing of the database."""
+        """Record a result. ``failure``: the error after a slow failure; empty otherwise; None if it proves nothing."""
         with self._lock:
             if trying:
                 self._trying = False
@@ -98,12 +98,12 @@ class Breaker:
 
 
 _breakers: WeakKeyDictionary[Engine, tuple[Breaker, Breaker]] = WeakKeyDictionary()
-"""The breakers of each database, to read and to write: what one store has met, its others need not meet again."""
+"""The breakers of each database, for reading and for writing. All stores of a database share them."""
 
 
 @contextmanager
 def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
-    """Turn what the database cannot do into an InfrastructureError; errors of its input pass as they are."""
+    """Turn failures of the database into StoreUnavailable. Errors of its input pass unchanged."""
     trying, began, failed, failure = breaker.enter(remedy), time.monotonic(), False, None
     try:
         yield
@@ -112,7 +112,7 @@ def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
         failure = ""
         raise
     except (DBAPIError, PoolTimeout, PendingRollbackError) as error:
-        detail = f"The database {name} does not do its part: {message_of(error)}"
+        detail = f"The database {name} is unavailable: {message_of(error)}"
         failed, failure = True, detail if time.monotonic() - began > SLOW_S else ""
         raise StoreUnavailable(detail=detail, remedy=remedy) from error
     finally:
@@ -120,12 +120,12 @@ def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
 
 
 def name_of(url: URL) -> str:
-    """The database's name for whoever is to mend it, without any credentials."""
+    """Return the database's name for messages, without credentials."""
     return f"{url.host}:{url.port or ''}/{url.database}" if url.host else str(url.database)
 
 
 def message_of(error: Exception) -> str:
-    """In one line, without the statement and its values."""
+    """Return the error as one line, without the statement and its values."""
     if isinstance(error, PoolTimeout):
         return "all connections to it are busy."
     message = first_line(error.orig) if isinstance(error, DBAPIError) and error.orig else first_line(error)

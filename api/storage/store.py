@@ -1,11 +1,11 @@
-"""The store of the service: its jobs, and the commands to them with who asked for each.
+"""The store of the service: its jobs, the commands to them with their callers, and cordoned node groups.
 
-Responsible for rows: insert, look up, update. It refuses to know what a job is doing (the control port and
-``RUN_DIR/status.json`` do); of a job that ended it keeps the last summary, so that lists need nobody else.
+Rows only: insert, look up, update. What a job is doing is known to the control port and ``RUN_DIR/status.json``; the store
+keeps the last summary of a job that ended, so that lists need nothing else.
 
 SQLite in a file by default, PostgreSQL by its URL; opening it upgrades it (``api.storage.upgrade``). Every method is one
-transaction and safe from any thread: what it returned is on disk, so a SIGKILL of the service loses nothing it has
-answered for. Where the database cannot be had it raises StoreUnavailable within seconds (``api.storage.sessions``).
+transaction and safe from any thread. What it returned is on disk, so a SIGKILL of the service loses nothing that it has
+confirmed. If the database is unavailable, it raises StoreUnavailable within seconds (``api.storage.sessions``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Words(TypeDecorator[str]):
-    """Text, whatever the column holds."""
+    """A text column. Values of another type are shown as text."""
 
     impl, cache_ok = String, True
 
@@ -54,7 +54,7 @@ class _Words(TypeDecorator[str]):
 
 
 class _Real(TypeDecorator[float]):
-    """A finite number. What is none is 0, an instant long ago: so a token whose end is damaged has ended."""
+    """A finite float. Anything else reads as 0 (1970), so a token with a damaged expiry counts as expired."""
 
     impl, cache_ok = Double, True
 
@@ -63,7 +63,7 @@ class _Real(TypeDecorator[float]):
 
 
 class _Whole(TypeDecorator[int]):
-    """A whole number; 0 for what is none."""
+    """An integer. Anything else reads as 0."""
 
     impl, cache_ok = Integer, True
 
@@ -74,17 +74,17 @@ class _Whole(TypeDecorator[int]):
 class Base(DeclarativeBase):
     """All tables. A change to one of them needs a migration too (``api/storage/migrations``).
 
-    SQLite keeps anything in any column. What is read is of the column's kind all the same, so that a row that is damaged
-    is told of as what is left of it, and no list fails for it.
+    SQLite stores any value in any column. Values of the wrong type are coerced when they are read, so that a damaged row
+    is shown as far as it is readable, and lists do not fail. Decision 0211 compares this with a parse of whole rows.
     """
 
     type_annotation_map: ClassVar[dict[Any, Any]] = {str: _Words, float: _Real, int: _Whole}
 
 
 class JobRow(Base):
-    """``state`` is the last one known: ``queued``, ``starting``, ``running``, or a final one; then ``summary`` is set.
+    """A job. ``state`` is the last known one: ``queued``, ``starting``, ``running``, or a final one, with ``summary`` set.
 
-    ``last_known`` is how far the job was when it was last seen, for a job that cannot tell that any more.
+    ``last_known`` is the job's progress when it was last seen, for a job that can no longer report it.
     """
 
     __tablename__ = "jobs"
@@ -106,9 +106,9 @@ class JobRow(Base):
 
 
 class CommandRow(Base):
-    """``accepted`` is None until the job has decided; ``delivered`` is set once the control port took the command.
+    """A command. ``accepted`` is None until the job has decided; ``delivered`` is set once the control port took it.
 
-    ``request`` is the command in its plain form (``tape.command_codec``).
+    ``request`` is the command as plain data (``orchestrator.tape.codec``).
     """
 
     __tablename__ = "commands"
@@ -127,7 +127,7 @@ class CommandRow(Base):
 
 
 class CordonRow(Base):
-    """A node group that nothing new is placed on, and who wanted that."""
+    """A node group on which nothing new is placed, and who cordoned it."""
 
     __tablename__ = "cordons"
 
@@ -151,17 +151,17 @@ class Store:
     """Jobs and commands in a database. Rows handed out are detached copies."""
 
     def __init__(self, url: str, *, had_tables: bool = False) -> None:
-        """Raises InfrastructureError where the database cannot be used, or ``had_tables`` and has none any more."""
+        """Raise InfrastructureError if the database is unusable, or ``had_tables`` and has lost them."""
         place = url_of(url)
         upgrade(place, had_tables=had_tables)
-        # A database server may be started again meanwhile: a connection is looked at before it is used.
+        # A database server may have been restarted: test a pooled connection before it is used.
         self.engine = create_engine(
             place, pool_pre_ping=True, pool_timeout=ANSWER_TIMEOUT_S, json_deserializer=_document
         )
         if place.get_backend_name() == "sqlite":
             event.listen(self.engine, "connect", _tune_sqlite)
         elif place.get_backend_name() == "postgresql":
-            from api.storage import postgresql  # late: its driver is of no use to SQLite
+            from api.storage import postgresql  # late: SQLite does not need its driver
 
             postgresql.bound(self.engine, ANSWER_TIMEOUT_S)
         self._session = Sessions(self.engine)
@@ -170,10 +170,10 @@ class Store:
         self.engine.dispose()
 
     def check(self) -> None:
-        """Raises StoreUnavailable if rows cannot be read, or could not be written when that was tried last."""
+        """Raise StoreUnavailable if reading fails, or if the last write failed and writing still does."""
         with self._session() as session:
             session.execute(select(JobRow.number).limit(1))
-        if self._session.write_failed:  # nobody else may try for hours
+        if self._session.write_failed:  # there may be no other write for hours
             with self._session.begin() as session:
                 session.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = version_num"))
 
@@ -186,7 +186,7 @@ class Store:
         return self._add(row)
 
     def job(self, job: str) -> JobRow | None:
-        """The job of this id; ``latest`` is the one submitted last."""
+        """Return the job with this id, or the last submitted one for ``latest``; None if there is none."""
         newest = select(JobRow).order_by(JobRow.number.desc()).limit(1)
         with self._session() as session:
             return session.scalar(newest if job == "latest" else select(JobRow).where(JobRow.job == job))
@@ -203,7 +203,7 @@ class Store:
         before: int | None = None,
         limit: int | None = None,
     ) -> list[JobRow]:
-        """All jobs, newest first; or the newest of this name, in these states, submitted before that number."""
+        """Return jobs, newest first: all, or those of this name, in these states, submitted before that number."""
         query = select(JobRow).order_by(JobRow.number.desc())
         if name is not None:
             query = query.where(JobRow.name == name)
@@ -217,13 +217,13 @@ class Store:
             return list(session.scalars(query))
 
     def queued(self) -> list[tuple[str, int, int]]:
-        """Id, priority and number of every queued job, the next one first. Their specifications stay where they are."""
+        """Return id, priority and number of every queued job, the next one first. Specifications are not read."""
         query = select(JobRow.job, JobRow.priority, JobRow.number).where(JobRow.state == "queued")
         with self._session() as session:
             return [(*row,) for row in session.execute(query.order_by(JobRow.priority.desc(), JobRow.number))]
 
     def remove_job(self, job: str) -> None:
-        """The job and its commands are gone. Nothing happens if they were."""
+        """Remove the job and its commands. Idempotent."""
         with self._session.begin() as session:
             session.execute(delete(CommandRow).where(CommandRow.job == job))
             session.execute(delete(JobRow).where(JobRow.job == job))
@@ -237,18 +237,18 @@ class Store:
             return session.scalar(select(CommandRow).where(CommandRow.idempotency_key == idempotency_key))
 
     def commands(self, job: str) -> list[CommandRow]:
-        """All commands of a job, oldest first."""
+        """Return all commands of a job, oldest first."""
         with self._session() as session:
             return list(session.scalars(select(CommandRow).where(CommandRow.job == job).order_by(CommandRow.number)))
 
     def open_commands(self, job: str) -> list[CommandRow]:
-        """The commands of a job that have no outcome yet, oldest first."""
+        """Return the commands of a job that have no outcome yet, oldest first."""
         query = select(CommandRow).where(CommandRow.job == job, CommandRow.accepted.is_(None))
         with self._session() as session:
             return list(session.scalars(query.order_by(CommandRow.number)))
 
     def generation(self, job: str) -> int:
-        """The number of the job's newest command, 0 before the first: another one whenever something was asked of it."""
+        """Return the number of the job's newest command, 0 before the first. It changes with every command."""
         with self._session() as session:
             return session.scalar(select(func.max(CommandRow.number)).where(CommandRow.job == job)) or 0
 
@@ -261,16 +261,16 @@ class Store:
         self._update(JobRow, JobRow.job == job, values)
 
     def move_job(self, job: str, before: str, after: str, **values: Any) -> bool:
-        """The job goes from one state to another, with these values. False, and nothing is changed, if it is in neither."""
+        """Move the job from state ``before`` to ``after``, with these values. Return False if it is not in ``before``."""
         move = update(JobRow).where(JobRow.job == job, JobRow.state == before).values(state=after, **values)
         with self._session.begin() as session:
             return bool(_changed_count(session, move))
 
     def cancel_queued(self, command: CommandRow) -> bool:
-        """The job is cancelled by this command, all at once. False, and nothing is changed, if it is not queued."""
+        """Cancel a queued job by this command, in one transaction. Return False, and change nothing, if it is not queued."""
         is_queued = (JobRow.job == command.job, JobRow.state == "queued")
         reason = f"cancelled by {command.caller} while it was queued"
-        outcome = {"delivered": True, "accepted": True, "detail": "it was queued, and nothing of it ran"}
+        outcome = {"delivered": True, "accepted": True, "detail": "the job was queued; it had not started"}
         with self._session.begin() as session:
             move = update(JobRow).where(*is_queued).values(state="cancelled", reason=reason)
             if not _changed_count(session, move):
@@ -279,7 +279,7 @@ class Store:
             return True
 
     def queue_position(self, row: JobRow) -> int:
-        """The job's place in the queue, from 1: by priority, then by the order in which they came."""
+        """Return the job's place in the queue, from 1: by priority, then by order of submission."""
         sooner = (JobRow.priority == row.priority) & (JobRow.number < row.number)
         ahead = select(func.count()).where(JobRow.state == "queued", (JobRow.priority > row.priority) | sooner)
         with self._session() as session:
@@ -289,12 +289,12 @@ class Store:
         self._update(CommandRow, CommandRow.command == command, values)
 
     def cordons(self) -> dict[str, CordonRow]:
-        """The cordoned node groups, by name."""
+        """Return the cordoned node groups, by name."""
         with self._session() as session:
             return {row.node_group: row for row in session.scalars(select(CordonRow).order_by(CordonRow.node_group))}
 
     def cordon(self, row: CordonRow) -> None:
-        """The node group is cordoned from now on; by whom it was cordoned first stays."""
+        """Cordon the node group. If it is cordoned already, the first caller stays."""
         with suppress(IntegrityError), self._session.begin() as session:
             session.add(row)
 
@@ -324,12 +324,12 @@ class Store:
 
 
 def words(value: object) -> str:
-    """The readable part of a column that should hold text."""
+    """Return the readable part of a column that should hold text."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _document(text: str | bytes) -> Any:
-    """A column's JSON; one that is damaged is an empty document, so that only its own row has lost something."""
+    """Return a column's JSON. A damaged one reads as an empty document, so that only its own row is affected."""
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -338,9 +338,9 @@ def _document(text: str | bytes) -> Any:
 
 
 def _tune_sqlite(connection: Any, _record: Any) -> None:
-    """Readers do not wait for the writer, writers wait for each other, and a commit is on disk.
+    """Set WAL (readers do not wait for the writer), a busy timeout for writers, and fsync at every commit.
 
-    Text that is damaged is read as far as it is text: SQLite's driver would refuse all rows of the answer for it.
+    Damaged text is decoded with replacement characters: SQLite's driver would fail for all rows of the result.
     """
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     cursor = connection.cursor()

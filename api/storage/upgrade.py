@@ -1,7 +1,7 @@
-"""Bring a database to the tables of this build: all steps or none, and at most one service at a time.
+"""Upgrade a database to the tables of this build: all steps or none, and one service at a time.
 
-Responsible for upgrades, on a connection of its own. A database from before there were migrations is recognised by its
-tables and taken for what it is; one that a newer build has upgraded is refused, because nobody knows the way back.
+Uses a connection of its own. A database from before the first migration is recognised by its tables. A database that a
+newer build has upgraded is refused, because there is no downgrade.
 
 Source: Alembic's cookbook (programmatic use with a connection); SQLAlchemy's pysqlite dialect, "transactional DDL".
 """
@@ -27,22 +27,24 @@ LOCK = 0x61746F6C6C
 
 
 def url_of(text: str) -> URL:
-    """The database's URL. Raises ConfigurationError for what is none; the message never repeats it, for its password."""
+    """Return the parsed URL. Raises ConfigurationError; its message never repeats the URL, which may hold a password."""
     try:
         url = make_url(text)
         if url.drivername in ("postgres", "postgresql"):
             url = url.set(drivername="postgresql+psycopg")  # the one that is installed
         url.get_dialect()
     except (ArgumentError, NoSuchModuleError) as error:
-        detail = f"The database's URL cannot be used: {first_line(error)} Write sqlite:///PATH or postgresql://USER@HOST/NAME."
+        detail = (
+            f"The database URL is invalid: {first_line(error)} Write sqlite:///PATH or postgresql://USER@HOST/NAME."
+        )
         raise ConfigurationError(detail=detail) from error
     return url
 
 
 def upgrade(url: URL, *, had_tables: bool = False) -> None:
-    """The database has the tables of this build. Safe to call at any time, from several services at once.
+    """Create or upgrade the tables. Idempotent, and safe from several services at once.
 
-    Raises InfrastructureError if it ``had_tables`` and is empty now: that is a loss, and not a beginning.
+    Raises InfrastructureError if the database ``had_tables`` and is empty now, because then they were lost.
     """
     engine = create_engine(url, poolclass=NullPool)
     if url.get_backend_name() == "sqlite":
@@ -56,7 +58,7 @@ def upgrade(url: URL, *, had_tables: bool = False) -> None:
         where = url.render_as_string(hide_password=True)
         detail = f"The database {where} cannot be used: {first_line(error.orig or error)}"
         raise InfrastructureError(
-            detail=detail, remedy="Does it run, and may this user create tables there?"
+            detail=detail, remedy="Check that it runs and that this user may create tables in it."
         ) from error
     finally:
         engine.dispose()
@@ -70,8 +72,8 @@ def _upgrade(connection: Connection, url: URL, had_tables: bool) -> None:
     if had_tables and not {VERSION_TABLE, "jobs"} & set(tables):
         raise InfrastructureError(
             detail=f"The database {url.render_as_string(hide_password=True)} is empty, though a service of this home has "
-            "used it before: nothing is known any more of its jobs, tokens and commands.",
-            remedy="Put its tables back from a copy, or begin with an empty store: `atoll up --new-store`.",
+            "used it before: its jobs, tokens and commands are lost.",
+            remedy="Restore it from a backup, or start with an empty database: `atoll up --new-store`.",
         )
     if VERSION_TABLE not in tables and "jobs" in tables:
         command.stamp(config, BEFORE_MIGRATIONS)
@@ -80,18 +82,20 @@ def _upgrade(connection: Connection, url: URL, had_tables: bool) -> None:
         if version not in {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}:
             raise ConfigurationError(
                 detail=f"The database {url.render_as_string(hide_password=True)} has the tables of a newer atoll "
-                f"(version {version}). Use that one, or another database."
+                f"(version {version}). Use that version of atoll, or another database."
             )
     command.upgrade(config, "head")
 
 
 def _make_tables_transactional(engine: Engine) -> None:
-    """Let SQLAlchemy begin transactions: Python's driver would leave CREATE TABLE outside of them."""
+    """Let SQLAlchemy begin transactions: Python's driver would run CREATE TABLE outside of them."""
 
     @event.listens_for(engine, "connect")
     def _leave_it_to_us(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
-        connection.text_factory = lambda raw: raw.decode(errors="replace")  # damaged text is no reason not to begin
+        connection.text_factory = lambda raw: raw.decode(
+            errors="replace"
+        )  # damaged text must not keep the service from starting
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

@@ -1,8 +1,8 @@
 """Tables whose ids and numbers are never cut, whatever the terminal's width.
 
-Only the columns named as *prose* (reasons, folders) give way: on a terminal they wrap, down to ``PROSE_MIN`` characters.
-In a file or pipe nothing gives way. A table that needs more than the terminal has is printed wider, which the terminal
-wraps: a number that lacks digits says less than one that is on the next line.
+On a terminal only the columns named as *prose* (reasons, folders) wrap, down to ``PROSE_MIN`` characters. In a file or pipe
+nothing wraps. A table that needs more room is printed wider than the terminal, which then wraps it: a number on the next
+line is better than one with missing digits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 PROSE_MIN, PROSE_WIDE = 16, 60
-"""The width that a column of prose keeps at least; and the one that it may take where the user asked for wide output."""
+"""The minimum width of a column of prose, and its maximum for wide output."""
 PANEL_CHARACTERS = 4
 """The border of a panel and its padding."""
 
@@ -51,7 +51,7 @@ class Listing(Table):
                 self.columns[index].min_width = self._widths[index]
 
     def width_with(self, prose_max: int | None) -> int:
-        """The width if each column of prose has at most so many characters; None is all it has."""
+        """Return the table's width if columns of prose have at most so many characters; None: as many as they need."""
         cells = (
             width if not is_prose or prose_max is None else min(width, prose_max)
             for width, is_prose in zip(self._widths, self._prose, strict=True)
@@ -61,7 +61,7 @@ class Listing(Table):
 
 
 def width_of(drawn: RenderableType, prose_max: int | None) -> int:
-    """The width that the listings within need, and without a bound that the text beside them has, too."""
+    """Return the width that the listings in it need; without a bound, also that of the text beside them."""
     match drawn:
         case Listing():
             return drawn.width_with(prose_max)

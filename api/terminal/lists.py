@@ -1,14 +1,10 @@
-"""A live list: drawn anew as it changes, until whoever watches has seen enough.
+"""A poller of the service, and live lists that are drawn again when they change.
 
-Responsible for the three places where a list may go: a terminal (the whole, in place of the last one), a file or pipe for
-people (the lines that changed), and one for programs (the whole as a line of JSON). Refuses to know what is listed.
+``Poller`` returns the newest answer, or the last one while the service is away for a while, such as during a restart. A list
+goes to a terminal (the whole list, in place of the last one), to a file or pipe for people (the changed lines), or to a
+program (the whole list as a line of JSON).
 
 Source: kubectl's `get --watch`.
-
-A poller of the service: it asks again and again, and bears that no answer comes for the moment.
-
-Responsible for asking, and for the last answer while the service is away, restarting perhaps. Refuses to know what is
-asked for, how it is drawn, and when to ask again.
 """
 
 from __future__ import annotations
@@ -29,14 +25,14 @@ View = TypeVar("View")
 
 POLL_S = 0.5
 PATIENCE_S = 60.0
-"""How long the service may be away before that is an error."""
+"""How long the service may be away before it is an error."""
 
 
 class Poller(Generic[View]):
-    """Each call polls once and returns the newest answer. ``note`` is a remark on it for people, or None.
+    """Each call polls once and returns the newest answer. ``note`` is a remark for people, or None.
 
-    ``observer`` gets every new answer; what it returns is the note from then on. Raises what ``ask`` raises, and
-    InfrastructureError only when there is no answer yet, or none for PATIENCE_S.
+    ``observer`` gets every new answer; what it returns becomes the note. Raises what ``ask`` raises, but InfrastructureError
+    only if there was no answer yet, or none for PATIENCE_S.
     """
 
     def __init__(self, ask: Callable[[], View], observer: Callable[[View], str | None] | None = None) -> None:
@@ -54,7 +50,7 @@ class Poller(Generic[View]):
             away_s = time.monotonic() - self._answered_at
             if self._last is None or away_s > PATIENCE_S:
                 raise
-            self.note = f"no answer for {away_s:.0f} s; what runs goes on without being watched ({error})"
+            self.note = f"no answer for {away_s:.0f} s; jobs keep running meanwhile ({error})"
             return self._last
         self._last, self._answered_at = view, time.monotonic()
         if self._observer:
@@ -76,7 +72,7 @@ def show(
     screen: Console,
     over: Callable[[View], bool] = never,
 ) -> None:
-    """Draw what there is, again whenever it has changed, until it is ``over``. KeyboardInterrupt passes."""
+    """Draw the view, and again whenever it has changed, until it is ``over``. KeyboardInterrupt passes."""
     before: list[str] = []
     while True:
         view = poller()
@@ -84,7 +80,7 @@ def show(
         if poller.note:
             drawn = Group(drawn, Text(poller.note, style="cyan"))
         if screen.is_terminal:
-            with screen:  # in one go, so that it does not flicker
+            with screen:  # in one write, so that it does not flicker
                 screen.control(Control.home(), Control.clear())
                 screen.print(drawn)
         else:
@@ -93,7 +89,7 @@ def show(
             lines = {" ".join(line.split()): line for line in captured.get().splitlines()}
             screen.file.writelines(f"{line}\n" for words, line in lines.items() if words not in before)
             screen.file.flush()
-            before = list(lines)  # by its words: columns may be wider next time
+            before = list(lines)  # compared by words: columns may be wider next time
         if over(view):
             return
         time.sleep(EVERY_S)
@@ -106,9 +102,9 @@ def emit(
     over: Callable[[View], bool] = never,
     name: str | None = None,
 ) -> None:
-    """For programs: the list as one line of JSON, and again whenever it has changed, until it is ``over``.
+    """Write the list as one line of JSON, and again whenever it has changed, until it is ``over``.
 
-    With a ``name`` each line is an object that has the list under it, as the API answers.
+    With a ``name`` each line is an object with the list under that name, as in the API's answer.
     """
     before = None
     while True:

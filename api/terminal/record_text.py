@@ -2,7 +2,7 @@
 
         75.318 s  #1924   contribution of asia to fragment 5: 24 steps, 3,072 tokens on version 11 → admitted towards …
 
-Pure, and patient with what it does not know: a message of another build is told by its name and its fields.
+Pure. Messages of other builds that have no words here are shown by name and fields.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from api.schemas import TapeRecord
 
 REQUESTED = "Requested"
-"""On a tape a command is called after its request."""
+"""On tapes, a command appears as its request."""
 EVENTS = {
     "JobStarted": "the job starts",
-    "SynchroniserRestarted": "the synchroniser died and goes on from tape and journal, as epoch {epoch}{damage}",
-    "OuterStateSeeded": "the initial parameters are there, {parameter_count:,} of them",
+    "SynchroniserRestarted": "the synchroniser restarted from tape and journal, as epoch {epoch}{damage}",
+    "OuterStateSeeded": "the {parameter_count:,} initial parameters are ready",
     "EvaluationCompleted": "held-out loss {loss:.4f} at version {global_version}{place}",
     "EvaluationFailed": "the evaluation at version {global_version} failed: {reason}",
-    "IslandPlaced": "{island} has a process: life {incarnation}, pid {pid} on {node}",
+    "IslandPlaced": "{island} is placed: incarnation {incarnation}, pid {pid} on {node}",
     "PlacementFailed": "{island} could not be placed: {reason}",
     "IslandReady": "{island} is ready after {start_seconds:.1f} s",
     "IslandCaughtUp": "{island} has caught up from {donor} in {transfer_seconds:.2f} s, at step {step}",
@@ -31,14 +31,14 @@ EVENTS = {
     "StepOverdue": "{island} hangs: {seconds:.0f} s in one step, where {usual_seconds:.2g} s is usual",
     "ConnectionLost": "{island} stopped answering: {reason}",
     "ConnectionRestored": "{island} answers again",
-    "IslandFlushed": "{island} has offered all it had",
-    "IslandDrained": "{island} is drained: versions hold all its work",
-    "NoticeReceived": "the node of {island} is to go: {cause}",
+    "IslandFlushed": "{island} has offered all its work",
+    "IslandDrained": "{island} is drained: all its work is merged",
+    "NoticeReceived": "the node of {island} will go away: {cause}",
     "ContributionArrived": "contribution of {contribution[island]} to fragment {contribution[fragment]}: "
     "{contribution[step_count]} steps, {contribution[token_count]:,} tokens on version {contribution[base_version]}",
     "ContributionUnusable": "contribution of {contribution[island]} to fragment {contribution[fragment]} is unusable, "
     "{reason}: {detail}",
-    "MergeFailed": "fragment {fragment} stays where it is, version {version} cannot be used: {reason}",
+    "MergeFailed": "fragment {fragment} keeps its version, {version} is unusable: {reason}",
     "MergeCompleted": "fragment {fragment} is at version {version}, merged in {merge_seconds:.3f} s",
     "FragmentAdopted": "{island} adopted fragment {fragment} at version {version}",
     "TimerFired": "timer {timer} fired",
@@ -48,15 +48,15 @@ EVENTS = {
     "ScaleRequested": "{caller} sets the number of islands on {node_group} to {count}",
     "CordonRequested": "{caller} asks to place nothing new on {node_group}",
     "UncordonRequested": "{caller} asks to place islands on {node_group} again",
-    "JobResumed": "the job goes on from {checkpoint}, with {tokens_trained:,} tokens trained before",
+    "JobResumed": "the job resumes from {checkpoint}, with {tokens_trained:,} tokens trained before",
     "RollbackRequested": "{caller} asks to go back to checkpoint {checkpoint} (0: the newest)",
-    "FragmentRestored": "fragment {fragment} is at version {version}, which is that of checkpoint {checkpoint} "
-    "(0: of the version before the last, which the journal lost)",
-    "RollbackFailed": "the job does not go back to checkpoint {checkpoint}: {reason}",
+    "FragmentRestored": "fragment {fragment} is at version {version}, restored from checkpoint {checkpoint} "
+    "(0: from the version before the last, which the journal lost)",
+    "RollbackFailed": "going back to checkpoint {checkpoint} failed: {reason}",
     "CheckpointRequested": "{caller} asks for a checkpoint",
     "IslandSaved": "{island} has saved its state for checkpoint {checkpoint}, held up for {held_seconds:.3f} s",
     "IslandNotSaved": "{island} could not save its state for checkpoint {checkpoint}: {reason}",
-    "CheckpointTaken": "checkpoint {checkpoint} is whole after {seconds:.2f} s, {byte_count:,} bytes",
+    "CheckpointTaken": "checkpoint {checkpoint} is complete after {seconds:.2f} s, {byte_count:,} bytes",
     "CheckpointFailed": "checkpoint {checkpoint} failed: {reason}",
     "CancelRequested": "{caller} asks to cancel the job",
     "FaultInjected": "chaos of {caller} strikes {island}: {kind}",
@@ -74,33 +74,33 @@ EFFECTS = {
     "BeginCatchUp": "let {island} catch up from {donor}: {reason}",
     "StartTraining": "let {island} train",
     "StandBy": "{island} stands by",
-    "FlushIsland": "let {island} offer all it has",
-    "DrainIsland": "let {island} see all its work merged, and step no more",
+    "FlushIsland": "let {island} offer all its work",
+    "DrainIsland": "drain {island}: stop training once all its work is merged",
     "KillIsland": "kill {island}: {reason}",
     "QuarantineIsland": "{island} is quarantined, {reason}: {detail}",
     "StopIsland": "end {island}: {reason}",
     "Evaluate": "measure the held-out loss",
     "BeginCheckpoint": "begin checkpoint {checkpoint}",
     "RestoreFragments": "restore every fragment from checkpoint {checkpoint}",
-    "SealCheckpoint": "make checkpoint {checkpoint} whole",
+    "SealCheckpoint": "seal checkpoint {checkpoint}",
     "DropCheckpoint": "remove checkpoint {checkpoint}: {reason}",
     "ResolveCommand": "{accepted}: {detail}",
     "FinishJob": "the job is {outcome}: {reason}",
 }
-"""Effects with empty words are bookkeeping that the others already imply."""
+"""Effects with an empty text are bookkeeping that the others imply."""
 ADDED_LATER = {"place": ""}
-"""Fields that messages of earlier builds lack, and what stands for them."""
+"""Defaults for fields that messages of earlier builds lack."""
 
 
 def tell(record: TapeRecord) -> str:
-    """The record in one line."""
+    """Return the record as one line."""
     happened = sentence(EVENTS, record.event)
     decided = "; ".join(filter(None, (sentence(EFFECTS, effect) for effect in record.effects)))
     return f"{record.event['at']:>10.3f} s  #{record.n:<6} {happened}{f' → {decided}' if decided else ''}"
 
 
 def sentence(forms: Mapping[str, str], message: Mapping[str, Any]) -> str:
-    """One event or effect in words."""
+    """Return one event or effect as text."""
     form = forms.get(message["type"])
     if form is None and message["type"].endswith(REQUESTED) and "caller" in message:
         form = _request_form(message)
@@ -112,22 +112,22 @@ def sentence(forms: Mapping[str, str], message: Mapping[str, Any]) -> str:
 
 
 def _request_form(message: Mapping[str, Any]) -> str:
-    """Words for a command that has none of its own: who asks for what, and with which fields."""
+    """Return a text for a command without one: the caller, the request and its fields."""
     fields = [f"{name} {{{name}}}" for name in message if name not in ("type", "at", "command", "caller")]
     return " ".join(["{caller} asks to", message["type"].removesuffix(REQUESTED).lower(), *fields])
 
 
 @cache
 def fields_of(form: str) -> frozenset[str]:
-    """The fields of a message that its words speak of."""
+    """Return the fields of a message that its text uses."""
     names = (name for _, name, _, _ in string.Formatter().parse(form) if name)
     return frozenset(name.partition("[")[0] for name in names)
 
 
 def _named(name: str, value: Any) -> Any:
-    """Islands by their names alone, and outcomes by a word."""
+    """Return a field's value for people: islands by name, outcomes as a word."""
     if name in ("inputs", "recipients"):
-        return ", ".join(item["island"] for item in value) or "nobody"
+        return ", ".join(item["island"] for item in value) or "no island"
     if name == "place":
         return f", on {value}" if value else ""
     if name == "damage":
@@ -142,7 +142,7 @@ def _named(name: str, value: Any) -> Any:
 
 
 class _Words(string.Formatter):
-    """Formats what is not there, such as a loss that is no number, as a dash."""
+    """Formats missing values, such as a loss that is not finite, as a dash."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         return "–" if value is None else super().format_field(value, format_spec)

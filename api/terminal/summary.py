@@ -1,4 +1,4 @@
-"""A finished job in three lines: what it learnt, what of its time counted, how fast it healed. Pure: text from a report."""
+"""An ended job in three lines: loss, goodput and recovery. Pure: text from a report."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ CAUSES_MAX = 4
 
 
 def lines_that_matter(report: Mapping[str, Any]) -> list[str]:
-    """Loss against what a model without context reaches; goodput with what it lost; recovery with its parts.
+    """Return the loss with that of a unigram model, goodput with its losses, the slowest recovery with its parts.
 
-    And what was amiss with the text, where anything was.
+    And remarks on the text, if there are any.
     """
     return [_loss(report), *_text(report), _goodput(report), _recovery(report)]
 
 
 def warning_lines(job: Job) -> list[str]:
-    """Lines that say what of the job's specification is probably a mistake."""
+    """Return a line for each probable mistake in the job's specification."""
     return [f"warning: {warning.path}: {warning.message} {warning.remedy}".rstrip() for warning in job.warnings]
 
 

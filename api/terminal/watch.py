@@ -1,7 +1,7 @@
-"""The live picture of a job in a terminal: a table that redraws itself, or a line every few seconds where there is none.
+"""The live view of a job: a table that redraws itself on a terminal, or a line every few seconds elsewhere.
 
-Responsible for drawing what ``GET /v1/jobs/JOB`` answers, and for looking again until the job ends. It refuses to act on
-the job: leaving it, by Ctrl-C or by losing the service, changes nothing but the view.
+Draws the answers of ``GET /v1/jobs/JOB`` until the job ends. Ending the view, by Ctrl-C or by losing the service, does not
+affect the job.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ Observer = Callable[[Job], str | None]
 
 
 def watch(client: Client, job: str, console: Console, observer: Observer | None = None) -> Job:
-    """Show the job until it has ended, and return it as it ended.
+    """Show the job until it has ended, and return its final state.
 
-    ``observer`` gets each state of the job before it is drawn; what it returns is shown from then on.
-    KeyboardInterrupt passes.
+    ``observer`` gets each state before it is drawn; what it returns is shown from then on. KeyboardInterrupt passes.
     """
     poller = Poller(asking(client, job), observer)
     if not console.is_terminal:
@@ -60,7 +59,7 @@ def watch(client: Client, job: str, console: Console, observer: Observer | None 
 
 
 def follow(client: Client, job: str, emit: Callable[[Job], None]) -> Job:
-    """For programs: ``emit`` the job at every poll until it has ended, and return the last one."""
+    """Pass the job to ``emit`` at every poll until it has ended, and return its final state."""
     poller = Poller(asking(client, job))
     while True:
         current = poller()
@@ -71,7 +70,7 @@ def follow(client: Client, job: str, emit: Callable[[Job], None]) -> Job:
 
 
 def asking(client: Client, job: str) -> Callable[[], Job]:
-    """Asks how the job stands; `latest` may become another one while it is watched, and stays the same here."""
+    """Return a function that gets the job. `latest` is resolved once, so that the same job is watched to its end."""
     name = job
 
     def ask() -> Job:
@@ -104,7 +103,7 @@ def _watch_lines(poller: Poller[Job], console: Console) -> Job:
 
 
 def render(job: Job, note: str | None = None) -> RenderableType:
-    """The whole picture: headline, progress to the budget, islands, and what keeps the job from going on."""
+    """Return the whole view: headline, progress to the budget, islands, and what blocks the job."""
     parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job)]
     if job.wire:
         parts.append(Text(wire_words(job), style="dim"))
@@ -143,7 +142,7 @@ def island_table(job: Job) -> Listing:
 
 
 def last_merge(island: Island, job: Job) -> str:
-    """How long ago its work was last merged; of a job that has ended, whose time stands still, how long before the end."""
+    """Return how long ago the island's work was last merged; for an ended job, how long before the end."""
     if island.last_merge_after_s is None or job.after_s is None:
         return "–"
     seconds = max(0.0, job.after_s - island.last_merge_after_s)
@@ -153,7 +152,7 @@ def last_merge(island: Island, job: Job) -> str:
 
 
 def wire_words(job: Job) -> str:
-    """The codecs, and what lines carried in all since the synchroniser began."""
+    """Return the codecs, and the bytes that all lines carried since the synchroniser started."""
     words = f"wire: {job.wire.get('up', '–')} up, {job.wire.get('down', '–')} down"
     if not (lines := [island.line for island in job.islands if island.line is not None]):
         return words
@@ -164,17 +163,17 @@ def wire_words(job: Job) -> str:
 
 
 def helper_words(job: Job) -> list[str]:
-    """What is wrong with the job's helper processes: a sentence for each that is not well."""
+    """Return a sentence for each helper process of the job that has a problem."""
     return [f"{helper.name}: {helper.reason}" for helper in job.helpers if helper.reason]
 
 
 def queue_place(job: JobSummary) -> str:
-    """The place of a queued job, and why it waits."""
+    """Return the place of a queued job, and why it waits."""
     return f"queued as number {job.queue_position}: {job.reason}"
 
 
 def _wrong(island: Island) -> str:
-    """What is wrong with it or with what it contributes, or in the way of that."""
+    """Return the problem with the island, its contributions or its line; empty if there is none."""
     return (
         (island.reason if island.overdue_s else "")
         or island.flag
@@ -192,7 +191,7 @@ def _why(island: Island) -> str:
 
 
 def line(job: Job) -> str:
-    """The picture in one line."""
+    """Return the view in one line."""
     if job.queue_position:
         return queue_place(job)
     percent = 100 * job.tokens_trained / job.token_budget

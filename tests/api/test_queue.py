@@ -109,7 +109,7 @@ def test_the_reason_names_what_is_lacking_and_who_holds_the_others_up() -> None:
     assert "1 jobs run" in decide([small], [{}], groups, 1).waits["small"]
 
 
-def test_what_the_fleet_has_lost_is_said_and_is_hopeless() -> None:
+def test_a_job_that_needs_more_than_the_fleet_has_left_is_unschedulable() -> None:
     job = QueuedJob("job", 0, 1, {"asia": Resources(3.0), "mars": Resources(1.0)})
     gone = decide([job], [], [group("asia", Resources(4.0))], 9)
     assert (gone.unschedulable, gone.waits["job"]) == (True, "node group mars has no nodes")
