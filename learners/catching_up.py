@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 
 from learners.outbox import Outbox
-from learners.state_fetch import Donor, FetchedState, StateFetch
+from learners.state_transfer import Donor, FetchedState, StateFetch
 from orchestrator.core.messages import CatchUpFailure, CaughtUp
 from orchestrator.core.vocabulary import IslandId, Version
 from orchestrator.errors import in_words

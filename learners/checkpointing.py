@@ -39,6 +39,9 @@ from orchestrator.parameters.parts import Bounds, index_of, whole
 from orchestrator.replica.replica import Position
 
 _OUTLINE = "/.zarray"
+STEM = "arrays"
+ORBAX = STEM
+"""The folder of an earlier build's arrays."""
 
 
 def read_orbax(path: Path, wanted: Mapping[str, Window] | None) -> Arrays:
@@ -67,11 +70,6 @@ def _window(name: str, array: Any, wanted: Mapping[str, Window] | None, path: Pa
     if not shape:
         return np.asarray(array.read().result())
     return np.asarray(array[index_of(window.bounds)].read().result())
-
-
-STEM = "arrays"
-ORBAX = STEM
-"""The folder of an earlier build's arrays."""
 
 
 @dataclass(frozen=True, slots=True)

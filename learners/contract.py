@@ -26,6 +26,8 @@ from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, FailureExtent, Sou
 from orchestrator.errors import ConfigurationError, UnreadableData, in_words
 from orchestrator.parameters.pieces import Roles
 
+Arrays = dict[str, np.ndarray]
+
 
 def broken_by(error: BaseException, step: int | None = None) -> Broken:
     """Return what the island reports; ``step`` is the inner step that failed.
@@ -36,9 +38,6 @@ def broken_by(error: BaseException, step: int | None = None) -> Broken:
         return Broken(in_words(error) if step is None else f"{in_words(error)} (at step {step:,})")
     extent = FailureExtent.JOB if isinstance(error, UnreadableData) else FailureExtent.ISLAND
     return Broken(in_words(error), extent)
-
-
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,8 @@ from learners import tokenizer
 from learners.streaming import counting
 from learners.streaming.counting import PieceCount, Task
 from learners.streaming.documents import Reader, Unreadable, place_in
-from learners.streaming.files import HELD_OUT, TRAINING, Files, located, rules
+from learners.streaming.files import HELD_OUT, TRAINING, Files, counted, located, rules
 from learners.streaming.held_out import HeldOut, digest
-from learners.streaming.index import counted
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, UnreadableData
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import data_index

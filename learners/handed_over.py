@@ -22,7 +22,7 @@ import numpy as np
 
 from learners.contract import Arrays
 from learners.outbox import PublishedVersion
-from learners.transfer_limit import held_s
+from learners.state_transfer import held_s
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload
 from orchestrator.channel.frames import SHARD
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version

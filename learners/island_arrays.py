@@ -26,10 +26,9 @@ import numpy as np
 
 from learners.checkpointing import Cut, Needs, Restored
 from learners.contract import Arrays, HeldPart, HostCopy, Snapshot, SpreadTrainer, Trainer
-from learners.exports import require_numbers
 from learners.handed_over import PublishedFragments
 from learners.outbox import OfferedFragment, PublishedVersion
-from learners.state_fetch import Block, FetchedState, Fragments, blocks_of
+from learners.state_transfer import Block, FetchedState, Fragments, blocks_of, require_numbers
 from orchestrator.checkpoints.blocks import Window
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.parameters import wire_format
@@ -41,6 +40,8 @@ from orchestrator.replica.replica import Action, AdoptVersion, ExportState, Offe
 from orchestrator.replica.work import AdoptionRule, LoadMode, Mix, Rebase, Replace
 
 Names = tuple[str, ...]
+Base = OfferedFragment | Mapping[str, np.ndarray]
+"""θ_since: an offer as it was decoded, or what was last adopted."""
 
 
 class HeldPieces:
@@ -137,10 +138,6 @@ class ArraysPlan:
     mix_alpha: float = 0.5
     codec: CodecName = EXACT
     rank: int | None = None
-
-
-Base = OfferedFragment | Mapping[str, np.ndarray]
-"""θ_since: an offer as it was decoded, or what was last adopted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,9 @@ import numpy as np
 
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Trainer, broken_by
-from learners.exports import Exports
 from learners.island_arrays import ArraysPlan, Arrival, HeldPieces, IslandArrays, State, StateRequest
 from learners.outbox import Outbox
-from learners.state_fetch import FetchedState
+from learners.state_transfer import Exports, FetchedState
 from learners.step_watch import StepWatch
 from orchestrator.core.messages import Evaluated, Flushed, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, StepLimits, Version

@@ -18,13 +18,12 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from learners import transfer_limit
+from learners import state_transfer
 from learners.contract import Arrays
-from learners.exports import require_numbers
 from learners.group.link import FetchPart
 from learners.handed_over import HandedOver
 from learners.plain_arrays import restored
-from learners.state_fetch import Block, blocks_of, put_together
+from learners.state_transfer import Block, blocks_of, put_together, require_numbers
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
 from orchestrator.channel.frames import Ticket
@@ -116,8 +115,8 @@ class Peers:
         return restored(reply["table"], content)
 
     def _limit_s(self, fragment: int) -> float:
-        part, whole = (transfer_limit.STATE_BYTES_PER_PARAMETER * n for n in (self._sizes[fragment], sum(self._sizes)))
-        return transfer_limit.limit_s(part, self._bytes_per_s) + whole / transfer_limit.TO_HOST_BYTES_PER_S
+        part, whole = (state_transfer.STATE_BYTES_PER_PARAMETER * n for n in (self._sizes[fragment], sum(self._sizes)))
+        return state_transfer.limit_s(part, self._bytes_per_s) + whole / state_transfer.TO_HOST_BYTES_PER_S
 
 
 def _actor(name: str) -> ActorHandle[IslandInterface]:

@@ -30,6 +30,12 @@ from orchestrator.core.messages import Overdue
 from orchestrator.core.vocabulary import Duration, StepLimits
 
 TICK_S = 1.0
+TICK_MAX_S = 2.0
+NAMED_RATIO = 0.25
+"""Of its limit a step has passed when it is first reported."""
+STEPS_BEFORE_USUAL = 5
+"""Until a process has taken so many, its steps compile: they have no median."""
+STEPS_KEPT = 64
 
 
 class Watchdog:
@@ -53,14 +59,6 @@ class Watchdog:
             time.sleep(self._tick_s)
             self._silent_s += self._tick_s
         self._expired()
-
-
-TICK_MAX_S = 2.0
-NAMED_RATIO = 0.25
-"""Of its limit a step has passed when it is first reported."""
-STEPS_BEFORE_USUAL = 5
-"""Until a process has taken so many, its steps compile: they have no median."""
-STEPS_KEPT = 64
 
 
 class StepWatch:

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learners import corpus, data, tokenizer
+from learners import corpus, tokenizer
 from learners.contract import HeldOutLoss
+from learners.data_lanes import Draw
 from learners.held_out import HeldOutBatch, measure_by_source
 from learners.streaming.documents import Unreadable
 from learners.streaming.streamed import Streamed
@@ -23,7 +24,7 @@ from orchestrator.system.roots import AllowedRoots
 
 
 class Behind(Protocol):
-    def draw(self, shard_index: int, shard_count: int) -> data.Draw: ...
+    def draw(self, shard_index: int, shard_count: int) -> Draw: ...
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]: ...
 
@@ -48,11 +49,11 @@ class Text:
             Streamed(spec, roots, self._tokenizer) if streamed else InMemory(spec, roots, self._tokenizer)
         )
 
-    def draw(self, shard_index: int, shard_count: int) -> data.Draw:
+    def draw(self, shard_index: int, shard_count: int) -> Draw:
         """How to draw the batches of a shard. Raises ConfigurationError where the text is too little for so many."""
         return self._text.draw(shard_index, shard_count)
 
-    def union_draw(self, shard_count: int) -> data.Draw:
+    def union_draw(self, shard_count: int) -> Draw:
         """How to draw what all shards together draw: batch k holds every shard's batch k, in the shards' order.
 
         For the data-parallel baseline, which so sees the same tokens in the same order.
@@ -84,8 +85,8 @@ class InMemory:
         self._spec, self._roots, self._tokenizer = spec, roots, tokens
         self._unreadable = Unreadable(spec["data"]["unreadable_max"])
 
-    def draw(self, shard_index: int, shard_count: int) -> data.Draw:
-        return data.shard_batches(self._corpus, self._spec, shard_index, shard_count)
+    def draw(self, shard_index: int, shard_count: int) -> Draw:
+        return corpus.shard_batches(self._corpus, self._spec, shard_index, shard_count)
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
         size = next(size for size in range(batch_max, 0, -1) if len(self._held_out) % size == 0)

@@ -1,6 +1,10 @@
 """What a model is to whoever trains it: data, with functions for how its parameters start and what they lose on a batch.
 
 This module knows no model; ``learners.model.build`` makes the one that a specification asks for.
+
+The loss of a language model, and what a step minimises where that is more, both from the same logits.
+
+Source: the z-loss is that of PaLM, arXiv:2204.02311, section 5.
 """
 
 from __future__ import annotations
@@ -10,12 +14,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from orchestrator.models.presets import BYTE_VALUES
 from orchestrator.parameters.pieces import Roles
 
+Tensors = Mapping[str, jax.Array]
+Logits = Callable[[Tensors, jax.Array], jax.Array]
+"""(batch, length, vocabulary) of tokens (batch, length)."""
 AXES = ("layers", "experts", "vocabulary", "width", "heads", "hidden")
 """The names of dimensions: stacked layers, experts, tokens, the residual stream, all heads together, a hidden layer."""
+
+
+def losses(logits: Logits, z_loss: float) -> dict[str, Any]:
+    """``Model.loss``, and ``Model.objective`` where the mean of log²Z counts by ``z_loss``, Z being a softmax's divisor."""
+
+    def both(parameters: Tensors, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scores = logits(parameters, tokens[:, :-1]).astype(jnp.float32)
+        log_z = jax.nn.logsumexp(scores, axis=-1)
+        chosen = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
+        loss = jnp.mean(log_z - chosen)
+        return loss + z_loss * jnp.mean(log_z**2), loss
+
+    return {"loss": lambda parameters, tokens: both(parameters, tokens)[1], "objective": both if z_loss else None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from learners.models.losses import Logits, Tensors, losses
-from learners.models.model import Model
+from learners.models.model import Logits, Model, Tensors, losses
 from orchestrator.errors import ConfigurationError
 
 Make = Callable[[Any], Any]

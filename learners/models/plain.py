@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners.models.losses import losses
-from learners.models.model import Model
+from learners.models.model import Model, losses
 from orchestrator.models.presets import Architecture, parameter_shapes
 
 

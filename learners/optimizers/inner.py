@@ -53,6 +53,10 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import BY_NAME, Roles, role_of
 from orchestrator.specification.sections import InnerOptimizerSection
 
+MUON_RMS = 0.2
+"""Of an update of Muon, as AdamW's is: so that both take the same learning rate (arXiv:2502.16982, section 2.2)."""
+Tensors = Mapping[str, jax.Array]
+
 
 def learning_rate(section: Mapping[str, Any], horizon_steps: int, step: int) -> float:
     """The learning rate of the inner step that starts at step ``step`` of the schedule (0 for the first).
@@ -146,12 +150,6 @@ def settings_of(
 def _fits(group: Mapping[str, Any], name: str, use: str) -> bool:
     pattern, role = group["tensors"], group["role"]
     return (pattern is None or fnmatchcase(name, pattern)) and (role is None or role == use)
-
-
-MUON_RMS = 0.2
-"""Of an update of Muon, as AdamW's is: so that both take the same learning rate (arXiv:2502.16982, section 2.2)."""
-
-Tensors = Mapping[str, jax.Array]
 
 
 def build(section: Mapping[str, Any], roles: Roles = BY_NAME) -> optax.GradientTransformation:

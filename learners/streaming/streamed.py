@@ -33,12 +33,11 @@ import numpy as np
 
 from learners import data_lanes
 from learners.corpus import joined, sequences_at, surprise, text_bytes
-from learners.data import Draw, origins
+from learners.data_lanes import Draw, origins
 from learners.held_out import HeldOutBatch
-from learners.streaming import index
 from learners.streaming.counting import GroupText, SourceTokens, TokenCounts, Window, kept_in
 from learners.streaming.documents import LINE_BYTES_MAX, Reader, Unreadable, chosen
-from learners.streaming.files import HELD_OUT, TRAINING, Files, located, rules
+from learners.streaming.files import HELD_OUT, INDEX_ANEW, TRAINING, Files, load_index, located, rules
 from learners.streaming.held_out import HeldOut, digest, smallest
 from learners.streaming.order import Group, Groups, Mixture, NoSequence, Place, Section, Sections, divided, key
 from learners.tokenizer import Tokenizer
@@ -269,7 +268,7 @@ class Streamed:
         """Of each source the tokens that each piece trains with: counted by an index, or when they are asked for."""
         if self._is_indexed:
             files = {source.name: source.files for source in self._located}
-            indexed = index.load(self._spec["data"], self._roots, self._tokenizer.digest, files)
+            indexed = load_index(self._spec["data"], self._roots, self._tokenizer.digest, files)
             counts = [indexed[source.name].without(self._held_out.reserved) for source in self._located]
             return [self._source_tokens(number, counted) for number, counted in enumerate(counts)]
         return [
@@ -308,7 +307,7 @@ class Streamed:
         path, number, count = source.files.paths[pieces.file[piece]], int(pieces.number[piece]), pieces.count[piece]
         reason = f"it has {has:,} tokens to train on, and {{}} has counted {counted:,}. {{}}"
         if self._is_indexed:
-            reason = reason.format("data.index", index.ANEW)
+            reason = reason.format("data.index", INDEX_ANEW)
         else:
             reason = reason.format("this island", "Files must not change while a job reads them")
         self._unreadable.add(path, -1 - number, f"piece {number + 1} of {count}", reason, source.name)

@@ -1,7 +1,7 @@
-"""Certificates of machines and of processes: who issues them, the folders that hold them, and what they are good for.
+"""Certificates of machines and of processes: their authorities, the folders that hold them, and their checks.
 
-Refuses to know Ray, and what is said over the connections.
+This package knows nothing of Ray, nor of the content of connections.
 """
 
 AUTHORITY_DAYS, MACHINE_DAYS = 3650, 365
-"""A server of Ray's keeps the certificate that it began with: a machine's lasts longer than it runs without a break."""
+"""One of Ray's servers keeps the certificate with which it started, so a machine's certificate must outlast its uptime."""

@@ -1,7 +1,7 @@
-"""An authority that issues certificates: of one job, in memory (``channel.certificates``), or of a fleet (``folders``).
+"""An authority that issues certificates: of one job, in memory (``channel.stream``), or of a fleet (``folders``).
 
-Responsible for what stands in a certificate. Refuses to know files, and for whom it is. Whoever is issued a certificate may
-both serve and call with it: processes of a cluster do both.
+It defines the content of a certificate. It knows nothing of files, nor of what a certificate is used for. Each certificate
+is valid for both ends of a connection, because processes of a cluster both serve and call.
 
 Source: X.509 as in RFC 5280, by ``cryptography``, elliptic curve P-256.
 """
@@ -19,21 +19,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CLOCK_SKEW = datetime.timedelta(days=1)
-"""Certificates are valid from so long ago: clocks of regions differ."""
+"""Certificates are valid from this long ago, because the clocks of regions differ."""
 COMMON_NAME_MAX = 64
-"""The standard's own."""
+"""The limit of the standard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The certificate and the private key of who issues. ``new`` makes one."""
+    """The certificate and private key of an issuer. ``new`` creates one."""
 
     certificate: x509.Certificate
     private_key: ec.EllipticCurvePrivateKey
 
     @classmethod
     def new(cls, name: str, lifetime: datetime.timedelta, path_length: int = 0) -> Authority:
-        """One that vouches for itself; ``path_length`` is how many other authorities it may vouch for in a row."""
+        """Create a self-signed authority. ``path_length`` is the longest chain of further authorities that it may sign."""
         private_key = new_key()
         subject = _name(name)
         builder = _of_authority(_unsigned(subject, subject, private_key.public_key(), lifetime), path_length)
@@ -43,7 +43,7 @@ class Authority:
     def issue(
         self, subject: str, names: Iterable[str], public_key: ec.EllipticCurvePublicKey, lifetime: datetime.timedelta
     ) -> x509.Certificate:
-        """A certificate of a process or a machine that is reached by these names and addresses."""
+        """Issue a certificate for a process or machine with these names and addresses."""
         purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         builder = _unsigned(_name(subject), self.certificate.subject, public_key, lifetime)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -51,7 +51,7 @@ class Authority:
         return self._sign(builder.add_extension(purposes, critical=False), public_key)
 
     def vouch_for(self, other: Authority) -> x509.Certificate:
-        """The other's name and key in a certificate of this one: who trusts this one trusts what the other issues."""
+        """Certify the other authority's name and key. A peer that trusts this authority then trusts the other, too."""
         public_key = other.private_key.public_key()
         lifetime = self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
         builder = _unsigned(other.certificate.subject, self.certificate.subject, public_key, lifetime)
@@ -72,7 +72,7 @@ def pem_of_certificates(certificates: Iterable[x509.Certificate]) -> bytes:
 
 
 def pem_of_key(private_key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Not encrypted: whoever holds it as a file keeps others from reading it."""
+    """Return the key as PEM without encryption. The caller protects the file that it writes."""
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     return private_key.private_bytes(encoding, form, serialization.NoEncryption())
 
@@ -102,7 +102,7 @@ def _name(text: str) -> x509.Name:
 
 
 def _general(name: str) -> x509.GeneralName:
-    """An address is told from a name: clients compare them with what they called."""
+    """Return an IP address or a DNS name, as TLS clients compare them with what they called."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:

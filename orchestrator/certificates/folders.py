@@ -1,20 +1,20 @@
-"""Folders of a fleet's authority and of its machines' certificates: made, renewed, and looked at before they are used.
+"""Folders of a fleet's authority and of its machines' certificates: created, renewed, and checked before they are used.
 
-    AUTHORITY/ca.crt       whom machines trust: the authority, and the former one until it is retired
-    AUTHORITY/ca.key       its private key: this folder stays where certificates are issued
-    AUTHORITY/ca.key.next  within a rotation: the next one's key, and once ca.crt begins with that one, the authority's
-    AUTHORITY/cross.crt    while a former one is trusted: that one vouches for this one
+    AUTHORITY/ca.crt       the authorities that machines trust: the current one, and the former one until it is retired
+    AUTHORITY/ca.key       the private key; this folder stays where certificates are issued
+    AUTHORITY/ca.key.next  during a rotation: the next key, which is the authority's as soon as ca.crt begins with it
+    AUTHORITY/cross.crt    while the former authority is trusted: its certificate for the current one
 
-    MACHINE/tls.crt        its certificate; behind it cross.crt, by which machines that know only the former one trust it
+    MACHINE/tls.crt        the machine's certificate, followed by cross.crt for machines that know only the former authority
     MACHINE/tls.key        its private key
-    MACHINE/ca.crt         whom it trusts
+    MACHINE/ca.crt         the authorities that it trusts
 
-They are the names that Kubernetes' own tools give to the same things. A renewed certificate keeps its machine's key: each
-file is replaced as a whole, and no program ever finds a certificate beside the key of another. An authority is what its
-ca.crt says, with whichever key is of that: so a rotation happens at the instant at which that one file is replaced, and one
-that was broken off before or behind it is undone or finished by the next ``rotate`` or ``retire``.
+Kubernetes' own tools use the same names. A renewed certificate keeps its machine's key, and each file is replaced as a
+whole, so no program ever finds a certificate beside another key. ca.crt decides which authority is current, and the key that
+fits it is used. So a rotation happens at the instant at which ca.crt is replaced. If it was interrupted, the next ``rotate``
+or ``retire`` undoes it (before that instant) or completes it (after).
 
-Responsible for every problem being said with its remedy before anything is started. Refuses to know who uses them.
+Every problem is reported with its remedy before anything is started. Nothing here depends on how the folders are used.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from orchestrator.system.disk import LocalDisk
 AUTHORITY_CERTIFICATE, AUTHORITY_KEY, NEXT_KEY, CROSS = "ca.crt", "ca.key", "ca.key.next", "cross.crt"
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 OWN_MACHINE = ("localhost", "127.0.0.1", "::1")
-"""In every machine's certificate: processes of one machine call each other by these."""
-ISSUE = "Issue one with `atoll certificates issue`, and copy its folder there."
+"""Names in every machine's certificate: processes on one machine call each other by these."""
+ISSUE = "Issue one with `atoll certificates issue`, and copy its folder to this machine."
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A certificate of a folder, for people and for whoever watches its end."""
+    """The facts of a certificate, for display and for monitoring its expiry."""
 
     file: str
     subject: str
@@ -57,7 +57,7 @@ class Described:
     fingerprint: str
 
     def days_left(self, now: datetime.datetime) -> int:
-        """Whole days; negative when it has expired."""
+        """Return the whole days left; negative after the certificate has expired."""
         return (self.not_after - now).days
 
 
@@ -65,7 +65,7 @@ class Described:
 
 
 def make_authority(folder: Path, name: str, days: int = AUTHORITY_DAYS) -> None:
-    """The folder holds a new authority. Raises ConfigurationError where there is one."""
+    """Create an authority in the folder. Raises ConfigurationError if the folder has one."""
     _refuse_present(folder, AUTHORITY_CERTIFICATE, AUTHORITY_KEY)
     authority = Authority.new(name, datetime.timedelta(days=days), path_length=1)
     _make_folder(folder)
@@ -74,12 +74,12 @@ def make_authority(folder: Path, name: str, days: int = AUTHORITY_DAYS) -> None:
 
 
 def rotate(folder: Path, days: int = AUTHORITY_DAYS) -> None:
-    """A new authority issues from now on. Machines trust both; the former vouches for it to those that know only that."""
+    """Create the next authority, which issues from now on. Machines trust both; the former one certifies the new one."""
     former, trusted = _settled(folder)
     if (folder / CROSS).exists():
         raise ConfigurationError(
-            detail=f"{folder} is being rotated: its former authority is trusted still. Renew and restart every machine, "
-            f"retire the former one (`atoll certificates retire {folder}`), and rotate then."
+            detail=f"{folder} is in the middle of a rotation: its former authority is still trusted. Renew and restart "
+            f"every machine, retire the former authority (`atoll certificates retire {folder}`), then rotate again."
         )
     number = trusted[0].serial_number % 10**6
     name = f"{_common_name(former.certificate.subject).partition(' after ')[0]} after {number:06d}"
@@ -91,11 +91,11 @@ def rotate(folder: Path, days: int = AUTHORITY_DAYS) -> None:
 
 
 def retire(folder: Path) -> None:
-    """Nothing that the former authority issued is trusted by machines that are renewed from now on."""
+    """Remove the former authority. Machines that are renewed from now on no longer trust its certificates."""
     authority, _ = _settled(folder)
     if not (folder / CROSS).exists():
         raise ConfigurationError(
-            detail=f"{folder} has no former authority to retire. `atoll certificates rotate {folder}` makes the next one."
+            detail=f"{folder} has no former authority to retire. `atoll certificates rotate {folder}` starts a rotation."
         )
     _write(folder / AUTHORITY_CERTIFICATE, pem_of_certificates([authority.certificate]), 0o644)
     with _write_problems(folder / CROSS):
@@ -103,21 +103,21 @@ def retire(folder: Path) -> None:
 
 
 def _settled(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
-    """As ``_authority_of``; a rotation that was broken off is finished where ca.crt says that it happened, else undone."""
+    """Do the same as ``_authority_of``, after completing or undoing an interrupted rotation, as ca.crt decides."""
     authority, trusted = _authority_of(folder)
     if (folder / NEXT_KEY).exists():
         with _write_problems(folder / AUTHORITY_KEY):
             if _key(folder / NEXT_KEY, "Remove it.").public_key() == trusted[0].public_key():
                 os.replace(folder / NEXT_KEY, folder / AUTHORITY_KEY)
             else:
-                (folder / CROSS).unlink(missing_ok=True)  # while there is the key, it is known to be of no use
+                (folder / CROSS).unlink(missing_ok=True)  # before the key, whose presence marks this file as useless
                 (folder / NEXT_KEY).unlink()
     return authority, trusted
 
 
 def _authority_of(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
-    """Who issues, and whom machines are to trust. Raises ConfigurationError for what cannot issue."""
-    remedy = f"Make an authority with `atoll certificates authority {folder}`, or name another folder."
+    """Return the authority and the certificates that machines trust. Raises ConfigurationError if it cannot issue."""
+    remedy = f"Create an authority with `atoll certificates authority {folder}`, or name another folder."
     keys = [folder / name for name in (AUTHORITY_KEY, NEXT_KEY) if name == AUTHORITY_KEY or (folder / name).exists()]
     for key in keys:
         home_files.refuse_unfit(key, "The authority's key", remedy)
@@ -127,7 +127,7 @@ def _authority_of(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
     _refuse_expired(
         folder / AUTHORITY_CERTIFICATE,
         trusted[0],
-        "Nothing that it vouches for is taken any more: make another authority, and issue every machine's folder anew.",
+        "Certificates that it issued are no longer accepted: create another authority and reissue every folder.",
     )
     return Authority(trusted[0], private_key), trusted
 
@@ -143,9 +143,9 @@ def issue(
     *,
     replace: bool = False,
 ) -> None:
-    """The folder holds a new key and certificate of a machine that is reached by these names and addresses.
+    """Create a key and certificate for a machine with these names and addresses, in ``folder``.
 
-    It lasts as long as its authority where ``days`` is None.
+    The certificate ends with the authority if ``days`` is None.
     """
     if not replace:
         _refuse_present(folder, CERTIFICATE, KEY, AUTHORITY_CERTIFICATE)
@@ -158,20 +158,20 @@ def issue(
 
 
 def usual_days(authority_folder: Path) -> int:
-    """How long a machine's certificate lasts where nobody says: a year, or what is left of its authority."""
+    """Return the default lifetime of a machine's certificate: a year, or less if its authority ends sooner."""
     authority, _ = _authority_of(authority_folder)
     return max(1, min(MACHINE_DAYS, _left(authority).days))
 
 
 def renew(authority_folder: Path, folder: Path, days: int = MACHINE_DAYS) -> None:
-    """The machine's certificate lasts again, with the key and the names that it had; it trusts whom the authority says."""
+    """Issue a new certificate with the machine's key and names, and update the authorities that the machine trusts."""
     remedy = "Issue a new folder with `atoll certificates issue`."
     certificate, private_key = _certificates(folder / CERTIFICATE, remedy)[0], _key(folder / KEY, remedy)
     names = names_of(certificate)
     if not names:
-        raise ConfigurationError(detail=f"{folder / CERTIFICATE} is for no name or address. {remedy}")
+        raise ConfigurationError(detail=f"{folder / CERTIFICATE} has no names or addresses. {remedy}")
     content = _issued(authority_folder, private_key, names, days)
-    # whom it trusts first: there is no time at which it shows what it would not take itself
+    # trusted authorities first, so that the machine never presents a certificate that it would itself refuse
     for name in (AUTHORITY_CERTIFICATE, CERTIFICATE):
         _write(folder / name, content[name], 0o644)
 
@@ -179,14 +179,14 @@ def renew(authority_folder: Path, folder: Path, days: int = MACHINE_DAYS) -> Non
 def _issued(
     authority_folder: Path, private_key: ec.EllipticCurvePrivateKey, names: Sequence[str], days: int | None
 ) -> dict[str, bytes]:
-    """The text of each file that says something new."""
+    """Return the content of each file that changes."""
     authority, trusted = _authority_of(authority_folder)
     left = _left(authority)
     lifetime = left if days is None else datetime.timedelta(days=days)
     if lifetime > left:
-        shorter = f"Give at most {left.days}, or begin" if left.days else "Begin"
+        shorter = f"Give at most {left.days}, or create" if left.days else "Create"
         raise ConfigurationError(
-            detail=f"--days {days} is beyond the authority itself, which ends on "
+            detail=f"--days {days} is longer than the authority itself lasts: it ends on "
             f"{authority.certificate.not_valid_after_utc:%Y-%m-%d}. {shorter} the next authority with "
             f"`atoll certificates rotate {authority_folder}`."
         )
@@ -202,9 +202,9 @@ def _left(authority: Authority) -> datetime.timedelta:
 
 
 def refuse_unfit(folder: Path, address: str | None = None) -> None:
-    """Raises ConfigurationError, with the remedy, where a machine with this folder could not talk to others of its fleet.
+    """Raise ConfigurationError, with a remedy, if a machine with this folder could not talk to others of its fleet.
 
-    ``address`` is the one by which others call it.
+    ``address`` is the address by which other machines call it.
     """
     home_files.refuse_unfit(folder / KEY, "The machine's key", ISSUE)
     certificates, private_key = _certificates(folder / CERTIFICATE, ISSUE), _key(folder / KEY, ISSUE)
@@ -216,27 +216,27 @@ def refuse_unfit(folder: Path, address: str | None = None) -> None:
     except ssl.SSLCertVerificationError as error:
         if address is not None and "mismatch" in error.verify_message:
             raise ConfigurationError(
-                detail=f"{folder / CERTIFICATE} is not for {address}, by which others call this machine, but for "
-                f"{', '.join(names_of(certificates[0]))}. Issue one with --name {address}, or say another --own-address."
+                detail=f"{folder / CERTIFICATE} is not valid for {address}, the address of this machine, but for "
+                f"{', '.join(names_of(certificates[0]))}. Issue one with --name {address}, or give another --own-address."
             ) from error
         raise ConfigurationError(
             detail=f"{folder / CERTIFICATE} was not issued by the authority in {folder / AUTHORITY_CERTIFICATE} "
-            f"({error.verify_message}): no machine of its fleet would take it. {ISSUE}"
+            f"({error.verify_message}), so no machine of its fleet would accept it. {ISSUE}"
         ) from error
 
 
 def context_of(folder: Path, *, server_side: bool) -> ssl.SSLContext:
-    """A context that shows the machine's certificate, and takes whom the machine trusts; as Ray's own servers do."""
+    """Return a TLS context with the machine's certificate and the authorities that it trusts, as Ray's servers have."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(folder / AUTHORITY_CERTIFICATE)
-    context.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")  # none is asked for at a terminal
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")  # never prompt at a terminal
     context.set_alpn_protocols(["h2"])
     return context
 
 
 def shake_hands(client_folder: Path, server_folder: Path, address: str | None = None) -> None:
-    """In memory: what the library says here, it will say of the connection, and raises SSLError where one would fail."""
+    """Do a TLS handshake in memory. Raises SSLError if a connection between the two would fail."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client_context = context_of(client_folder, server_side=False)
     client_context.check_hostname = address is not None
@@ -248,16 +248,16 @@ def shake_hands(client_folder: Path, server_folder: Path, address: str | None = 
                 side.do_handshake()
 
 
-# ── what is there ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the certificates of a folder ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def described(path: Path) -> list[Described]:
-    """The certificates of a folder of either kind, or of a file. Raises ConfigurationError where there is none."""
+    """Return the certificates of a file, or of a folder of either kind. Raises ConfigurationError if there are none."""
     files = [path / name for name in (CERTIFICATE, AUTHORITY_CERTIFICATE, CROSS)] if path.is_dir() else [path]
     there = [file for file in files if file.exists()]
     if not there:
         raise ConfigurationError(
-            detail=f"{path} holds no certificate. Give a folder with {CERTIFICATE} or {AUTHORITY_CERTIFICATE}, or a file."
+            detail=f"{path} has no certificate. Give a folder with {CERTIFICATE} or {AUTHORITY_CERTIFICATE}, or a file."
         )
     return [
         Described(
@@ -275,7 +275,7 @@ def described(path: Path) -> list[Described]:
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:
-    """The names and addresses that it is for."""
+    """Return the names and addresses for which the certificate is valid."""
     try:
         listed = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -293,7 +293,7 @@ def _certificates(path: Path, remedy: str) -> list[x509.Certificate]:
     except OSError as error:
         raise ConfigurationError(detail=f"The certificate {path}: {error.strerror}. {remedy}") from error
     except ValueError as error:
-        raise ConfigurationError(detail=f"{path} is no certificate in PEM format. {remedy}") from error
+        raise ConfigurationError(detail=f"{path} is not a certificate in PEM format. {remedy}") from error
 
 
 def _key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
@@ -302,12 +302,12 @@ def _key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
     except OSError as error:
         raise ConfigurationError(detail=f"The key {path}: {error.strerror}. {remedy}") from error
     except (ValueError, TypeError) as error:
-        raise ConfigurationError(detail=f"{path} is no key in PEM format without a password. {remedy}") from error
+        raise ConfigurationError(detail=f"{path} is not a key in PEM format without a password. {remedy}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
         raise ConfigurationError(
-            detail=f"{path} is no key of an elliptic curve, nor of RSA, which are those that Ray's library takes. {remedy}"
+            detail=f"{path} is neither an elliptic-curve nor an RSA key, the kinds that Ray's library accepts. {remedy}"
         )
-    return key  # type: ignore[return-value]  # one of RSA is compared and used by the library, and not by us
+    return key  # type: ignore[return-value]  # an RSA key is only compared here; the TLS library uses it
 
 
 def _refuse_other_key(
@@ -315,7 +315,7 @@ def _refuse_other_key(
 ) -> None:
     if certificate.public_key() != key.public_key():
         raise ConfigurationError(
-            detail=f"{key_path} is not the key of {path}: they come from different folders. Copy both from the same one."
+            detail=f"{key_path} is not the key of {path}: they come from different folders. Copy both from one folder."
         )
 
 
@@ -326,8 +326,8 @@ def _refuse_expired(path: Path, certificate: x509.Certificate, remedy: str) -> N
         raise ConfigurationError(detail=f"{path} expired on {ends:%Y-%m-%d %H:%M} UTC. {remedy}")
     if now < begins:
         raise ConfigurationError(
-            detail=f"{path} is valid from {begins:%Y-%m-%d %H:%M} UTC on, and here it is {now:%Y-%m-%d %H:%M} UTC. Set "
-            "this machine's clock."
+            detail=f"{path} is valid only from {begins:%Y-%m-%d %H:%M} UTC, but this machine's clock says "
+            f"{now:%Y-%m-%d %H:%M} UTC. Set the clock."
         )
 
 
@@ -335,8 +335,8 @@ def _refuse_present(folder: Path, *names: str) -> None:
     present = [name for name in names if (folder / name).exists()]
     if present:
         raise ConfigurationError(
-            detail=f"{folder} has {', '.join(present)} already, which would be lost. Give another folder, or remove it "
-            "where nothing uses it any more."
+            detail=f"{folder} already has {', '.join(present)}, which would be lost. Give another folder, or remove it "
+            "if nothing uses it any more."
         )
 
 
@@ -346,24 +346,24 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """The file holds this, all at once, with this mode at every instant; and on the disk before anything rests on it."""
+    """Replace the file atomically and durably. It has ``mode`` at every moment."""
     fresh, disk = path.with_name(f".{path.name}.{os.getpid()}"), LocalDisk()
     with _write_problems(path):
         fresh.unlink(missing_ok=True)
         try:
             with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-                os.fchmod(file.fileno(), mode)  # whatever the umask is
+                os.fchmod(file.fileno(), mode)  # independent of the umask
                 file.write(content)
             disk.sync(fresh)
             os.replace(fresh, path)
         finally:
-            fresh.unlink(missing_ok=True)  # no part of a key is left behind
+            fresh.unlink(missing_ok=True)  # never leave a part of a key behind
         disk.sync(path)
 
 
 @contextmanager
 def _write_problems(path: Path) -> Iterator[None]:
-    """What keeps a file from being written is said with the remedy."""
+    """Turn an OSError while writing ``path`` into a ConfigurationError with its remedy."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""What comes of a TLS connection to a server that this machine has never talked to: asked before anything is started.
+"""Tests a TLS connection to a server that this machine has not talked to before, so that a refusal is explained.
 
-Ray's own client says "unavailable" whatever the reason is, again and again. So this asks once, with the machine's folder,
-and says what is the matter. Refuses to know what the server serves: that it is gRPC matters only in that it speaks first,
-which shows that it has taken our certificate.
+Ray's own client only says "unavailable", whatever the reason, again and again. This module connects once with the machine's
+folder and reports what is wrong. It knows of the server only that it speaks gRPC, in which the server sends first: the
+first byte shows that it has accepted our certificate.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NOTHING_STARTED = "Nothing was started here."
 
 
 def refuse_foreign(host: str, port: int, folder: Path) -> None:
-    """Raises ConfigurationError where the server there and the machine with this folder do not trust each other.
+    """Raise ConfigurationError if the server and the machine with this folder do not accept each other's certificates.
 
-    Returns where they do, and where nobody answers: that is another matter.
+    Returns if they do, and also if nothing answers, which is reported elsewhere.
     """
     where = f"The head at {host}:{port}"
     try:
@@ -30,14 +30,14 @@ def refuse_foreign(host: str, port: int, folder: Path) -> None:
             with context.wrap_socket(plain, server_hostname=host) as connection:
                 if connection.recv(1):
                     return
-        shown = "it ended the connection"
+        shown = "it closed the connection"
     except ssl.SSLCertVerificationError as error:
         raise ConfigurationError(detail=_foreign_server(where, host, folder, error.verify_message)) from error
     except ssl.SSLError as error:
         if not _is_refusal(error):
             raise ConfigurationError(
                 detail=f"{where} does not speak TLS ({error.reason}). Start it with certificates, as "
-                f"deploy/compose.yaml does; or, where something else encrypts, join with --insecure. {NOTHING_STARTED}"
+                f"deploy/compose.yaml does; or, if something else encrypts, join with --insecure. {NOTHING_STARTED}"
             ) from error
         shown = str(error.reason)
     except ConnectionResetError:
@@ -45,13 +45,13 @@ def refuse_foreign(host: str, port: int, folder: Path) -> None:
     except OSError:
         return
     raise ConfigurationError(
-        detail=f"{where} does not take this machine's certificate, {folder / CERTIFICATE} ({shown}): another authority has "
-        f"issued it, or it has expired there. Issue one with the authority of that cluster. {NOTHING_STARTED}"
+        detail=f"{where} does not accept this machine's certificate, {folder / CERTIFICATE} ({shown}): another authority "
+        f"issued it, or it has expired. Issue one with the authority of that cluster. {NOTHING_STARTED}"
     )
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether the server there does, whoever it trusts."""
+    """Return whether the server speaks TLS, whichever certificates it trusts."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -67,17 +67,18 @@ def speaks_tls(host: str, port: int) -> bool:
 def _foreign_server(where: str, host: str, folder: Path, message: str) -> str:
     if "mismatch" in message:
         return (
-            f"{where} shows a certificate that is not for {host} ({message}). Issue the head one with --name {host}, or "
-            f"call it by a name that it has. {NOTHING_STARTED}"
+            f"{where} has a certificate that is not valid for {host} ({message}). Issue the head one with --name {host}, "
+            f"or call it by a name that is in its certificate. {NOTHING_STARTED}"
         )
     if "expired" in message:
-        return f"{where} shows a certificate that has expired. Renew the head's, and start it again. {NOTHING_STARTED}"
+        return f"{where} has a certificate that has expired. Renew it and restart the head. {NOTHING_STARTED}"
     return (
-        f"{where} shows a certificate of another authority than {folder / AUTHORITY_CERTIFICATE} ({message}): it is another "
-        f"cluster, or somebody between. Issue this machine's folder with the authority of that cluster. {NOTHING_STARTED}"
+        f"{where} has a certificate of an authority that is not in {folder / AUTHORITY_CERTIFICATE} ({message}): it is "
+        f"another cluster, or someone intercepts it. Issue this machine's folder with the authority of that cluster. "
+        f"{NOTHING_STARTED}"
     )
 
 
 def _is_refusal(error: ssl.SSLError) -> bool:
-    """A TLS alert, which only a server that speaks TLS sends; and not what is no TLS at all."""
+    """Return True for a TLS alert, which only a server that speaks TLS sends."""
     return "ALERT" in (error.reason or "")

@@ -1,27 +1,18 @@
-"""The client of a process that wants payloads: pulls ranges over several streams until all are here and verified.
+"""The client side of the channel: pulls a payload in ranges, over several streams, and verifies it.
 
     memory of this machine, if the server is on it
     else  stream 1 ──range──▶ ──range──▶ ✗ ─(another connection, maybe to another server)─▶ ──range──▶
-          stream 2 ──range──▶ ──range──▶ ──range──▶                         what is missing, whoever is free
+          stream 2 ──range──▶ ──range──▶ ──range──▶              each stream takes the next missing range
 
-Each stream has the next range asked for before one has arrived, so that a long line does not run dry between two. What a
-broken connection owed is asked for anew, by whoever is free. A pull has no time limit but that of progress; bytes of all
-its streams count. Small payloads have connections of their own and do not wait for the budget, so no large one delays them.
+Each stream requests the next range before the current one has arrived, so that a line with a long delay is never idle.
+Ranges that a broken connection did not deliver are requested again by any stream that is free. A pull has no time limit
+other than that of progress, to which the bytes of all its streams count. Small payloads have connections of their own and do
+not wait for the byte budget, so that large ones cannot delay them.
+
+``Hindrances`` are the addresses from which pulls get nothing, so that an operator is told before a pull gives up. What an
+operator can do about them is in ``endpoint``.
 
 Source: GridFTP (Allcock et al. 2005) for parallel streams with restart markers.
-
-What has arrived of one payload: a buffer, and which of its ranges are verified. It outlives the pull that began it.
-
-A pull that breaks off leaves its reception as it is; the next one, with a new ticket for the same bytes and maybe another
-server, asks for the missing ranges alone. Thread-safe.
-
-Addresses from which nothing comes although pulls want it: what an operator must hear of, before a pull gives up.
-
-    failed    a connection could not be made, or both ends do not trust each other; again with every try
-    waiting   a stream waits for bytes, and is silent while its guard notes none
-    reached   a connection stands: what failed before is forgotten
-
-Short troubles are none: a process that ends, a line that stumbles. Refuses to know what an operator can do (``endpoint``).
 """
 
 from __future__ import annotations
@@ -36,13 +27,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-import numpy as np
-
-from orchestrator.channel import frames, local_memory
-from orchestrator.channel.cap import ByteBudget, wait
+from orchestrator.channel import frames
 from orchestrator.channel.frames import (
     EXPRESS_BYTES,
     Address,
+    Reception,
     Request,
     Status,
     Ticket,
@@ -50,7 +39,19 @@ from orchestrator.channel.frames import (
     composite,
     range_checksums,
 )
-from orchestrator.channel.stream import SLICE_S, Guard, Identity, PlainStream, Stream, TlsStream
+from orchestrator.channel.stream import (
+    LOCAL_MEMORY_AVAILABLE,
+    SLICE_S,
+    ByteBudget,
+    Guard,
+    Identity,
+    PlainStream,
+    Stream,
+    TlsStream,
+    connect_locally,
+    receive_mapping,
+    wait,
+)
 from orchestrator.errors import (
     PayloadDamaged,
     PayloadWithdrawn,
@@ -60,15 +61,29 @@ from orchestrator.errors import (
     TransferStalled,
 )
 
+log = logging.getLogger(__name__)
+
 HINDERED_S = 10.0
-"""So long nothing comes from an address that is called hindered."""
+"""An address counts as hindered after this long without a byte."""
 FORGOTTEN_S = 30.0
-"""So long after the last try nobody wants anything from an address any more. Longer than a try and the wait after it."""
+"""A failure is forgotten this long after the last try. It must be longer than one try and the wait after it."""
+REQUESTS_AHEAD = 2
+PIECE_BYTES = 1 << 20
+"""Bytes received between two checks of whether the pull is still wanted. A piece is summed while it is in the cache."""
+DAMAGED_RANGES_MAX = 3
+BROKEN_MAX = 32
+"""Give up after this many consecutive connections that broke before completing a range."""
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
+CONNECT_S = 5.0
+"""Limit of one connection attempt. TCP doubles its own waits, and would retry long after the line works again."""
+NEAR_S = 0.005
+"""A server that accepts a connection faster than this gets at most ``STREAMS_NEAR``: more would only compete for the CPU."""
+STREAMS_NEAR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Hindrance:
-    """``is_distrust``: the two ends reach each other, and do not accept each other's certificates."""
+    """An address from which nothing comes. ``is_distrust``: both ends are up but do not accept each other's certificates."""
 
     address: Address
     reason: str
@@ -77,7 +92,7 @@ class Hindrance:
 
 @dataclass(frozen=True, slots=True)
 class _Failures:
-    """Of connections to one address, with none in between that stood."""
+    """Consecutive failed connections to one address."""
 
     first_at: float
     last_at: float
@@ -85,7 +100,10 @@ class _Failures:
 
 
 class Hindrances:
-    """Of one client. Thread-safe."""
+    """The hindrances of one client: failed connections, and streams that wait without receiving. Thread-safe.
+
+    Short interruptions, such as a process that restarts, are not hindrances.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -107,7 +125,7 @@ class Hindrances:
 
     @contextmanager
     def waiting(self, address: Address, guard: Guard) -> Iterator[None]:
-        """While a stream with this guard waits for bytes from there."""
+        """Count the address as hindered if this guard sees no byte for too long while the context is open."""
         with self._lock:
             self._waiting.setdefault(address, []).append(guard)
         try:
@@ -120,7 +138,7 @@ class Hindrances:
                     del self._waiting[address]
 
     def current(self) -> tuple[Hindrance, ...]:
-        """Of every address that is hindered now."""
+        """Return one hindrance for each address that is hindered now."""
         now = self._clock()
         with self._lock:
             self._failures = {
@@ -139,94 +157,12 @@ class Hindrances:
         return tuple(hindered.values())
 
 
-class Reception:
-    """``into`` takes the bytes; without it a buffer is made. Raises ValueError if it has not the payload's size."""
-
-    def __init__(self, ticket: Ticket, into: memoryview | None = None) -> None:
-        content = np.empty(ticket.size, np.uint8).data if into is None else into.cast("B")
-        if len(content) != ticket.size or content.readonly:
-            raise ValueError(f"{ticket.payload} has {ticket.size:,} bytes, and the buffer takes {len(content):,}")
-        self.content = content
-        self._ticket = ticket
-        self._lock = threading.Lock()
-        self._checksums: dict[int, int] = {}
-        self._missing = deque(range(max(1, -(-ticket.size // ticket.range_bytes))))
-        self._range_count = len(self._missing)
-
-    def require_same(self, ticket: Ticket) -> None:
-        """Raise ValueError if the ticket is of other bytes than those that have arrived."""
-        if (ticket.size, ticket.range_bytes, ticket.checksum) != (
-            self._ticket.size,
-            self._ticket.range_bytes,
-            self._ticket.checksum,
-        ):
-            raise ValueError(f"{ticket.payload} is not the payload of which a part is here already")
-
-    @property
-    def complete(self) -> bool:
-        with self._lock:
-            return len(self._checksums) == self._range_count
-
-    @property
-    def received_count(self) -> int:
-        """How many ranges are here."""
-        with self._lock:
-            return len(self._checksums)
-
-    @property
-    def range_count(self) -> int:
-        return self._range_count
-
-    def part(self, number: int) -> memoryview:
-        start = number * self._ticket.range_bytes
-        return self.content[start : min(start + self._ticket.range_bytes, self._ticket.size)]
-
-    def take(self) -> int | None:
-        """The next missing range, which is the caller's until ``give_back`` or ``arrived``; None if none is left."""
-        with self._lock:
-            return self._missing.popleft() if self._missing else None
-
-    def give_back(self, number: int) -> None:
-        with self._lock:
-            self._missing.appendleft(number)
-
-    def arrived(self, number: int, checksum: int) -> None:
-        """The range is in the buffer and has this checksum, which was computed here."""
-        with self._lock:
-            self._checksums[number] = checksum
-
-    def require_whole(self) -> None:
-        """Raise PayloadDamaged, and forget all that has arrived, if the ranges together are not the ticket's payload."""
-        with self._lock:
-            if composite([self._checksums[number] for number in range(self._range_count)]) == self._ticket.checksum:
-                return
-            self._checksums.clear()
-            self._missing = deque(range(self._range_count))
-        detail = "its ranges are sound, but together not the bytes that the ticket names: the server has others."
-        raise PayloadDamaged(payload=self._ticket.payload, detail=detail)
-
-
-log = logging.getLogger(__name__)
-
-REQUESTS_AHEAD = 2
-PIECE_BYTES = 1 << 20
-"""Received between two looks at whether the pull is still wanted, and checked while a cache still holds it."""
-DAMAGED_RANGES_MAX = 3
-BROKEN_MAX = 32
-"""So many connections in a row that brought no whole range are no bad luck."""
-RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
-CONNECT_S = 5.0
-"""For one try: TCP alone doubles its waits, and would try again long after a line is whole."""
-NEAR_S = 0.005
-"""A server that answers a connection sooner needs no more than ``STREAMS_NEAR``: more only share the processor."""
-STREAMS_NEAR = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """``streams`` is for lines that are long; ``bytes_max`` bounds what all pulls of this client have under way.
+    """Settings of a client: its streams per pull (for lines with a long delay), and limits.
 
-    ``payload_bytes_max`` bounds what a ticket may announce; ``stall_s`` is the limit of progress.
+    ``bytes_max`` limits the bytes that all its pulls have in flight, ``payload_bytes_max`` the size in a ticket; ``stall_s``
+    is the longest time without progress.
     """
 
     streams: int = 8
@@ -236,15 +172,15 @@ class Pulling:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
-    """Connections that may stand in for each other."""
+class _PoolKey:
+    """Idle connections with the same key are interchangeable."""
 
     address: Address
     express: bool
 
 
 class _Failed(Exception):
-    """This address is of no use for the payload, now and later."""
+    """This address cannot serve the payload, now or later."""
 
     def __init__(self, reason: TransferError) -> None:
         super().__init__(str(reason))
@@ -271,16 +207,16 @@ class _Pull:
         return self._error
 
     def unwanted(self) -> bool:
-        """True once its streams may stop: it is abandoned, has failed, or all is here."""
+        """Return True once its streams may stop: the pull is abandoned, has failed, or is complete."""
         return self._abandoned() or self._error is not None or self.reception.complete
 
     def guard(self) -> Guard:
-        """For one stream."""
+        """Return a guard for one of its streams."""
         return Guard(self._stall_s, self.unwanted)
 
     @contextmanager
     def receiving(self, guard: Guard) -> Iterator[None]:
-        """While a range's bytes come with this guard: they count as progress, and handshakes do not."""
+        """Count bytes that this guard sees as progress while the context is open. Handshakes are no progress."""
         with self._lock:
             self._receiving.append(guard)
         try:
@@ -300,7 +236,7 @@ class _Pull:
             return self._addresses[attempt % len(self._addresses)] if self._addresses else None
 
     def dismiss(self, address: Address, reason: TransferError) -> None:
-        """Ask there no more; the pull has failed if it was the last address."""
+        """Stop using this address. The pull fails if it was the last one."""
         with self._lock:
             if address in self._addresses:
                 self._addresses.remove(address)
@@ -311,30 +247,28 @@ class _Pull:
         with self._lock:
             self._damaged_count += 1
             if self._damaged_count > DAMAGED_RANGES_MAX:
-                detail = (
-                    f"{self._damaged_count} times a range has arrived that differs from its checksum, last {number}."
-                )
+                detail = f"{self._damaged_count} ranges did not match their checksum, the last one was range {number}."
                 self._error = self._error or PayloadDamaged(payload=self.ticket.payload, detail=detail)
 
     def broken(self, error: Exception) -> None:
-        """A connection has failed. The pull fails, too, if no range moves on any, or all break before a range is whole."""
+        """Record a failed connection. The pull fails if no range makes progress, or all break before completing a range."""
         with self._lock:
             self._broken_count += 1
             now = time.monotonic()
             moved_at = max([self._moved_at, *(guard.moved_at for guard in self._receiving)])
             if now - moved_at >= self._stall_s:
-                detail = f"No byte of {self.ticket.payload} has moved (last: {error})"
+                detail = f"No byte of {self.ticket.payload} has arrived (last error: {error})"
             elif self._broken_count > BROKEN_MAX and now - self._arrived_at >= self._stall_s:
-                detail = f"{self._broken_count} connections broke before a range of {self.ticket.payload} was whole"
+                detail = f"{self._broken_count} connections broke before a range of {self.ticket.payload} was complete"
             else:
                 return
             self._error = self._error or TransferStalled(stall_s=self._stall_s, detail=detail)
 
 
 class ChannelClient:
-    """Pulls until ``close``, in as many threads as call it. ``subject`` is the island that it pulls for.
+    """Pulls payloads until ``close``, from any number of threads. ``subject`` is the island that it pulls for.
 
-    ``hindrances`` are of the addresses from which nothing comes at present.
+    ``hindrances`` has the addresses from which nothing comes at present.
     """
 
     def __init__(self, subject: str, *, identity: Identity | None = None, pulling: Pulling | None = None) -> None:
@@ -344,7 +278,7 @@ class ChannelClient:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self.hindrances = Hindrances()
-        self._idle: dict[_Lane, list[Stream]] = {}
+        self._idle: dict[_PoolKey, list[Stream]] = {}
         self._connect_s: dict[Address, float] = {}
 
     def pull(
@@ -355,7 +289,11 @@ class ChannelClient:
         reception: Reception | None = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> memoryview:
-        """The payload; ``interface.PayloadClient`` says how."""
+        """Return the payload, with every range verified; in ``into``, if given, which must have its size.
+
+        With a ``reception`` only its missing ranges are pulled, and what arrives stays in it even if the pull fails. Raises
+        TransferError or PayloadDamaged, and TransferCancelled soon after ``abandoned`` returns True.
+        """
         self._require_usable(ticket)
         if reception is not None:
             reception.require_same(ticket)
@@ -372,7 +310,7 @@ class ChannelClient:
             return self._pull_far(ticket, reception or Reception(ticket, into), unwanted)
 
     def close(self) -> None:
-        """Pulls under way end with TransferCancelled; no connection is left."""
+        """End pulls in progress with TransferCancelled, and close all connections."""
         with self._lock:
             self._closed.set()
             idle, self._idle = self._idle, {}
@@ -383,24 +321,27 @@ class ChannelClient:
     def _require_usable(self, ticket: Ticket) -> None:
         if ticket.credential.island != self._subject:
             detail = (
-                f"The ticket of {ticket.payload} was issued to {ticket.credential.island}, and this is {self._subject}."
+                f"The ticket of {ticket.payload} was issued to {ticket.credential.island}, but this is {self._subject}."
             )
             raise TransferRefused(detail=detail)
         if ticket.tls is not (self._context is not None):
             sides = ("only the server uses", "only the client uses")[self._context is not None]
-            raise TransferRefused(detail=f"{sides} TLS.", remedy="Give both an identity of the job, or none.")
+            raise TransferRefused(detail=f"{sides} TLS.", remedy="Give both ends an identity of the job, or neither.")
         if not 0 <= ticket.size <= self._pulling.payload_bytes_max or ticket.range_bytes <= 0 or not ticket.addresses:
-            detail = f"{ticket.payload} is to have {ticket.size:,} bytes in ranges of {ticket.range_bytes:,}"
-            raise TransferRefused(detail=f"{detail}; {self._pulling.payload_bytes_max:,} is the most.")
+            detail = f"The ticket of {ticket.payload} has {ticket.size:,} bytes in ranges of {ticket.range_bytes:,}"
+            raise TransferRefused(detail=f"{detail}; the maximum is {self._pulling.payload_bytes_max:,} bytes.")
 
     # ── memory of this machine ────────────────────────────────────────────────────────────────────────────────────────
 
     def _pull_near(self, ticket: Ticket, into: memoryview | None, abandoned: Callable[[], bool]) -> memoryview | None:
-        """The payload in the server's memory, or None where the server is elsewhere or it fails: the network may do."""
-        if ticket.local is None or not local_memory.AVAILABLE:
+        """Map the payload from the server's memory.
+
+        Returns None if the server is on another machine or the attempt fails.
+        """
+        if ticket.local is None or not LOCAL_MEMORY_AVAILABLE:
             return None
         try:
-            stream = PlainStream(local_memory.connect(ticket.local), Guard(self._pulling.stall_s, abandoned))
+            stream = PlainStream(connect_locally(ticket.local), Guard(self._pulling.stall_s, abandoned))
         except OSError:
             return None
         try:
@@ -408,9 +349,9 @@ class ChannelClient:
             reply = frames.receive_head(stream)
             if reply.status is not Status.CONTENT:
                 return None
-            content = local_memory.receive_mapping(stream, ticket.size)
+            content = receive_mapping(stream, ticket.size)
         except (OSError, TransferStalled, TransferRefused) as error:
-            log.info("%s is not taken from this machine's memory: %s", ticket.payload, error)
+            log.info("%s is not read from this machine's memory: %s", ticket.payload, error)
             return None
         finally:
             stream.close()
@@ -418,7 +359,9 @@ class ChannelClient:
             into.cast("B")[:] = content
             content = into.cast("B")
         if composite(range_checksums(content, ticket.range_bytes)) != ticket.checksum:
-            raise PayloadDamaged(payload=ticket.payload, detail="the server has others than the ticket names.")
+            raise PayloadDamaged(
+                payload=ticket.payload, detail="the server sent bytes whose checksum differs from the ticket's."
+            )
         return content
 
     # ── the network ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -442,29 +385,29 @@ class ChannelClient:
         return reception.content
 
     def _stream_count(self, pull: _Pull) -> int:
-        """As many as the line can use; whether it is long, the first connection has shown."""
+        """Return how many streams the line can use. The time of the first connection shows how long the line is."""
         if pull.express:
             return 1
         address = pull.ticket.addresses[0]
         if address not in self._connect_s and (stream := self._first_connection(pull, address)) is not None:
-            self._put_by(_Lane(address, pull.express), stream)
+            self._put_by(_PoolKey(address, pull.express), stream)
         near = self._connect_s.get(address, NEAR_S) < NEAR_S
         missing_count = pull.reception.range_count - pull.reception.received_count
         return max(1, min(STREAMS_NEAR if near else self._pulling.streams, missing_count))
 
     def _first_connection(self, pull: _Pull, address: Address) -> Stream | None:
         try:
-            return self._connected(_Lane(address, pull.express), pull.guard())
+            return self._connected(_PoolKey(address, pull.express), pull.guard())
         except (OSError, TransferError):
-            return None  # ``_work`` meets it again, and judges it
+            return None  # ``_work`` gets the same error and handles it
 
     def _work(self, pull: _Pull) -> None:
-        """Bring ranges until none is missing that no other stream has asked for."""
+        """Pull ranges until every missing one has been requested by some stream."""
         attempt, retry_s = 0, RETRY_MIN_S
         while not pull.unwanted() and (address := pull.address(attempt)) is not None:
             before = pull.reception.received_count
             try:
-                self._bring_ranges(pull, _Lane(address, pull.express))
+                self._bring_ranges(pull, _PoolKey(address, pull.express))
                 return
             except TransferCancelled:
                 return
@@ -473,19 +416,19 @@ class ChannelClient:
                 continue
             except (OSError, TransferStalled) as error:
                 if _is_distrust(error):
-                    detail = f"{address} and this process do not trust each other: {error}."
+                    detail = f"{address} and this process do not accept each other's certificates: {error}."
                     pull.dismiss(address, TransferRefused(detail=detail))
                     continue
-                log.info("%s: a connection to %s has failed: %s", pull.ticket.payload, address, error)
+                log.info("%s: a connection to %s failed: %s", pull.ticket.payload, address, error)
                 pull.broken(error)
             attempt += 1
             retry_s = RETRY_MIN_S if pull.reception.received_count > before else min(RETRY_MAX_S, 2 * retry_s)
             wait(retry_s, pull.unwanted, SLICE_S)
 
-    def _bring_ranges(self, pull: _Pull, lane: _Lane) -> None:
-        """Over one connection. Ranges that were asked for and have not arrived are given back, whatever happens."""
+    def _bring_ranges(self, pull: _Pull, key: _PoolKey) -> None:
+        """Pull ranges over one connection. Requested ranges that do not arrive are given back in any case."""
         owed: deque[int] = deque()
-        stream = self._stream(lane, pull.guard())
+        stream = self._stream(key, pull.guard())
         try:
             while True:
                 while len(owed) < REQUESTS_AHEAD and (number := pull.reception.take()) is not None:
@@ -494,7 +437,7 @@ class ChannelClient:
                     frames.send_request(stream, Request(pull.ticket.credential, start, size))
                 if not owed:
                     break
-                with self.hindrances.waiting(lane.address, stream.guard):
+                with self.hindrances.waiting(key.address, stream.guard):
                     self._receive_range(pull, stream, owed[0])
                 owed.popleft()
         except BaseException:
@@ -502,7 +445,7 @@ class ChannelClient:
                 pull.reception.give_back(number)
             stream.close()
             raise
-        self._put_by(lane, stream)
+        self._put_by(key, stream)
 
     def _receive_range(self, pull: _Pull, stream: Stream, number: int) -> None:
         reply = frames.receive_head(stream)
@@ -523,28 +466,28 @@ class ChannelClient:
                 range_checksum = checksum(piece, range_checksum)
         if range_checksum != reply.checksum:
             pull.damaged(number)
-            raise ConnectionError(f"range {number} has arrived damaged")
+            raise ConnectionError(f"range {number} arrived damaged")
         pull.arrived(number, reply.checksum)
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _stream(self, lane: _Lane, guard: Guard) -> Stream:
-        """An idle connection of this lane, or a new one."""
+    def _stream(self, key: _PoolKey, guard: Guard) -> Stream:
+        """Return an idle connection with this key, or a new one."""
         with self._lock:
-            idle = self._idle.get(lane)
+            idle = self._idle.get(key)
             stream = idle.pop() if idle else None
         if stream is None:
-            return self._connected(lane, guard)
+            return self._connected(key, guard)
         stream.guard = guard
         return stream
 
-    def _connected(self, lane: _Lane, guard: Guard) -> Stream:
+    def _connected(self, key: _PoolKey, guard: Guard) -> Stream:
         try:
-            stream = self._opened(lane.address, guard)
+            stream = self._opened(key.address, guard)
         except (OSError, TransferStalled) as error:
-            self.hindrances.failed(lane.address, _reason_of(error), is_distrust=_is_distrust(error))
+            self.hindrances.failed(key.address, _reason_of(error), is_distrust=_is_distrust(error))
             raise
-        self.hindrances.reached(lane.address)
+        self.hindrances.reached(key.address)
         return stream
 
     def _opened(self, address: Address, guard: Guard) -> Stream:
@@ -563,10 +506,10 @@ class ChannelClient:
             connection.close()
             raise
 
-    def _put_by(self, lane: _Lane, stream: Stream) -> None:
-        """For the next pull, unless there are enough or the client is closed."""
+    def _put_by(self, key: _PoolKey, stream: Stream) -> None:
+        """Keep the connection for the next pull, unless there are enough or the client is closed."""
         with self._lock:
-            idle = self._idle.setdefault(lane, [])
+            idle = self._idle.setdefault(key, [])
             room = len(idle) < self._pulling.streams and not self._closed.is_set()
             if room:
                 idle.append(stream)
@@ -575,7 +518,7 @@ class ChannelClient:
 
 
 def _is_distrust(error: OSError | TransferStalled) -> bool:
-    """True where certificates are the matter, which another try does not change. A damaged record is another matter."""
+    """Return True for a certificate problem, which a retry cannot fix. A damaged TLS record is not one."""
     if not isinstance(error, ssl.SSLError):
         return False
     reason = (error.reason or "").upper()
@@ -590,4 +533,4 @@ def _reason_of(error: OSError | TransferStalled) -> str:
 
 
 def _cancelled(ticket: Ticket) -> TransferCancelled:
-    return TransferCancelled(detail=f"{ticket.payload} is not wanted any more.")
+    return TransferCancelled(detail=f"{ticket.payload} is no longer wanted.")

@@ -1,10 +1,10 @@
-"""One process's end of its job's channel: the server of what it hands over, and the client of what it is handed.
+"""One process's end of its job's channel: a server for the payloads it gives, and a client for those it receives.
 
-    Payload(content) ─▶ carried ─┬─ small: the bytes themselves, inside the call that hands them over
-                                 └─ else: a ticket, by which the receiver pulls them ─▶ received
+    Payload(content) ─▶ carried ─┬─ small: the bytes themselves, in the call that hands the payload over
+                                 └─ else: a ticket, with which the receiver pulls them ─▶ received
 
-A payload is served for as long as somebody holds its ``Payload``. Each process signs its own tickets with a secret that
-never leaves it; what it is handed to become a member (``Membership``) travels by the job's authenticated calls.
+A payload is served as long as its ``Payload`` object is alive. Each process signs its tickets with a secret that never
+leaves it. A process joins with a ``Membership``, which travels in the job's authenticated calls.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from orchestrator.channel.stream import Identity
 from orchestrator.errors import ConfigurationError
 
 Carried = NDArray[np.uint8] | Ticket
-"""A payload as a call carries it."""
+"""A payload as a call carries it: its bytes, or a ticket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How the processes of a job serve and pull; the specification's section ``transport`` says what each is."""
+    """How the processes of a job serve and pull. The fields are those of the specification's section ``transport``."""
 
     streams: int = 8
     ports: tuple[int, int] = (0, 0)
@@ -46,7 +46,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What makes a process a member of its job's channel. ``identity`` is None where nothing is encrypted."""
+    """The data with which a process joins its job's channel. ``identity`` is None if the channel is not encrypted."""
 
     job: str
     subject: str
@@ -56,12 +56,12 @@ class Membership:
 
 
 def rank_subject(subject: str, rank: int) -> str:
-    """What the process of this rank is called, in an island whose rank 0 is called ``subject``."""
+    """Return the channel's name for the process with this rank, in an island whose rank 0 is ``subject``."""
     return f"{subject}/{rank}" if rank else subject
 
 
 class Payload:
-    """Content that is handed over, to each receiver as it is wanted; it must not change. ``Endpoint.payload`` makes one."""
+    """Content to hand over to any number of receivers. It must not change. ``Endpoint.payload`` creates one."""
 
     def __init__(self, endpoint: Endpoint, name: str, content: memoryview) -> None:
         self.byte_count = len(content)
@@ -70,21 +70,21 @@ class Payload:
         self._content = np.frombuffer(content, np.uint8) if self.inline else None
 
     def carried(self, receiver: str) -> Carried:
-        """For a call to the process with this subject. Raises PayloadWithdrawn once the endpoint is closed."""
+        """Return the bytes, or a ticket for ``receiver``. Raises PayloadWithdrawn once the endpoint is closed."""
         return self._endpoint.server.ticket(self.name, receiver) if self._content is None else self._content
 
 
 class Endpoint:
-    """Until ``close``. ``host`` is the address of this node, on which it listens.
+    """Serves and pulls until ``close``. It listens on ``host``, the address of this node.
 
-    Raises ConfigurationError where payloads would leave the machine unencrypted and the terms do not say that they may.
+    Raises ConfigurationError if payloads would leave the machine unencrypted and the terms do not permit it.
     """
 
     def __init__(self, membership: Membership, host: str) -> None:
         terms, identity = membership.terms, membership.identity
         if identity is None and encrypts(terms, host):
-            detail = f"{membership.subject} is at {host}, and the channel of job {membership.job} is not encrypted"
-            raise ConfigurationError(detail=f"{detail}. Set transport.tls to always, or to never if it may be so.")
+            detail = f"{membership.subject} is at {host}, but the channel of job {membership.job} is not encrypted"
+            raise ConfigurationError(detail=f"{detail}. Set transport.tls to always, or to never to permit it.")
         self.membership = membership
         self.server = ChannelServer(
             Listening(
@@ -106,18 +106,18 @@ class Endpoint:
         self._unheld: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def payload(self, name: str, content: memoryview) -> Payload:
-        """Have this content ready for whoever gets it ``carried``. ``name`` is for people."""
+        """Make this content available to receivers. ``name`` appears in messages."""
         self.withdraw_unheld()
         own_name = f"{name}#{next(self._serial)}"
         payload = Payload(self, own_name, content)
         if not payload.inline:
             self.server.serve(own_name, content)
-            # the collector may call it in any thread, also in one that has the server's lock: a queue is all it touches
+            # the garbage collector may call it in any thread, even one that holds the server's lock, so it only uses a queue
             weakref.finalize(payload, self._unheld.put, own_name).atexit = False
         return payload
 
     def withdraw_unheld(self) -> None:
-        """Let go of payloads that nobody holds any more."""
+        """Withdraw payloads whose ``Payload`` object is gone."""
         while True:
             try:
                 self.server.withdraw(self._unheld.get_nowait())
@@ -125,27 +125,25 @@ class Endpoint:
                 return
 
     def received(self, carried: Carried, abandoned: Callable[[], bool] = lambda: False) -> memoryview:
-        """The content, pulled if it has to be; it may be read-only. Raises as ``PayloadClient.pull``."""
+        """Return the content, pulling it if needed. It may be read-only. Raises as ``ChannelClient.pull``."""
         if isinstance(carried, Ticket):
             return self.client.pull(carried, abandoned=abandoned)
         return carried.data
 
     def hindrances(self, address: Address | None = None) -> tuple[str, ...]:
-        """What is in the way of pulls from this address, or of all, at present, and what to do about it: for operators."""
+        """Return, for operators, what currently blocks pulls from this address (None: from any), and what to do about it."""
         hindered = self.client.hindrances.current()
         return tuple(self._in_words(one) for one in hindered if address in (None, one.address))
 
     def _in_words(self, hindrance: Hindrance) -> str:
         host, there = self.server.address.host, hindrance.address
         if hindrance.is_distrust:
-            words = f"{there} and this process at {host} do not trust each other ({hindrance.reason})"
-            return f"{words}. Let the channel's connections through as they are: nothing may open their encryption."
+            words = f"{there} and this process at {host} do not accept each other's certificates ({hindrance.reason})"
+            return f"{words}. Let the channel's connections pass unchanged: nothing in between may terminate TLS."
         first, last = self.membership.terms.ports
-        name = f"transport.ports, {first} to {last}," if last else "any port (or name a range in transport.ports)"
-        words = f"nothing comes from {there} to {host} ({hindrance.reason})"
-        return (
-            f"{words}. Let TCP to {there.host} through, on {name} and back likewise; `atoll doctor --lines` tries it."
-        )
+        name = f"transport.ports, {first} to {last}," if last else "any port (or set a range in transport.ports)"
+        words = f"no bytes get from {there} to {host} ({hindrance.reason})"
+        return f"{words}. Allow TCP to {there.host} on {name} and in return; `atoll doctor --lines` tests it."
 
     def close(self) -> None:
         self.client.close()
@@ -153,5 +151,5 @@ class Endpoint:
 
 
 def encrypts(terms: Terms, host: str) -> bool:
-    """Whether a job's channel is encrypted where this is the address of one of its processes."""
+    """Return whether the job's channel is encrypted if one of its processes has this address."""
     return terms.tls == "always" or (terms.tls == "auto" and not ipaddress.ip_address(host).is_loopback)

@@ -1,11 +1,11 @@
-"""The server of a process that has payloads to give, for the other processes of its job.
+"""The server side of the channel: gives a process's payloads to the other processes of its job.
 
-    accept ─▶ unproven (few; the oldest makes room) ─▶ TLS handshake, first valid request ─▶ proven ─▶ request, range, …
+    accept ─▶ unproven (few; the oldest is dropped) ─▶ TLS handshake, first valid request ─▶ proven ─▶ request, range, …
 
-One thread a connection, at most ``connections_max`` of them. A range leaves straight from the payload's own buffer in
-batches that the link's cap paces, so what a slow peer costs is a thread and a socket's buffer. Small payloads are counted
-by the cap and never wait for it. Who shows no valid ticket learns why and nothing else; who speaks another protocol gets no
-answer.
+Each connection has one thread; there are at most ``connections_max``. A range is sent from the payload's own buffer in
+batches that the link's cap paces, so a slow peer costs one thread and a socket's buffer. Small payloads count towards the
+cap but do not wait for it. A peer without a valid ticket gets the reason and nothing else; a peer that speaks another
+protocol gets no answer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.channel import frames, local_memory
-from orchestrator.channel.cap import Cap, wait
+from orchestrator.channel import frames
 from orchestrator.channel.frames import (
     EXPRESS_BYTES,
     Address,
@@ -34,7 +33,22 @@ from orchestrator.channel.frames import (
     range_checksums,
     require_valid,
 )
-from orchestrator.channel.stream import SLICE_S, Guard, Identity, PlainStream, Stream, TlsStream
+from orchestrator.channel.stream import (
+    LOCAL_MEMORY_AVAILABLE,
+    SLICE_S,
+    Cap,
+    Guard,
+    Identity,
+    PlainStream,
+    Stream,
+    TlsStream,
+    listen_locally,
+    new_local_name,
+    same_user,
+    sealed_copy,
+    send_descriptor,
+    wait,
+)
 from orchestrator.errors import ConfigurationError, PayloadWithdrawn, TransferError, TransferRefused
 
 log = logging.getLogger(__name__)
@@ -42,15 +56,15 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 UNPROVEN_MAX = 64
 IDLE_S = 600.0
-"""How long a client may keep a connection without asking for anything."""
+"""A client may keep a connection this long without a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a server listens and what it bears. ``ports`` is the first and last of a range; (0, 0) takes any free one.
+    """Where a server listens, and its limits. ``ports`` is the first and last port of a range; (0, 0) takes any free one.
 
-    ``advertised`` is the host in tickets where it is not ``host``. ``stall_s`` is the limit of progress, and
-    ``bytes_per_second`` the cap of a link for which nobody sets another.
+    ``advertised`` is the host in tickets if it differs from ``host``. ``stall_s`` is the longest time without progress, and
+    ``bytes_per_second`` the default cap of a link.
     """
 
     host: str
@@ -63,7 +77,7 @@ class Listening:
 
 
 class _Payload:
-    """One payload with its checksums, and its sealed copy once somebody on this machine wants it."""
+    """One payload with its checksums, and a sealed copy once a process on this machine has requested it."""
 
     def __init__(self, content: memoryview) -> None:
         self.content = content.cast("B").toreadonly()
@@ -78,10 +92,10 @@ class _Payload:
     def send_copy(self, stream: PlainStream) -> None:
         with self._lock:
             if self._over:
-                raise ConnectionError("it was withdrawn meanwhile")
+                raise ConnectionError("the payload has been withdrawn")
             if self._descriptor is None:
-                self._descriptor = local_memory.sealed_copy(self.content)
-            local_memory.send_descriptor(stream, self._descriptor)
+                self._descriptor = sealed_copy(self.content)
+            send_descriptor(stream, self._descriptor)
 
     def close(self) -> None:
         with self._lock:
@@ -92,7 +106,10 @@ class _Payload:
 
 
 class ChannelServer:
-    """Serves until ``close``. ``secret`` signs credentials and is shared by the servers of a job; no identity, no TLS."""
+    """Serves payloads until ``close``.
+
+    The servers of a job share ``secret``, which signs credentials. No identity: no TLS.
+    """
 
     def __init__(
         self, listening: Listening, *, job: str, epoch: int, secret: bytes, identity: Identity | None = None
@@ -100,7 +117,7 @@ class ChannelServer:
         self._listening, self._job, self._epoch, self._secret = listening, job, epoch, secret
         self._context = identity.context(server_side=True) if identity else None
         if self._context is not None:
-            self._context.num_tickets = 0  # sessions are not resumed: connections are few and long
+            self._context.num_tickets = 0  # sessions are not resumed: connections are few and last long
         self._lock = threading.Lock()
         self._payloads: dict[str, _Payload] = {}
         self._caps: dict[str, Cap] = {}
@@ -111,9 +128,9 @@ class ChannelServer:
         self._listeners: list[socket.socket] = [bound(listening.host, listening.ports)]
         port = self._listeners[0].getsockname()[1]
         self.address = Address(listening.advertised or listening.host, port)
-        self._local = local_memory.new_name() if listening.local_memory and local_memory.AVAILABLE else None
+        self._local = new_local_name() if listening.local_memory and LOCAL_MEMORY_AVAILABLE else None
         if self._local is not None:
-            self._listeners.append(local_memory.listen(self._local))
+            self._listeners.append(listen_locally(self._local))
         answers = (self._answer_far, self._answer_near)
         self._accepting = [
             threading.Thread(target=self._accept, args=(listener, answer), name="channel.accept", daemon=True)
@@ -122,13 +139,8 @@ class ChannelServer:
         for thread in self._accepting:
             thread.start()
 
-    @property
-    def connection_count(self) -> int:
-        with self._lock:
-            return len(self._connections)
-
     def serve(self, payload: str, content: memoryview) -> None:
-        """Have this content ready under this name. It must not change until ``withdraw``."""
+        """Serve this content under this name, replacing any other. It must not change until ``withdraw``."""
         if not frames.names_fit(payload):
             raise ConfigurationError(detail=f"The name of payload {payload[:40]}… is too long.")
         new = _Payload(content)
@@ -142,7 +154,7 @@ class ChannelServer:
         with self._lock:
             served, epoch = self._payloads.get(payload), self._epoch
         if served is None:
-            raise PayloadWithdrawn(detail=f"{payload} is not served here.")
+            raise PayloadWithdrawn(detail=f"This process does not serve {payload}.")
         credential = issue(self._secret, job=self._job, epoch=epoch, island=island, payload=payload)
         return Ticket(
             (self.address,),
@@ -162,13 +174,13 @@ class ChannelServer:
             served.close()
 
     def idle_s(self, payload: str) -> float:
-        """How long nobody with a ticket has asked for or taken any of this payload; 0 where there is none of this name."""
+        """Return how long no client has requested or received any of this payload; 0 if no payload has this name."""
         with self._lock:
             served = self._payloads.get(payload)
         return 0.0 if served is None else time.monotonic() - served.moved_at
 
     def advance(self, epoch: int) -> None:
-        """Tickets of other epochs are refused from now on."""
+        """Refuse tickets of other epochs from now on."""
         with self._lock:
             self._epoch = epoch
 
@@ -178,7 +190,7 @@ class ChannelServer:
             return self._caps.setdefault(island, Cap(self._listening.bytes_per_second))
 
     def close(self) -> None:
-        """Nothing of it is left when this returns: no thread, no socket, no memory of payloads."""
+        """Stop serving, join all threads, and close all sockets and payloads."""
         self._closed.set()
         for listener in self._listeners:
             _shut(listener)
@@ -202,7 +214,7 @@ class ChannelServer:
         while not self._closed.is_set():
             try:
                 connection, _ = listener.accept()
-            except OSError as error:  # closed; or without descriptors, which others may give back
+            except OSError as error:  # closed, or no descriptors left; others may free some
                 if not self._closed.wait(SLICE_S):
                     log.warning("a connection could not be accepted: %s", error)
                 continue
@@ -225,8 +237,8 @@ class ChannelServer:
             try:
                 thread.start()
                 self._threads = [*(before for before in self._threads if before.is_alive()), thread]
-            except RuntimeError as error:  # the system has no more threads: this peer may try again
-                log.warning("a connection could not be attended to: %s", error)
+            except RuntimeError as error:  # the system has no thread left; the peer may try again
+                log.warning("no thread could be started for a connection: %s", error)
                 with self._lock:
                     self._connections.discard(connection)
                     self._unproven.pop(connection, None)
@@ -236,9 +248,9 @@ class ChannelServer:
         try:
             answer(PlainStream(connection, Guard(self._listening.stall_s, self._closed.is_set)))
         except (OSError, TransferError) as error:  # ssl.SSLError is an OSError
-            log.debug("a connection has ended: %s", error)
+            log.debug("a connection ended: %s", error)
         except Exception:
-            log.exception("a connection has failed")
+            log.exception("a connection failed")
         finally:
             with self._lock:
                 self._connections.discard(connection)
@@ -246,13 +258,13 @@ class ChannelServer:
             connection.close()
 
     def _prove(self, stream: PlainStream) -> None:
-        """A valid request came over it. Raises ConnectionError where there are enough of those already."""
+        """Mark the connection as proven after a valid request. Raises ConnectionError if there are too many."""
         with self._lock:
             if stream.connection not in self._unproven:
                 return
             del self._unproven[stream.connection]
             if len(self._connections) - len(self._unproven) > self._listening.connections_max:
-                raise ConnectionError(f"there are {self._listening.connections_max} connections already")
+                raise ConnectionError(f"the server has {self._listening.connections_max} connections, its maximum")
 
     def _answer_far(self, below: PlainStream) -> None:
         stream: Stream = TlsStream(below, self._context, server_side=True) if self._context is not None else below
@@ -265,7 +277,7 @@ class ChannelServer:
             self._send_range(stream, served, request)
 
     def _answer_near(self, stream: PlainStream) -> None:
-        if not local_memory.same_user(stream.connection):
+        if not same_user(stream.connection):
             return
         while True:
             request = self._next_request(stream)
@@ -283,21 +295,21 @@ class ChannelServer:
         return request
 
     def _permitted(self, request: Request, stream: Stream) -> _Payload | None:
-        """The payload, or None after the peer was told the reason."""
+        """Return the payload; or send the peer the reason for the refusal and return None."""
         with self._lock:
             epoch, served = self._epoch, self._payloads.get(request.credential.payload)
         try:
             require_valid(request.credential, self._secret, job=self._job, epoch=epoch, subject=stream.peer)
             if served is not None and not _is_range(request, served):
-                raise TransferRefused(detail=f"{request.size:,} bytes from {request.start:,} are no range of it.")
+                raise TransferRefused(detail=f"{request.size:,} bytes from {request.start:,} are not a range of it.")
         except TransferRefused as error:
-            log.warning("a request is refused: %s", error)
+            log.warning("a request was refused: %s", error)
             frames.send_reason(stream, Status.REFUSED, str(error))
             return None
         if served is not None:
             served.moved_at = time.monotonic()
         else:
-            frames.send_reason(stream, Status.WITHDRAWN, "It is not served here, or no longer.")
+            frames.send_reason(stream, Status.WITHDRAWN, "It has been withdrawn, or was never served.")
         return served
 
     def _send_range(self, stream: Stream, served: _Payload, request: Request) -> None:
@@ -322,7 +334,7 @@ def _is_range(request: Request, served: _Payload) -> bool:
 
 
 def bound(host: str, ports: tuple[int, int]) -> socket.socket:
-    """A listener on the first free port of the range, tried in random order; on this host's address and no other."""
+    """Listen on a free port of the range, tried in random order, at this address only."""
     numbers = list(range(ports[0], ports[1] + 1))
     random.shuffle(numbers)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -331,13 +343,13 @@ def bound(host: str, ports: tuple[int, int]) -> socket.socket:
             return socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
             last = error
-    detail = f"No port of {ports[0]} to {ports[1]} can be listened on at {host}: {last}. Name an address of this host"
-    raise ConfigurationError(detail=f"{detail} and a range with free ports.")
+    detail = f"No port from {ports[0]} to {ports[1]} can be opened at {host}: {last}. Name an address of this host"
+    raise ConfigurationError(detail=f"{detail} and a range that has free ports.")
 
 
 def _shut(connection: socket.socket) -> None:
-    """Wake whoever waits for it."""
+    """Shut the connection down, which wakes the thread that waits for it."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it has ended by itself
+        return  # the peer has closed it already

@@ -1,31 +1,47 @@
-"""One connection as a stream of bytes, plain or under mutual TLS, whose only time limit is one of progress.
+"""One connection as a stream of bytes, plain, under mutual TLS, or within a machine, and what paces it.
 
-``send`` and ``receive`` wait as long as bytes move. Where none moves for the guard's ``stall_s``, or nobody wants them any
-more (read every ``SLICE_S``), they raise. A stream is used by one thread at a time; several may have one guard.
+``send`` and ``receive`` have one time limit: progress. They raise if no byte moves for the guard's ``stall_s``, or if the
+transfer is abandoned, which they check every ``SLICE_S``. One thread at a time uses a stream; several streams may share a
+guard.
 
-TLS goes through memory and not through ``ssl.SSLSocket``, which makes two system calls for each record of 16 KiB: in memory
-a batch of records is encrypted at once and leaves with one call. ``tests/bench/channel_candidates.py`` has both.
+TLS is done in memory and not by ``ssl.SSLSocket``, which makes two system calls for each record of 16 KiB. In memory a batch
+of records is encrypted at once and sent with one call. ``tests/bench/channel_candidates.py`` compares the two.
 
-The certificates of one job: an authority made in memory, and an identity for each process of the job.
+``JobAuthority`` is the certificate authority of one job and exists only in memory; it issues an ``Identity`` to each process
+of the job. Its private key never leaves its process. An identity's key goes to its own process only, in the job's
+authenticated calls, and is never left on a disk (``Identity.context``). Only processes of this job have certificates of
+this authority, so a connection that both ends have verified is within the job. The names in a certificate are those of
+islands, not of hosts, because islands move between hosts.
 
-The authority's private key never leaves the process that made it; an identity's key goes to its own process only,
-with the job's own authenticated calls, and is written to no disk that outlives the call (``Identity.context``). Nobody but
-the processes of this job has a certificate of this authority, so a connection that both ends have verified is one within
-the job. Names in a certificate say for whom it was issued; they are no host names, because islands move between hosts.
+Processes on one machine pass payloads as an anonymous file in memory. The file has no name, so the kernel frees it with
+the last descriptor or mapping, however the processes end. It is sealed, so that neither end can change or shorten it.
+The server listens under an abstract name of 128 random bits, which exists in its own network namespace only and ends with
+its socket. A client must run as the same user and present the same credential as over the network.
 
-Source: mutual TLS as in RFC 8446 section 4.4.2.
+A ``Cap`` limits the bytes per second of all streams of one link; a ``ByteBudget`` limits what a client has in flight.
+
+Sources: mutual TLS as in RFC 8446 section 4.4.2. memfd_create(2) and unix(7) (SCM_RIGHTS, SO_PEERCRED, abstract sockets) on
+Linux; other systems use the network. The cap is the virtual-scheduling form of the leaky bucket (ITU-T I.371): each batch of
+bytes is due when the time of the one before it has passed.
 """
 
 from __future__ import annotations
 
 import datetime
+import fcntl
+import mmap
 import os
+import secrets
 import socket
 import ssl
+import struct
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -34,64 +50,25 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from orchestrator.certificates.authority import Authority, new_key, pem_of_certificates, pem_of_key
-from orchestrator.errors import TransferCancelled, TransferStalled
+from orchestrator.errors import TransferCancelled, TransferRefused, TransferStalled
 
+BURST_S = 0.05
+BATCH_S = 0.05
+BATCH_BYTES_MIN, BATCH_BYTES_MAX = 4 << 10, 1 << 20
 LIFETIME = datetime.timedelta(days=3650)
-"""Longer than any job: a certificate dies with its job's authority, not by a date in the middle of a run."""
+"""Longer than any job: a certificate becomes useless with its job's authority, and must not expire during a run."""
 ANY_NAME = "server"
-"""Stands where others have a host's name, which nobody compares here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """PEM texts: the own certificate and private key, and the authority's certificate, by which peers are verified."""
-
-    authority: bytes
-    certificate: bytes
-    private_key: bytes = field(repr=False)
-
-    def context(self, *, server_side: bool) -> ssl.SSLContext:
-        """A context that shows this identity, and accepts only peers whose certificate the same authority has issued."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the authority vouches for the job; hosts have no names in it
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=self.authority.decode("ascii"))
-        with tempfile.TemporaryDirectory(prefix="atoll-identity-") as folder:  # the module takes file names only
-            chain = Path(folder) / "identity.pem"
-            descriptor = os.open(chain, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(self.private_key + self.certificate)
-            context.load_cert_chain(chain)
-        return context
-
-
-class JobAuthority:
-    """The authority of one job, for as long as its process lives. ``new`` makes one."""
-
-    def __init__(self, authority: Authority) -> None:
-        self._authority = authority
-
-    @classmethod
-    def new(cls, job: str) -> JobAuthority:
-        return cls(Authority.new(f"atoll job {job}", LIFETIME))
-
-    def issue(self, subject: str) -> Identity:
-        """A new key and certificate for one process, which may both serve and pull."""
-        private_key = new_key()
-        certificate = self._authority.issue(subject, [ANY_NAME], private_key.public_key(), LIFETIME)
-        own = pem_of_certificates([self._authority.certificate])
-        return Identity(own, pem_of_certificates([certificate]), pem_of_key(private_key))
-
-
+"""The host name in certificates. It is never compared."""
 SLICE_S = 0.1
-"""How soon a waiting stream notices that it is abandoned."""
+"""A waiting stream notices within this time that its transfer is abandoned."""
 BATCH_BYTES = 256 << 10
-"""Encrypted at once; a level-2 cache holds it and what becomes of it."""
+"""Bytes encrypted at once. They and their ciphertext fit into a level-2 cache."""
 RECEIVE_BYTES = 1 << 20
 PATIENCE_S = 20
-"""A connection on which nothing is acknowledged for so long is given up, and made anew by who needs it. TCP alone doubles
-its waits: after a cut of a minute it would try again a minute after the line is whole."""
+"""A connection is closed after this long without an acknowledgement, and its user opens a new one.
+
+TCP alone doubles its waits: after a cut of one minute it would retry up to a minute after the line works again.
+"""
 PATIENCE_OPTIONS = (
     {
         socket.TCP_KEEPIDLE: PATIENCE_S // 2,
@@ -103,14 +80,135 @@ PATIENCE_OPTIONS = (
     else {}
 )
 READY = memoryview(b"\x01")
-"""What the server sends first. In TLS 1.3 a client's handshake is over before the server has looked at its certificate;
-whoever asks before that may lose the alert which says that it is not trusted.
-"""
+"""The first byte that a server sends. In TLS 1.3 a client's handshake ends before the server has verified the client's
+certificate. A client that sends a request before that may lose the alert that its certificate was refused."""
+LOCAL_MEMORY_AVAILABLE = hasattr(os, "memfd_create")
+NAME_PREFIX = "atoll-channel-"
+_PEER = struct.Struct("3i")
+WRITE_BYTES = 64 << 20
+
+
+class Cap:
+    """Limits the bytes per second of all callers of ``take`` together. None is no limit. It may be changed at any time."""
+
+    def __init__(self, bytes_per_second: float | None = None) -> None:
+        self._lock = threading.Lock()
+        self._bytes_per_second = bytes_per_second
+        self._free_at = 0.0
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        return self._bytes_per_second
+
+    @bytes_per_second.setter
+    def bytes_per_second(self, bytes_per_second: float | None) -> None:
+        with self._lock:
+            self._bytes_per_second, self._free_at = bytes_per_second, 0.0
+
+    def batch_bytes(self) -> int:
+        """Return how many bytes to send at once: few on a slow link, for an even flow, many on a fast one, for few calls."""
+        rate = self._bytes_per_second
+        return BATCH_BYTES_MAX if rate is None else int(min(BATCH_BYTES_MAX, max(BATCH_BYTES_MIN, rate * BATCH_S)))
+
+    def take(self, size: int, now: float, *, ahead: bool = False) -> float:
+        """Count these bytes and return how long to wait before sending them. Bytes sent ``ahead`` never wait."""
+        with self._lock:
+            if self._bytes_per_second is None:
+                return 0.0
+            begins_at = max(now - BURST_S, self._free_at)
+            self._free_at = begins_at + size / self._bytes_per_second
+            return 0.0 if ahead else max(0.0, begins_at - now)
+
+
+class ByteBudget:
+    """Limits the bytes held at once to ``bytes_max``, first come, first served. A larger request is served alone."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._max = bytes_max
+        self._used = 0
+        self._changed = threading.Condition()
+        self._queue: deque[object] = deque()
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    @contextmanager
+    def hold(self, size: int, abandoned: Callable[[], bool], slice_s: float) -> Iterator[bool]:
+        """Wait for room and hold it. Yields False, holding nothing, if ``abandoned`` returns True first."""
+        share, turn = min(size, self._max), object()
+        with self._changed:
+            self._queue.append(turn)
+            while (self._queue[0] is not turn or self._used + share > self._max) and not abandoned():
+                self._changed.wait(slice_s)
+            held = self._queue[0] is turn and self._used + share <= self._max
+            self._queue.remove(turn)
+            self._used += share if held else 0
+            self._changed.notify_all()
+        try:
+            yield held
+        finally:
+            if held:
+                with self._changed:
+                    self._used -= share
+                    self._changed.notify_all()
+
+
+def wait(seconds: float, abandoned: Callable[[], bool], slice_s: float) -> bool:
+    """Sleep for ``seconds``. Returns False, at once, when ``abandoned`` returns True."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if abandoned():
+            return False
+        time.sleep(min(slice_s, left))
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One process's certificate and private key, and the authority's certificate that verifies its peers, as PEM."""
+
+    authority: bytes
+    certificate: bytes
+    private_key: bytes = field(repr=False)
+
+    def context(self, *, server_side: bool) -> ssl.SSLContext:
+        """Return a TLS context with this identity. It accepts only peers with a certificate of the same authority."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # certificates name islands, not hosts
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=self.authority.decode("ascii"))
+        with tempfile.TemporaryDirectory(prefix="atoll-identity-") as folder:  # ssl accepts only file names
+            chain = Path(folder) / "identity.pem"
+            descriptor = os.open(chain, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(self.private_key + self.certificate)
+            context.load_cert_chain(chain)
+        return context
+
+
+class JobAuthority:
+    """The certificate authority of one job. It lives in one process. ``new`` creates one."""
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+
+    @classmethod
+    def new(cls, job: str) -> JobAuthority:
+        return cls(Authority.new(f"atoll job {job}", LIFETIME))
+
+    def issue(self, subject: str) -> Identity:
+        """Create a key and certificate for one process, valid for serving and pulling."""
+        private_key = new_key()
+        certificate = self._authority.issue(subject, [ANY_NAME], private_key.public_key(), LIFETIME)
+        own = pem_of_certificates([self._authority.certificate])
+        return Identity(own, pem_of_certificates([certificate]), pem_of_key(private_key))
 
 
 @dataclass(slots=True)
 class Guard:
-    """When a stream is to stop waiting. ``moved_at`` is when a byte last moved on any stream with this guard."""
+    """Limits the waiting of a stream. ``moved_at`` is when a byte last moved on any stream with this guard."""
 
     stall_s: float
     abandoned: Callable[[], bool]
@@ -118,26 +216,26 @@ class Guard:
 
 
 class Stream(Protocol):
-    """Bytes there and back. Whoever uses the stream next sets its guard."""
+    """A connection's bytes in both directions. Each user of a stream sets its guard first."""
 
     guard: Guard
 
     @property
     def peer(self) -> str | None:
-        """The subject of the peer's verified certificate; None where there is none."""
+        """The subject of the peer's verified certificate; None without TLS."""
         ...
 
     def send(self, content: memoryview) -> None: ...
 
     def receive(self, into: memoryview) -> None:
-        """Fill all of ``into``. Raises ConnectionError if the peer ends before."""
+        """Fill all of ``into``. Raises ConnectionError if the peer closes the connection before."""
         ...
 
     def close(self) -> None: ...
 
 
 class PlainStream:
-    """A socket whose calls end by progress."""
+    """A socket whose calls are limited by progress, not by time."""
 
     def __init__(self, connection: socket.socket, guard: Guard) -> None:
         connection.settimeout(SLICE_S)
@@ -172,7 +270,7 @@ class PlainStream:
             received += self.receive_some(into[received:])
 
     def receive_some(self, into: memoryview) -> int:
-        """Between one byte and all that fit."""
+        """Receive at least one byte and at most ``len(into)``. Returns how many."""
         began_at = time.monotonic()
         while True:
             try:
@@ -190,13 +288,13 @@ class PlainStream:
 
     def _require_progress(self, moved_at: float) -> None:
         if self.guard.abandoned():
-            raise TransferCancelled(detail="A newer payload has taken its place, or its user has closed.")
+            raise TransferCancelled(detail="A newer payload has replaced it, or its user has closed.")
         if time.monotonic() - moved_at >= self.guard.stall_s:
             raise TransferStalled(stall_s=self.guard.stall_s)
 
 
 class TlsStream:
-    """The same under TLS. The handshake is over when the constructor returns."""
+    """The same, under TLS. The constructor returns after the handshake."""
 
     def __init__(self, below: PlainStream, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._below = below
@@ -210,7 +308,7 @@ class TlsStream:
                 self._flush()
                 self._fill()
             except ssl.SSLError:
-                self._flush()  # the alert, which tells the peer what was wrong
+                self._flush()  # sends the alert, which tells the peer the reason
                 raise
             else:
                 self._flush()
@@ -237,14 +335,14 @@ class TlsStream:
         for start in range(0, len(content), BATCH_BYTES):
             batch, written = content[start : start + BATCH_BYTES], 0
             while written < len(batch):
-                written += self._tls.write(batch[written:])  # one record a call
+                written += self._tls.write(batch[written:])  # one record per call
             self._flush()
 
     def receive(self, into: memoryview) -> None:
         received = 0
         while received < len(into):
             try:
-                count = int(self._tls.read(len(into) - received, into[received:]))  # a number, where a buffer is passed
+                count = int(self._tls.read(len(into) - received, into[received:]))  # with a buffer, it returns a count
             except ssl.SSLWantReadError:
                 self._fill()
                 continue
@@ -272,3 +370,64 @@ def _subject(tls: ssl.SSLObject) -> str | None:
         return None
     names = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else None
+
+
+def new_local_name() -> str:
+    return NAME_PREFIX + secrets.token_hex(16)
+
+
+def listen_locally(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name)
+    listener.listen(64)
+    return listener
+
+
+def connect_locally(name: str) -> socket.socket:
+    """Connect to the server with this name. Raises OSError if there is none on this machine."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect("\0" + name)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def same_user(connection: socket.socket) -> bool:
+    _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return bool(user == os.geteuid())
+
+
+def sealed_copy(content: memoryview) -> int:
+    """Return the descriptor of a file in memory with this content, sealed against changes. The caller closes it."""
+    descriptor = os.memfd_create("atoll-payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        written = 0
+        while written < len(content):
+            written += os.write(descriptor, content[written : written + WRITE_BYTES])
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def send_descriptor(stream: PlainStream, descriptor: int) -> None:
+    socket.send_fds(stream.connection, [b"d"], [descriptor])
+
+
+def receive_mapping(stream: PlainStream, size: int) -> memoryview:
+    """Receive a descriptor and return its content, mapped read-only. It is freed with its last view."""
+    stream.connection.settimeout(stream.guard.stall_s)
+    _, descriptors, _, _ = socket.recv_fds(stream.connection, 1, 1)
+    if not descriptors:
+        raise ConnectionError("the server passed no descriptor")
+    try:
+        shrinks = not fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if shrinks or os.fstat(descriptors[0]).st_size != size:
+            raise TransferRefused(detail="The server's memory file is not sealed, or does not have the payload's size.")
+        return memoryview(mmap.mmap(descriptors[0], size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+    finally:
+        os.close(descriptors[0])

@@ -21,8 +21,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from orchestrator.checkpoints.folder import Between, Folder
-from orchestrator.checkpoints.manifest import File
-from orchestrator.checkpoints.sealed import seal, unseal
+from orchestrator.checkpoints.manifest import File, seal, unseal
 from orchestrator.errors import DataError
 from orchestrator.parameters.parts import Bounds, index_of, whole
 from orchestrator.parameters.pieces import Shape

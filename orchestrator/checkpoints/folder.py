@@ -105,12 +105,6 @@ class Folder:
             _sync(".", folder)
             _sync("..", folder)
 
-    def upload(self, source: Path) -> None:
-        """Everything below the local folder ``source`` is here afterwards."""
-        before = Folder.own(source)
-        for name in before.names():
-            self.write_all(name, before.chunks(name))
-
     def download(self, target: Path, names: Iterable[str]) -> None:
         """These files are below the local folder ``target`` afterwards."""
         after = Folder.own(target)

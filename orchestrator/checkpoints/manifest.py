@@ -10,21 +10,30 @@
 Responsible for the fields: whatever is read has them, each of its type and within bounds. Whoever can write where
 checkpoints are can make a manifest with a right digest, so nothing is believed of one: what is malformed is DataError, and
 names lead nowhere else. Refuses to know files, and to decide anything.
+
+Sealed documents: canonical JSON behind the digest of exactly these bytes, so that damage is always detected.
+
+    {"digest":"…","document":{…}}\n
+
+Every byte counts: a file is accepted only if writing what was read gives the same bytes again, so that a bit flipped
+anywhere, in a space or in the digest itself, is found. Refuses to know what documents mean, and files.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from hashlib import blake2b
 from typing import Any, TypeVar
 
-from orchestrator.checkpoints.sealed import digest_of, seal, unseal
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import RoleRow
 from orchestrator.system.roots import name_parts, shown
 
+_CANONICAL: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "allow_nan": False}
 SCHEMA = "atoll-checkpoint/1"
 MANIFEST, PART = "manifest.json", "part.json"
 MANIFEST_BYTES_MAX, PART_BYTES_MAX = 32 << 20, 4 << 20
@@ -32,8 +41,30 @@ MANIFEST_BYTES_MAX, PART_BYTES_MAX = 32 << 20, 4 << 20
 COUNT_MAX, NUMBER_MAX, SECONDS_MAX = 2**62, 2**31 - 1, 1e12
 FRAGMENTS_MAX, PARTS_MAX, FILES_MAX, LEGS_MAX, TEXT_MAX = 10_000, 100_000, 1_000_000, 10_000, 1000
 _DIGEST = re.compile(r"[0-9a-f]{16,128}")
-
 T = TypeVar("T")
+
+
+def seal(document: Mapping[str, Any]) -> bytes:
+    """The document as the bytes of a file. It holds plain data: mappings by strings, lists, strings, numbers."""
+    return json.dumps({"digest": digest_of(document), "document": document}, **_CANONICAL).encode() + b"\n"
+
+
+def digest_of(document: Mapping[str, Any]) -> str:
+    """Names the document."""
+    return blake2b(json.dumps(document, **_CANONICAL).encode(), digest_size=16).hexdigest()
+
+
+def unseal(content: bytes, name: str) -> dict[str, Any]:
+    """The document. Raises DataError, naming ``name``, for anything but the bytes that ``seal`` made."""
+    try:
+        sealed = json.loads(content)
+        document = sealed["document"]
+        same = seal(document) == content
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(detail=f"{name} is damaged: it cannot be read ({type(error).__name__}).") from error
+    if not same or not isinstance(document, dict):
+        raise DataError(detail=f"{name} is damaged: its bytes are not those its digest was made of.")
+    return document
 
 
 @dataclass(frozen=True, slots=True)

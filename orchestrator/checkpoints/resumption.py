@@ -16,9 +16,8 @@ from reprlib import repr as brief
 from typing import Any
 
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import MANIFEST_BYTES_MAX, Manifest, from_document
+from orchestrator.checkpoints.manifest import MANIFEST_BYTES_MAX, Manifest, from_document, seal, unseal
 from orchestrator.checkpoints.reading import newest_sound
-from orchestrator.checkpoints.sealed import seal, unseal
 from orchestrator.core.saving import JobResumed, SavedIsland
 from orchestrator.core.vocabulary import Instant, IslandId, Version
 from orchestrator.errors import DataError

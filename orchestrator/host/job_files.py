@@ -33,9 +33,14 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase, JobPolicy, Version
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.host.job_context import Undated
-from orchestrator.parameters.journal.entry import Facts
-from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
-from orchestrator.parameters.journal.storage import SUFFIX, Journal
+from orchestrator.parameters.journal.storage import (
+    SUFFIX,
+    Facts,
+    Journal,
+    lost_merges,
+    undecided_merges,
+    unrecorded_merges,
+)
 from orchestrator.parameters.journaled_store import recovered, state_at
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.specification.config import JobSpec

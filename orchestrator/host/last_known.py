@@ -22,8 +22,7 @@ from orchestrator.core.saving import FragmentRestored, JobResumed
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import DataError
-from orchestrator.parameters.journal.entry import PREFIX_BYTES, facts_of, sizes_of
-from orchestrator.parameters.journal.storage import parse_segment_name
+from orchestrator.parameters.journal.storage import PREFIX_BYTES, facts_of, parse_segment_name, sizes_of
 from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.system.run_folder import JOURNAL, SNAPSHOT, TAPE
 from orchestrator.tape.schema import Header, Record, decode_header, decode_line

@@ -9,7 +9,7 @@
     journaled_store  outer step, then the journal, then the announcement: in that order
     journal          what merges made, on disk, and its reconciliation with the tape
     wire_format      a fragment's tensors as bytes, and back, checked
-    codec            how the values of a tensor become bytes: one module for each codec, one registry
+    codec            how the values of a tensor become bytes: their names in one module, the codecs in another
     fragment_map     which tensor belongs to which of the P fragments
     tensors          named arrays and their digest
 

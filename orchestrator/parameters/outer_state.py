@@ -54,6 +54,8 @@ from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, r
 DIRECTION_MIN = 1e-2
 """A mean direction shorter than this has vanished. Unit vectors that were merely orthogonal would need 10,000 islands to
 get there, and float32 sums know the square of this length to within one per cent, but not of a much smaller one."""
+WEIGHT_SUM_TOLERANCE = 1e-9
+"""The core normalises in float64; M additions are off by far less than this, a forgotten normalisation by far more."""
 
 
 class Averaging(StrEnum):
@@ -89,10 +91,6 @@ def coefficients(products: NDArray[np.float64], weights: Sequence[float], averag
     if direction_norm < DIRECTION_MIN:
         return w
     return np.asarray(c * (float(w @ norms) / direction_norm), np.float64)
-
-
-WEIGHT_SUM_TOLERANCE = 1e-9
-"""The core normalises in float64; M additions are off by far less than this, a forgotten normalisation by far more."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -26,8 +26,12 @@ import numpy as np
 from orchestrator.errors import DataError
 
 Shape = tuple[int, ...]
-
 _EMBEDDING_LIKE = re.compile(r"(^|[/.])([^/.]*embed[^/.]*|([^/.]*_)?head)([/.]|$)")
+BY_NAME: Roles = MappingProxyType({})
+"""Every tensor has the role that its name says."""
+RoleRow = tuple[str, bool, int, bool]
+"""A tensor and its role, as journals and checkpoints have it: name, embedding, stacked_axes, decays."""
+_PART = re.compile(r"(?P<tensor>.*)\[(?P<before>(?::,)*)(?P<start>\d+):(?P<stop>\d+)\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,6 @@ class Role:
 
 Roles = Mapping[str, Role]
 """Roles by tensor name. A tensor that is missing has the role that its name says."""
-BY_NAME: Roles = MappingProxyType({})
-"""Every tensor has the role that its name says."""
-
-
-RoleRow = tuple[str, bool, int, bool]
-"""A tensor and its role, as journals and checkpoints have it: name, embedding, stacked_axes, decays."""
 
 
 def rows_of(roles: Roles) -> tuple[RoleRow, ...]:
@@ -80,9 +78,6 @@ def role_by_name(tensor: str, dimension_count: int) -> Role:
 def role_of(tensor: str, dimension_count: int, roles: Roles) -> Role:
     """The role in ``roles``, or by the tensor's name."""
     return roles.get(tensor) or role_by_name(tensor, dimension_count)
-
-
-_PART = re.compile(r"(?P<tensor>.*)\[(?P<before>(?::,)*)(?P<start>\d+):(?P<stop>\d+)\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

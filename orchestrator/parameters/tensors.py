@@ -12,8 +12,6 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-ByteArray = NDArray[np.uint8]
-"""A payload as calls between processes carry it: without a copy where ``bytes`` would be copied under Python's lock."""
 Tensors = Mapping[str, Array]
 """Tensors by name."""
 
@@ -38,11 +36,6 @@ def digest(tensors: Tensors) -> str:
         state.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())
         state.update(raw_bytes(array, array.dtype))
     return state.hexdigest(length=16)
-
-
-def byte_array(payload: memoryview) -> ByteArray:
-    """The same memory."""
-    return np.frombuffer(payload, np.uint8)
 
 
 def shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:

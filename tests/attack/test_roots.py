@@ -22,10 +22,9 @@ from api.installation.home import roots_of
 from learners import checkpointing, corpus
 from orchestrator.checkpoints import manifest as manifests
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import File, decode, decode_part, encode
+from orchestrator.checkpoints.manifest import File, decode, decode_part, encode, seal
 from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, verified
 from orchestrator.checkpoints.resumption import begun, stored
-from orchestrator.checkpoints.sealed import seal
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, OutsideRoots
 from orchestrator.system.roots import AllowedRoots, Place, Root, defaults, name_parts, open_data, place_of, shown
 from tests.checkpoints.making import make

@@ -21,7 +21,7 @@ import pytest
 
 from api.checkpoints.archive import unpack
 from api.installation.service_restart import kill_and_start_again
-from orchestrator.checkpoints.sealed import seal
+from orchestrator.checkpoints.manifest import seal
 from orchestrator.errors import DataError
 from orchestrator.specification.config import read_job_document
 from tests.api.installation import CONTROL, Installation

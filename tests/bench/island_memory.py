@@ -25,11 +25,10 @@ import psutil
 
 from learners import checkpointing
 from learners.contract import Arrays, HeldOutLoss, HostCopy, StepResult
-from learners.exports import HeldStates
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.plain_arrays import flattened, restored
-from learners.state_fetch import Donor, DonorReply, StateFetch
+from learners.state_transfer import Donor, DonorReply, HeldStates, StateFetch
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId, Version

@@ -29,7 +29,7 @@ import numpy as np
 
 from learners import jax_trainer, model
 from learners.contract import StepResult, batch_size_of
-from learners.data import Draw
+from learners.data_lanes import Draw
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.text import Text

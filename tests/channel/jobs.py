@@ -7,9 +7,10 @@ import random
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
+import psutil
+
 from orchestrator.channel.client import ChannelClient, Pulling
 from orchestrator.channel.frames import Address, Ticket
-from orchestrator.channel.interface import PayloadClient, PayloadServer
 from orchestrator.channel.server import ChannelServer, Listening
 from orchestrator.channel.stream import Identity, JobAuthority
 
@@ -34,8 +35,8 @@ class Job:
     secret: bytes = b"s" * 32
     authority: JobAuthority = field(default_factory=lambda: JobAuthority.new("job"))
     epoch: int = 1
-    servers: list[PayloadServer] = field(default_factory=list)
-    clients: list[PayloadClient] = field(default_factory=list)
+    servers: list[ChannelServer] = field(default_factory=list)
+    clients: list[ChannelClient] = field(default_factory=list)
 
     def identity(self, subject: str) -> Identity | None:
         return self.authority.issue(subject) if self.tls else None
@@ -60,6 +61,17 @@ class Job:
 def by_way_of(ticket: Ticket, *addresses: Address) -> Ticket:
     """The ticket with these addresses, over the network alone."""
     return replace(ticket, addresses=addresses, local=None)
+
+
+def also_at(ticket: Ticket, other: Ticket) -> Ticket:
+    """The ticket with the addresses of both servers, which serve the same payload."""
+    return replace(ticket, addresses=(*ticket.addresses, *other.addresses))
+
+
+def connection_count(server: ChannelServer) -> int:
+    """The number of TCP connections that this process, which runs the server, holds open on the server's side."""
+    port, sockets = server.address.port, psutil.Process().net_connections("tcp")
+    return sum(bool(one.laddr) and one.laddr.port == port and one.status != psutil.CONN_LISTEN for one in sockets)
 
 
 class ServingProcess:

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from orchestrator.channel.cap import BATCH_BYTES_MAX, BATCH_BYTES_MIN, ByteBudget, Cap
-from orchestrator.channel.client import REQUESTS_AHEAD, STREAMS_NEAR, Pulling, Reception
+from orchestrator.channel.client import REQUESTS_AHEAD, STREAMS_NEAR, Pulling
+from orchestrator.channel.frames import Reception
 from orchestrator.channel.server import Listening
+from orchestrator.channel.stream import BATCH_BYTES_MAX, BATCH_BYTES_MIN, ByteBudget, Cap
 from orchestrator.errors import TransferCancelled
-from tests.channel.jobs import ISLAND, LOOPBACK, MIB, RANGE, Job, by_way_of, content_of
+from tests.channel.jobs import ISLAND, LOOPBACK, MIB, RANGE, Job, by_way_of, connection_count, content_of
 from tests.channel.line import Line
 from tests.waiting import wait_until
 
@@ -125,7 +126,7 @@ def test_a_pull_that_is_replaced_asks_for_nothing_more(job: Job) -> None:
     thread.join()
     assert reception.received_count <= received_count + STREAMS_NEAR * REQUESTS_AHEAD
     client.close()
-    wait_until(lambda: server.connection_count == 0, "the server has noticed")
+    wait_until(lambda: connection_count(server) == 0, "the server has noticed")
     line.close()
 
 
@@ -142,7 +143,7 @@ def test_closing_a_client_ends_its_pulls(plain: Job) -> None:
 
     thread = threading.Thread(target=pull)
     thread.start()
-    wait_until(lambda: server.connection_count, "it pulls")
+    wait_until(lambda: connection_count(server), "it pulls")
     client.close()
     thread.join()
     assert ended

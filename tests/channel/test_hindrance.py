@@ -124,7 +124,7 @@ def test_two_authorities_are_a_hindrance_of_its_own(secured: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ports", "words"), [((0, 0), "name a range in transport.ports"), ((24_000, 24_999), "24000 to 24999")]
+    ("ports", "words"), [((0, 0), "set a range in transport.ports"), ((24_000, 24_999), "24000 to 24999")]
 )
 def test_operators_hear_from_where_to_where_by_which_ports(
     ports: tuple[int, int], words: str, at_once: Callable[[], None]
@@ -137,5 +137,5 @@ def test_operators_hear_from_where_to_where_by_which_ports(
     assert endpoint.hindrances(THERE) == (said,)
     assert endpoint.hindrances(Address(LOOPBACK, 1)) == ()
     endpoint.client.hindrances.failed(THERE, "UNKNOWN_CA", is_distrust=True)
-    assert "do not trust each other (UNKNOWN_CA)" in endpoint.hindrances()[0]
+    assert "do not accept each other's certificates (UNKNOWN_CA)" in endpoint.hindrances()[0]
     endpoint.close()

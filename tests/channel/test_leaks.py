@@ -12,7 +12,7 @@ import pytest
 from orchestrator.channel.client import ChannelClient
 from orchestrator.channel.frames import Ticket
 from orchestrator.errors import PayloadWithdrawn
-from tests.channel.jobs import FAR, ISLAND, NEAR, RANGE, Job, ServingProcess, content_of
+from tests.channel.jobs import FAR, ISLAND, NEAR, RANGE, Job, ServingProcess, connection_count, content_of
 from tests.waiting import wait_until
 
 
@@ -78,7 +78,7 @@ def test_a_pull_that_failed_leaves_no_thread_and_no_descriptor(job: Job) -> None
         with pytest.raises(PayloadWithdrawn):
             client.pull(ticket)
         client.close()
-    wait_until(lambda: server.connection_count == 0, "the server has let go")
+    wait_until(lambda: connection_count(server) == 0, "the server has let go")
     wait_until(lambda: threading.active_count() <= threads, "threads are gone")
     wait_until(lambda: descriptor_count() <= descriptors, "descriptors are given back")
 

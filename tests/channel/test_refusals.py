@@ -8,7 +8,6 @@ import pytest
 
 from orchestrator.channel.client import ChannelClient, Pulling
 from orchestrator.channel.frames import Ticket, issue
-from orchestrator.channel.in_process import InProcessChannel
 from orchestrator.channel.stream import JobAuthority
 from orchestrator.errors import ConfigurationError, TransferRefused
 from tests.channel.jobs import FAR, ISLAND, NEAR, Job, content_of
@@ -23,9 +22,9 @@ def reissued(ticket: Ticket, secret: bytes, **changes: object) -> Ticket:
 
 
 WRONG = {
-    "of another job": ({"job": "other"}, b"s" * 32, "it is of job other, and this is job"),
-    "of an older epoch": ({"epoch": 0}, b"s" * 32, "it is of epoch 0, and the server's is 1"),
-    "of a later epoch": ({"epoch": 2}, b"s" * 32, "it is of epoch 2, and the server's is 1"),
+    "of another job": ({"job": "other"}, b"s" * 32, "it is for job other, but this is job job"),
+    "of an older epoch": ({"epoch": 0}, b"s" * 32, "it is for epoch 0, but the server is in epoch 1"),
+    "of a later epoch": ({"epoch": 2}, b"s" * 32, "it is for epoch 2, but the server is in epoch 1"),
     "forged": ({}, FORGED, "not issued by a server of this job"),
 }
 
@@ -38,15 +37,6 @@ def test_a_wrong_ticket_is_refused_and_the_reason_arrives(job: Job, listening: o
     server.serve("theta", content_of(10))
     with pytest.raises(TransferRefused, match=reason):
         client.pull(reissued(server.ticket("theta", ISLAND), secret, **changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_the_same_within_a_process(kind: str) -> None:
-    changes, secret, _ = WRONG[kind]
-    channel = InProcessChannel(job="job", epoch=1)
-    channel.serve("theta", content_of(10))
-    with pytest.raises(TransferRefused):
-        channel.pull(reissued(channel.ticket("theta", ISLAND), secret, **changes))  # type: ignore[arg-type]
 
 
 def test_a_ticket_of_one_payload_opens_no_other(plain: Job) -> None:
@@ -68,7 +58,7 @@ def test_names_that_run_together_have_different_credentials() -> None:
 def test_a_client_uses_no_ticket_of_another_island(plain: Job) -> None:
     server = plain.server()
     server.serve("theta", content_of(10))
-    with pytest.raises(TransferRefused, match="was issued to europe, and this is asia"):
+    with pytest.raises(TransferRefused, match="was issued to europe, but this is asia"):
         plain.client("asia").pull(server.ticket("theta", ISLAND))
 
 
@@ -76,7 +66,7 @@ def test_a_server_knows_by_the_certificate_who_shows_another_island_s_ticket(sec
     server = secured.server()
     server.serve("theta", content_of(10))
     thief = ChannelClient(ISLAND, identity=secured.authority.issue("asia"))
-    with pytest.raises(TransferRefused, match="it was issued to europe, and asia shows it"):
+    with pytest.raises(TransferRefused, match="it was issued to europe, but asia presented it"):
         thief.pull(server.ticket("theta", ISLAND))
     thief.close()
 
@@ -86,7 +76,7 @@ def test_tickets_of_an_epoch_that_has_passed_are_refused(job: Job) -> None:
     server.serve("theta", content_of(10))
     before = server.ticket("theta", ISLAND)
     server.advance(2)
-    with pytest.raises(TransferRefused, match="it is of epoch 1, and the server's is 2"):
+    with pytest.raises(TransferRefused, match="it is for epoch 1, but the server is in epoch 2"):
         client.pull(before)
     assert client.pull(server.ticket("theta", ISLAND)) == content_of(10)
 
@@ -97,7 +87,7 @@ def test_a_client_with_another_authority_s_certificate_gets_nothing(secured: Job
     stranger = JobAuthority.new("job").issue(ISLAND)
     own = secured.authority.issue(ISLAND)
     trusting = ChannelClient(ISLAND, identity=replace(stranger, authority=own.authority))
-    with pytest.raises(TransferRefused, match="do not trust each other"):
+    with pytest.raises(TransferRefused, match="do not accept each other's certificates"):
         trusting.pull(replace(server.ticket("theta", ISLAND), local=None))
     trusting.close()
 
@@ -106,7 +96,7 @@ def test_a_server_with_another_authority_s_certificate_is_asked_for_nothing(secu
     impostor = Job(tls=True, authority=JobAuthority.new("job"))
     server = impostor.server()
     server.serve("theta", content_of(10))
-    with pytest.raises(TransferRefused, match="do not trust each other"):
+    with pytest.raises(TransferRefused, match="do not accept each other's certificates"):
         secured.client().pull(server.ticket("theta", ISLAND))
     impostor.close()
 
@@ -116,7 +106,7 @@ def test_tls_on_one_side_alone_is_told_at_once(server_tls: bool) -> None:
     served, pulled = Job(tls=server_tls), Job(tls=not server_tls)
     server = served.server()
     server.serve("theta", content_of(10))
-    with pytest.raises(TransferRefused, match="Give both an identity of the job, or none"):
+    with pytest.raises(TransferRefused, match="Give both ends an identity of the job, or neither"):
         pulled.client().pull(server.ticket("theta", ISLAND))
     pulled.close()
     served.close()
@@ -126,7 +116,7 @@ def test_a_tls_server_gives_plain_text_no_answer(secured: Job) -> None:
     server = secured.server()
     server.serve("theta", content_of(10))
     plain = ChannelClient(ISLAND, pulling=Pulling(stall_s=0.5))
-    with pytest.raises(Exception, match="No byte of theta has moved"):
+    with pytest.raises(Exception, match="No byte of theta has arrived"):
         plain.pull(replace(server.ticket("theta", ISLAND), tls=False))
     plain.close()
 

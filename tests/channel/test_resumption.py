@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.channel.client import Pulling, Reception
+from orchestrator.channel.client import Pulling
+from orchestrator.channel.frames import Reception
 from orchestrator.errors import TransferStalled
-from tests.channel.jobs import ISLAND, MIB, NEAR, RANGE, Job, ServingProcess, by_way_of, content_of
+from tests.channel.jobs import ISLAND, MIB, NEAR, RANGE, Job, ServingProcess, also_at, by_way_of, content_of
 from tests.channel.line import Line
 from tests.waiting import wait_until
 
@@ -74,7 +75,7 @@ def test_a_pull_with_two_addresses_outlives_the_death_of_one_server(job: Job) ->
     results: list[bool] = []
     thread = threading.Thread(
         target=lambda: results.append(
-            job.client().pull(first.ticket.also_at(second.ticket), reception=reception) == content_of(size)
+            job.client().pull(also_at(first.ticket, second.ticket), reception=reception) == content_of(size)
         )
     )
     thread.start()
@@ -90,7 +91,7 @@ def test_a_reception_takes_no_other_bytes_than_those_that_it_was_begun_for(plain
     server.serve("theta", content_of(10, seed=1))
     reception = Reception(server.ticket("theta", ISLAND))
     server.serve("theta", content_of(10, seed=2))
-    with pytest.raises(ValueError, match="not the payload of which a part is here"):
+    with pytest.raises(ValueError, match="differs from the payload of which a part has been received"):
         client.pull(server.ticket("theta", ISLAND), reception=reception)
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import Manifest, from_document
+from orchestrator.checkpoints.manifest import Manifest, from_document, unseal
 from orchestrator.checkpoints.reading import manifest_of, outer_states
-from orchestrator.checkpoints.sealed import unseal
 from orchestrator.checkpoints.writing import cut_of, write_manifest
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.errors import DataError

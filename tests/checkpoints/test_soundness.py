@@ -16,9 +16,8 @@ from learners.checkpointing import read
 from learners.synthetic import SyntheticTrainer
 from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import MANIFEST, PART
+from orchestrator.checkpoints.manifest import MANIFEST, PART, seal, unseal
 from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, outer_states, verified
-from orchestrator.checkpoints.sealed import seal, unseal
 from orchestrator.errors import DataError
 from orchestrator.system.roots import EVERYTHING, AllowedRoots
 from tests.checkpoints.making import SPEC, make, outer

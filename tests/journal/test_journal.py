@@ -32,9 +32,14 @@ from orchestrator.errors import DataError
 from orchestrator.parameters import tensors
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
 from orchestrator.parameters.codec.registry import codec as coder
-from orchestrator.parameters.journal import entry
-from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
-from orchestrator.parameters.journal.storage import ENTRIES_PER_SEGMENT, Journal
+from orchestrator.parameters.journal import storage
+from orchestrator.parameters.journal.storage import (
+    ENTRIES_PER_SEGMENT,
+    Journal,
+    lost_merges,
+    undecided_merges,
+    unrecorded_merges,
+)
 from orchestrator.parameters.journaled_store import JournaledStore, recovered
 from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
 from orchestrator.parameters.outer_state import Averaging, FragmentState, OuterState, OuterStep
@@ -43,12 +48,12 @@ from orchestrator.parameters.wire_format import encoded
 from tests.harness.disks import Died, FaultyDisk
 
 
-def made(fragment: int, version: int) -> tuple[entry.Facts, FragmentState]:
+def made(fragment: int, version: int) -> tuple[storage.Facts, FragmentState]:
     generator = np.random.default_rng([fragment, version])
     parameters = {"w": generator.standard_normal((5, 3), np.float32), "b": generator.standard_normal(3, np.float32)}
     momentum = {name: array.reshape(-1) * 2 for name, array in parameters.items()}
     digest = tensors.digest(parameters)
-    facts = entry.Facts(fragment, version, version * 4, 1, digest, "before", (("a", 0.25), ("b", 0.75)), 0.01)
+    facts = storage.Facts(fragment, version, version * 4, 1, digest, "before", (("a", 0.25), ("b", 0.75)), 0.01)
     residue = {name: array * np.float32(0.01) for name, array in parameters.items()}
     return facts, FragmentState(Version(version), parameters, momentum, digest, {}, residue)
 
@@ -83,7 +88,7 @@ def test_what_was_appended_is_read_back_bit_for_bit_also_after_opening_again(tmp
 
 
 def test_disk_use_is_bounded_and_the_versions_asked_for_are_there(tmp_path: Path) -> None:
-    one = sum(map(len, entry.encode(*made(0, 0))))
+    one = sum(map(len, storage.encode(*made(0, 0))))
     journal = Journal(tmp_path, versions_kept=3)
     for version in range(60):
         journal.append(*made(0, version))
@@ -185,7 +190,7 @@ def test_a_changed_byte_anywhere_in_the_last_entry_is_found_and_the_one_before_i
     filled(tmp_path, 1, versions_kept=2)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
-    last = len(whole) - sum(map(len, entry.encode(*made(0, 1))))
+    last = len(whole) - sum(map(len, storage.encode(*made(0, 1))))
     chance = random.Random(1)
     for where in {last, last + 9, len(whole) - 1, *(chance.randrange(last, len(whole)) for _ in range(60))}:
         path.write_bytes(whole[:where] + bytes([whole[where] ^ (1 << chance.randrange(8))]) + whole[where + 1 :])
@@ -248,7 +253,7 @@ def merged_often(store: JournaledStore, versions: Iterable[int], islands: int) -
     return [merged(store, version, islands) for version in versions]
 
 
-def last_content(folder: Path, version: int) -> entry.Content:
+def last_content(folder: Path, version: int) -> storage.Content:
     return Journal(folder, versions_kept=2).entries(FragmentId(0), Version(version))[-1][1]
 
 
@@ -289,12 +294,12 @@ def test_merges_are_taken_again_at_the_outer_rate_that_they_were_taken_at(tmp_pa
 
 def test_an_entry_from_before_the_outer_rate_changed_was_at_the_full_rate() -> None:
     facts, state = made(0, 3)
-    prefix, _, header, *_ = entry.encode(facts, state)
+    prefix, _, header, *_ = storage.encode(facts, state)
     older = json.loads(bytes(header))
     del older["outer_lr_ratio"]
     text = json.dumps(older).encode()
     start = bytes(prefix[:8]) + struct.pack("<I", len(text)) + bytes(prefix[12:])
-    assert entry.facts_of(start + struct.pack("<I", crc32c(text, crc32c(start))) + text).outer_lr_ratio == 1.0
+    assert storage.facts_of(start + struct.pack("<I", crc32c(text, crc32c(start))) + text).outer_lr_ratio == 1.0
 
 
 def test_inputs_take_a_fraction_of_the_bytes_of_states_and_what_they_rest_on_is_kept(tmp_path: Path) -> None:
@@ -326,7 +331,7 @@ def test_an_entry_between_states_is_at_most_four_bytes_a_parameter_however_many_
         assert isinstance(content, tuple)
         assert sum(each.value_bytes for each in content) == sent
     else:
-        assert isinstance(content, entry.OuterGradient)
+        assert isinstance(content, storage.OuterGradient)
         assert content.average.value_bytes == 4 * VALUES
 
 
@@ -374,11 +379,11 @@ def test_a_changed_byte_in_an_average_is_seen_and_the_version_before_is_used(tmp
 
 
 def test_an_entry_of_a_kind_that_only_a_later_build_knows_is_refused() -> None:
-    prefix, _, header, *payloads = map(bytes, entry.encode(*made(0, 1)))
+    prefix, _, header, *payloads = map(bytes, storage.encode(*made(0, 1)))
     header = header.replace(b'"body":"state"', b'"body":"novel"')
     checksum = crc32c(header, crc32c(prefix)).to_bytes(4, "little")
     with pytest.raises(DataError, match="'novel', which this build does not know"):
-        entry.decode(b"".join([prefix, checksum, header, *payloads]))
+        storage.decode(b"".join([prefix, checksum, header, *payloads]))
 
 
 def test_what_rests_on_a_damaged_entry_is_gone_with_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from learners import checkpointing
-from learners.group import devices
+from learners.group import link
 from learners.island_arrays import HeldPieces
 from orchestrator.actors.island import MeetingPlace, Rank
 from orchestrator.checkpoints.folder import Folder
@@ -45,7 +45,7 @@ def island_named(mesh: str, rank: int | None = None) -> IslandId:
 
 
 def main(rank: int, port: int, path: Path) -> None:
-    counts = devices.join(Rank(rank, HOSTS, MeetingPlace("127.0.0.1", 0, port), b""))
+    counts = link.join(Rank(rank, HOSTS, MeetingPlace("127.0.0.1", 0, port), b""))
     from tests.learners import meshes  # its model asks for devices, which are there from here on
 
     folder = Folder.own(path)

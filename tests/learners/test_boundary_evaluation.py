@@ -11,7 +11,7 @@ import pytest
 from learners import loop as loop_module
 from learners.contract import HeldOutLoss
 from learners.loop import EvaluationRequest
-from learners.state_fetch import FetchedState
+from learners.state_transfer import FetchedState
 from orchestrator.core.messages import Evaluated, Flushed, NotEvaluated, Progress
 
 

@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from learners import corpus, data
+from learners import corpus
 from learners.streaming.documents import DOCUMENT_BYTES_MAX
 from learners.text import Text
 from orchestrator.errors import ConfigurationError
@@ -126,7 +126,7 @@ def test_one_epoch_of_all_shards_draws_every_window_exactly_once(text, make_job)
     window_count = (len(text.training) - 1) // 32
     drawn = []
     for index in range(3):
-        draw = data.shard_batches(text, spec, index, 3)
+        draw = corpus.shard_batches(text, spec, index, 3)
         size = len(range(index, window_count, 3))
         drawn += windows_of([draw(number) for number in range(math.ceil(size / 4))])[:size]
     windows = [text.training[start * 32 : start * 32 + 33].tobytes() for start in range(window_count)]
@@ -136,7 +136,7 @@ def test_one_epoch_of_all_shards_draws_every_window_exactly_once(text, make_job)
 def test_later_epochs_keep_to_the_shard_in_another_order(text, make_job):
     window_count = (len(text.training) - 1) // 32
     size = len(range(0, window_count, 2))
-    draw = data.shard_batches(text, make_job(), 0, 2)
+    draw = corpus.shard_batches(text, make_job(), 0, 2)
     drawn = windows_of([draw(number) for number in range(size)])  # batches of 4: four epochs
     first, second = drawn[:size], drawn[size : 2 * size]
     assert sorted(first) == sorted(second)
@@ -144,27 +144,27 @@ def test_later_epochs_keep_to_the_shard_in_another_order(text, make_job):
 
 
 def test_a_batch_follows_from_its_number_and_the_seed_alone(text, make_job):
-    draw, again = (data.shard_batches(text, make_job(seed=5), 1, 2) for _ in range(2))
+    draw, again = (corpus.shard_batches(text, make_job(seed=5), 1, 2) for _ in range(2))
     forwards = [draw(number) for number in range(20)]
     backwards = [again(number) for number in reversed(range(20))][::-1]
     assert all(np.array_equal(a, b) for a, b in zip(forwards, backwards, strict=True))
     assert forwards[0].dtype == np.int32
     assert forwards[0].shape == (4, 33)
-    assert not np.array_equal(forwards[0], data.shard_batches(text, make_job(seed=6), 1, 2)(0))
+    assert not np.array_equal(forwards[0], corpus.shard_batches(text, make_job(seed=6), 1, 2)(0))
 
 
 def test_the_data_parallel_baseline_draws_what_the_islands_draw_together(text, make_job, monkeypatch):
     monkeypatch.setattr(corpus, "load", lambda *_: text)
     together = Text(make_job()).union_draw(2)
-    apart = [data.shard_batches(text, make_job(), index, 2) for index in range(2)]
+    apart = [corpus.shard_batches(text, make_job(), index, 2) for index in range(2)]
     assert np.array_equal(together(7), np.concatenate([draw(7) for draw in apart]))
 
 
 def test_batches_of_any_size_are_cut_from_the_same_stream_of_sequences(text, make_job):
-    small, large = (data.shard_batches(text, make_job(training={"batch_size": size}), 1, 2) for size in (2, 6))
+    small, large = (corpus.shard_batches(text, make_job(training={"batch_size": size}), 1, 2) for size in (2, 6))
     assert np.array_equal(np.concatenate([small(k) for k in range(9)]), np.concatenate([large(k) for k in range(3)]))
 
 
 def test_a_corpus_too_small_for_the_islands_is_refused(text, make_job):
     with pytest.raises(ConfigurationError, match="do not give each of 500 islands one batch of 4"):
-        data.shard_batches(text, make_job(), 0, 500)
+        corpus.shard_batches(text, make_job(), 0, 500)

@@ -15,7 +15,7 @@ from learners.group.link import Done, Line, LinkEnded, News, Prepared, TakeOuter
 from learners.island_arrays import State
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.state_fetch import FetchedState, put_together, windows
+from learners.state_transfer import FetchedState, put_together, windows
 from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
 from orchestrator.core.vocabulary import Version
 from orchestrator.errors import InfrastructureError

@@ -9,7 +9,7 @@ import pytest
 
 from learners import handed_over
 from learners.handed_over import HandedOver
-from learners.transfer_limit import held_s
+from learners.state_transfer import held_s
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Terms
 from orchestrator.channel.frames import SHARD, Ticket
 from orchestrator.core.vocabulary import Epoch, FragmentId

@@ -13,9 +13,9 @@ import optax.contrib
 import pytest
 
 from learners import inner_step
+from learners.inner_step import WITH_MOMENTUM
 from learners.jax_trainer import JaxTrainer
 from learners.model import Model
-from learners.optimizers.descent import WITH_MOMENTUM
 from orchestrator.errors import ConfigurationError
 
 SHAPES = {"embed": (16, 4), "wide": (128, 130), "gain": (4,)}

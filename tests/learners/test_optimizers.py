@@ -10,8 +10,8 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 from learners.contract import tokens_per_schedule_step
+from learners.inner_step import DescentCheck
 from learners.optimizers import inner
-from learners.optimizers.descent import DescentCheck
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import Role
 from orchestrator.specification.config import parse_job

@@ -12,9 +12,17 @@ import pytest
 
 from learners import jax_trainer, synthetic
 from learners.catching_up import CatchingUp
-from learners.exports import CutStates, HeldStates, Throttle
 from learners.outbox import Outbox
-from learners.state_fetch import Donor, DonorReply, FetchedState, Fragments, StateFetch
+from learners.state_transfer import (
+    CutStates,
+    Donor,
+    DonorReply,
+    FetchedState,
+    Fragments,
+    HeldStates,
+    StateFetch,
+    Throttle,
+)
 from orchestrator.core.messages import Adopted, Flushed, Offer
 from orchestrator.errors import InfrastructureError, InternalError
 from tests.learners.stepped import TOKENS, SteppedTrainer, alone, offers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from learners.state_fetch import blocks_of, put_together, windows
+from learners.state_transfer import blocks_of, put_together, windows
 from orchestrator.errors import DataError
 from orchestrator.parameters.parts import whole
 from tests.numerics.test_parts import pieces

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from learners import transfer_limit
-from learners.exports import Throttle
+from learners import state_transfer
+from learners.state_transfer import Throttle
 
 BILLION = 12 * 10**9
 
@@ -14,15 +14,15 @@ BILLION = 12 * 10**9
 def test_a_line_that_is_twice_as_fast_as_the_slowest_is_waited_for_whatever_the_size(
     byte_count: int, line_bytes_per_s: float
 ) -> None:
-    assert transfer_limit.limit_s(byte_count, None) > byte_count / line_bytes_per_s + transfer_limit.BOUNDARY_S
+    assert state_transfer.limit_s(byte_count, None) > byte_count / line_bytes_per_s + state_transfer.BOUNDARY_S
 
 
 @pytest.mark.parametrize("byte_count", [1000, BILLION])
 def test_a_donor_never_makes_anybody_wait_for_longer_than_they_do(byte_count: int) -> None:
     rate = 50e6
-    assert transfer_limit.queue_s(byte_count, rate) < transfer_limit.limit_s(byte_count, rate)
-    assert byte_count / rate < transfer_limit.queue_s(byte_count, rate)
+    assert state_transfer.queue_s(byte_count, rate) < state_transfer.limit_s(byte_count, rate)
+    assert byte_count / rate < state_transfer.queue_s(byte_count, rate)
 
 
 def test_a_donor_without_a_limit_lets_nobody_wait() -> None:
-    Throttle(None).wait(BILLION, transfer_limit.queue_s(BILLION, None))
+    Throttle(None).wait(BILLION, state_transfer.queue_s(BILLION, None))

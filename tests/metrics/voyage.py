@@ -23,8 +23,7 @@ from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId
 from orchestrator.errors import NotFound
 from orchestrator.parameters import tensors
-from orchestrator.parameters.journal.entry import Facts
-from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journal.storage import Facts, Journal
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.specification.config import JobSpec

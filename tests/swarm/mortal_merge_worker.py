@@ -20,8 +20,7 @@ from orchestrator.errors import InternalError
 from orchestrator.host.retry import Retrier
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
-from orchestrator.parameters.journal.entry import Facts
-from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journal.storage import Facts, Journal
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.parameters.wire_format import EncodedTensors, encoded

@@ -81,15 +81,15 @@ def test_a_machine_without_certificates_that_the_head_trusts_starts_nothing_and_
     shutil.copytree(foreign, mixed)
     shutil.copy(own / folders.AUTHORITY_CERTIFICATE, mixed)  # it trusts the head, which does not trust it
     host, port = join.head_of(archipelago.cluster.address)
-    with pytest.raises(ConfigurationError, match="of another authority than"):
+    with pytest.raises(ConfigurationError, match="of an authority that is not in"):
         peer.refuse_foreign(host, port, foreign)
-    with pytest.raises(ConfigurationError, match="does not take this machine's certificate"):
+    with pytest.raises(ConfigurationError, match="does not accept this machine's certificate"):
         peer.refuse_foreign(host, port, mixed)
     assert peer.refuse_foreign(host, port, own) is None
     raylets = [one for one in listening(archipelago)[EAST] if one.process == "raylet"]
     assert len(raylets) == 2
     for raylet in raylets:
-        with pytest.raises(ConfigurationError, match="does not take this machine's certificate"):
+        with pytest.raises(ConfigurationError, match="does not accept this machine's certificate"):
             peer.refuse_foreign(archipelago.regions.address(EAST), raylet.port, mixed)
 
     wrong = tmp_path / "token"

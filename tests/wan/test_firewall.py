@@ -29,7 +29,7 @@ def test_a_firewall_in_the_channels_way_is_seen_with_its_remedy_and_forgotten_wh
         trouble = job.trouble(ASIA)
         assert f"{FIRST} to {LAST}" in trouble
         assert address in trouble
-        assert "Let TCP" in trouble
+        assert "Allow TCP" in trouble
         job.wait_for_state(ASIA, "training")  # Ray gets through
         job.wait_until(lambda: job.island(EAST)["last_merge_at"] > job.island(ASIA)["last_merge_at"], "east goes on")
         assert not job.trouble(EAST)

@@ -1,6 +1,4 @@
-"""Codecs: the values of a tensor to bytes, and back. One module for each; ``registry`` lists them.
+"""Codecs turn the values of a tensor into bytes and back.
 
-A new codec is a module here that has a ``CODEC`` (``interface.Codec``), and its name in ``registry.CodecName``. Sizes, the
-specification's choices, wire format, laboratory and metrics follow from these two, and so do the tests of
-``tests/numerics``, which run over all codecs.
+``registry`` has their names and the protocol that each follows; ``codecs`` has the codecs themselves.
 """

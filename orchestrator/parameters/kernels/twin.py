@@ -16,7 +16,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from orchestrator.parameters.codec.blocks import BLOCK_VALUES
+from orchestrator.parameters.codec.codecs import BLOCK_VALUES
 from orchestrator.parameters.codec.registry import CodecName, codec
 from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
 from orchestrator.parameters.tensors import Array

@@ -20,8 +20,7 @@ from orchestrator.core import events
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
 from orchestrator.core.vocabulary import Epoch, FragmentId
-from orchestrator.parameters.journal.entry import sizes_of
-from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journal.storage import Journal, sizes_of
 from orchestrator.runtime import cluster
 from orchestrator.runtime.settings import island_name
 from orchestrator.system.logbook import service_logbook
