@@ -33,6 +33,15 @@ from orchestrator.core.effects import Effect
 from orchestrator.core.state import JobState
 from orchestrator.core.view import JobView
 from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, IslandId, JobPhase, JobPolicy
+from orchestrator.errors import InternalError
+
+SETTLING_PASSES_MAX = 8
+"""How many passes of ``job_life.settle`` in a row may decide something after one event.
+
+Each pass moves the job's end one step forward, and no step repeats: begin to end, discard the rounds below the quorum, begin
+the last evaluation, finish. In a running job one pass promotes every standby that can be promoted. So four passes are the
+most that a correct core needs; twice that leaves room for a new step. A core that needs more is in an endless loop.
+"""
 
 
 class Synchroniser:
@@ -44,12 +53,21 @@ class Synchroniser:
         self.state = JobState(policy, epoch)
 
     def handle(self, event: events.Event) -> tuple[Effect, ...]:
-        """Decide what follows from ``event``. Safe with late, repeated and reordered events."""
+        """Decide what follows from ``event``. Safe with late, repeated and reordered events.
+
+        Raises InternalError if the state does not settle within ``SETTLING_PASSES_MAX`` passes.
+        """
         effects = self._dispatch(event)
         effects += self._settled(event.at)
-        while more := job_life.settle(self.state, event):
+        for _ in range(SETTLING_PASSES_MAX):
+            more = job_life.settle(self.state, event)
+            if not more:
+                return tuple(effects)
             effects += [*more, *self._settled(event.at)]
-        return tuple(effects)
+        raise InternalError(
+            detail=f"The job does not settle: {SETTLING_PASSES_MAX} passes after one event each decided something more, "
+            f"the last one {', '.join(type(effect).__name__ for effect in more)}."
+        )
 
     def view(self, at: Instant) -> JobView:
         return self.state.view(at)
