@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import commands, fragment_round
+from orchestrator.core import commands, fragment_round, island_record
 from orchestrator.core.effects import Effect, ReleasePayload, ResolveCommand, SetTimer
 from orchestrator.core.events import CommandRequested
 from orchestrator.core.fragment_life import advance_all, publish
 from orchestrator.core.fragment_round import FragmentRound, UpdateNorms
 from orchestrator.core.island_record import Island
-from orchestrator.core.messages import ALL_OFFERS, NotSaved, Saved
+from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.saving import (
     FROM_JOURNAL,
     BeginCheckpoint,
@@ -79,7 +79,7 @@ def begin(state: JobState, now: Instant) -> list[Effect]:
     """Cut here: what is merging belongs to Θ, what is only offered to its island."""
     before = state.checkpoints
     versions = tuple(Version(r.version + (r.phase is RoundPhase.MERGING)) for r in state.rounds)
-    islands = tuple((i.id, i.incarnation) for i in state.islands.values() if i.state in SAVES and not i.flushed)
+    islands = tuple((i.id, i.incarnation) for i in state.islands.values() if i.state in SAVES and not i.current.flushed)
     opened = OpenCheckpoint(before.count + 1, versions, frozenset(islands), state.next_serial())
     state.checkpoints = replace(before, count=opened.number, begun_at=state.global_version, open=opened)
     deadline = SetTimer(DEADLINE_TIMER, opened.serial, now + _timeout_s(state))
@@ -265,11 +265,7 @@ def fragment_restored(state: JobState, event: FragmentRestored) -> list[Effect]:
     after = state.rounds[event.fragment] = fragment_round.finish_merge(before)
     state.update_norms[event.fragment] = UpdateNorms()
     for island in list(state.islands.values()):
-        state.islands[island.id] = replace(
-            island,
-            merged_into={**island.merged_into, event.fragment: after.version},
-            merged_offer={**island.merged_offer, event.fragment: ALL_OFFERS},
-        )
+        state.islands[island.id] = island_record.rolled_back(island, event.fragment, after.version)
     left = rollback.left - {event.fragment}
     state.rollback = replace(rollback, left=left) if left else None
     published = publish(state, event.fragment, event.at)

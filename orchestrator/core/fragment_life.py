@@ -92,11 +92,11 @@ def _strike(
     island = state.islands.get(c.island)
     if island is None or island.incarnation != c.incarnation or island.state not in WITH_PROCESS:
         return []
-    if c.offer <= island.struck_offer.get(c.fragment, 0):
+    if c.offer <= island.current.struck_offer.get(c.fragment, 0):
         return []
     note = f"{reason.replace('_', ' ')} contribution to fragment {c.fragment}: {detail}"
     island = state.islands[c.island] = island_record.struck(island, c, note)
-    if reason is not RefusalReason.NON_FINITE and island.strikes[c.fragment] < state.policy.health.strikes_max:
+    if reason is not RefusalReason.NON_FINITE and island.current.strikes[c.fragment] < state.policy.health.strikes_max:
         return []
     remedy = _remedy(state, island.id, reason)
     after, effects = island_record.quarantine(island, state.policy, note, event.at, state.next_serial(), remedy)
@@ -229,8 +229,7 @@ def lose_payloads(state: JobState) -> list[Effect]:
             effects.append(ReleasePayload(c.payload, ReleaseReason.LOST))
             island = state.islands[c.island]
             if island.incarnation == c.incarnation:
-                unseen = {**island.last_offer, c.fragment: c.offer - 1}
-                state.islands[c.island] = replace(island, last_offer=unseen)
+                state.islands[c.island] = island_record.payload_lost(island, c)
         state.rounds[current.fragment] = fragment_round.abandon(current)
     return effects
 
@@ -252,10 +251,10 @@ def _misses_a_publication(
         return True
     if reason not in _BEHIND or c.base_version >= current.version:
         return False
-    version, since = island.behind.get(c.fragment, (None, 0))
+    version, since = island.current.behind.get(c.fragment, (None, 0))
     if version != current.version:
         version, since = current.version, c.step
-        state.islands[island.id] = replace(island, behind={**island.behind, c.fragment: (version, since)})
+        state.islands[island.id] = island_record.lagging(island, c.fragment, version, since)
     return c.step > min(current.step, since) + state.policy.overlap_steps
 
 
@@ -287,5 +286,5 @@ def _publication(state: JobState, current: FragmentRound, islands: tuple[Island,
     """
     policy, passed = state.policy, state.pace.steps_since(current.reached_at, now)
     step = current.step + (0 if policy.grace_cap_steps is None else min(passed, policy.overlap_steps))
-    recipients = tuple(Recipient(i.id, i.incarnation, i.merged_offer.get(current.fragment, 0)) for i in islands)
+    recipients = tuple(Recipient(i.id, i.incarnation, i.current.merged_offer.get(current.fragment, 0)) for i in islands)
     return PublishFragment(current.fragment, current.version, step, recipients, state.anchor)

@@ -283,14 +283,17 @@ def refusal_of(
         return RefusalReason.JOB_OVER, "the job has ended, or waits for its last evaluation only"
     if island.state not in (IslandState.TRAINING, IslandState.SUSPECT, IslandState.DRAINING):
         return RefusalReason.NOT_CAUGHT_UP, f"the island is {island.state}"
-    if c.offer <= island.last_offer.get(c.fragment, 0):
-        return RefusalReason.DUPLICATE, f"offer {island.last_offer[c.fragment]} of this fragment was seen before"
+    if c.offer <= island.current.last_offer.get(c.fragment, 0):
+        return (
+            RefusalReason.DUPLICATE,
+            f"offer {island.current.last_offer[c.fragment]} of this fragment was seen before",
+        )
     if c.step_count <= 0 or c.token_count <= 0:
         return RefusalReason.EMPTY, f"{c.step_count} steps and {c.token_count} tokens"
     if c.base_version > current.version:
         return RefusalReason.UNKNOWN_VERSION, f"base {c.base_version}, but the fragment stands at {current.version}"
-    if c.base_version < island.merged_into.get(c.fragment, 0):
-        version = island.merged_into[c.fragment]
+    if c.base_version < island.current.merged_into.get(c.fragment, 0):
+        version = island.current.merged_into[c.fragment]
         return RefusalReason.ALREADY_MERGED, f"version {version} has its work, or took its place in a rollback"
     if current.phase is RoundPhase.MERGING:
         return RefusalReason.LATE, f"version {current.version + 1} is being merged without it"

@@ -48,7 +48,6 @@ from orchestrator.core.effects import (
     FromSynchroniser,
     HoldIsland,
     KillIsland,
-    PlaceIsland,
     SetTimer,
     StandBy,
     StartTraining,
@@ -78,11 +77,11 @@ def promote(state: JobState) -> list[Effect]:
     for island, standby in list(_matches(state)):
         process = (standby.id, standby.incarnation)
         reason = f"goes on as the standby {standby.id}"
-        after, _ = island_record.place(island, state.reports.pop(island.id, None), reason)
-        state.islands[island.id] = replace(after, process=process)
+        after, taking = island_record.place(island, state.reports.pop(island.id, None), reason, process)
+        state.islands[island.id] = after
         next_standby, placing = island_record.place(standby, None, f"its process is {island.id} now")
         state.islands[standby.id] = next_standby
-        effects += [PlaceIsland(island.id, after.incarnation, island.plan.node_group, reason, process), *placing]
+        effects += [*taking, *placing]
     return effects
 
 
@@ -100,7 +99,7 @@ def _matches(state: JobState) -> Iterator[tuple[Island, Island]]:
 
 
 def _stands_by(standby: Island) -> bool:
-    return standby.state is IslandState.STANDBY and not standby.kill_reason
+    return standby.state is IslandState.STANDBY and not standby.current.kill_reason
 
 
 def _kind(island: Island) -> tuple[str, int]:
@@ -118,14 +117,14 @@ def noticed(state: JobState, island: Island, event: NoticeReceived) -> list[Effe
     if state.phase is not JobPhase.RUNNING:
         return []  # it gives what it has in any case, and is not placed again
     suspect = island.state is IslandState.SUSPECT
-    answering = island.state_before_suspect if suspect else island.state
+    answering = island.current.state_before_suspect if suspect else island.state
     reason = event.cause if event.seconds is None else f"{event.cause}: its node goes in {event.seconds:.0f} s"
     if answering is IslandState.DRAINING:
         return []
-    if answering is not IslandState.TRAINING or island.flushed:
+    if answering is not IslandState.TRAINING or island.current.flushed:
         return depart(state, island, reason, event.at)
     if suspect:  # it drains as soon as it answers
-        state.islands[island.id] = replace(island, state_before_suspect=IslandState.DRAINING)
+        state.islands[island.id] = island_record.to_drain(island)
         return []
     serial = state.next_serial()
     state.islands[island.id] = island_record.handing_over(island, f"{reason}; its work is to be merged", serial)
@@ -176,8 +175,8 @@ def fence(state: JobState, event: IslandEvent) -> list[Effect]:
 def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]:
     if _is_or_was(island, IslandState.PLACING):
         state.islands[island.id] = island_record.placed(island, event)
-    if island.kill_reason:  # killed before there was a process
-        return [KillIsland(island.id, island.incarnation, island.kill_reason)]
+    if island.current.kill_reason:  # killed before there was a process
+        return [KillIsland(island.id, island.incarnation, island.current.kill_reason)]
     return []
 
 
@@ -189,14 +188,14 @@ def placement_failed(state: JobState, island: Island, event: PlacementFailed) ->
 def ready(state: JobState, island: Island) -> list[Effect]:
     if not _is_or_was(island, IslandState.STARTING):
         return []  # said twice: it has a state by now, or is being given one
-    state.islands[island.id] = replace(island, ready=True, reason="waiting for the initial parameters")
+    state.islands[island.id] = island_record.ready(island)
     return catch_up(state, island.id) if state.seeded else []
 
 
 def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
     """Θ exists: islands that were quicker can go on."""
     state.seeded, state.parameter_count = True, event.parameter_count
-    waiting = [i.id for i in state.islands.values() if i.ready and i.state is IslandState.STARTING]
+    waiting = [i.id for i in state.islands.values() if i.current.ready and i.state is IslandState.STARTING]
     return [effect for island in waiting for effect in catch_up(state, island)]
 
 
@@ -217,9 +216,9 @@ def caught_up(state: JobState, island: Island, report: CaughtUp, now: Instant) -
 def catch_up_failed(state: JobState, island: Island, report: CatchUpFailure, now: Instant) -> list[Effect]:
     if not _is_or_was(island, IslandState.CATCHING_UP):
         return []
-    if report.donor is None and not island.donors:
+    if report.donor is None and not island.current.donors:
         return _lose(state, island, f"no state from the synchroniser: {report.reason}", now, dead=False)
-    if report.donor is None or report.donor not in island.donors:
+    if report.donor is None or report.donor not in island.current.donors:
         return []  # it is taking one from others by now
     state.islands[island.id] = island_record.failed_by(island, report.donor)
     return catch_up(state, island.id)
@@ -231,7 +230,7 @@ def progressed(state: JobState, island: Island, report: Progress) -> list[Effect
     if latest is not None and report.tokens_total < latest.tokens_total:
         return []
     state.reports[island.id] = report
-    if island.overdue_s:
+    if island.current.overdue_s:
         state.islands[island.id] = island_record.steps_again(island)
     if report.step_seconds_median > 0:
         state.pace = state.pace.with_step(report.step_seconds_median, state.policy.moving_average_decay)
@@ -255,7 +254,7 @@ def step_overdue(state: JobState, island: Island, report: Overdue, now: Instant)
 
 
 def flushed(state: JobState, island: Island, now: Instant) -> list[Effect]:
-    state.islands[island.id] = replace(island, flushed=True, reason="gave all its work")
+    state.islands[island.id] = island_record.flushed(island, "gave all its work")
     return advance_all(state, now)
 
 
@@ -290,7 +289,7 @@ def connection_restored(state: JobState, island: Island, event: ConnectionRestor
         return []
     after = island_record.restored(island)
     state.islands[island.id] = after
-    waits_for_state = after.state is IslandState.STARTING and after.ready
+    waits_for_state = after.state is IslandState.STARTING and after.current.ready
     if (waits_for_state and state.seeded) or after.state is IslandState.CATCHING_UP:
         return catch_up(state, island.id)
     if after.state not in (IslandState.TRAINING, IslandState.STANDBY, IslandState.DRAINING):
@@ -314,14 +313,14 @@ def flush_deadline(state: JobState, now: Instant) -> list[Effect]:
 def timer_fired(state: JobState, kind: str, island_id: IslandId, serial: int, now: Instant) -> list[Effect]:
     """A back-off or suspicion is over; a timer whose serial is not the island's latest is ignored."""
     island = state.islands.get(island_id)
-    if island is None or island.timer_serial != serial or state.phase is not JobPhase.RUNNING:
+    if island is None or island.current.timer_serial != serial or state.phase is not JobPhase.RUNNING:
         return []
     if kind == "backoff" and island.state is IslandState.LOST:
         return place(state, island, island.reason)
     if kind == "departure":
         return time_is_up(state, island, now)
     if kind == "suspect" and island.state is IslandState.SUSPECT:
-        reason = f"no answer for {now - island.suspect_since:.0f} s ({island.reason})"
+        reason = f"no answer for {now - island.current.suspect_since:.0f} s ({island.reason})"
         return _lose(state, island, reason, now, dead=False)
     return []
 
@@ -339,7 +338,9 @@ def place(state: JobState, island: Island, reason: str) -> list[Effect]:
 
 def _is_or_was(island: Island, expected: IslandState) -> bool:
     """Whether the island is in this state, or was before it became suspect: its own report outweighs the suspicion."""
-    return island.state is expected or (island.state is IslandState.SUSPECT and island.state_before_suspect is expected)
+    return island.state is expected or (
+        island.state is IslandState.SUSPECT and island.current.state_before_suspect is expected
+    )
 
 
 def _lose(
@@ -357,11 +358,11 @@ def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
     The synchroniser's parameters are for where there is none of these.
     """
     island = state.islands[island_id]
-    if island.process is not None:
-        reason = f"going on from what the standby {island.process[0]} holds"
+    if island.current.process is not None:
+        reason = f"going on from what the standby {island.current.process[0]} holds"
         state.islands[island_id] = island_record.catching_up(island, (), reason)
         return [state_from(FromStandby(), island.id, island.incarnation, island.steps_before, reason)]
-    if island.saved and island.id not in island.failed_donors:
+    if island.saved and island.id not in island.current.failed_donors:
         reason = "taking its state from the checkpoint"
         state.islands[island_id] = island_record.catching_up(island, (island.id,), reason)
         return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, reason)]
@@ -381,7 +382,7 @@ def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:
         return []
     effects: list[Effect] = []
     for island in list(state.islands.values()):
-        if island.state is IslandState.CATCHING_UP and donor in island.donors:
+        if island.state is IslandState.CATCHING_UP and donor in island.current.donors:
             state.islands[island.id] = island_record.failed_by(island, donor)
             effects += catch_up(state, island.id)
     return effects

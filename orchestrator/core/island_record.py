@@ -33,7 +33,7 @@ from zlib import crc32
 
 from orchestrator.core.effects import Effect, PlaceIsland, SetTimer, StopIsland
 from orchestrator.core.events import IslandPlaced
-from orchestrator.core.messages import CaughtUp, Overdue, Progress
+from orchestrator.core.messages import ALL_OFFERS, CaughtUp, Overdue, Progress
 from orchestrator.core.vocabulary import (
     Contribution,
     Duration,
@@ -44,6 +44,7 @@ from orchestrator.core.vocabulary import (
     IslandPlan,
     IslandState,
     JobPolicy,
+    Life,
     Version,
 )
 
@@ -60,224 +61,295 @@ WITH_PROCESS = frozenset(
 )
 """States in which a process of the current incarnation may exist."""
 
-
 DOUBLINGS_MAX = 60
-"""Beyond it every back-off has long been capped, and a power of two would in the end not fit into a float."""
+"""More doublings change nothing: every back-off is capped long before. A far larger power of two would overflow a float."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CurrentIncarnation:
+    """What the core remembers of an island's latest incarnation. Placing the island again replaces it as a whole.
+
+    Nothing here survives a placement, so a new field cannot be forgotten there. Each field has one sentence and, after
+    "Invariant", what ``core.invariants`` holds of it. Dictionaries are by fragment; a missing fragment means "none yet".
+    """
+
+    node: str = ""
+    """The name of the node of its process, empty until ``IslandPlaced``."""
+    pid: int | None = None
+    """The process id. Invariant: None before ``IslandPlaced``, and again once the incarnation is over."""
+    process: Life | None = None
+    """The standby and its incarnation whose process this incarnation took over; None if the process was made for it.
+    Invariant: only an island that is no standby took one over, and the standby is in a later incarnation by now."""
+    ready: bool = False
+    """Whether ``IslandReady`` arrived. Invariant: true while the island catches up, trains, stands by or drains."""
+    flushed: bool = False
+    """Whether the island has given all its work and takes no more steps. Invariant: no round waits for a flushed island."""
+    kill_reason: str = ""
+    """Why an operator had the process killed; empty if nobody did. Its death has not been reported yet, or has ended it."""
+    state_before_suspect: IslandState | None = None
+    """The state to return to when a suspect island answers. Invariant: set exactly while the island is SUSPECT."""
+    suspect_since: Instant = 0.0
+    """When the latest suspicion began, 0 if there was none. Means something only while the island is SUSPECT."""
+    timer_serial: int = 0
+    """The serial of the one timer that it waits for (suspicion, back-off or departure); timers of other serials are ignored.
+    Invariant: a serial that was given out. A SUSPECT island has one, and a LOST one that was placed before."""
+    donors: tuple[IslandId, ...] = ()
+    """The peers that it takes a state from, or took the last one from; its own id stands for its part of a checkpoint.
+    Invariant: all different, and none of ``failed_donors``."""
+    failed_donors: frozenset[IslandId] = frozenset()
+    """The donors that gave no state. Invariant: empty once the island trains or stands by."""
+    last_offer: dict[FragmentId, int] = field(default_factory=dict)
+    """The number of its latest offer that a round admitted. After a restart of the synchroniser an offer whose bytes were
+    lost counts as not seen. Invariant: a contribution of this incarnation in an open round is its latest."""
+    merged_into: dict[FragmentId, Version] = field(default_factory=dict)
+    """The version that its latest merged work went into, or that a rollback put in its place. Invariant: it exists."""
+    merged_offer: dict[FragmentId, int] = field(default_factory=dict)
+    """The number of its latest offer that is merged; ``ALL_OFFERS`` after a rollback. Invariant: for the fragments of
+    ``merged_into``, and not after ``last_offer``."""
+    behind: dict[FragmentId, tuple[Version, int]] = field(default_factory=dict)
+    """A version that it lacked when an offer was first refused for that, and the step of that offer. Invariant: the version
+    exists."""
+    strikes: dict[FragmentId, int] = field(default_factory=dict)
+    """How many contributions in a row were bad. Invariant: at least 1, and fewer than ``health.strikes_max`` while there is
+    a process."""
+    struck_offer: dict[FragmentId, int] = field(default_factory=dict)
+    """The number of the latest bad offer, so that none counts twice. Invariant: for every fragment of ``strikes``."""
+    overdue_s: Duration = 0.0
+    """How long its step had taken when ``StepOverdue`` last said so, in seconds; 0 if it steps. Invariant: 0 before it is
+    ready."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Island:
-    """One island: what is wanted of it (``plan``, ``wanted``) and what has been reported of it.
+    """One island: what is wanted of it, where it is in its life, and what outlives its incarnations.
 
-    ``step`` is the logical step that its state was taken at, ``*_before`` the totals of its earlier incarnations. What it
-    has trained since is in its latest report (``JobState.reports``), which changes too often to be kept here.
-    ``kill_reason`` says why the process is to be killed, once an operator asked for it. ``failures`` counts lives in a row
-    that ended without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this
-    incarnation; so is ``behind``: a version that it lacked when an offer was first refused for that, and that offer's step.
-    ``donors`` are those it takes a state from, or took the last one from; ``failed_donors`` those who did not give one.
-    ``saved``: the checkpoint that the job goes on from has a state of it, for its first process; it is its own donor then.
-    ``strikes`` counts bad contributions in a row by fragment, ``struck_offer`` is the latest of them; ``health_note`` says
-    what was wrong with the last, until work of the island is merged again. ``quarantines`` are counted until it is re-added.
-    ``overdue_s`` is how long its step has taken when that was last said to be far too long; 0 once it steps again.
-    ``process`` is the standby, with its incarnation, whose process this incarnation took over; ``None`` has one of its own.
+    What it has trained since its latest placement is in its latest report (``JobState.reports``), which changes too often
+    to be kept here. Fields are documented as those of ``CurrentIncarnation`` are.
     """
 
     plan: IslandPlan
+    """Its name, node group, region and accelerators, as in the policy. Invariant: the name is its key among the islands."""
     state: IslandState = IslandState.LOST
+    """Where it is in its life (see the drawing above). Invariant: with a process only after a placement, and with none
+    after the job's end."""
     reason: str = ""
+    """Why it is in this state, for people. No decision reads it, but messages quote it."""
     wanted: bool = True
+    """Whether the job wants a process of it. Invariant: true while LOST or CORDONED, false once DRAINED."""
     incarnation: Incarnation = Incarnation(0)
-    node: str = ""
-    pid: int | None = None
-    ready: bool = False
-    flushed: bool = False
-    kill_reason: str = ""
-    state_before_suspect: IslandState | None = None
-    suspect_since: Instant = 0.0
+    """The number of its latest incarnation, 0 before the first. Rises by one with each placement."""
+    current: CurrentIncarnation = field(default_factory=CurrentIncarnation)
+    """What is remembered of that incarnation only. Replaced as a whole at each placement."""
     step: int = 0
+    """Its logical step when its state was taken; at a placement, that of the last report. Invariant: not negative."""
     steps_before: int = 0
+    """Inner steps of its earlier incarnations, by their last reports. Invariant: 0 until the second placement."""
     tokens_before: int = 0
+    """Tokens of its earlier incarnations, by their last reports. Invariant: 0 until the second placement."""
     last_merge_at: Instant | None = None
+    """When work of it was last merged; None if none ever was."""
     failures: int = 0
-    restarts: int = 0
-    timer_serial: int = 0
-    donors: tuple[IslandId, ...] = ()
-    failed_donors: frozenset[IslandId] = frozenset()
-    last_offer: dict[FragmentId, int] = field(default_factory=dict)
-    merged_into: dict[FragmentId, Version] = field(default_factory=dict)
-    merged_offer: dict[FragmentId, int] = field(default_factory=dict)
-    behind: dict[FragmentId, tuple[Version, int]] = field(default_factory=dict)
-    strikes: dict[FragmentId, int] = field(default_factory=dict)
-    struck_offer: dict[FragmentId, int] = field(default_factory=dict)
+    """Incarnations in a row that ended without a contribution. Invariant: above ``restarts_max``, FAILED or STOPPED."""
     health_note: str = ""
+    """What was wrong with its last bad contribution, until later work is merged. Invariant: set while it has strikes."""
     quarantines: int = 0
-    process: tuple[IslandId, Incarnation] | None = None
+    """Quarantines since it was last re-added. Invariant: above ``health.quarantines_max``, FAILED or STOPPED."""
     saved: bool = False
-    overdue_s: Duration = 0.0
+    """Whether its first incarnation may still take its state from the checkpoint that the job continues. Invariant: only in
+    a job that continues one, and until the second placement."""
 
     @property
     def id(self) -> IslandId:
         return self.plan.island
 
     @property
+    def restarts(self) -> int:
+        """How often it was placed again."""
+        return max(0, self.incarnation - 1)
+
+    @property
     def live(self) -> bool:
-        """Somebody a round may wait for."""
-        return self.state is IslandState.TRAINING and not self.flushed
+        """Whether a round may wait for it."""
+        return self.state is IslandState.TRAINING and not self.current.flushed
 
     @property
     def gives(self) -> bool:
-        """Somebody who steps no more, and may still have work to offer."""
-        return self.state is IslandState.DRAINING and not self.flushed
+        """Whether it has stopped stepping and may still have work to offer."""
+        return self.state is IslandState.DRAINING and not self.current.flushed
 
 
 Step = tuple[Island, tuple[Effect, ...]]
 
 
+# ── the incarnation goes on ───────────────────────────────────────────────────────────────────────────────────────
+
+
 def placed(before: Island, event: IslandPlaced) -> Island:
-    return replace(before, state=IslandState.STARTING, reason="building the model", node=event.node, pid=event.pid)
+    """Record where the process runs. The island builds its model next."""
+    current = replace(before.current, node=event.node, pid=event.pid)
+    return _entered(before, IslandState.STARTING, "building the model", current)
+
+
+def ready(before: Island) -> Island:
+    """Record that the model is built."""
+    return replace(before, reason="waiting for the initial parameters", current=replace(before.current, ready=True))
 
 
 def catching_up(before: Island, donors: tuple[IslandId, ...], reason: str) -> Island:
-    return replace(before, state=IslandState.CATCHING_UP, donors=donors, reason=reason)
+    """Record from which peers the island takes its state."""
+    return _entered(before, IslandState.CATCHING_UP, reason, replace(before.current, donors=donors))
 
 
 def failed_by(before: Island, donor: IslandId) -> Island:
-    return replace(before, failed_donors=before.failed_donors | {donor})
+    """Exclude a donor that gave no state."""
+    failed_donors = before.current.failed_donors | {donor}
+    return replace(before, current=replace(before.current, failed_donors=failed_donors))
 
 
 def caught_up(before: Island, report: CaughtUp) -> Island:
-    source = report.donor or (f"the standby {before.process[0]}" if before.process else "the synchroniser")
+    """Begin to train with the state that the island has."""
+    process = before.current.process
+    source = report.donor or (f"the standby {process[0]}" if process else "the synchroniser")
     source = "the checkpoint" if report.donor == before.id else " and ".join(sorted(set(report.sources))) or source
-    return replace(
-        before,
-        state=IslandState.TRAINING,
-        reason=f"state taken from {source}",
-        step=report.step,
-        failed_donors=frozenset(),
-        saved=False,
-    )
+    current = replace(before.current, failed_donors=frozenset())
+    after = _entered(before, IslandState.TRAINING, f"state taken from {source}", current)
+    return replace(after, step=report.step, saved=False)
 
 
 def standing_by(before: Island, report: CaughtUp) -> Island:
-    """It holds a state, and waits to be needed. That it came so far ends the row of its failures."""
-    return replace(
-        before,
-        state=IslandState.STANDBY,
-        reason=f"ready to take a lost island's place, with a state of {report.donor or 'the synchroniser'}",
-        step=report.step,
-        failed_donors=frozenset(),
-        failures=0,
-    )
+    """Begin to wait, with a state, until another island needs the process. Coming so far ends the row of failures."""
+    reason = f"ready to take a lost island's place, with a state of {report.donor or 'the synchroniser'}"
+    current = replace(before.current, failed_donors=frozenset())
+    return replace(_entered(before, IslandState.STANDBY, reason, current), step=report.step, failures=0)
 
 
 def suspected(before: Island, reason: str, timer_serial: int, at: Instant) -> Island:
-    return replace(
-        before,
-        state=IslandState.SUSPECT,
-        state_before_suspect=before.state,
-        reason=reason,
-        timer_serial=timer_serial,
-        suspect_since=at,
-    )
+    """Guess that the island is gone. A timer decides, unless the island answers first."""
+    current = replace(before.current, state_before_suspect=before.state, timer_serial=timer_serial, suspect_since=at)
+    return replace(before, state=IslandState.SUSPECT, reason=reason, current=current)
+
+
+def restored(before: Island) -> Island:
+    """The guess was wrong: return to the state before it."""
+    state = before.current.state_before_suspect
+    assert state is not None
+    return _entered(before, state, "connection restored", replace(before.current, timer_serial=0))
 
 
 def overdue(before: Island, report: Overdue, limit_s: Duration) -> Island:
-    """Its step does not end."""
+    """Record that the present step takes far longer than usual."""
     usual = (
         f"where {report.usual_seconds:.2g} s is usual"
         if report.usual_seconds
         else "at one step, boundary or evaluation"
     )
     over = "" if report.seconds < limit_s else f", beyond the limit of {limit_s:.0f} s"
-    return replace(before, overdue_s=report.seconds, reason=f"it hangs: {report.seconds:.0f} s {usual}{over}")
+    reason = f"it hangs: {report.seconds:.0f} s {usual}{over}"
+    return replace(before, reason=reason, current=replace(before.current, overdue_s=report.seconds))
 
 
 def steps_again(before: Island) -> Island:
-    """It was only slow."""
-    return replace(
-        before, overdue_s=0.0, reason=f"it steps again, after more than {before.overdue_s:.0f} s in one step"
-    )
+    """Record that the overdue step has ended: it was only slow."""
+    reason = f"it steps again, after more than {before.current.overdue_s:.0f} s in one step"
+    return replace(before, reason=reason, current=replace(before.current, overdue_s=0.0))
 
 
 def draining(before: Island, reason: str) -> Island:
-    """It steps no more, and nobody waits for it."""
+    """Stop stepping, and leave when all its work is merged. No round waits for the island meanwhile."""
     return replace(before, state=IslandState.DRAINING, wanted=False, reason=reason)
 
 
 def handing_over(before: Island, reason: str, timer_serial: int) -> Island:
-    """It steps no more, and nobody waits for it; it is wanted, and goes on elsewhere."""
-    return replace(before, state=IslandState.DRAINING, reason=reason, timer_serial=timer_serial)
-
-
-def cordoned(before: Island, reason: str) -> Island:
-    """It is wanted, and not placed for now."""
-    return replace(before, state=IslandState.CORDONED, reason=reason, timer_serial=0)
-
-
-def dismissed(before: Island, reason: str) -> Island:
-    """Nobody wants it any more, and it has no work to lose."""
-    return replace(before, state=IslandState.STOPPED, wanted=False, state_before_suspect=None, reason=reason, pid=None)
+    """Drain because the node is about to go. The island stays wanted, and continues on another node."""
+    current = replace(before.current, timer_serial=timer_serial)
+    return replace(before, state=IslandState.DRAINING, reason=reason, current=current)
 
 
 def wanted_again(before: Island, reason: str) -> Island:
-    """A drain is called off, now or once the island answers again; what is being killed will be placed again."""
+    """Cancel a drain, now or once the island answers again. An island whose process is being killed is placed again."""
     after = replace(before, wanted=True)
     if before.state is IslandState.DRAINING:
         return replace(after, state=IslandState.TRAINING, reason=reason)
-    if before.state_before_suspect is IslandState.DRAINING:
-        return replace(after, state_before_suspect=IslandState.TRAINING)
+    if before.current.state_before_suspect is IslandState.DRAINING:
+        return replace(after, current=replace(before.current, state_before_suspect=IslandState.TRAINING))
     return after
 
 
-def drained(before: Island) -> Island:
-    return replace(
-        before, state=IslandState.DRAINED, state_before_suspect=None, reason="all its work is merged", pid=None
-    )
+def flushed(before: Island, reason: str) -> Island:
+    """Record that the island gives no more work."""
+    return replace(before, reason=reason, current=replace(before.current, flushed=True))
 
 
-def restored(before: Island) -> Island:
-    """The guess was wrong: go on where it was."""
-    assert before.state_before_suspect is not None
-    return replace(
-        before,
-        state=before.state_before_suspect,
-        state_before_suspect=None,
-        reason="connection restored",
-        timer_serial=0,
-    )
+def not_flushed(before: Island) -> Island:
+    """Wait for the island's last work again: it may have been lost with the synchroniser."""
+    return replace(before, current=replace(before.current, flushed=False))
 
 
-def contributed(before: Island, merged: Contribution, version: Version, at: Instant) -> Island:
-    """Its work is in ``version``: it is healthy, and may not offer the same work again."""
-    return replace(
-        before,
-        merged_into={**before.merged_into, merged.fragment: version},
-        merged_offer={**before.merged_offer, merged.fragment: merged.offer},
-        last_merge_at=at,
-        failures=0,
-        health_note=before.health_note if before.strikes else "",
-    )
+def being_killed(before: Island, restart: bool, reason: str) -> Island:
+    """Record that an operator has the process killed, and whether the island is to be placed again."""
+    return replace(before, wanted=restart, current=replace(before.current, kill_reason=reason))
+
+
+def to_drain(before: Island) -> Island:
+    """Have a suspect island drain as soon as it answers."""
+    return replace(before, current=replace(before.current, state_before_suspect=IslandState.DRAINING))
+
+
+# ── its contributions ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def admitted(before: Island, c: Contribution) -> Island:
-    """Its latest contribution to this fragment is good."""
-    strikes = {fragment: count for fragment, count in before.strikes.items() if fragment != c.fragment}
-    return replace(before, last_offer={**before.last_offer, c.fragment: c.offer}, strikes=strikes)
+    """Record that its latest contribution to this fragment is good."""
+    current = before.current
+    strikes = {fragment: count for fragment, count in current.strikes.items() if fragment != c.fragment}
+    last_offer = {**current.last_offer, c.fragment: c.offer}
+    return replace(before, current=replace(current, last_offer=last_offer, strikes=strikes))
+
+
+def contributed(before: Island, merged: Contribution, version: Version, at: Instant) -> Island:
+    """Record that its work is in ``version``: it is healthy, and may not offer the same work again."""
+    current = replace(
+        before.current,
+        merged_into={**before.current.merged_into, merged.fragment: version},
+        merged_offer={**before.current.merged_offer, merged.fragment: merged.offer},
+    )
+    health_note = before.health_note if current.strikes else ""
+    return replace(before, last_merge_at=at, failures=0, health_note=health_note, current=current)
 
 
 def struck(before: Island, c: Contribution, health_note: str) -> Island:
-    """Its latest contribution to this fragment is bad."""
-    return replace(
-        before,
-        health_note=health_note,
-        strikes={**before.strikes, c.fragment: before.strikes.get(c.fragment, 0) + 1},
-        struck_offer={**before.struck_offer, c.fragment: c.offer},
+    """Record that its latest contribution to this fragment is bad."""
+    current = replace(
+        before.current,
+        strikes={**before.current.strikes, c.fragment: before.current.strikes.get(c.fragment, 0) + 1},
+        struck_offer={**before.current.struck_offer, c.fragment: c.offer},
     )
+    return replace(before, health_note=health_note, current=current)
 
 
-def failures_reset(before: Island) -> Island:
-    """An operator wants it, whatever it did before."""
-    return replace(before, wanted=True, failures=0, quarantines=0)
+def lagging(before: Island, fragment: FragmentId, version: Version, step: int) -> Island:
+    """Record that its offer at ``step`` was refused for want of ``version``."""
+    behind = {**before.current.behind, fragment: (version, step)}
+    return replace(before, current=replace(before.current, behind=behind))
+
+
+def payload_lost(before: Island, c: Contribution) -> Island:
+    """Allow the island to offer the same work again: its bytes died with the synchroniser."""
+    last_offer = {**before.current.last_offer, c.fragment: c.offer - 1}
+    return replace(before, current=replace(before.current, last_offer=last_offer))
+
+
+def rolled_back(before: Island, fragment: FragmentId, version: Version) -> Island:
+    """Allow no work on the fragment that was built before ``version``, which took the place of all earlier ones."""
+    current = replace(
+        before.current,
+        merged_into={**before.current.merged_into, fragment: version},
+        merged_offer={**before.current.merged_offer, fragment: ALL_OFFERS},
+    )
+    return replace(before, current=current)
+
+
+# ── donors of a state ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def choose_donors(steps: Mapping[Island, int], receiver: Island, count: int) -> list[Island]:
@@ -286,86 +358,96 @@ def choose_donors(steps: Mapping[Island, int], receiver: Island, count: int) -> 
     Excluded are donors that failed this receiver, and islands with a health note. Donors that give to it already come first,
     then idle ones, then those that give to others: islands that come back together do not load the same donor.
     """
-    unfit = receiver.failed_donors | {receiver.id}
+    unfit = receiver.current.failed_donors | {receiver.id}
     candidates = [i for i in steps if i.live and not i.health_note and i.id not in unfit]
     others = (i for i in steps if i.state is IslandState.CATCHING_UP and i.id != receiver.id)
-    giving = {donor for other in others for donor in other.donors}
-    state = receiver.state_before_suspect if receiver.state is IslandState.SUSPECT else receiver.state
-    present = receiver.donors if state is IslandState.CATCHING_UP else ()
+    giving = {donor for other in others for donor in other.current.donors}
+    state = receiver.current.state_before_suspect if receiver.state is IslandState.SUSPECT else receiver.state
+    present = receiver.current.donors if state is IslandState.CATCHING_UP else ()
     return sorted(candidates, key=lambda i: (i.id not in present, i.id in giving, -steps[i], i.id))[:count]
 
 
 # ── an incarnation begins, or is over ─────────────────────────────────────────────────────────────────────────────────
 
 
-def place(before: Island, last_report: Progress | None, reason: str) -> Step:
-    """Begin the next incarnation. What the one before had trained, by its last report, is carried on as totals."""
+def place(before: Island, last_report: Progress | None, reason: str, process: Life | None = None) -> Step:
+    """Begin the next incarnation, in a process of its own or in the standby's ``process``.
+
+    What the incarnation before had trained, by its last report, is added to the totals.
+    """
     steps, tokens = (last_report.steps_total, last_report.tokens_total) if last_report else (0, 0)
-    after = Island(
-        plan=before.plan,
+    after = replace(
+        before,
         state=IslandState.PLACING,
         reason=reason,
         incarnation=Incarnation(before.incarnation + 1),
+        current=CurrentIncarnation(process=process),
+        step=last_report.step if last_report else before.step,
         steps_before=before.steps_before + steps,
         tokens_before=before.tokens_before + tokens,
-        step=last_report.step if last_report else before.step,
-        last_merge_at=before.last_merge_at,
-        failures=before.failures,
-        restarts=before.restarts + (1 if before.incarnation else 0),
-        health_note=before.health_note,
-        quarantines=before.quarantines,
         saved=before.saved and not before.incarnation,
     )
-    return after, (PlaceIsland(after.id, after.incarnation, after.plan.node_group, reason),)
+    return after, (PlaceIsland(after.id, after.incarnation, after.plan.node_group, reason, process),)
 
 
 def lose(
     before: Island, policy: JobPolicy, reason: str, now: Instant, timer_serial: int, *, dead: bool, final: bool = False
 ) -> Step:
-    """The incarnation is over: wait and place again, or stay away, or give up. A process that may live on is stopped.
+    """End the incarnation: wait and place the island again, or leave it stopped, or give it up.
 
-    ``final`` says that the next one would fail as well.
+    A process that may live on is stopped. ``final`` says that the next incarnation would fail as well.
     """
     had_process = before.state in WITH_PROCESS
     stop = () if dead or not had_process else (StopIsland(before.id, before.incarnation, reason),)
     if not before.wanted:
-        return replace(before, state=IslandState.STOPPED, reason=reason, pid=None), stop
+        return _ended(before, IslandState.STOPPED, reason), stop
     failures = before.failures + 1
+    counted = replace(before, failures=failures)
     if final:
-        return replace(before, state=IslandState.FAILED, reason=reason, pid=None, failures=failures), stop
+        return _ended(counted, IslandState.FAILED, reason), stop
     if failures > policy.restarts_max:
-        summary = f"given up after {failures} failures in a row; last: {reason}"
-        return replace(before, state=IslandState.FAILED, reason=summary, pid=None, failures=failures), stop
+        return _ended(counted, IslandState.FAILED, f"given up after {failures} failures in a row; last: {reason}"), stop
     wait = backoff(before, failures, policy)
-    after = replace(
-        before,
-        state=IslandState.LOST,
-        reason=f"{reason}; placing again in {wait:.1f} s",
-        pid=None,
-        failures=failures,
-        timer_serial=timer_serial,
-    )
+    after = _ended(counted, IslandState.LOST, f"{reason}; placing again in {wait:.1f} s", timer_serial)
     return after, (*stop, SetTimer(backoff_timer(before), timer_serial, now + wait))
 
 
 def depart(before: Island, reason: str, now: Instant, timer_serial: int) -> Step:
-    """The incarnation is over because its node goes, which is no failure of its own: place the next one, without a wait."""
+    """End the incarnation because its node goes. That is no failure of the island, so the next one is placed at once."""
     stop = StopIsland(before.id, before.incarnation, reason)
     if not before.wanted:
         return dismissed(before, reason), (stop,)
-    after = replace(
-        before,
-        state=IslandState.LOST,
-        state_before_suspect=None,
-        reason=f"{reason}; placing it elsewhere",
-        pid=None,
-        timer_serial=timer_serial,
-    )
+    after = _ended(before, IslandState.LOST, f"{reason}; placing it elsewhere", timer_serial)
     return after, (stop, SetTimer(backoff_timer(before), timer_serial, now))
 
 
+def dismissed(before: Island, reason: str) -> Island:
+    """Stop an island that the job does not want and that has no work to lose."""
+    return _ended(replace(before, wanted=False), IslandState.STOPPED, reason)
+
+
+def drained(before: Island) -> Island:
+    """End a drain: every version of its work is merged."""
+    return _ended(before, IslandState.DRAINED, "all its work is merged")
+
+
+def stopped(before: Island, reason: str) -> Island:
+    """Stop an island because the job ends."""
+    return _ended(before, IslandState.STOPPED, reason)
+
+
+def cordoned(before: Island, reason: str) -> Island:
+    """Hold an island that is wanted until its node group takes islands again."""
+    return replace(before, state=IslandState.CORDONED, reason=reason, current=replace(before.current, timer_serial=0))
+
+
+def failures_reset(before: Island) -> Island:
+    """Forget earlier failures and quarantines, because an operator wants the island."""
+    return replace(before, wanted=True, failures=0, quarantines=0)
+
+
 def quarantine(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_serial: int, remedy: str) -> Step:
-    """The incarnation's work cannot be used: end it, and place the next one, or give up."""
+    """End an incarnation whose work cannot be used, and place the next one or give the island up."""
     count = before.quarantines + 1
     flagged = replace(before, quarantines=count, health_note=f"quarantined: {reason}")
     after, effects = lose(flagged, policy, flagged.health_note, now, timer_serial, dead=False)
@@ -378,11 +460,22 @@ def quarantine(before: Island, policy: JobPolicy, reason: str, now: Instant, tim
 
 
 def backoff(island: Island, failures: int, policy: JobPolicy) -> Duration:
-    """Seconds to wait before the next life: doubled each time, capped, spread by up to a quarter."""
+    """Return the seconds to wait before the next incarnation: doubled each time, capped, spread by up to a quarter."""
     doublings = min(failures - 1, DOUBLINGS_MAX)
     wait: Duration = min(policy.backoff_first_s * 2.0**doublings, policy.backoff_max_s)
     jitter = crc32(f"{island.id}.{island.incarnation}".encode()) / 0xFFFFFFFF
     return wait * (1.0 + 0.25 * jitter)
+
+
+def _entered(before: Island, state: IslandState, reason: str, current: CurrentIncarnation) -> Island:
+    """Enter a state that is known and not guessed, which ends any suspicion."""
+    return replace(before, state=state, reason=reason, current=replace(current, state_before_suspect=None))
+
+
+def _ended(before: Island, state: IslandState, reason: str, timer_serial: int | None = None) -> Island:
+    """Enter a state without a process. ``timer_serial`` is the timer that will end it, if one does."""
+    serial = before.current.timer_serial if timer_serial is None else timer_serial
+    return _entered(before, state, reason, replace(before.current, pid=None, timer_serial=serial))
 
 
 def backoff_timer(island: Island) -> str:

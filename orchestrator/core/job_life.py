@@ -93,12 +93,12 @@ def _want(state: JobState, island: Island, reason: str) -> list[Effect]:
 
 def _leave(state: JobState, island: Island, reason: str) -> list[Effect]:
     """One that trains is drained, a suspect one as soon as it answers; others have no work to lose."""
-    state_answered = island.state_before_suspect if island.state is IslandState.SUSPECT else island.state
+    state_answered = island.current.state_before_suspect if island.state is IslandState.SUSPECT else island.state
     if island.state is IslandState.TRAINING:
         state.islands[island.id] = island_record.draining(island, reason)
         return [DrainIsland(island.id, island.incarnation)]
     if state_answered is IslandState.TRAINING:
-        state.islands[island.id] = replace(island, wanted=False, state_before_suspect=IslandState.DRAINING)
+        state.islands[island.id] = island_record.to_drain(replace(island, wanted=False))
         return []
     if state_answered is IslandState.DRAINING:
         state.islands[island.id] = replace(island, wanted=False)  # killed meanwhile, to be placed again
@@ -158,8 +158,8 @@ def flush_timed_out(state: JobState, serial: int, now: Instant) -> list[Effect]:
     if state.phase is not JobPhase.FINISHING or serial != state.flush_serial:
         return []
     for island in sorted(state.live):
-        late = replace(state.islands[island], flushed=True, reason="did not give its last work in time")
-        state.islands[island] = late
+        late = state.islands[island]
+        state.islands[island] = island_record.flushed(late, "did not give its last work in time")
     return advance_all(state, now)
 
 
@@ -169,9 +169,7 @@ def finish(state: JobState, outcome: JobOutcome, reason: str) -> list[Effect]:
     for island in list(state.islands.values()):
         if island.state in WITH_PROCESS:
             effects.append(StopIsland(island.id, island.incarnation, f"the job is {outcome}"))
-            state.islands[island.id] = replace(
-                island, state=IslandState.STOPPED, reason=f"the job is {outcome}", pid=None
-            )
+            state.islands[island.id] = island_record.stopped(island, f"the job is {outcome}")
     return [*effects, FinishJob(outcome, reason)]
 
 
@@ -186,7 +184,7 @@ def kill(state: JobState, event: CommandRequested, request: Kill) -> list[Effect
         detail = f"{island.id} has no process to kill: it is {island.state} ({island.reason})"
         return [ResolveCommand(event.command, False, detail)]
     reason = f"killed by {event.caller}"
-    state.islands[island.id] = replace(island, wanted=request.restart, kill_reason=reason)
+    state.islands[island.id] = island_record.being_killed(island, request.restart, reason)
     outcome = "it will be placed again" if request.restart else "it stays away until it is re-added"
     return [
         ResolveCommand(event.command, True, f"{island.id} is being killed; {outcome}"),
@@ -200,8 +198,8 @@ def drain(state: JobState, event: CommandRequested, request: Drain) -> list[Effe
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
     others = len(state.live - {island.id})
-    if island.state is not IslandState.TRAINING or island.kill_reason:
-        now = island.kill_reason or f"it is {island.state} ({island.reason})"
+    if island.state is not IslandState.TRAINING or island.current.kill_reason:
+        now = island.current.kill_reason or f"it is {island.state} ({island.reason})"
         return [ResolveCommand(event.command, False, f"{island.id} is not training, and has no work to give: {now}")]
     if others < state.policy.quorum:
         detail = (
@@ -225,7 +223,7 @@ def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effe
         return [ResolveCommand(event.command, False, f"{island.id} is there already: it is {island.state}")]
     if island.state in WITH_PROCESS:
         state.islands[island.id] = after = island_record.wanted_again(island, f"re-added by {event.caller}")
-        goes_on = after.state is IslandState.TRAINING and not island.kill_reason
+        goes_on = after.state is IslandState.TRAINING and not island.current.kill_reason
         outcome = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
         start = [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
         return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *start]

@@ -8,9 +8,7 @@ keep their deadlines (``tape.recovery``).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from orchestrator.core import checkpoints, evaluation, island_life
+from orchestrator.core import checkpoints, evaluation, island_life, island_record
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -34,8 +32,8 @@ def restarted(state: JobState, event: SynchroniserRestarted) -> list[Effect]:
     effects = [*lose_payloads(state), *checkpoints.give_up(state, "the synchroniser died while it was taken")]
     flushing = state.phase is JobPhase.FINISHING and not state.complete
     for island in list(state.islands.values()):
-        if flushing and island.flushed:  # what it gave last may be lost
-            island = state.islands[island.id] = replace(state.islands[island.id], flushed=False)
+        if flushing and island.current.flushed:  # what it gave last may be lost
+            island = state.islands[island.id] = island_record.not_flushed(state.islands[island.id])
         effects += _pending_requests(state, state.islands[island.id], event.at)
     effects += island_life.flush_deadline(state, event.at) if flushing else []
     return effects + _evaluation(state)
@@ -46,7 +44,7 @@ def _pending_requests(state: JobState, island: Island, now: Instant) -> list[Eff
     effects: list[Effect] = []
     match island.state:
         case IslandState.PLACING:
-            effects.append(PlaceIsland(*life, island.plan.node_group, island.reason, island.process))
+            effects.append(PlaceIsland(*life, island.plan.node_group, island.reason, island.current.process))
         case IslandState.CATCHING_UP:
             effects += island_life.catch_up(state, island.id)
         case IslandState.STANDBY:
@@ -56,8 +54,8 @@ def _pending_requests(state: JobState, island: Island, now: Instant) -> list[Eff
             order = StartTraining if island.state is IslandState.TRAINING else DrainIsland
             command = FlushIsland if state.phase is JobPhase.FINISHING else order
             effects += [] if state.complete else [command(*life)]
-    if island.kill_reason and island.state in WITH_PROCESS:
-        effects.append(KillIsland(*life, island.kill_reason))
+    if island.current.kill_reason and island.state in WITH_PROCESS:
+        effects.append(KillIsland(*life, island.current.kill_reason))
     return effects
 
 

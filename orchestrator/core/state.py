@@ -145,7 +145,13 @@ class JobState:
         self._serial = 0
 
     def next_serial(self) -> int:
+        """Return a serial for a timer: higher than every one before."""
         self._serial += 1
+        return self._serial
+
+    @property
+    def latest_serial(self) -> int:
+        """The highest serial that was given out, 0 if none was."""
         return self._serial
 
     @property
@@ -194,7 +200,7 @@ class JobState:
             away = [f"{i.id} is {i.state}" for i in self.job_islands if not i.live]
             others = f"; {', '.join(away[:NAMED_MAX])}{' …' if len(away) > NAMED_MAX else ''}" if away else ""
             return f"merging waits: {live} of the {quorum} islands that the quorum needs are training{others}"
-        hung = [i for i in self.job_islands if i.live and i.overdue_s]
+        hung = [i for i in self.job_islands if i.live and i.current.overdue_s]
         if live - len(hung) >= quorum:
             return None
         return f"merging waits for {', '.join(f'{i.id} ({i.reason})' for i in hung[:NAMED_MAX])}"
@@ -227,8 +233,8 @@ def _view_of(island: Island, report: Progress | None, standby: bool) -> IslandVi
         state=island.state,
         reason=island.reason,
         incarnation=island.incarnation,
-        node=island.node,
-        pid=island.pid,
+        node=island.current.node,
+        pid=island.current.pid,
         step=report.step if report else island.step,
         steps_total=island.steps_before + (report.steps_total if report else 0),
         tokens_total=island.tokens_before + (report.tokens_total if report else 0),
@@ -239,5 +245,5 @@ def _view_of(island: Island, report: Progress | None, standby: bool) -> IslandVi
         flag=island.health_note,
         quarantines=island.quarantines,
         standby=standby,
-        overdue_s=island.overdue_s,
+        overdue_s=island.current.overdue_s,
     )

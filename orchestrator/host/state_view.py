@@ -30,6 +30,7 @@ class StateView:
 
     def __init__(self, core: Synchroniser) -> None:
         self._core = core
+        self._checked: dict[IslandId, Island] = {}
         self._lock = threading.RLock()  # reads inside ``unchanged`` and ``changing`` take it again
         self.island_ids = tuple(core.state.islands)
 
@@ -52,7 +53,7 @@ class StateView:
     def check(self) -> None:
         """Raise InternalError where the core's invariants do not hold."""
         with self._lock:
-            invariants.check(self._core.state)
+            invariants.check(self._core.state, self._checked)
 
     @property
     def phase(self) -> JobPhase:

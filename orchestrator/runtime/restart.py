@@ -185,7 +185,7 @@ def reconnect(
     for island in islands.values():
         if island.state in WITH_PROCESS and island.state is not IslandState.PLACING:
             suspect = island.state is IslandState.SUSPECT
-            interpreter.reconnect(island.id, island.incarnation, island.process, lost=suspect)
+            interpreter.reconnect(island.id, island.incarnation, island.current.process, lost=suspect)
     introduce(state, interpreter, controller)
 
 
@@ -203,7 +203,7 @@ def _end_orphans(islands: Mapping[IslandId, Island], interpreter: Interpreter, c
     except (RayError, TimeoutError) as error:
         log.warning("the controller does not say who lives: %s", first_line(error))
         return
-    promoted = {island.process for island in islands.values() if island.state in WITH_PROCESS}
+    promoted = {island.current.process for island in islands.values() if island.state in WITH_PROCESS}
     for island_id, incarnation in lives:
         if (island_id, incarnation) in promoted:
             continue  # a standby whose process is about to be an island's

@@ -54,7 +54,7 @@ def refused_as(effects: tuple[Effect, ...]) -> RefusalReason | None:
 
 def comes_back(story: Story, name: str) -> BeginCatchUp | None:
     """After its back-off: placed and ready."""
-    timer = SetTimer(f"backoff:{name}", story.core.state.islands[name].timer_serial, story.now + 60.0)
+    timer = SetTimer(f"backoff:{name}", story.core.state.islands[name].current.timer_serial, story.now + 60.0)
     assert the(PlaceIsland, story.timer(timer)).island == name
     return story.is_ready(name)
 

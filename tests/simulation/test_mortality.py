@@ -166,8 +166,8 @@ def _counts_lost_work(monkeypatch: Patch) -> None:
         for current in state.rounds:
             for c in current.offered.values():
                 island = state.islands[c.island]
-                offers = {**island.merged_offer, c.fragment: c.offer}
-                state.islands[c.island] = replace(island, merged_offer=offers)
+                offers = {**island.current.merged_offer, c.fragment: c.offer}
+                state.islands[c.island] = replace(island, current=replace(island.current, merged_offer=offers))
         return fragment_life.lose_payloads(state)
 
     monkeypatch.setattr(recovery, "lose_payloads", generous)

@@ -246,7 +246,9 @@ def _forgets_who_stands_by(monkeypatch):
 
 def _takes_who_is_silent(monkeypatch):
     real = island_life._stands_by
-    monkeypatch.setattr(island_life, "_stands_by", lambda found: real(found) or found.state_before_suspect == "standby")
+    monkeypatch.setattr(
+        island_life, "_stands_by", lambda found: real(found) or found.current.state_before_suspect == "standby"
+    )
 
 
 def _asks_one_donor_twice(monkeypatch):
