@@ -53,7 +53,7 @@ class Synchroniser:
         self.state = JobState(policy, epoch)
 
     def handle(self, event: events.Event) -> tuple[Effect, ...]:
-        """Decide what follows from ``event``. Safe with late, repeated and reordered events.
+        """Decide what follows from ``event``. Safe with late and repeated events.
 
         Raises InternalError if the state does not settle within ``SETTLING_PASSES_MAX`` passes.
         """
