@@ -9,6 +9,7 @@ Deadlines in one thread: the newest deadline of each name is kept, and called ab
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,12 +66,44 @@ Post = Callable[[Undated], int]
 """Stamp the event and queue it. Returns the number that its record will have."""
 
 
+class EventQueue:
+    """The events of a job in one order, each stamped on entry. Any thread posts; the pump alone takes them out.
+
+    ``clock`` is the job's own time; ``count`` records are on the tape already.
+    """
+
+    def __init__(self, clock: Callable[[], Instant], count: int) -> None:
+        self._clock, self._count = clock, count
+        self._entry = threading.Lock()  # makes the order of the instants that of the queue, and of the records
+        self._queue: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
+
+    def post(self, undated: Undated) -> int:
+        """Stamp an event and queue it. Returns the number that its record will have."""
+        with self._entry:
+            self._queue.put(undated(self._clock()))
+            self._count += 1
+            return self._count
+
+    def fail(self, error: BaseException) -> None:
+        """Have ``next`` raise the error, behind the events that were posted before."""
+        self._queue.put(error)
+
+    def next(self) -> Event:
+        """Return the next event, once there is one. Raises what ``fail`` was given."""
+        event = self._queue.get()
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """One life of a job. ``roots`` are what it may touch; ``epoch`` is this life's; ``now`` is the job's own time.
+    """What every part of a job's process is given, during one life of the synchroniser.
 
-    ``failed`` is called with what went wrong when the job cannot go on: a bug of ours, or Fenced when islands listen to a
-    newer synchroniser. ``lines`` counts what islands' lines carry.
+    ``roots`` are the paths that the job may touch, ``epoch`` is this life's, and ``now`` is the job's own time. A part calls
+    ``failed`` with what went wrong when the job cannot continue: a bug of ours, or Fenced when islands listen to a newer
+    synchroniser. ``durable_count`` is the number of the last record that is durable. ``lines`` counts what islands' lines
+    carry.
     """
 
     job: str
@@ -81,6 +114,7 @@ class JobContext:
     now: Callable[[], Instant]
     post: Post
     failed: Callable[[BaseException], None]
+    durable_count: Callable[[], int]
     lines: JobLines = field(default_factory=JobLines)
 
     def guarded(self, work: Callable[..., None], *arguments: Any) -> None:

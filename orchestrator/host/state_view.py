@@ -20,7 +20,7 @@ from orchestrator.core.island_record import Island
 from orchestrator.core.state import Checkpoints
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.view import JobView
-from orchestrator.core.vocabulary import Instant, IslandId, JobOutcome, JobPhase
+from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, JobOutcome, JobPhase
 
 FOREVER = -1.0
 
@@ -73,6 +73,10 @@ class StateView:
     def islands(self) -> dict[IslandId, Island]:
         with self._lock:
             return dict(self._core.state.islands)
+
+    def incarnation_of(self, island: IslandId) -> Incarnation:
+        with self._lock:
+            return self._core.state.islands[island].incarnation
 
     def step_counts(self) -> dict[IslandId, int]:
         """How many steps each island has trained, those of its earlier incarnations included."""

@@ -28,7 +28,7 @@ class ImpairedLink:
 
     def __init__(self, closed: threading.Event) -> None:
         self.impairment = LinkImpairment()
-        self._closed = closed
+        self.closed = closed
 
     def slow(self) -> bool:
         return self.impairment.slow(time.monotonic())
@@ -38,7 +38,7 @@ class ImpairedLink:
         deadline = time.monotonic() + timeout_s
         while True:
             while self.is_cut():
-                if time.monotonic() >= deadline or self._closed.wait(SLICE_S):
+                if time.monotonic() >= deadline or self.closed.wait(SLICE_S):
                     raise TimeoutError
             try:
                 answer = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
@@ -51,16 +51,16 @@ class ImpairedLink:
 
     def wait_until_open(self) -> bool:
         """Returns once nothing is cut off; false if the link was closed before that."""
-        while self.is_cut() and not self._closed.wait(SLICE_S):
+        while self.is_cut() and not self.closed.wait(SLICE_S):
             pass
-        return not self._closed.is_set()
+        return not self.closed.is_set()
 
     def delay(self, size_bytes: int) -> None:
         """Take the time that slowness costs so many bytes, unless it ends or is called off before."""
         now = time.monotonic()
         there_at = now + self.impairment.transfer_delay_s(size_bytes, now)
         while (now := time.monotonic()) < there_at and self.impairment.slow(now):
-            if self._closed.wait(min(SLICE_S, there_at - now)):
+            if self.closed.wait(min(SLICE_S, there_at - now)):
                 return
 
     def impaired(self, payload: memoryview | None) -> memoryview | None:
@@ -71,7 +71,7 @@ class ImpairedLink:
         fault = self.impairment.payload_fault()
         if fault is None:
             return payload
-        self._closed.wait(fault.late)
+        self.closed.wait(fault.late)
         if fault.kind is LinkFault.DROP:
             return None
         return _flipped(payload) if fault.kind is LinkFault.CORRUPT else payload

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Concatenate, ParamSpec, assert_never
@@ -125,37 +126,42 @@ Ending = Callable[[Controller, IslandId, Incarnation], None]
 """``Controller.kill`` or ``Controller.end``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The parts of a job's process that carry out effects in threads, or processes, of their own."""
+
+    controller: Helper[Controller]
+    shard: ShardWorker
+    evaluation: Evaluation
+    timers: Timers
+    checkpoints: CheckpointWriter
+
+
 class Interpreter:
-    """``finish`` and ``resolve`` are called in the pump's thread; everything else is passed on."""
+    """Hands each effect to whoever carries it out. ``finish`` and ``resolve`` are called in the pump's own thread."""
 
     def __init__(
         self,
         context: JobContext,
+        workers: Workers,
         *,
-        island_count: int,
-        controller: Helper[Controller],
-        shard: ShardWorker,
-        evaluation: Evaluation,
-        timers: Timers,
-        durable_count: Callable[[], int],
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
-        checkpoints: CheckpointWriter,
     ) -> None:
         self._context, self._post = context, context.post
-        self._controller, self._shard, self._evaluation = controller, shard, evaluation
-        self._timers, self._durable_count, self._checkpoints = timers, durable_count, checkpoints
+        self._controller, self._shard, self._evaluation = workers.controller, workers.shard, workers.evaluation
+        self._timers, self._checkpoints = workers.timers, workers.checkpoints
         self._resolve, self._finish = resolve, finish
         sections = {**context.spec.island_sections(slots=True), **context.spec.standby_sections()}
         self._host_counts = {island: section.hosts for island, section in sections.items()}
-        self._catch_ups = CatchUps(context, self._connection, self._name, shard, checkpoints)
+        self._catch_ups = CatchUps(context, self._connection, self._name, workers.shard, workers.checkpoints)
         self._connections: dict[Life, Connection] = {}
         self._orphans: dict[Life, Connection] = {}  # over, and silent when that was decided
         self._over: set[Life] = set()
         self._processes: dict[Life, Life] = {}  # lives that go on as the process of another: a standby's
         self._lives = threading.Lock()  # guards the first three: placing threads open connections, the pump closes them
-        self._placing = ThreadPoolExecutor(max(4, island_count), "place")
-        self._calling = ThreadPoolExecutor(max(8, 4 * island_count), "call")
+        self._placing = ThreadPoolExecutor(max(4, len(sections)), "place")
+        self._calling = ThreadPoolExecutor(max(8, 4 * len(sections)), "call")
 
     def act(self, effect: f.Effect) -> None:
         f.carry_out(effect, self)
@@ -350,7 +356,7 @@ class Interpreter:
         ranks += [
             (other, channel.membership(process, rank)) for rank, other in enumerate(named, 1) if other is not None
         ]
-        return Connection(island, incarnation, ranks, self._context, self._shard, self._durable_count, lost=lost)
+        return Connection((island, incarnation), ranks, self._context, self._shard, lost=lost)
 
     def _connection(self, island: IslandId, incarnation: Incarnation) -> Connection | None:
         """Its connection, if any. Under the lock: a first report (``Ready``) may come while it is being opened."""

@@ -33,7 +33,7 @@ from orchestrator.channel.endpoint import Membership
 from orchestrator.core import events, messages
 from orchestrator.core.events import event_of
 from orchestrator.core.messages import EventReport, contribution_of
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, RefusalReason
+from orchestrator.core.vocabulary import Epoch, Life, RefusalReason
 from orchestrator.errors import Fenced, first_line, in_words
 from orchestrator.host.job_context import JobContext, Undated
 from orchestrator.parameters.shard import Unusable
@@ -58,29 +58,25 @@ Facts = ParamSpec("Facts")
 
 
 class ReportLink:
-    """Until ``closed`` is set; ``close`` then wakes the thread that relays.
+    """Works until ``link`` is closed; ``close`` then wakes the thread that relays.
 
-    ``durable_count`` is the number of the last record that is durable. ``lost``: the process did not answer the synchroniser
-    before this one.
+    ``lost``: the process did not answer the synchroniser before this one.
     """
 
     def __init__(
         self,
-        island: IslandId,
-        incarnation: Incarnation,
+        life: Life,
         actor: ActorHandle[IslandInterface],
         context: JobContext,
         link: ImpairedLink,
-        closed: threading.Event,
         parameters: ParameterLink,
-        durable_count: Callable[[], int],
         *,
         lost: bool,
     ) -> None:
-        self._island, self._incarnation, self._actor = island, incarnation, actor
+        (self._island, self._incarnation), self._actor = life, actor
         self._epoch, self._post, self._failed = context.epoch, context.post, context.failed
-        self._link, self._closed, self._parameters = link, closed, parameters
-        self._durable_count, self.silent = durable_count, lost
+        self._link, self._closed, self._parameters = link, link.closed, parameters
+        self._durable_count, self.silent = context.durable_count, lost
         self._address: tuple[str, int] | None = None
         self._over = threading.Event()
         self._inbox: queue.SimpleQueue[tuple[int, messages.IslandReport, Request | None] | str | None] = (
@@ -92,7 +88,7 @@ class ReportLink:
         self._recorded: deque[tuple[int, int]] = deque()
         """The record that each report became, and its number: the relay adds at one end, the poll takes at the other."""
         for work in (self._poll, self._relay):
-            name = f"{island}.{incarnation}.{work.__name__}"
+            name = f"{self._island}.{self._incarnation}.{work.__name__}"
             threading.Thread(target=context.guarded, args=(work,), name=name, daemon=True).start()
 
     def command(
@@ -249,12 +245,10 @@ class Connection:
 
     def __init__(
         self,
-        island: IslandId,
-        incarnation: Incarnation,
+        life: Life,
         ranks: Sequence[tuple[ActorHandle[IslandInterface], Membership]],
         context: JobContext,
         shard: ShardWorker,
-        durable_count: Callable[[], int],
         *,
         lost: bool = False,
     ) -> None:
@@ -262,12 +256,12 @@ class Connection:
         self.subjects = tuple(membership.subject for _, membership in ranks)
         self._closed = threading.Event()
         self.link = ImpairedLink(self._closed)
-        self.line = context.lines.of(island)
-        name, shared = f"{island}.{incarnation}", (self.link, self._closed)
-        self.parameters = ParameterLink(name, ranks, context, *shared, shard, self.line)
-        self.reports = ReportLink(
-            island, incarnation, self.actor, context, *shared, self.parameters, durable_count, lost=lost
+        self.line = context.lines.of(life[0])
+        island, incarnation = life
+        self.parameters = ParameterLink(
+            f"{island}.{incarnation}", ranks, context, self.link, self._closed, shard, self.line
         )
+        self.reports = ReportLink(life, self.actor, context, self.link, self.parameters, lost=lost)
 
     def close(self) -> None:
         """Read nothing more of this incarnation. Returns at once."""

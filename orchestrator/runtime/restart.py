@@ -144,11 +144,12 @@ def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> StatusRe
     return last_known(run_dir, policy, time.time()).status(job, spec.name)
 
 
-def clock(files: JobFiles, run_dir: Path) -> tuple[float, float]:
-    """When the job was created (Unix seconds), and where on the monotonic clock its time was zero. It never runs back."""
+def clock(files: JobFiles, run_dir: Path) -> tuple[float, Callable[[], Instant]]:
+    """Return when the job was created (Unix seconds), and the clock of the time since then, which never runs back."""
     started_at = files.header.started_at
     elapsed = job_files.elapsed(run_dir, started_at, files.past.at if files.past is not None else None)
-    return started_at, time.monotonic() - elapsed
+    zero = time.monotonic() - elapsed
+    return started_at, lambda: time.monotonic() - zero
 
 
 def commands(past: Recovered) -> dict[str, CommandRecord]:

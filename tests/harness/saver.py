@@ -90,7 +90,8 @@ class Saver:
         self._shell = shell
         self._posted: list[Callable[[float], Any]] = []
         roots = AllowedRoots.only(folder)
-        context = JobContext("job", shell.spec, folder, roots, shell.files.epoch, lambda: shell.now, self._post, _raise)
+        epoch, now = shell.files.epoch, lambda: shell.now
+        context = JobContext("job", shell.spec, folder, roots, epoch, now, self._post, _raise, lambda: 0)
         self._real = CheckpointWriter(
             context, None, StateView(shell.core), shell.goodput.ledger, self._cut, shell.files.tape.sync, AtOnce()
         )

@@ -57,23 +57,14 @@ def shard(tmp_path: Path) -> ParameterShard:
 
 @pytest.fixture
 def interpreter(port: object, shard: ParameterShard, tmp_path: Path) -> Iterator[Interpreter]:
-    from orchestrator.runtime.interpreter import Interpreter  # imports Ray, which reads its environment then
+    from orchestrator.runtime.interpreter import Interpreter, Workers  # imports Ray, which reads its environment then
     from orchestrator.runtime.shard_worker import ShardWorker
 
     nobody: Any = None
-    context = JobContext("job", SPEC, tmp_path, AllowedRoots(), Epoch(2), lambda: 0.0, nobody, nobody)
-    made = Interpreter(
-        context,
-        island_count=1,
-        controller=nobody,
-        shard=ShardWorker(context, shard, Closed()),
-        evaluation=Closed(),
-        timers=Timers(lambda: 0.0, nobody),
-        durable_count=nobody,
-        resolve=nobody,
-        finish=nobody,
-        checkpoints=Closed(),
-    )
+    context = JobContext("job", SPEC, tmp_path, AllowedRoots(), Epoch(2), lambda: 0.0, nobody, nobody, nobody)
+    worker, nothing = ShardWorker(context, shard, Closed()), Closed()
+    workers = Workers(nobody, worker, nothing, Timers(lambda: 0.0, nobody), nothing)
+    made = Interpreter(context, workers, resolve=nobody, finish=nobody)
     yield made
     made.close()
 

@@ -65,6 +65,7 @@ def seeded(folder: Path, nodes: list[NodeMemory]) -> object:
         lambda: 0.0,
         lambda make: first.set_result(make(0.0)),
         first.set_result,
+        lambda: 0,
     )
     shard = ParameterShard(Journal(folder), Epoch(1), lambda _, work: work())
     worker = ShardWorker(context, shard, channel, lambda: nodes)

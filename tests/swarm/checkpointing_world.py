@@ -101,7 +101,7 @@ class CheckpointingWorld(MortalWorld):
         if self._saver is None or self._saver[0] != self.generation:
             worker = Worker(self)
             context = JobContext(
-                "job", self._spec, FOLDER, self._roots, self.epoch, lambda: self.now, self._post, _raise
+                "job", self._spec, FOLDER, self._roots, self.epoch, lambda: self.now, self._post, _raise, lambda: 0
             )
             sync_tape = partial(retry_until_written, "the tape cannot be written", self._files.tape.sync)
             ledger = self.goodput.ledger
