@@ -128,7 +128,7 @@ class Explanations:
         self._graces = {grace_timer(fragment): fragment for fragment in self._rounds}
 
     def version(self, fragment: FragmentId) -> Version | None:
-        """Where the fragment stands, counting a merge that is being made; None if there is no such fragment."""
+        """Return the fragment's version, counting a merge under way; None if there is no such fragment."""
         current = self._rounds.get(fragment)
         return current.version if current else None
 

@@ -198,7 +198,7 @@ class Goodput:
         self.ledger.trained_up_to(island, incarnation, tokens_total, counts)
 
     def _speaks(self, island: IslandId, incarnation: Incarnation) -> bool:
-        """Whether this incarnation is the island's present one, and not gone."""
+        """Return whether this is the island's present incarnation and has not ended."""
         life = self._lifecycle.lives.get(island)
         return life is not None and life.incarnation == incarnation and life.state not in GONE
 
@@ -307,5 +307,5 @@ def _scaled(values: dict[str, Any], factor: float) -> dict[str, float]:
 
 
 def _ranked(values: dict[str, float]) -> dict[str, float]:
-    """Without zeros, largest first, ties by name."""
+    """Sort the values, largest first and ties by name, and leave out zeros."""
     return {key: value for key, value in sorted(values.items(), key=lambda kv: (-kv[1], kv[0])) if value > 0.0}

@@ -297,14 +297,14 @@ class Ledger:
                 account.held.clear()
 
     def token_totals(self) -> TokenTotals:
-        """As they stand; what is being merged counts as merged."""
+        """Return the totals so far. Work that is being merged counts as merged."""
         before = self.carried or CarriedOver(0, *[(0,) * self._fragment_count] * 3)
         merged = [sum(counts) for counts in zip(before.merged, *self._merged().values(), strict=True)]
         totals = {(str(island), int(incarnation)): tokens for (island, incarnation), tokens in self._totals.items()}
         return TokenTotals(before.trained + sum(self.trained.values()), totals, tuple(merged))
 
     def _merged(self) -> dict[IslandId, list[int]]:
-        """By island and fragment, with what is being merged."""
+        """Return the merged tokens by island and fragment, those being merged included."""
         merged = {island: [account.merged for account in accounts] for island, accounts in self.accounts.items()}
         for (fragment, _), inputs in self._merging.items():
             for island, payload in inputs:

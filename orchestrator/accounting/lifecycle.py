@@ -166,7 +166,7 @@ def _gone(island: IslandId, life: IslandStatus, effects: tuple[f.Effect, ...]) -
 
 
 def _waits(island: IslandId, effects: tuple[f.Effect, ...]) -> bool:
-    """Whether it is to be placed again, for which a timer was set."""
+    """Return whether a timer was set that places the island again."""
     timer = f"backoff:{island}"
     return any(isinstance(effect, f.SetTimer) and effect.timer == timer for effect in effects)
 

@@ -57,7 +57,7 @@ def build(
 def _islands(
     policy: JobPolicy, goodput_figures: Mapping[str, Any], figures: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """By island. A ``spare`` is a scale-up slot that was never filled, of a job that placed others."""
+    """Return the figures by island. A ``spare`` is a scale-up slot that was never filled, of a job that placed others."""
     placed = {name for name, own in goodput_figures["islands"].items() if any(own["seconds"].values())}
     return {
         plan.island: {

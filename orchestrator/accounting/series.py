@@ -29,7 +29,7 @@ class Epochs:
         self._latest = Epoch(1)
 
     def begins(self, event: Event) -> bool:
-        """Whether a new epoch begins with this event. To be called once for each event, in order."""
+        """Return whether a new epoch begins with this event. Call it once for each event, in order."""
         if not isinstance(event, SynchroniserRestarted) or event.epoch <= self._latest:
             return False
         self._latest = event.epoch

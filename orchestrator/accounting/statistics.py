@@ -73,7 +73,7 @@ class DataFlawCounts:
         self._now[event.island] = (event.incarnation, _each(max, flaws, event.report.flaws))
 
     def summary(self) -> dict[str, Any]:
-        """Of each island with flaws its counts, and of all islands together, as plain data; ``remark`` says it in words.
+        """Return the counts of each island with flaws and of all together, as plain data; ``remark`` says it in words.
 
         ``sources`` are the records that could not be read, by source.
         """
@@ -167,7 +167,7 @@ class Evaluations:
         self._begun = (effect.global_version, tokens, unmerged)
 
     def completed(self, event: EvaluationCompleted, tokens: int) -> None:
-        """Where the tape does not say when it began, so many tokens are trained by now."""
+        """Count an evaluation. ``tokens`` are trained by now, for tapes that do not say when the evaluation began."""
         version, tokens_before, unmerged = self._begun
         if version == event.global_version:
             tokens = tokens_before

@@ -79,7 +79,7 @@ class Traffic:
             self._catch_up_failures += 1
 
     def summary(self) -> dict[str, Any]:
-        """As plain data. ``staleness`` is in versions that a contribution's base was behind when it was admitted."""
+        """Return the figures as plain data. ``staleness`` is in versions by which admitted bases were behind."""
         return {
             "payloads_up": list(self._up),
             "payloads_down": list(self._down),

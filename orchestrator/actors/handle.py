@@ -37,5 +37,5 @@ class ActorHandle(Generic[ActorT]):
         return reply
 
     def has(self, method: Callable[Concatenate[ActorT, Arguments], Answer]) -> bool:
-        """Whether the actor, which may be of another build, has this method."""
+        """Return whether the actor, which may be of another build, has this method."""
         return hasattr(self.ray_handle, method.__name__)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
-    """Where the processes of an island of many hosts meet: at rank 0's address, by its link, and by that of its devices."""
+    """The address at which the processes of an island of many hosts meet: rank 0's, for its link and for its devices."""
 
     host: str
     port: int

@@ -179,7 +179,7 @@ def settle(state: JobState, now: Instant) -> list[Effect]:
 
 
 def _timeout_s(state: JobState) -> Duration:
-    """As asked for, or by the bytes of all islands' states, which may all go to one disk."""
+    """Return the timeout of the policy, or one for the bytes of all islands' states, which may all go to one disk."""
     if (timeout_s := state.policy.checkpoints.timeout_s) is not None:
         return timeout_s
     state_bytes = STATE_BYTES_PER_PARAMETER * state.parameter_count

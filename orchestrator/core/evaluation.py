@@ -118,5 +118,5 @@ def _answers(state: JobState, life: Life) -> bool:
 
 
 def _is_whole(state: JobState, event: EvaluationCompleted | EvaluationFailed) -> bool:
-    """Whether all sequences were measured; a failed one would fail again."""
+    """Return whether the evaluation need not be repeated: it measured all sequences, or failed and would fail again."""
     return isinstance(event, EvaluationFailed) or event.sequence_count >= state.policy.evaluation.sequences

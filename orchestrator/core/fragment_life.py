@@ -241,11 +241,11 @@ def grace_timer(fragment: FragmentId) -> str:
 def _misses_a_publication(
     state: JobState, island: Island, current: FragmentRound, c: Contribution, reason: RefusalReason
 ) -> bool:
-    """Whether the present version must have been lost on its way to an island that still builds on an older one.
+    """Return whether the present version must have been lost on its way to an island that still builds on an older one.
 
-    It has τ steps to arrive: by the logical clock since the merge, or by the island's own since its first offer refused for
-    this version. An island that lags far behind, as one does that was placed again while the others waited for a quorum,
-    would else have to train all those steps in vain before the first clock says anything.
+    A version has τ steps to arrive, by the logical clock since the merge or by the island's own steps since its first offer
+    that was refused for want of it. The second clock serves an island that lags far behind, such as one that was placed
+    again while the others waited for a quorum. Under the first clock alone it would train all those steps in vain.
     """
     if reason is RefusalReason.STALE_BASE:
         return True

@@ -90,7 +90,10 @@ from orchestrator.core.vocabulary import (
 
 
 def outer_lr_ratio(policy: OuterRatePolicy, version: Version, tokens_trained: int, token_budget: int) -> float:
-    """Of the merge that makes ``version``, decided when ``tokens_trained`` of the budget were; in [0, 1]."""
+    """Return the outer learning rate of the merge that makes ``version``, as a ratio in [0, 1] of the specification's.
+
+    ``tokens_trained`` of the budget were trained when the merge was decided.
+    """
     warm = min(1.0, version / policy.warmup_merges) if policy.warmup_merges else 1.0
     if policy.final_ratio == 1.0:
         return warm

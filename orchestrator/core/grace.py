@@ -34,7 +34,7 @@ class Pace:
         return replace(self, sync=_average(self.sync, seconds, decay))
 
     def steps_since(self, since: Instant | None, now: Instant) -> int:
-        """How many inner steps that is, to the nearest; none before the first step is reported."""
+        """Return how many inner steps passed since then, rounded; 0 before the first step is reported."""
         return 0 if since is None or not self.step else round((now - since) / self.step)
 
 

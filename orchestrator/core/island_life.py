@@ -337,7 +337,7 @@ def place(state: JobState, island: Island, reason: str) -> list[Effect]:
 
 
 def _is_or_was(island: Island, expected: IslandState) -> bool:
-    """Whether the island is in this state, or was before it became suspect: its own report outweighs the suspicion."""
+    """Return whether the island is in this state, or was before it became suspect. Its own report outweighs a suspicion."""
     return island.state is expected or (
         island.state is IslandState.SUSPECT and island.current.state_before_suspect is expected
     )

@@ -67,7 +67,7 @@ DOUBLINGS_MAX = 60
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurrentIncarnation:
-    """What the core remembers of an island's latest incarnation. Placing the island again replaces it as a whole.
+    """The memory of an island's latest incarnation. Placing the island again replaces it as a whole.
 
     Nothing here survives a placement, so a new field cannot be forgotten there. Each field has one sentence and, after
     "Invariant", what ``core.invariants`` holds of it. Dictionaries are by fragment; a missing fragment means "none yet".
@@ -164,17 +164,17 @@ class Island:
 
     @property
     def restarts(self) -> int:
-        """How often it was placed again."""
+        """Return how often the island was placed again."""
         return max(0, self.incarnation - 1)
 
     @property
     def live(self) -> bool:
-        """Whether a round may wait for it."""
+        """Return whether a round may wait for the island."""
         return self.state is IslandState.TRAINING and not self.current.flushed
 
     @property
     def gives(self) -> bool:
-        """Whether it has stopped stepping and may still have work to offer."""
+        """Return whether the island has stopped stepping and may still have work to offer."""
         return self.state is IslandState.DRAINING and not self.current.flushed
 
 

@@ -143,9 +143,10 @@ def settle(state: JobState, event: Event) -> list[Effect]:
 
 
 def _ends_job(state: JobState, event: ConnectionLost) -> bool:
-    """Whether an island was given up for something that ends the job, too.
+    """Return whether the reason for which an island was given up ends the job as well.
 
-    A specification that is wrong on one node may be right on others, on which the job trains by then.
+    A specification that is wrong on one node may be right on others. So an island's own failure ends only a job that has
+    not trained yet.
     """
     island = state.islands.get(event.island)
     if island is None or island.incarnation != event.incarnation or island.state is not IslandState.FAILED:

@@ -128,7 +128,7 @@ class CheckpointWriter:
         return writing.checkpoint_folder(self.root, number)
 
     def is_open(self, number: int) -> bool:
-        """Whether this checkpoint was begun, and has not failed or been sealed."""
+        """Return whether this checkpoint was begun and has neither failed nor been sealed."""
         return number in self._open
 
     def close(self) -> None:

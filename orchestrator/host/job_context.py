@@ -98,7 +98,7 @@ class EventQueue:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What every part of a job's process is given, during one life of the synchroniser.
+    """The context of one life of the synchroniser, which every part of its process is given.
 
     ``roots`` are the paths that the job may touch, ``epoch`` is this life's, and ``now`` is the job's own time. A part calls
     ``failed`` with what went wrong when the job cannot continue: a bug of ours, or Fenced when islands listen to a newer

@@ -129,7 +129,7 @@ class JobFiles:
 
     @property
     def started(self) -> bool:
-        """Whether the job has begun before."""
+        """Return whether the job has begun before."""
         return self.past is not None and self.past.started
 
     @property
@@ -206,7 +206,7 @@ def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
 
 
 def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
-    """Whether the job may go on from this snapshot. One that does not fit still shows that the job has run before."""
+    """Return whether the job may continue from this snapshot. One that does not fit still shows that the job has run."""
     if [type(fold) for fold in snapshot.folds] != [Pending, *map(type, folds)]:
         log.warning("everything is remembered from the tape: the snapshot has other folds than this job's.")
         return False
@@ -240,7 +240,7 @@ def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
 
 
 def _has_begun(path: Path, disk: Disk) -> bool:
-    """Whether the job has run before. Without a whole first line of the tape there is nothing to recover."""
+    """Return whether the job has run before. Without a whole first line of the tape there is nothing to recover."""
     try:
         first, end, rest = beginning(path, disk).partition(b"\n")
     except FileNotFoundError:
@@ -253,10 +253,10 @@ def _has_begun(path: Path, disk: Disk) -> bool:
 
 
 def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
-    """Without a tape there must be no other files of a run: each of these is written only once the tape's first line is
-    durable.
+    """Raise DataError if files of an earlier run exist without a tape.
 
-    Raises DataError. To begin anew would be to lose in silence what the job had merged.
+    Each of these files is written only once the tape's first line is durable. Starting over would silently discard what the
+    job had merged.
     """
     files = disk.files(run_dir)
     traces = [name for name in (SNAPSHOT, *LEFT_AT_THE_END) if name in files]
@@ -289,7 +289,7 @@ def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> No
 
 
 def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
-    """Whether the fragment's newest entry has a base, as all have but the one with which a job begins."""
+    """Return whether the fragment's newest entry has a base, as every entry has but the first of a job."""
     newest = journal.newest(fragment)
     if newest is None:
         return False

@@ -24,7 +24,7 @@ KINDS: tuple[Kind, ...] = ("update", "values", "state")
 
 
 class LineCounter:
-    """Of one island, over all its incarnations. Thread-safe."""
+    """The counts of one island, over all its incarnations. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,17 +44,17 @@ class LineCounter:
             self._record["down_bytes"][kind] += byte_count
 
     def delivered(self, seconds: float) -> None:
-        """What was sent together has arrived, or is given up, after so long."""
+        """Count payloads that were sent together and have arrived, or were given up, after ``seconds``."""
         with self._lock:
             self._record["down_busy_seconds"] += seconds
 
     def waits(self, fragments: int, byte_count: int) -> None:
-        """So much is published for the island and has not arrived, right now."""
+        """Set what is published for the island at present and has not arrived."""
         with self._lock:
             self._record["queued_fragments"], self._record["queued_bytes"] = fragments, byte_count
 
     def hindered(self, trouble: str | None) -> None:
-        """What is in the way of payloads right now, either way, and what to do about it; None for nothing."""
+        """Set what hinders payloads at present, in either direction, and what to do about it; None if nothing does."""
         with self._lock:
             self._record["trouble"] = trouble
 
@@ -76,7 +76,7 @@ class JobLines:
             return self._counters.setdefault(island, LineCounter())
 
     def records(self) -> dict[str, LineRecord]:
-        """By island, of those that ever had a line."""
+        """Return the records by island, for islands that ever had a line."""
         with self._lock:
             counters = sorted(self._counters.items())
         return {island: counter.record() for island, counter in counters}

@@ -175,7 +175,7 @@ class PeriodicSync:
 
 
 class NoSync:
-    """For durability async: a record is kept once the operating system has it."""
+    """The policy of durability async: a record counts as durable once the operating system has it."""
 
     def __init__(self, tape: TapeWriter) -> None:
         self._tape = tape

@@ -36,7 +36,7 @@ class StateView:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """For the pump alone: whoever reads waits until the event is decided and recorded."""
+        """Lock the state while the pump changes it. Readers wait until the event is decided and recorded."""
         with self._lock:
             yield
 
@@ -79,7 +79,7 @@ class StateView:
             return self._core.state.islands[island].incarnation
 
     def step_counts(self) -> dict[IslandId, int]:
-        """How many steps each island has trained, those of its earlier incarnations included."""
+        """Return how many steps each island has trained, those of its earlier incarnations included."""
         with self._lock:
             reports = self._core.state.reports
             return {

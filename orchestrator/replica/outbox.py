@@ -91,9 +91,9 @@ class UnreadReports:
             self._reports.append(report)
 
     def put_again(self, offer: Offer) -> None:
-        """For a reader who may not know the offer; one of its fragment that waits already is newer, or the same.
+        """Queue an offer again for a reader that may not know it. An offer of the fragment that waits already is not older.
 
-        ``Flushed`` stays behind it, for that says that all work was offered.
+        ``Flushed`` stays behind the offer, because it says that all work was offered.
         """
         if any(isinstance(old, Offer) and old.fragment == offer.fragment for old in self._reports):
             return
@@ -150,7 +150,7 @@ class NumberedReports:
         return [(number, report) for number, report in self._unacknowledged if number > read]
 
     def missing(self, standing: Iterable[IslandReport]) -> list[IslandReport]:
-        """What still stands and is in no unacknowledged report; offers oldest first."""
+        """Return the reports that still hold and that no unacknowledged report contains; offers oldest first."""
         pending = [report for _, report in self._unacknowledged]
         return [report for report in sorted(standing, key=_age) if report not in pending]
 

@@ -278,7 +278,7 @@ class Replica:
         return bool(self._arrived)
 
     def stands(self, fragment: FragmentId, number: int) -> bool:
-        """Whether this is the fragment's latest offer, and in no version that was adopted, as far as is known here."""
+        """Return whether this is the fragment's latest offer and no adopted version is known to contain it."""
         offer = self._standing.get(fragment)
         return offer is not None and offer.offer == number
 

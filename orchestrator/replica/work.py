@@ -55,7 +55,7 @@ class Odometer:
         self._gap_max_seconds = max(self._gap_max_seconds, gap_seconds)
 
     def is_news(self, steps_total: int) -> bool:
-        """Whether a step was taken since the last report."""
+        """Return whether a step was taken since the last report."""
         return steps_total != self._reported_steps
 
     def report(self, step: int, steps_total: int, tokens_total: int) -> Progress:

@@ -73,7 +73,7 @@ def join(home: Path) -> None:
 
 
 def _without_folders() -> Any:
-    """What Ray is told of this driver, without its working folder.
+    """Return what Ray is told of this driver, without its working folder.
 
     Ray puts a driver's working folder and its script's before everything else that the driver's workers import from. It
     leaves both out where the job has a working folder of its own, and there is no public switch.
@@ -126,7 +126,7 @@ def nodes() -> list[Node]:
 
 
 def node_memory() -> list[NodeMemory]:
-    """What each node has for processes, as it said itself when it began (``--memory``, or what was free then)."""
+    """Return each node's memory for processes, as reported at its start (``--memory``, or what was free then)."""
     return [
         NodeMemory(
             node.host or node.id, HEAD if node.group == CONTROL_GROUP else node.group, node.total.get("memory", 0.0)
@@ -136,7 +136,7 @@ def node_memory() -> list[NodeMemory]:
 
 
 class Reach(StrEnum):
-    """What comes of a connection to a port: somebody takes it; the machine refuses it; or nothing, as when it is cut off."""
+    """The outcome of a connection to a port: accepted, refused by the machine, or no answer, as when it is cut off."""
 
     TAKEN = "taken"
     REFUSED = "refused"
@@ -155,7 +155,7 @@ def reach(host: str, port: int) -> Reach:
 
 
 def node_reaches() -> dict[str, Reach]:
-    """What comes of a connection to the raylet of each node that Ray believes alive, by node id.
+    """Connect to the raylet of each node that Ray believes alive, and return the outcomes by node id.
 
     Ray itself is configured to tolerate long partitions, and takes as long to declare a node dead.
     """
@@ -168,8 +168,10 @@ def node_reaches() -> dict[str, Reach]:
 
 
 def own_node_runs() -> bool:
-    """Whether the node by which this process takes part in the cluster is there. Without it a driver hears of no actor that
-    was made again, and calls dead ones for ever; it can only join anew, as another process.
+    """Return whether the node through which this process takes part in the cluster runs.
+
+    Without that node a driver never learns of actors that were made again, and calls the dead ones for ever. Only another
+    process can join again.
     """
     import ray
 
@@ -229,7 +231,7 @@ def _cause_key(node_id: str) -> bytes:
 
 
 def address_of(actor: ActorHandle[ActorT]) -> tuple[str, int] | None:
-    """Where the actor's own process listens, or ``None`` while it has none."""
+    """Return the address at which the actor's process listens, or ``None`` while it has no process."""
     from ray._private.state import state  # no public equivalent without the dashboard
 
     address = state.actor_table(actor.ray_handle._actor_id.hex()).get("Address", {})
@@ -296,7 +298,7 @@ def in_booking(booking: Any, index: int) -> dict[str, Any]:
 
 
 def cancel_booking(name: str) -> None:
-    """What it booked is free, and actors there are ended. Nothing happens if there is none."""
+    """Cancel the booking of this name, if there is one, and end the actors in it."""
     import ray
 
     with suppress(ray.exceptions.RayError, ValueError):

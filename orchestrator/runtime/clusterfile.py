@@ -61,7 +61,7 @@ class ClusterFile:
         home_files.replace(path, json.dumps(asdict(self), indent=1) + "\n")
 
     def answers(self) -> bool:
-        """Whether somebody listens at the head's port."""
+        """Return whether a process listens at the head's port."""
         host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=1.0).close()
@@ -71,7 +71,7 @@ class ClusterFile:
 
 
 def set_aside(path: Path) -> Path:
-    """What lies there has another name from now on, which says that it is damaged. Returns that."""
+    """Rename the file so that its name says that it is damaged. Returns the new path."""
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:4]}")
     os.rename(path, aside)
     return aside

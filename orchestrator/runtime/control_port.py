@@ -97,11 +97,10 @@ class RayControlPort:
         cordoned: Mapping[str, str] = MappingProxyType({}),
         roots: AllowedRoots = NOTHING_MORE,
     ) -> None:
-        """From here on the job runs by itself, and touches nothing outside ``roots`` and its run folder.
+        """Start the job, which then runs by itself and touches nothing outside ``roots`` and its run folder.
 
-        Asked twice, the second finds the first.
-
-        Where ``run_dir`` holds this job's tape, and nobody writes it any more, the job goes on from there.
+        Idempotent: a second call finds the running job. If ``run_dir`` holds this job's tape and no process writes it, the
+        job continues from there. Raises InfrastructureError if the job does not start.
         """
         import ray
 
@@ -179,11 +178,11 @@ class RayControlPort:
             ) from error
 
     def _without_room(self) -> str:
-        """What a lack of room under Ray's folder asks for, as a sentence; empty if there is room."""
+        """Return what to do about a full disk under Ray's folder, as a sentence; empty if there is room."""
         return disk_space.remedy(Path(self._head.temp_dir)) if self._head is not None else ""
 
     def _ask_head(self, call: Callable[[], Answer], within_s: float = ANSWER_TIMEOUT_S) -> Answer:
-        """What the call returns. Raises InfrastructureError at once where nobody listens, later where nobody answers."""
+        """Make the call and return its answer. Raises InfrastructureError: at once if nothing listens, else later."""
         if self._head is not None and not self._head.answers():
             raise InfrastructureError(
                 detail=f"The cluster's head at {self._head.address} does not answer: nobody listens there.",

@@ -94,7 +94,10 @@ def spawn_gang(
     book: Logbook,
     timeout_s: float,
 ) -> tuple[ActorHandle[IslandInterface], ...]:
-    """As ``spawn_island``, the processes of an island of many hosts, by rank; none where not all can be placed in time."""
+    """Start the processes of an island of many hosts, as ``spawn_island`` does one, and return them by rank.
+
+    Starts none if not all can be placed in time.
+    """
     name = island_name(job, *life)
     selectors = [{GROUP_LABEL: section.node_group, **selector, **own} for own in gang.selectors]
     booking = cluster.booked(name, wanted, selectors, timeout_s)
@@ -166,7 +169,7 @@ class Orphans:
                 self._orphans.pop(life, None)
 
     def due(self, is_unreachable: Callable[[str], bool], now: float) -> list[Life]:
-        """Those to be ended now."""
+        """Return the lives whose processes are to be ended now."""
         with self._lock:
             for orphan in self._orphans.values():
                 if is_unreachable(orphan.node_id):
@@ -243,9 +246,9 @@ class Controller:
         return result.result()
 
     def lives(self, of_others: Iterable[Life] = ()) -> list[Life]:
-        """Whose processes there may be, as far as they were made here and not ended.
+        """Return the lives that may have processes: those made here and not ended.
 
-        From now on that includes those ``of_others`` that answer: made by a controller that died with its node.
+        From now on that includes those ``of_others`` that answer. A controller that died with its node made them.
         """
         for life in of_others:
             self._placed(*life)
@@ -325,12 +328,12 @@ class Controller:
             actor.call(IslandInterface.prepare, document, shard, len(self._shards), hurry, rank)
 
     def _placement(self, name: str, abouts: Sequence[Mapping[str, Any]]) -> Placement:
-        """Where processes are that say this of themselves, by rank."""
+        """Return the placement of processes that report ``abouts`` of themselves, by rank."""
         first, *others = [Placement(rank_name(name, rank), **about) for rank, about in enumerate(abouts)]
         return replace(first, others=tuple(others))
 
     def _gang(self, section: IslandsSection, wanted: Mapping[str, float]) -> Gang | Refusal:
-        """Where an island can begin on its group now; or why none can: its nodes, or the cluster's disk, are full."""
+        """Return where an island can start on its node group now, or why none can: its nodes or the disk are full."""
         nodes, group = self._nodes.placeable(), section.node_group
         if section.hosts == 1:
             places = refusal(group, wanted, nodes) or Gang(({},))
@@ -457,7 +460,7 @@ class Controller:
         return tuple(actor for actor in ranks if actor is not None)
 
     def _placed(self, island: IslandId, incarnation: Incarnation) -> Placement | None:
-        """Where its processes are, which say so themselves where another controller placed them."""
+        """Return where the island's processes are. If another controller placed them, ask the processes."""
         life = (island, incarnation)
         with self._lock:
             placed, ours = self._placements.get(life), life in self._results

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def dead(registered: Iterable[Registered], living_ids: frozenset[str], temp_dir: str) -> list[Registered]:
-    """Those of this cluster's own nodes, which have their sockets below ``temp_dir``, that no process belongs to."""
+    """Return this cluster's own nodes, those with sockets below ``temp_dir``, to which no process belongs."""
     return [node for node in registered if node.socket.startswith(f"{temp_dir}/") and node.id not in living_ids]
 
 

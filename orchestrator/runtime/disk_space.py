@@ -32,7 +32,7 @@ def remedy(folder: Path | None) -> str:
 
 
 def shortage(folder: Path | None) -> str:
-    """What is wrong with the folder's disk and what to do about it; empty if nothing is, or nobody can tell."""
+    """Return what is wrong with the folder's disk and what to do about it; empty if nothing is, or it cannot be read."""
     if folder is None:
         return ""
     try:

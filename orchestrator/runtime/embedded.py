@@ -165,7 +165,7 @@ def _read(home: Path) -> ClusterFile | None:
 
 
 def _is_of_another(cluster: ClusterFile, home: Path) -> bool:
-    """Whether the file came here with the copy of another home, whose cluster is none of ours."""
+    """Return whether the file was copied here with another home, whose cluster is not this one's."""
     for process, environment in processes.marked_by_any():
         mark = environment.get(HOME_MARKER)
         if environment[CLUSTER_MARKER] == cluster.id and mark and is_foreign(home, mark, process.pid):

@@ -152,7 +152,7 @@ class Evaluation:
             return
 
     def _measured(self, group: str, order: effects.Evaluate, payloads: Sequence[Payload]) -> Measured:
-        """What ``EvaluatorInterface.evaluate`` answers. Raises RayError or TimeoutError."""
+        """Return the answer of ``EvaluatorInterface.evaluate``. Raises RayError or TimeoutError."""
         evaluator, epoch = self._actor(group).handle, self._context.epoch
         membership = self._memberships[group]
         limit_s = self._limit_s(sum(payload.byte_count for payload in payloads))
@@ -169,7 +169,7 @@ class Evaluation:
         self._context.post(lambda at: kind(at, *facts))
 
     def _limit_s(self, byte_count: int) -> float:
-        """How long an evaluation of so many bytes of Θ may take: by the arithmetic that it is, and by the way there."""
+        """Return how long an evaluation of ``byte_count`` bytes of Θ may take, its transfer included."""
         spec = self._context.spec
         token_count = spec.evaluation.sequences * spec.data.sequence_length
         measuring_s = FLOPS_PER_PARAMETER_AND_TOKEN * byte_count / BYTES_PER_PARAMETER * token_count / SLOWEST_FLOPS
@@ -213,7 +213,7 @@ class Evaluation:
         )
 
     def _options(self, name: str, group: str) -> dict[str, Any]:
-        """By its name it is also that of a synchroniser that died."""
+        """Return Ray's options of an evaluator. A restarted synchroniser finds the same evaluator by its name."""
         options = cluster.on_head(name)
         if not group:
             return options

@@ -108,7 +108,7 @@ class Chaos:
 
 
 def _answer(call: ray.ObjectRef[str], timeout_s: float | None = None) -> str | None:
-    """What the controller answers; None where it has not yet."""
+    """Return the controller's answer, or None if it has not answered yet."""
     try:
         return ray.get(call, timeout=timeout_s)
     except TimeoutError:

@@ -67,7 +67,7 @@ def caller(listener: socket.socket) -> str:
 
 
 def say_port(folder: Path, name: str, node_id: str, port: int) -> None:
-    """By a whole file: the raylet waits for it, and reads it at once."""
+    """Write the port to the file that the raylet waits for. The file appears whole, because the raylet reads it at once."""
     begun = folder / f".{name}_{node_id}"
     begun.write_text(str(port))
     begun.replace(folder / f"{name}_{node_id}")

@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 
 
 class ImpairedLink:
-    """Until ``closed`` is set. All that goes to one incarnation, and comes from it, goes through one of these."""
+    """The link to one incarnation, through which everything to and from it passes, until ``closed`` is set."""
 
     def __init__(self, closed: threading.Event) -> None:
         self.impairment = LinkImpairment()
@@ -34,7 +34,7 @@ class ImpairedLink:
         return self.impairment.slow(time.monotonic())
 
     def get(self, call: ray.ObjectRef[Answer], timeout_s: float) -> Answer:
-        """As ``ray.get``, but an answer, or a failure, of a time when nothing passes is there only after it."""
+        """Return the answer, as ``ray.get`` does. What comes while the link is cut is seen only afterwards."""
         deadline = time.monotonic() + timeout_s
         while True:
             while self.is_cut():
@@ -77,12 +77,12 @@ class ImpairedLink:
         return _flipped(payload) if fault.kind is LinkFault.CORRUPT else payload
 
     def is_cut(self) -> bool:
-        """Whether nothing passes now."""
+        """Return whether the link is cut now."""
         return self.impairment.cut_s(time.monotonic()) > 0.0
 
 
 def _flipped(payload: memoryview) -> memoryview:
-    """With some bits of its middle the other way round, as no checksum would have it."""
+    """Return the payload with some bits in its middle flipped, which its checksum detects."""
     changed = bytearray(payload)
     changed[len(changed) // 2] ^= 0b00111100
     return memoryview(changed)

@@ -223,7 +223,7 @@ class Interpreter:
         self._resolve(effect)
 
     def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
-        """What is saved here is cut before any island hears of it."""
+        """Save Θ, then send the marker to the islands: the cut on this side comes before any island hears of it."""
         self._checkpoints.act(effect, self._context.now())
         if self._checkpoints.is_open(effect.checkpoint):
             folder = self._checkpoints.folder(effect.checkpoint).url
@@ -281,7 +281,7 @@ class Interpreter:
             self.end(island, incarnation)
 
     def impairment(self, island: IslandId, incarnation: Incarnation) -> LinkImpairment | None:
-        """What chaos may change about the link of this incarnation; None if there is no link."""
+        """Return the part of the incarnation's link that chaos may change; None if there is no link."""
         connection = self._connection(island, incarnation)
         return None if connection is None else connection.link.impairment
 
@@ -308,11 +308,11 @@ class Interpreter:
             connection.close()
 
     def _name(self, island: IslandId, incarnation: Incarnation) -> str:
-        """What Ray calls the process of this incarnation."""
+        """Return Ray's name of this incarnation's process."""
         return island_name(self._context.job, *self._processes.get((island, incarnation), (island, incarnation)))
 
     def _place(self, island: IslandId, incarnation: Incarnation, standby: Life | None) -> None:
-        """In a thread of its own: have the process made, or the standby's taken, then listen to it."""
+        """Have the process made, or the standby's taken over, then listen to it. Runs in a thread of its own."""
         placed: Placement | Unplaced
         controller = self._controller.handle
         try:

@@ -85,7 +85,7 @@ class LocalNode:
             ) from error
 
     def works(self) -> bool:
-        """Whether an island, or another actor, has a process there."""
+        """Return whether an island or another actor has a process on the node."""
         return bool(workers_of(self.raylet))
 
 
@@ -267,7 +267,7 @@ class Joined:
         return 0 if self._deadline is not None else 1
 
     def _decide(self, now: float) -> None:
-        """From when on it leaves, and until when; a signal may cut short what the time has begun."""
+        """Decide from when on the node drains, and until when. A signal may shorten a drain that ``--until`` has begun."""
         until: float | None = self._options.until
         if self._signal is not None:
             deadline = now + self._options.grace
@@ -373,7 +373,7 @@ def ports_of(text: str) -> list[str]:
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
-    """As of every process of a cluster; and clouds are asked for notices, unless this environment says otherwise."""
+    """Return the environment of a node's processes. Clouds are asked for notices unless this environment says otherwise."""
     passed = {name: os.environ[name] for name in (notices.SOURCES_VARIABLE, notices.URL_VARIABLE) if name in os.environ}
     return {
         **built(os.environ),

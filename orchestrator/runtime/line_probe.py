@@ -57,7 +57,7 @@ _COUNT = struct.Struct("!Q")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a measurement may cost, each way."""
+    """The limits of a measurement, each way."""
 
     bytes_max: int
     seconds_max: float
@@ -213,7 +213,7 @@ class LineProbe:
             return {"problem": self._problem(host, port, error)}
 
     def problem(self, host: str, port: int) -> str | None:
-        """What is in the way of connections from here to the probe there."""
+        """Return what prevents connections from here to the probe there; None if nothing does."""
         try:
             reach(host, port, self._key)
         except OSError as error:
@@ -257,7 +257,7 @@ def lines(ports: tuple[int, int]) -> Iterator[dict[str, Any]]:
 
 
 def _places(nodes: list[Mapping[str, Any]], reaches: Mapping[str, cluster.Reach]) -> dict[str, tuple[str, str]]:
-    """Of each group, the head's first, the id and address of one node Ray believes alive: one in reach, if there is."""
+    """Return the id and address of one living node of each group, the head's group first; a node in reach, if one is."""
     places: dict[str, tuple[str, str]] = {}
 
     def rank(entry: Mapping[str, Any]) -> tuple[bool, str]:
@@ -285,7 +285,7 @@ def _probe(node: str, host: str, key: bytes, ports: tuple[int, int]) -> Any:
 
 
 def _reason_of(error: Exception) -> str:
-    """What a probe said itself, or else the name of what befell it."""
+    """Return what the probe said, or else the kind of its failure."""
     cause = getattr(error, "cause", None)
     return first_line(cause) if isinstance(cause, AtollError) else type(error).__name__
 

@@ -82,7 +82,7 @@ class NodeAgent:
 
 
 def drain_own_node(notice: notices.Notice) -> None:
-    """Asked again until the head answers, or the machine is gone."""
+    """Ask the head to drain this node, again and again until the head answers."""
     from orchestrator.runtime import cluster  # not before it is needed: it is most of this process
 
     while True:

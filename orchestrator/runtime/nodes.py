@@ -66,7 +66,7 @@ class NodeWatch:
         return [node for node in cluster.nodes() if node.id not in self._excluded()]
 
     def is_there(self, node_id: str) -> bool:
-        """Whether a process may begin on this node, by the last look: it is neither dead, nor down, nor about to go."""
+        """Return whether a process may start on this node: it was not dead, down or about to go at the last look."""
         return self._present is None or (node_id in self._present and node_id not in self._down | self._leaving.keys())
 
     def is_unreachable(self, node_id: str) -> bool:

@@ -47,7 +47,7 @@ def census(home: Path) -> dict[str, object]:
 
 
 def _is_orphan(process: psutil.Process, environment: Mapping[str, str]) -> bool:
-    """Whether its cluster's files are gone, its home too, and it lives on."""
+    """Return whether the process outlived its cluster: the cluster's files and its home are gone."""
     token, mark = environment.get(TOKEN_VARIABLE, ""), environment.get(HOME_MARKER, "")
     files = [Path(token), *([path_in(mark)] if mark else [])]
     return (
@@ -59,7 +59,7 @@ def _is_orphan(process: psutil.Process, environment: Mapping[str, str]) -> bool:
 
 
 def _is_gone(path: Path) -> bool:
-    """Whether nothing is there. A folder that this user may not look into, or whose disk does not answer, is no answer."""
+    """Return whether the path is known not to exist. A folder that cannot be read does not count as gone."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -81,7 +81,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Consignment:
-    """What one of the island's processes, by rank, is sent of a publication, for what it has."""
+    """The part of a publication that one of the island's processes, by rank, is sent, according to what it holds."""
 
     rank: int
     fragment: FragmentId
@@ -91,7 +91,7 @@ class Consignment:
 
 
 class ParameterLink:
-    """Until ``closed`` is set; ``close`` then wakes the thread that delivers."""
+    """The payloads to and from one incarnation, until ``closed`` is set; ``close`` then wakes the thread that delivers."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class ParameterLink:
         return self._shard.receive(payload, offer.fragment, *contents)
 
     def _pulled(self, offer: Offer, request: Request, may_pass_over: bool) -> Sequence[memoryview | None]:
-        """What came of each of its parts, all of which are pulled at once."""
+        """Pull all parts of the offer at once, and return each of them, or None for one that was not pulled."""
         if len(request) == 1:
             return (self._pull(0, offer, request[0], may_pass_over),)
         with ThreadPoolExecutor(len(request), f"{self._name}.pull") as pulling:
@@ -238,9 +238,9 @@ class ParameterLink:
             self._outgoing_changed.notify()
 
     def holdings(self) -> tuple[Holding, ...]:
-        """What each of the island's processes has, by rank; everything, of one that cannot be asked now.
+        """Return what each of the island's processes holds, by rank; everything, for one that cannot be asked now.
 
-        The processes have built their models: only then is anything published for them.
+        The processes have built their models by then: nothing is published for them before.
         """
         if len(self._ranks) == 1:
             return (EVERYTHING,)
@@ -366,7 +366,7 @@ class ParameterLink:
         )
 
     def _deliver_marker(self, checkpoint: int, folder: str) -> None:
-        """Until the island has it, or the checkpoint would not wait for it any more; nothing newer overtakes it."""
+        """Send the marker until the island has it or the checkpoint no longer waits for it. Nothing newer overtakes it."""
         while self._link.wait_until_open():
             try:
                 call = self._ranks[0].call(IslandInterface.save, self._epoch, checkpoint, folder)
@@ -382,8 +382,9 @@ class ParameterLink:
                 self._closed.wait(RETRY_S)
 
     def _send(self, consignments: Sequence[Consignment]) -> None:
-        """Until all have arrived. What was lost, or did not lead on from what the island holds, is sent again, unless
-        something newer waits, until the link is closed.
+        """Send until everything has arrived, something newer waits, or the link is closed.
+
+        A part that was lost, or that does not follow what the island holds, is sent again.
         """
         unsent = deque(consignments)
         waiting: dict[ray.ObjectRef[int], Consignment] = {}

@@ -77,13 +77,13 @@ class Unplaced:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Where the processes of an island of many hosts may go: the labels of each one's node, by rank."""
+    """The nodes of an island of many hosts: the labels of each process's node, by rank."""
 
     selectors: tuple[Mapping[str, str], ...]
 
 
 class Booking(Protocol):
-    """What a section of the specification says of a process that computes."""
+    """A section of the specification that describes a process that computes."""
 
     @property
     def accelerator(self) -> str: ...
@@ -96,7 +96,7 @@ class Booking(Protocol):
 
 
 def resources_of(section: Booking) -> dict[str, float]:
-    """What one process of this section, an island or an evaluator, books on its node."""
+    """Return what one process of this section, an island or an evaluator, books on its node."""
     wanted = {"CPU": section.cpus}
     if section.accelerators:
         wanted[section.accelerator.upper()] = float(section.accelerators)
@@ -104,7 +104,7 @@ def resources_of(section: Booking) -> dict[str, float]:
 
 
 def environment_of(section: Booking) -> dict[str, str]:
-    """What one process of this section sets before it imports JAX.
+    """Return the variables that one process of this section sets before it imports JAX.
 
     Not Ray's ``runtime_env``, which costs a process of its own instead of a waiting one. CPU islands share cores with
     others: each gets as many threads as it books CPUs, or four of them would run eight threads on two cores.
@@ -153,7 +153,7 @@ def refusal(group: str, wanted: Mapping[str, float], nodes: Iterable[Node], sect
 def gang(
     group: str, accelerator: str, wanted: Mapping[str, float], host_count: int, nodes: Iterable[Node]
 ) -> Gang | Refusal:
-    """Where an island of so many hosts, each of which books ``wanted``, may be placed as a whole; else why it may not.
+    """Return where an island of ``host_count`` hosts, each booking ``wanted``, fits as a whole, or why it does not fit.
 
     A TPU island is one slice, all of it: chosen here among the intact ones of the group, by name, so that its region is
     that of the group. Any other is as many nodes. What is free is a hint; Ray books all of it or nothing.
@@ -208,7 +208,7 @@ def _slice(group: str, wanted: Mapping[str, float], host_count: int, candidates:
 
 
 def _host_count_of(members: Sequence[Node], chips_per_host: float) -> int:
-    """How many hosts the slice has when it is intact, by its topology where a label says that."""
+    """Return how many hosts the slice has when it is intact, by its topology if a label gives one."""
     extents = members[0].labels.get(TOPOLOGY_LABEL, "").split("x")
     if all(extent.isdecimal() for extent in extents):
         return max(1, round(prod(map(int, extents)) / chips_per_host))

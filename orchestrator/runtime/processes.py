@@ -88,7 +88,7 @@ def kill_all(cluster_id: str, node: str | None = None, timeout_s: float = KILL_T
 
 
 def kill_marked(name: str, value: str) -> set[int]:
-    """As ``kill_all``, those that have this variable in their environment."""
+    """Kill the processes that have this variable in their environment, as ``kill_all`` does."""
 
     def left() -> list[psutil.Process]:
         return [process for process, environment in _with_variable(name) if environment[name] == value]
@@ -200,7 +200,7 @@ def leave_marks(cluster: ClusterFile, home: Path) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether this can be a cluster's temporary folder: a file that is damaged could name any other."""
+    """Return whether this can be a cluster's temporary folder. A damaged file could name any other folder."""
     with suppress(OSError):
         about = folder.lstat()
         is_folder = folder.is_dir() and not folder.is_symlink()

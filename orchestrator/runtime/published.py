@@ -18,7 +18,7 @@ from orchestrator.parameters.shard import Publication
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """What is sent of a fragment: updates since a version, oldest first, or with ``since`` None its values alone."""
+    """The content sent for a fragment: updates since a version, oldest first, or with ``since`` None its values alone."""
 
     since: Version | None
     payloads: tuple[Payload, ...]
@@ -29,7 +29,7 @@ class Shipment:
 
     @property
     def is_pulled(self) -> bool:
-        """Whether any of it is too large for the call."""
+        """Return whether any part of it is too large for the call."""
         return not all(payload.inline for payload in self.payloads)
 
 
@@ -100,10 +100,10 @@ class Published:
         return self._values.payload(holding)
 
     def since(self, held: Version | None, holding: Holding = EVERYTHING) -> Shipment:
-        """What leads here from the version that somebody holds; None: that is not known.
+        """Return the shipment that leads from the version ``held`` to this one; None if that version is not known.
 
-        Who is not known is believed to hold the version before, which is so but for newcomers, and costs little. Who holds
-        this version, or a later one, takes nothing, so that anything will do.
+        An island whose version is unknown is assumed to hold the one before. That is true of all but newcomers, and a wrong
+        guess costs little. An island that holds this version or a later one ignores the shipment, so any will do.
         """
         updates = self._updates
         if updates and (held is None or held >= self.version):

@@ -151,7 +151,7 @@ def patient(get_node: Callable[[str, str], dict[str, Any]]) -> Callable[[str, st
 
 
 def raylet_runs() -> bool:
-    """Whether this process has started a raylet that has not ended."""
+    """Return whether this process has started a raylet that has not ended."""
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # another one, which has ended meanwhile
             if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:

@@ -38,14 +38,14 @@ OBJECT_STORE_BYTES_MAX = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node runs: its address, and the command that starts a program there, as one in a network namespace needs."""
+    """The place of a node: its address, and the command that starts a program there, such as one in a network namespace."""
 
     address: str = LOOPBACK
     enter: tuple[str, ...] = ()
 
 
 class Start(Protocol):
-    """Of a node: as much of a ``subprocess.Popen`` of its `ray start` as there is of a fork."""
+    """The `ray start` of a node, with as much of a ``subprocess.Popen`` as a fork offers."""
 
     def poll(self) -> int | None: ...
 
@@ -67,7 +67,7 @@ class RayProgram:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """What was started goes on. What was not, because a signal ends this, is not begun any more."""
+        """Leave running what was started. If a signal ends this process, start nothing more."""
         if self._forking is not None:
             if kind is not None and not issubclass(kind, Exception):
                 self._forking.kill()
@@ -183,12 +183,12 @@ def unregister_dead(program: RayProgram, place: Place) -> Start:
 
 
 def log_of(cluster: ClusterFile, name: str) -> Path:
-    """What ``ray start`` said for this node."""
+    """Return the path of the output of this node's ``ray start``."""
     return Path(cluster.temp_dir, f"{name}.log")
 
 
 def passed_to(cluster: ClusterFile) -> tuple[str, ...]:
-    """What this cluster's processes get of the caller's environment besides what they need, by name."""
+    """Return the names of the variables that this cluster's processes receive from the caller's environment."""
     path = Path(cluster.temp_dir, PASSED)
     return tuple(json.loads(path.read_text())) if path.exists() else ()
 

@@ -184,7 +184,7 @@ class ReportLink:
         self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, True, reason))
 
     def _give_final_reports(self, reports: Iterable[messages.IslandReport]) -> None:
-        """What it trained while it was silent counts, as lost; the event that it is back comes last, for it is its end."""
+        """Post what the island trained while it was silent, which counts as lost, then that it is back, which ends it."""
         for report in reports:
             if isinstance(report, messages.Progress):
                 self._post(self._event_of(report))

@@ -197,7 +197,7 @@ def introduce(state: StateView, interpreter: Interpreter, controller: Helper[Con
 
 
 def _end_orphans(islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: Helper[Controller]) -> None:
-    """What was decided to end, as ``islands`` knows them, and may live all the same; later incarnations are left alone."""
+    """End processes of incarnations that are over, as ``islands`` knows them. Leave later incarnations alone."""
     there = [(one.id, one.incarnation) for one in islands.values() if one.state in WITH_PROCESS - {IslandState.PLACING}]
     try:
         lives = ray.get(controller.call(Controller.lives, there), timeout=LIVES_TIMEOUT_S)

@@ -43,7 +43,7 @@ def island_name(job: str, island: IslandId, incarnation: Incarnation) -> str:
 
 
 def rank_name(island: str, rank: int) -> str:
-    """Of the process of this rank, in an island whose rank 0 is called ``island``."""
+    """Return the name of the process of this rank, in an island whose rank 0 is called ``island``."""
     return f"{island}/{rank}" if rank else island
 
 
@@ -140,5 +140,5 @@ def tls_environment(certificates: Path) -> dict[str, str]:
 
 
 def abandoned_after_s() -> float:
-    """For islands of the cluster that this process belongs to."""
+    """Return the time without a synchroniser after which an island of this process's cluster counts as abandoned."""
     return float(os.environ.get(TOLERANCE_VARIABLE, PARTITION_TOLERANCE_S)) * ABANDONED_RATIO

@@ -62,7 +62,7 @@ from orchestrator.specification.memory_budget import NodeMemory, memory_problems
 
 
 class JobChannel:
-    """Until ``close``."""
+    """The job's channel for payloads, open until ``close``."""
 
     def __init__(self, context: JobContext) -> None:
         host = cluster.own_address()
@@ -72,12 +72,12 @@ class JobChannel:
         self.endpoint = Endpoint(self._membership(SHARD), host)
 
     def membership(self, process: Life, rank: int = 0) -> Membership:
-        """Of an island's process, by the life that it began as."""
+        """Return the membership of an island's process, by the life that it began as."""
         island, incarnation = process
         return self._membership(rank_subject(f"{island}:{incarnation}", rank))
 
     def evaluator_membership(self, number: int) -> Membership:
-        """Of the job's evaluator with this number."""
+        """Return the membership of the job's evaluator with this number."""
         return self._membership(f"evaluator {number}")
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class MergePool:
             return future
 
     def close(self) -> None:
-        """What has not begun is given up."""
+        """Stop. Work that has not begun is discarded."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -178,7 +178,7 @@ class ShardWorker:
         self._pool.submit(order.fragment, lambda: self._context.guarded(lambda: self._merge(order)))
 
     def restore(self, order: saving.RestoreFragments, folder: Callable[[int], Folder]) -> None:
-        """Behind the merges ordered so far; ``FragmentRestored`` of each follows, or ``RollbackFailed``."""
+        """Restore fragments behind the merges ordered so far. Posts ``FragmentRestored`` for each, or ``RollbackFailed``."""
         self._pool.submit_alone(lambda: self._context.guarded(lambda: self._restore(order, folder)))
 
     def cut(self) -> Future[OuterCut]:
@@ -202,7 +202,7 @@ class ShardWorker:
         return self._published[fragment]
 
     def whole_state(self, holdings: Sequence[Holding]) -> tuple[tuple[Version, ...], int, list[list[Payload]]]:
-        """For an island that takes its state from here: versions, logical step, and of each holding a payload a fragment."""
+        """Return a state for an island: versions, logical step, and for each holding one payload per fragment."""
         published = self.all_published()
         payloads = [[p.values(holding) for p in published] for holding in holdings]
         return tuple(p.version for p in published), self._shard.step(), payloads
@@ -224,11 +224,11 @@ class ShardWorker:
         return values, tuple(state.version for state in states)
 
     def fragment_parameters(self) -> list[int]:
-        """How many parameters each fragment has; empty while there is no Θ."""
+        """Return how many parameters each fragment has; empty while there is no Θ."""
         return list(self._shard.sizes().values())
 
     def norms(self) -> dict[FragmentId, StepNorms]:
-        """Of each fragment's last update, where one was made in this life."""
+        """Return the norms of each fragment's last update, if one was made in this life."""
         return dict(sorted(self._norms.copy().items()))
 
     # ── in the merge threads ──────────────────────────────────────────────────────────────────────────────────────

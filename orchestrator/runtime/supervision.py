@@ -52,9 +52,10 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is known of one helper. Times are of a monotonic clock. ``deaths`` are those in a row, ``restarts`` are all.
+    """The health of one helper. Times are of a monotonic clock.
 
-    ``due_at`` is when a dead one is to be made again; ``made_at`` when this one was; ``answered_at`` when it last answered.
+    ``deaths`` counts deaths in a row, ``restarts`` all of them. ``due_at`` is when a dead helper is to be made again,
+    ``made_at`` when the present one was made, ``answered_at`` when it last answered.
     """
 
     made_at: float
@@ -91,7 +92,7 @@ def unanswered(before: Health, now: float) -> Health:
 
 
 def sentence(health: Health, now: float) -> str:
-    """What is wrong with it, and what comes next; empty while nothing is."""
+    """Return what is wrong with the helper and what happens next; empty if nothing is wrong."""
     if health.condition is Condition.SILENT:
         return f"it has not answered for {now - health.answered_at:.0f} s; it may be stopped, or busy"
     if health.condition is Condition.DEAD:

@@ -351,7 +351,7 @@ class LiveJob:
             self.context.post(lambda at: events.CommandRequested(at, command, caller, for_the_core))
 
     def _noted(self, command: str, caller: str, request: Command) -> bool:
-        """Whether the command is new. Raises Conflict when the job has ended."""
+        """Note the command and return whether it is new. Raises Conflict if the job has ended."""
         if self.state.phase is JobPhase.FINISHED:
             raise Conflict(detail=f"Job {self.context.job} has ended.", remedy="Submit it again to run it once more.")
         record = restart.command_record(kind_of(request), island_of(request), caller, self.context.now())

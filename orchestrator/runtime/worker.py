@@ -30,7 +30,7 @@ class LateModule(ModuleType):
 
 
 def import_late(name: str) -> None:
-    """From now on ``import`` of this module costs nothing, if there is one."""
+    """Import the module now, if it exists, so that a later ``import`` of it costs nothing."""
     specification = importlib.util.find_spec(name)
     if specification is not None and name not in sys.modules:
         sys.modules[name] = LateModule(name)
