@@ -7,7 +7,8 @@ It has no clock, no randomness, no threads and no I/O. Time comes in with events
 calls ``handle`` is a *driver*: the live service (``runtime.synchroniser_actor``), the simulator (``simulation.world``),
 replay and recovery (``tape``), or a test.
 
-    events, saving, commands     what a driver hands over
+    events, messages, saving     what a driver hands over: facts, reports of islands, and what became of checkpoints
+    commands                     what operators ask for, which comes as the event ``CommandRequested``
     effects, saving              what it gets back
     vocabulary                   the words that both consist of
     synchroniser                 the entry point, which names the handler of every event
@@ -17,7 +18,7 @@ replay and recovery (``tape``), or a test.
 
 The smallest driver, from the start of a job with two islands to its first merge::
 
-    >>> from orchestrator.core import events as e, vocabulary as v
+    >>> from orchestrator.core import events as e, messages as m, vocabulary as v
     >>> from orchestrator.core.synchroniser import Synchroniser
     >>> policy = v.JobPolicy(
     ...     islands=tuple(v.IslandPlan(name, "cpu", "here", 1) for name in ("a", "b")), quorum=2, fragment_count=1,
@@ -34,14 +35,14 @@ The smallest driver, from the start of a job with two islands to its first merge
     OuterStateSeeded → nothing
     >>> for name in ("a", "b"):
     ...     step(e.IslandPlaced, name, 1, "node", 4711)
-    ...     step(e.IslandReady, name, 1, 1, 0.5)
-    ...     step(e.IslandCaughtUp, name, 1, None, (0,), 0, 0.1)
+    ...     step(e.IslandReported, name, 1, m.Ready(device_count=1, start_seconds=0.5))
+    ...     step(e.IslandReported, name, 1, m.CaughtUp(None, versions=(0,), step=0, transfer_seconds=0.1))
     IslandPlaced → nothing
-    IslandReady → BeginCatchUp
-    IslandCaughtUp → StartTraining
+    IslandReported → BeginCatchUp
+    IslandReported → StartTraining
     IslandPlaced → nothing
-    IslandReady → BeginCatchUp
-    IslandCaughtUp → StartTraining
+    IslandReported → BeginCatchUp
+    IslandReported → StartTraining
     >>> for name in ("a", "b"):
     ...     step(e.ContributionArrived, v.Contribution(f"{name}-1", name, 1, 0, 1, 4, 0, 4, 40, 40))
     ContributionArrived → AdmitContribution
@@ -82,14 +83,16 @@ What a driver must do
     (``test_asking_again_for_a_version_changes_nothing_and_gives_the_same_digest``)
  9. **Answer.** It MUST hand over what came of an effect, as the effect's docstring says:
 
-        MergeFragment       MergeCompleted, or MergeFailed       FlushIsland        IslandFlushed
-        RestoreFragments    FragmentRestored for each fragment,  DrainIsland        IslandDrained
+        MergeFragment       MergeCompleted, or MergeFailed       FlushIsland        the report Flushed
+        RestoreFragments    FragmentRestored for each fragment,  DrainIsland        the report Drained
                             or RollbackFailed                    KillIsland         ConnectionLost (dead)
         PlaceIsland         IslandPlaced, or PlacementFailed     Evaluate           EvaluationCompleted or -Failed
-        BeginCatchUp        IslandCaughtUp, or CatchUpFailed     BeginCheckpoint    IslandSaved or IslandNotSaved for each
+        BeginCatchUp        the report CaughtUp, or              BeginCheckpoint    the report Saved or NotSaved of each
+                            CatchUpFailure                                          island, or CheckpointFailed
         SetTimer            TimerFired                           SealCheckpoint     CheckpointTaken or CheckpointFailed
 
-    If an island dies before it answers, ``ConnectionLost`` is the answer. Other effects need none.
+    Reports come as ``IslandReported``. If an island dies before it answers, ``ConnectionLost`` is the answer. Other effects
+    need none.
 10. **Timers.** It MUST keep one deadline for each timer; a newer ``SetTimer`` replaces it. It MUST hand over ``TimerFired``
     with the serial of the deadline, at ``due_at`` or later, never earlier. A timer that fires late is harmless: the core
     ignores serials that are not the latest. (``test_a_timer_of_an_earlier_round_does_nothing``)

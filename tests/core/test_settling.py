@@ -30,4 +30,4 @@ def test_a_core_that_never_settles_fails_with_the_recent_story(monkeypatch: pyte
     assert passes == SETTLING_PASSES_MAX
     (note,) = raised.value.__notes__
     assert "while deciding on step" in note
-    assert "IslandCaughtUp" in note.split("before it:")[1], "the steps before are told as well"
+    assert "CaughtUp" in note.split("before it:")[1], "the steps before are told as well"
