@@ -7,15 +7,7 @@ from typing import Any
 
 from api.schemas import Absence, Contributor, Merge, MergeSummary, Refusal
 from orchestrator.accounting.explanation import Explanation
-from orchestrator.core.vocabulary import CloseReason
 from orchestrator.report.words import seconds
-
-CLOSED_BECAUSE = {
-    CloseReason.EVERYONE_IN: "everyone was in",
-    CloseReason.GRACE_OVER: "the grace window was over",
-    CloseReason.NO_GRACE_LEFT: "quorum was there and no slack to wait in",
-    CloseReason.FINAL_FLUSH: "the job was ending",
-}
 
 
 def merge_of(explanation: Explanation) -> Merge:
@@ -56,7 +48,7 @@ def summary_of(explanation: Explanation) -> MergeSummary:
 def because(explanation: Explanation) -> str:
     """Return one sentence: why the round closed when it did, and why islands are missing from it."""
     waited = f"after {seconds(explanation.closed_at - explanation.quorum_at)} of grace"
-    parts = [f"closed because {CLOSED_BECAUSE[explanation.reason]}, {waited}"]
+    parts = [f"closed because {explanation.reason.words}, {waited}"]
     latest = {refusal.island: refusal for refusal in explanation.refusals}
     parts += [f"{r.island} refused: {r.reason.replace('_', ' ')}, {r.detail}" for r in latest.values()]
     absent = [f"{island} ({state.replace('_', ' ')})" for island, state in explanation.absent if island not in latest]

@@ -143,12 +143,19 @@ class RoundPhase(StrEnum):
 
 
 class CloseReason(StrEnum):
-    """Why a round stopped waiting for more contributions."""
+    """Why a round stopped waiting for more contributions. ``words`` completes the sentence "it closed because"."""
 
-    EVERYONE_IN = "everyone_in"
-    GRACE_OVER = "grace_over"
-    NO_GRACE_LEFT = "no_grace_left"
-    FINAL_FLUSH = "final_flush"
+    words: str
+
+    EVERYONE_IN = "everyone_in", "everyone was in"
+    GRACE_OVER = "grace_over", "the grace window was over"
+    NO_GRACE_LEFT = "no_grace_left", "quorum was reached and no slack was left to wait in"
+    FINAL_FLUSH = "final_flush", "the job was ending"
+
+    def __new__(cls, value: str, words: str = "") -> CloseReason:
+        member = str.__new__(cls, value)
+        member._value_, member.words = value, words
+        return member
 
 
 class RefusalReason(StrEnum):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from orchestrator.core.vocabulary import CloseReason
 from orchestrator.report.charts import goodput_chart, loss_chart, merges_chart, timeline_chart
 from orchestrator.report.page import card, cards, document, header, table, tile, tiles
 from orchestrator.report.words import count, loss, percent, plural, seconds
@@ -18,12 +19,7 @@ Report = Mapping[str, Any]
 REGIONS_NAMED_MAX = 8
 """Of more the number is enough: each island's is in its row."""
 _PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
-_WHY = {
-    "everyone_in": "everyone was in",
-    "grace_over": "the grace window was over",
-    "no_grace_left": "no slack was left to wait in",
-    "final_flush": "the job was ending",
-}
+_BECAUSE = {reason.value: reason.words for reason in CloseReason}
 
 
 def render(report: Report) -> str:
@@ -131,7 +127,7 @@ def _recovery_words(report: Report) -> str:
 def _reasons(report: Report) -> str:
     rows = (
         (
-            escape(_WHY.get(row["reason"], row["reason"])),
+            escape(_BECAUSE.get(row["reason"], row["reason"])),
             str(row["merges"]),
             f"{row['contributors_mean']:.2f}",
             seconds(row["waited_mean_s"]),
