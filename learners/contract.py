@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -78,35 +78,6 @@ class HeldPart:
     shape: tuple[int, ...] | None = None
 
 
-def entry_of(spec: Mapping[str, Any]) -> str:
-    """The path of this island's entry in the specification."""
-    own = spec.get("island", {})
-    alike = [
-        index
-        for index, entry in enumerate(spec["islands"])
-        if (entry.get("node_group"), entry.get("mesh"), entry.get("name"))
-        == (own.get("node_group"), own.get("mesh"), own.get("name"))
-    ]
-    return f"islands.{alike[0]}" if alike else "island"
-
-
-def batch_size_of(spec: Mapping[str, Any]) -> int:
-    """Sequences of an inner step of the island that this document is for (``JobSpec.island_document``)."""
-    return int(spec.get("island", spec["training"])["batch_size"])
-
-
-def accumulation_of(spec: Mapping[str, Any]) -> int:
-    """Microbatches of an inner step of the island that this document is for: a divisor of its batch size."""
-    return int(spec.get("island", spec["training"])["accumulation"])
-
-
-def tokens_per_schedule_step(spec: Mapping[str, Any]) -> int:
-    """Tokens of an inner step of all islands together. As ``JobSpec.tokens_per_schedule_step``, from plain data."""
-    default = spec["training"]["batch_size"]
-    sequences = sum(section["count"] * (section.get("batch_size") or default) for section in spec["islands"])
-    return int(sequences * spec["data"]["sequence_length"])
-
-
 class Snapshot(Protocol):
     """A copy of some pieces as they were when it was taken, on its way to host memory."""
 
@@ -119,7 +90,8 @@ class Trainer(Protocol):
     """One island's model, inner optimizer and data.
 
     Built by ``create(spec, shard_index, shard_count)``: ``spec`` is the job specification as plain data (the output of
-    ``JobSpec.model_dump(mode="json")``); shard ``shard_index`` of ``shard_count`` of the training split is its data.
+    ``JobSpec.island_document``; ``learners.island_spec.IslandSpec.of`` reads it typed); shard ``shard_index`` of
+    ``shard_count`` of the training split is its data.
     """
 
     @property

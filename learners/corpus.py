@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from learners.contract import batch_size_of
 from learners.data_lanes import Draw, first_count, origins
+from learners.island_spec import IslandSpec
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen, parts
 from learners.tokenizer import Bytes, Tokenizer
 from orchestrator.errors import ConfigurationError
 from orchestrator.specification.bounds import BYTE_COUNT
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import AllowedRoots, shown
 
 NOWHERE = AllowedRoots()
@@ -44,7 +45,7 @@ class Corpus:
 
 
 def load(
-    section: Mapping[str, Any],
+    section: DataSection,
     roots: AllowedRoots = NOWHERE,
     tokenizer: Tokenizer | None = None,
     unreadable: Unreadable | None = None,
@@ -54,23 +55,22 @@ def load(
     Raises ConfigurationError when a file cannot be read, or when there is too little text to hold some of it out;
     UnreadableData when more records cannot be read than ``unreadable`` passes over.
     """
-    is_builtin = section["source"] == "builtin"
+    is_builtin = section.source == "builtin"
     documents = builtin_documents() if is_builtin else file_documents(section, roots, unreadable)
-    return split(documents, section["held_out_ratio"], section["sequence_length"], tokenizer)
+    return split(documents, section.held_out_ratio, section.sequence_length, tokenizer)
 
 
-def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> Draw:
-    """Return how to draw the batches of shard ``shard_index`` of ``shard_count``; ``spec["legs"]`` are earlier resumptions.
+def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_count: int) -> Draw:
+    """Return how to draw the batches of shard ``shard_index`` of ``shard_count``; ``spec.legs`` are earlier resumptions.
 
     Raises ConfigurationError when the corpus is too small to give every shard one batch.
     """
     # grain takes 0.4 s to import, and the laboratory and the evaluator use this package without drawing batches
     import grain
 
-    length, batch_size = spec["data"]["sequence_length"], batch_size_of(spec)
+    length, batch_size = spec.job.data.sequence_length, spec.batch_size
     window_count = (len(corpus.training) - 1) // length
-    resumptions = spec.get("legs", ())
-    cut_into = first_count(resumptions, shard_count)
+    cut_into = first_count(spec.legs, shard_count)
     if window_count // cut_into < batch_size:
         raise ConfigurationError(
             detail=f"data: {window_count} sequences of {length} bytes do not give each of {cut_into} islands one "
@@ -80,10 +80,10 @@ def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, sha
     @cache
     def windows(shard: int) -> Any:
         numbered: Any = grain.MapDataset.range(shard, window_count, cut_into)
-        return numbered.shuffle(seed=spec["seed"] + shard).repeat()
+        return numbered.shuffle(seed=spec.job.seed + shard).repeat()
 
     def draw(number: int) -> np.ndarray:
-        drawn = [windows(shard)[at] for shard, at in origins(spec, shard_index, shard_count, number)]
+        drawn = [windows(shard)[at] for shard, at in origins(spec.legs, batch_size, shard_index, shard_count, number)]
         return sequences_at(corpus.training, np.array(drawn), length)
 
     return draw
@@ -96,13 +96,11 @@ def builtin_documents() -> Iterator[bytes]:
         yield path.read_bytes()
 
 
-def file_documents(
-    section: Mapping[str, Any], roots: AllowedRoots, unreadable: Unreadable | None = None
-) -> Iterator[bytes]:
+def file_documents(section: DataSection, roots: AllowedRoots, unreadable: Unreadable | None = None) -> Iterator[bytes]:
     """The documents of ``data.files``, in the order given there. Raises OutsideRoots for one that lies below no root."""
     # the name that its source has in counts
-    reader, left = Reader(roots, section["text_field"], unreadable or Unreadable(0), "files"), TEXT_BYTES_MAX
-    for path in section["files"]:
+    reader, left = Reader(roots, section.text_field, unreadable or Unreadable(0), "files"), TEXT_BYTES_MAX
+    for path in section.files:
         try:
             for document in reader.whole(path, left):
                 left -= len(document)

@@ -34,6 +34,7 @@ from learners.streaming.documents import Reader, Unreadable, place_in
 from learners.streaming.files import HELD_OUT, TRAINING, Files, counted, located, rules
 from learners.streaming.held_out import HeldOut, digest
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, UnreadableData
+from orchestrator.specification.sections import DataSection, SourceSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import data_index
 from orchestrator.text.data_index import DataIndex, IndexedSource
@@ -41,6 +42,8 @@ from orchestrator.text.file_kinds import kind_of
 
 PROGRESS_S = 1.0
 INTERRUPTED = 130
+ANY_NAME = "files"
+"""The name that a source without one has while its index is made; it is not written down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +120,20 @@ class Counts:
             yield replace(source.empty(), listed_count=len(listed), numbers=numbers)
 
 
-def make(section: Mapping[str, Any], output: Path, process_count: int, progress: bool) -> Counts | None:
+def make(document: Mapping[str, Any], output: Path, process_count: int, progress: bool) -> Counts | None:
     """Write the index of this ``data`` section to ``output``; None where it is there already.
+
+    A source whose name is None is of any job's source: the index was asked for by files.
 
     Raises ConfigurationError for what cannot be read, UnreadableData above ``unreadable_max``, InfrastructureError, OSError.
     """
     _require_writable(output)
+    names = [source["name"] for source in document["sources"]]
+    named = [{**source, "name": source["name"] or ANY_NAME} for source in document["sources"]]
+    section = DataSection.model_validate({**document, "sources": named})
     tokens = tokenizer.load(section, EVERYTHING)
-    unreadable = Unreadable(section["unreadable_max"])
-    sources = [_source(one, unreadable) for one in section["sources"]]
+    unreadable = Unreadable(section.unreadable_max)
+    sources = [_source(name, one, unreadable) for name, one in zip(names, section.sources, strict=True)]
     held_out = HeldOut.of_ratio(data_index.ratio_held_out(section))
     empty = DataIndex(tokens.digest, data_index.ratio_held_out(section), tuple(source.empty() for source in sources))
     if _is_of(output, empty):
@@ -236,11 +244,11 @@ def _partial_of(output: Path) -> Path:
 # ── what is counted ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _source(section: Mapping[str, Any], unreadable: Unreadable) -> Source:
-    name, reserved = section["name"] or "these files", section["held_out"]
-    files = located(EVERYTHING, section["files"], name, TRAINING)
-    held_out = located(EVERYTHING, reserved, name, HELD_OUT) if reserved else None
-    return Source(section["name"], Reader(EVERYTHING, section["text_field"], unreadable), files, held_out)
+def _source(name: str | None, section: SourceSection, unreadable: Unreadable) -> Source:
+    shown, reserved = name or "these files", section.held_out
+    files = located(EVERYTHING, section.files, shown, TRAINING)
+    held_out = located(EVERYTHING, reserved, shown, HELD_OUT) if reserved else None
+    return Source(name, Reader(EVERYTHING, section.text_field, unreadable), files, held_out)
 
 
 def _named(files: Files) -> tuple[tuple[str, int], ...]:

@@ -14,13 +14,10 @@ ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import lcm
-from typing import Any
 
 import numpy as np
-
-from learners.contract import batch_size_of
 
 Draw = Callable[[int], np.ndarray]
 """The batch of a given number: (sequences, sequence_length + 1) int32 tokens."""
@@ -28,12 +25,13 @@ Resumptions = Sequence[tuple[int, Sequence[int]]]
 """Of each resumption, first to last: the sequences of a granule, and the cursors of all streams in granules."""
 
 
-def origins(spec: Mapping[str, Any], shard_index: int, shard_count: int, number: int) -> list[tuple[int, int]]:
-    """Shard and number, as the job was first cut, of each sequence of this island's batch ``number``."""
-    resumptions, size = spec.get("legs", ()), batch_size_of(spec)
+def origins(
+    resumptions: Resumptions, batch_size: int, shard_index: int, shard_count: int, number: int
+) -> list[tuple[int, int]]:
+    """Return shard and number, as the job was first cut, of each sequence of this island's batch ``number``."""
     return [
         origin(resumptions, shard_index, shard_count, sequence)
-        for sequence in range(number * size, (number + 1) * size)
+        for sequence in range(number * batch_size, (number + 1) * batch_size)
     ]
 
 

@@ -22,6 +22,7 @@ import ray
 from learners.contract import FragmentwiseTrainer, Trainer
 from learners.factories import exits_as_errors, trainer_of
 from learners.handed_over import HandedOver
+from learners.island_spec import IslandSpec
 from learners.outbox import lower_priority_of_new, thread_ids
 from orchestrator.actors.evaluator import EvaluatorFactory, Measured, ModelOutline
 from orchestrator.channel.endpoint import Carried, Membership
@@ -40,7 +41,7 @@ class Evaluator:
         os.environ.update(environment)
         logbook.keep(book)
         self._niceness, self._before = niceness, thread_ids()
-        self._spec = spec
+        self._document, self._trainer_name = spec, str(spec["trainer"])
         self._trainer: Trainer | None = None
         self._handed_over = HandedOver()
 
@@ -80,7 +81,7 @@ class Evaluator:
 
     def _own_code(self, method: str) -> AbstractContextManager[None]:
         """An exit of the trainer's own code would end this process with nothing but "the actor died" to be told."""
-        return exits_as_errors(f"{method} of the trainer {self._spec['trainer']!r}")
+        return exits_as_errors(f"{method} of the trainer {self._trainer_name!r}")
 
     def _give_way(self) -> None:
         """Whatever computes here, this thread and all that it has started, does so at the low priority from now on."""
@@ -90,8 +91,8 @@ class Evaluator:
     def _built(self) -> Trainer:
         if self._trainer is None:
             try:
-                with exits_as_errors(f"trainer {self._spec['trainer']!r}"):
-                    self._trainer = trainer_of(self._spec, 0, 1)
+                with exits_as_errors(f"trainer {self._trainer_name!r}"):
+                    self._trainer = trainer_of(IslandSpec.of(self._document), 0, 1)
             except Exception:
                 log.exception("the model cannot be built")
                 raise

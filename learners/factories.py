@@ -6,11 +6,12 @@ Whatever such code raises is the specification's fault, which is final, and not 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from learners.contract import Trainer
+from learners.island_spec import IslandSpec
 from orchestrator.errors import AtollError, ConfigurationError, in_words
 from orchestrator.system import user_packages
 
@@ -40,17 +41,17 @@ def called(field: str, path: str, *arguments: Any) -> Any:
     return guarded(f"{field} {path!r}", imported(field, path))(*arguments)
 
 
-def trainer_of(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> Trainer:
+def trainer_of(spec: IslandSpec, shard_index: int, shard_count: int) -> Trainer:
     """Return the trainer that the specification asks for. Raises ConfigurationError where a package's is none.
 
     What a package's code raises is final, but for errors of the system and lack of memory: another start may be luckier.
     """
-    path = spec["trainer"]
+    path, document = spec.job.trainer, spec.document
     make = imported("trainer", path)
     if path.startswith(OWN):
-        built: Trainer = make(spec, shard_index, shard_count)
+        built: Trainer = make(document, shard_index, shard_count)
         return built
-    built = guarded(f"trainer {path!r}", make, (OSError,))(spec, shard_index, shard_count)
+    built = guarded(f"trainer {path!r}", make, (OSError,))(document, shard_index, shard_count)
     if lacking := sorted(name for name in vars(Trainer) if not name.startswith("_") and name not in dir(built)):
         shown, kind = ", ".join(lacking[:SHOWN_MAX]), _kind(built).removeprefix("of type ")
         raise ConfigurationError(

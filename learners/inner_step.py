@@ -16,14 +16,13 @@ nothing moves. Neither the loss of one step nor that of one batch says so as rel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from learners.contract import accumulation_of
 from learners.model import Model
 from orchestrator.errors import ConfigurationError
 
@@ -84,15 +83,19 @@ class DescentCheck:
 
 
 def build(
-    spec: Mapping[str, Any], model: Model, optimizer: optax.GradientTransformation, *, measures_slope: bool = False
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    *,
+    z_loss: float,
+    accumulation: int,
+    measures_slope: bool = False,
 ) -> InnerStep:
     """Return the step that minimises ``model.objective``, or its loss; it can be traced for any sharding.
 
-    ``spec`` is the job specification as plain data, of an island or of none. ``optimizer`` follows optax's convention: its
-    updates are added. The z-loss is the model's to add, because only the model has logits. Raises ConfigurationError if the
-    specification has a z-loss and the model minimises nothing but its loss.
+    ``optimizer`` follows optax's convention: its updates are added. ``accumulation`` is how many microbatches a batch has.
+    The z-loss is the model's to add, because only the model has logits. Raises ConfigurationError if ``z_loss`` is not 0 and
+    the model minimises nothing but its loss.
     """
-    z_loss, accumulation = spec["training"]["z_loss"], accumulation_of(spec)
     if z_loss and model.objective is None:
         raise ConfigurationError(
             detail=f"training.z_loss is {z_loss:g}, and this model minimises its plain loss. Set it to 0, or use a model "

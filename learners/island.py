@@ -27,13 +27,14 @@ import ray
 
 from learners import checkpointing, state_transfer
 from learners.catching_up import CatchingUp
-from learners.contract import Arrays, Trainer, batch_size_of, broken_by, tokens_per_schedule_step
+from learners.contract import Arrays, Trainer, broken_by
 from learners.factories import trainer_of
 from learners.group import link
 from learners.group.follower import Follower
 from learners.group.leader import Leader
 from learners.handed_over import HandedOver
 from learners.island_arrays import HeldPieces, IslandArrays, State, StateRequest
+from learners.island_spec import IslandSpec
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox, lower_priority, lower_priority_of_new, thread_ids
 from learners.peers import Peers
@@ -115,14 +116,19 @@ class Island:
     ) -> None:
         """Start building and compiling the model. ``Ready`` or ``Broken`` follows.
 
-        ``rank`` is set only for an island of several hosts. ``spec["roots"]`` are the folders that this island may read or
-        write when others name a path. A returning island gets ``normal_priority`` until it is ready, so that it starts as
-        fast as the others train.
+        ``spec`` is a document that ``learners.island_spec`` reads; its ``roots`` are the folders that this island may read or
+        write when others name a path. ``rank`` is set only for an island of several hosts. A returning island gets
+        ``normal_priority`` until it is ready, so that it starts as fast as the others train.
         """
-        self._synthetic, self._roots = spec["trainer"].startswith(SYNTHETIC), spec["roots"]
+        try:
+            parsed = IslandSpec.of(spec)
+        except ConfigurationError as error:
+            self._outbox.put(broken_by(error))
+            return
+        self._synthetic, self._roots = parsed.job.trainer.startswith(SYNTHETIC), parsed.roots
         self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not self._synthetic
         begin = self._prepare if rank is None or rank.number == 0 else self._follow
-        arguments = (spec, shard_index, shard_count, normal_priority, rank)
+        arguments = (parsed, shard_index, shard_count, normal_priority, rank)
         threading.Thread(target=begin, args=arguments, name="prepare", daemon=True).start()
 
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: Carried) -> None:
@@ -343,7 +349,7 @@ class Island:
         self._handed_over.forget_donation(payload)
 
     def _prepare(
-        self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool, rank: Rank | None
+        self, spec: IslandSpec, shard_index: int, shard_count: int, normal_priority: bool, rank: Rank | None
     ) -> None:
         began, before = time.monotonic(), thread_ids()
         if self._computes and not normal_priority:
@@ -352,10 +358,8 @@ class Island:
             if rank is not None:
                 assert self._listening is not None
                 lines = link.admitted(self._listening, rank.size, rank.key)
-                tokens = batch_size_of(spec) * spec["data"]["sequence_length"]
-                self._leader = Leader(
-                    lines, spec["synchroniser"]["fragments"], tokens, self._outbox.put, self._end_with
-                )
+                count, tokens = spec.job.synchroniser.fragments, spec.tokens_per_step
+                self._leader = Leader(lines, count, tokens, self._outbox.put, self._end_with)
             trainer, plan, device_count = self._build(spec, shard_index, shard_count, rank)
             if self._leader is not None:
                 device_count += self._leader.device_count()
@@ -370,9 +374,7 @@ class Island:
         self._ready = Ready(device_count, time.monotonic() - began)
         self._outbox.put(self._ready)
 
-    def _follow(
-        self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool, rank: Rank
-    ) -> None:
+    def _follow(self, spec: IslandSpec, shard_index: int, shard_count: int, normal_priority: bool, rank: Rank) -> None:
         """Run this process as a rank other than 0. Its life ends with that of rank 0."""
         before = thread_ids()
         self._watchdog.stop()  # rank 0 has one
@@ -400,7 +402,7 @@ class Island:
             self._end_with(in_words(error))
 
     def _build(
-        self, spec: dict[str, Any], shard_index: int, shard_count: int, rank: Rank | None
+        self, spec: IslandSpec, shard_index: int, shard_count: int, rank: Rank | None
     ) -> tuple[Trainer, LoopPlan, int]:
         """Return the trainer, the loop's plan, and how many devices of this host it uses."""
         device_count = None
@@ -412,37 +414,34 @@ class Island:
         device_count = trainer.device_count if device_count is None else device_count
         if rank is not None and not hasattr(trainer, "held"):
             raise ConfigurationError(
-                detail=f"islands.hosts is {rank.size}, but the trainer {spec['trainer']} does not report which part of a "
+                detail=f"islands.hosts is {rank.size}, but the trainer {spec.job.trainer} does not report which part of a "
                 f"tensor each host holds. Implement learners.contract.SpreadTrainer, or set islands.hosts to 1."
             )
         if not self._synthetic:  # it has no devices and stands for any number of them
             link.require_promised(spec, (device_count,))
         trainer.warm_up()
-        knobs, recovery = spec["synchroniser"], spec["recovery"]
-        self._of_one_boundary = recovery["donors_max"] == 1 and recovery["donor_bytes_per_s"] is None
+        sync, recovery, transport = spec.job.synchroniser, spec.job.recovery, spec.job.transport
+        self._of_one_boundary = recovery.donors_max == 1 and recovery.donor_bytes_per_s is None
         shapes = trainer.tensor_shapes()
-        fragments = fragment_map.build(shapes, knobs["fragments"], trainer.roles())
+        fragments = fragment_map.build(shapes, sync.fragments, trainer.roles())
         sizes = fragment_map.sizes(fragments, shapes)
-        self._peers = Peers(self._handed_over, recovery["donor_bytes_per_s"], sizes)
+        self._peers = Peers(self._handed_over, recovery.donor_bytes_per_s, sizes)
         largest = state_transfer.STATE_BYTES_PER_PARAMETER * max(sizes)
-        stall_s, bytes_per_s = (spec["transport"][term] for term in ("stall_s", "bytes_per_s"))
-        self._held_s = state_transfer.BOUNDARY_S + state_transfer.held_s(largest, stall_s, bytes_per_s)
+        held_s = state_transfer.held_s(largest, transport.stall_s, transport.bytes_per_s)
+        self._held_s = state_transfer.BOUNDARY_S + held_s
         plan = LoopPlan(
             fragments=fragments,
-            interval_steps=knobs["interval_steps"],
-            adoption=knobs["adoption"],
-            mix_alpha=knobs["mix_alpha"],
-            tokens_per_schedule_step=tokens_per_schedule_step(spec),
-            codec=knobs["wire"]["up"],
+            interval_steps=sync.interval_steps,
+            adoption=sync.adoption,
+            mix_alpha=sync.mix_alpha,
+            tokens_per_schedule_step=spec.job.tokens_per_schedule_step,
+            codec=sync.wire.up,
             rank=None if rank is None else rank.number,
-            step_limits=StepLimits(
-                recovery["step_limit_s"], recovery["step_limit_ratio"], recovery["first_step_limit_s"]
-            ),
+            step_limits=StepLimits(recovery.step_limit_s, recovery.step_limit_ratio, recovery.first_step_limit_s),
         )
         spread = rank is not None and not HeldPieces(trainer, fragments, rank.number).is_whole
-        if (
-            rate := recovery["donor_bytes_per_s"]
-        ) is not None:  # a limit for the whole island, whose hosts give at once
+        # a limit for the whole island, whose hosts give at once
+        if (rate := recovery.donor_bytes_per_s) is not None:
             self._throttle = state_transfer.Throttle(rate / rank.size if rank is not None and spread else rate)
         return trainer, plan, device_count
 

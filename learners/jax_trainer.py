@@ -25,9 +25,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from learners import compilation_cache, inner_step, mesh, model, shards
-from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult, batch_size_of
+from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.data_lanes import Draw
 from learners.inner_step import DescentCheck
+from learners.island_spec import Document, IslandSpec
 from learners.optimizers import inner
 from learners.text import Text
 from orchestrator.errors import DataError
@@ -42,12 +43,13 @@ HEAP_BYTES_MAX = 512 << 20
 """But no more than this: larger models have longer steps, in which it does not matter."""
 
 
-def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTrainer:
+def create(spec: Document, shard_index: int, shard_count: int) -> JaxTrainer:
     """Return the trainer of shard ``shard_index`` of ``shard_count``. Nothing is read, allocated or compiled yet."""
-    built = model.build(spec)
-    text = Text(spec, built.vocabulary_size)
+    parsed = IslandSpec.of(spec)
+    built = model.build(parsed)
+    text = Text(parsed, built.vocabulary_size)
     return JaxTrainer(
-        spec,
+        parsed,
         built,
         draw=lambda index: text.draw(index, shard_count),
         shard_index=shard_index,
@@ -63,27 +65,31 @@ class JaxTrainer:
 
     def __init__(
         self,
-        spec: Mapping[str, Any],
+        spec: IslandSpec | Document,
         built: model.Model,
         draw: Callable[[int], Draw],
         *,
         shard_index: int = 0,
         text: Text | None = None,
     ) -> None:
-        self._spec = spec
+        self._spec = spec = IslandSpec.of(spec)
         self._model = built
         self._make_draw, self._shard_index = draw, shard_index
         self._text = text or Text(spec)
-        self._inner = spec["training"]["inner_optimizer"]
-        self._horizon_steps = inner.horizon_steps(spec)
+        self._inner, self._horizon_steps = spec.job.training.inner_optimizer, spec.job.horizon_steps
         self._optimizer = inner.build(self._inner, built.roles)
-        hosts = spec.get("island", {}).get("hosts", 1)
-        self._devices = jax.devices() if hosts > 1 else jax.local_devices()
+        self._devices = jax.devices() if spec.host_count > 1 else jax.local_devices()
         self._mesh = mesh.of_island(spec, self._devices)
-        self._batch_sharding = mesh.batch_sharding(self._mesh, batch_size_of(spec))
+        self._batch_sharding = mesh.batch_sharding(self._mesh, spec.batch_size)
         self._to_host = ThreadPoolExecutor(1, "to-host")
-        factory = self._inner["factory"]
-        self._inner_step = inner_step.build(spec, built, self._optimizer, measures_slope=factory is not None)
+        factory = self._inner.factory
+        self._inner_step = inner_step.build(
+            built,
+            self._optimizer,
+            z_loss=spec.job.training.z_loss,
+            accumulation=spec.accumulation,
+            measures_slope=factory is not None,
+        )
         self._descent = DescentCheck(factory, self._horizon_steps) if factory is not None else None
         self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]] | None = None
         self._loss: Any = None
@@ -131,7 +137,7 @@ class JaxTrainer:
             )
             batch.result()
         self._allocate()
-        if self._spec["evaluation"]["on"] == "islands":
+        if self._spec.job.evaluation.on == "islands":
             self._held_out_loss()  # at a boundary, the island would stand still for it
 
     @property
@@ -267,7 +273,7 @@ class JaxTrainer:
 
     @property
     def _held_out_max(self) -> int:
-        return min(EVALUATION_BATCH_MAX, batch_size_of(self._spec))  # activations fit where a step's do
+        return min(EVALUATION_BATCH_MAX, self._spec.batch_size)  # activations fit where a step's do
 
     @property
     def _held_out_sharding(self) -> NamedSharding:
@@ -289,12 +295,12 @@ class JaxTrainer:
     def _initial(self) -> Arrays:
         """On the host, whole. Of a model that can be traced one tensor after another is made, by all devices."""
         if not self._model.traceable:
-            return dict(self._model.initialise(self._spec["seed"]))
+            return dict(self._model.initialise(self._spec.job.seed))
         return {name: shards.taken(self._made(name), Piece(name)).on_host() for name in self._shapes}
 
     def _made(self, name: str) -> jax.Array:
         program: Any = jax.jit(
-            lambda: self._model.initialise(self._spec["seed"])[name], out_shardings=self._shardings[name]
+            lambda: self._model.initialise(self._spec.job.seed)[name], out_shardings=self._shardings[name]
         )
         array: jax.Array = program()
         return array
@@ -302,7 +308,7 @@ class JaxTrainer:
     @cached_property
     def _shapes(self) -> Mapping[str, Shape]:
         """Raises InvalidJobSpec where a mesh does not divide them: this island's, or that of any, where this is none."""
-        initialise = partial(self._model.initialise, self._spec["seed"])
+        initialise = partial(self._model.initialise, self._spec.job.seed)
         tensors = jax.eval_shape(initialise) if self._model.traceable else self._initial
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         mesh.require_division(self._spec, shapes, self._model.axes, self._model.roles)
@@ -359,13 +365,13 @@ class JaxTrainer:
 
     @property
     def _batch_shape(self) -> tuple[int, int]:
-        return batch_size_of(self._spec), self._spec["data"]["sequence_length"] + 1
+        return self._spec.batch_size, self._spec.job.data.sequence_length + 1
 
     def _allocate(self) -> None:
         """Put parameters and optimizer state on the devices, unless they are there. The evaluator never needs them."""
         if self._state is None:
             if self._model.traceable:
-                initialise = partial(self._model.initialise, self._spec["seed"])
+                initialise = partial(self._model.initialise, self._spec.job.seed)
                 program: Any = jax.jit(initialise, out_shardings=self._shardings)
                 self._parameters = dict(program())
             else:

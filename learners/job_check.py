@@ -20,13 +20,13 @@ from typing import Any
 
 from learners import tokenizer
 from learners.factories import trainer_of
+from learners.island_spec import IslandSpec
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, in_words
 from orchestrator.parameters import fragment_map
+from orchestrator.specification.sections import BUILT_IN_TRAINER
 from orchestrator.system.roots import EVERYTHING
 
-BUILT_IN = "learners.jax_trainer:create"
-"""The trainer whose text is read here; that of another is its own business."""
 SHOWN_TOKENS = 64
 FIELD = re.compile(r"(trainer|[a-z_]+(?:\.[a-z_0-9]+)+):? (.*)", re.DOTALL)
 """How our own errors about a specification begin."""
@@ -34,12 +34,11 @@ FIELD = re.compile(r"(trainer|[a-z_]+(?:\.[a-z_0-9]+)+):? (.*)", re.DOTALL)
 
 def findings(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the job would run, and the problems that came up: ``model`` and ``data`` are there as far as they work."""
-    document = {**document, "roots": EVERYTHING}
-    island_count = sum(entry["count"] for entry in document["islands"])
+    spec = IslandSpec.of({**document, "roots": EVERYTHING})
     problems: list[Problem] = []
-    result: dict[str, Any] = {"model": _attempted(lambda: _model(document, island_count), problems)}
-    if document["trainer"] == BUILT_IN:
-        result["data"] = _attempted(lambda: _data(document, island_count), problems)
+    result: dict[str, Any] = {"model": _attempted(lambda: _model(spec), problems)}
+    if spec.job.trainer == BUILT_IN_TRAINER:
+        result["data"] = _attempted(lambda: _data(spec), problems)
     return result | {"problems": [asdict(problem) for problem in dict.fromkeys(problems)]}
 
 
@@ -57,10 +56,10 @@ def _attempted(work: Callable[[], dict[str, Any]], problems: list[Problem]) -> d
     return None
 
 
-def _model(document: Mapping[str, Any], island_count: int) -> dict[str, Any]:
-    trainer = trainer_of(document, 0, island_count)
+def _model(spec: IslandSpec) -> dict[str, Any]:
+    trainer = trainer_of(spec, 0, spec.job.island_count)
     shapes = dict(trainer.tensor_shapes())
-    fragments = fragment_map.build(shapes, document["synchroniser"]["fragments"], trainer.roles())
+    fragments = fragment_map.build(shapes, spec.job.synchroniser.fragments, trainer.roles())
     sizes = fragment_map.sizes(fragments, shapes)
     if hasattr(trainer, "trace"):
         trainer.trace()
@@ -73,12 +72,12 @@ def _model(document: Mapping[str, Any], island_count: int) -> dict[str, Any]:
     }
 
 
-def _data(document: Mapping[str, Any], island_count: int) -> dict[str, Any]:
-    section, text = document["data"], Text(document)
-    batch = text.draw(0, island_count)(0)
+def _data(spec: IslandSpec) -> dict[str, Any]:
+    section, text = spec.job.data, Text(spec)
+    batch = text.draw(0, spec.job.island_count)(0)
     held_out, own = text.held_out_batches(1), tokenizer.load(section, EVERYTHING)
     return {
-        "tokenizer": section["tokenizer"],
+        "tokenizer": section.tokenizer,
         "vocabulary_size": own.vocabulary_size,
         "separator": int(own.separator),
         "batch_shape": [batch.shape[0], batch.shape[1] - 1],

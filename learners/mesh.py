@@ -19,31 +19,31 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
-from learners.contract import accumulation_of, batch_size_of, entry_of
+from learners.island_spec import IslandSpec
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.parameters.pieces import BY_NAME, Roles, Shape
 from orchestrator.specification import device_mesh
+from orchestrator.specification.sections import IslandsSection
 
 BATCH_AXES = ("data", "fsdp")
 
 Axes = Mapping[str, tuple[str | None, ...]]
 
 
-def of_island(spec: Mapping[str, Any], devices: Sequence[jax.Device]) -> Mesh:
+def of_island(spec: IslandSpec, devices: Sequence[jax.Device]) -> Mesh:
     """The mesh that the specification asks for, of these devices; all along ``data`` where it asks for none.
 
     Raises InvalidJobSpec where there are others than promised, also processors in place of accelerators, or they do not
     divide.
     """
-    island = spec.get("island", {})
-    section, batch_size = island.get("mesh") or {}, batch_size_of(spec)
-    promised = island.get("accelerators", 0) * island.get("hosts", 1)
-    problems = list(device_mesh.mesh_problems(entry_of(spec), section, len(devices), batch_size, accumulation_of(spec)))
-    if promised and (promised != len(devices) or devices[0].platform == "cpu"):
+    section = {} if spec.own is None else _mesh_of(spec.own)
+    promised = spec.accelerator_count * spec.host_count
+    problems = list(device_mesh.mesh_problems(spec.path, section, len(devices), spec.batch_size, spec.accumulation))
+    if spec.own is not None and promised and (promised != len(devices) or devices[0].platform == "cpu"):
         problems = [
             Problem(
-                f"{entry_of(spec)}.accelerators",
-                f"promises {promised} devices (accelerators x hosts) of kind {island.get('accelerator', 'gpu')!r}, and "
+                f"{spec.path}.accelerators",
+                f"promises {promised} devices (accelerators x hosts) of kind {spec.own.accelerator!r}, and "
                 f"there are {len(devices)} of kind {devices[0].device_kind!r}.",
                 "Set accelerators to what each host has, or repair the host: without its driver JAX takes the processor.",
             )
@@ -74,15 +74,15 @@ def shardings(mesh: Mesh, shapes: Mapping[str, Shape], axes: Axes, roles: Roles 
     }
 
 
-def require_division(spec: Mapping[str, Any], shapes: Mapping[str, Shape], axes: Axes, roles: Roles) -> None:
+def require_division(spec: IslandSpec, shapes: Mapping[str, Shape], axes: Axes, roles: Roles) -> None:
     """Raise InvalidJobSpec where the mesh of this island does not divide the model's tensors.
 
     In a process that is no island's, as the evaluator, which is asked for the shapes before any island is placed: where that
     of any island of the job does not.
     """
-    meshes = {f"islands.{index}": entry.get("mesh") or {} for index, entry in enumerate(spec["islands"])}
-    if "island" in spec:
-        meshes = {entry_of(spec): spec["island"].get("mesh") or {}}
+    meshes = {f"islands.{index}": _mesh_of(entry) for index, entry in enumerate(spec.job.islands)}
+    if spec.own is not None:
+        meshes = {spec.path: _mesh_of(spec.own)}
     named = {name: _dimensions(name, shape, axes, roles) for name, shape in shapes.items()}
     problems = [
         problem
@@ -91,6 +91,10 @@ def require_division(spec: Mapping[str, Any], shapes: Mapping[str, Shape], axes:
     ]
     if problems:
         raise InvalidJobSpec(problems=tuple(problems))
+
+
+def _mesh_of(entry: IslandsSection) -> dict[str, Any]:
+    return entry.mesh.model_dump()
 
 
 def like_parameters(

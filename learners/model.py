@@ -14,29 +14,27 @@ from typing import Any
 import jax.numpy as jnp
 
 from learners.factories import called, guarded
+from learners.island_spec import Document, IslandSpec
 from learners.models import decoder, modules
 from learners.models.model import AXES, Model
 from learners.models.plain import transformer
 from orchestrator.errors import ConfigurationError
 from orchestrator.models.huggingface.weights import Weights
 from orchestrator.models.presets import Architecture
-from orchestrator.specification.sections import ModelSection
-from orchestrator.system.roots import AllowedRoots
 
 __all__ = ["AXES", "Model", "build"]
 
-NOWHERE = AllowedRoots()
 
-
-def build(spec: Mapping[str, Any]) -> Model:
-    """Return the model that a job specification (as plain data) asks for.
+def build(spec: IslandSpec | Document) -> Model:
+    """Return the model that a job specification asks for, parsed or as plain data.
 
     ``model.factory`` names ``package.module:function`` of an installed package; it is called with the specification.
     Raises ConfigurationError when there is no such function or it returns neither a ``Model`` nor a module
     (``learners.models.modules``).
     """
-    section = ModelSection.model_validate(spec["model"])
-    network, z_loss = section.network, spec.get("training", {}).get("z_loss", 0.0)
+    spec = IslandSpec.of(spec)
+    section, z_loss = spec.job.model, spec.job.training.z_loss
+    network = section.network
     if network is None:
         return _from_factory(section.factory or "", spec)
     dtype = jnp.dtype(section.compute_dtype)
@@ -45,17 +43,17 @@ def build(spec: Mapping[str, Any]) -> Model:
     built = decoder.decoder(network, dtype, section.remat, z_loss)
     if section.initial_weights is None:
         return built
-    folder, roots = section.initial_weights, spec.get("roots", NOWHERE)
+    folder, roots = section.initial_weights, spec.roots
     weights = cache(lambda: Weights(network, folder, roots))
     return replace(built, initial_weights=lambda pieces: weights().taken(pieces))
 
 
-def _from_factory(path: str, spec: Mapping[str, Any]) -> Model:
+def _from_factory(path: str, spec: IslandSpec) -> Model:
     def make(seed: Any) -> Any:
-        return called("model.factory", path, {**spec, "seed": seed})
+        return called("model.factory", path, {**spec.document, "seed": seed})
 
-    built = called("model.factory", path, spec)
-    own = built if isinstance(built, Model) else modules.model_of(built, make, spec["training"]["z_loss"])
+    built = called("model.factory", path, spec.document)
+    own = built if isinstance(built, Model) else modules.model_of(built, make, spec.job.training.z_loss)
     if own is None:
         raise ConfigurationError(
             detail=f"model.factory {path!r} returned {type(built).__name__}; it must return a learners.model.Model, or a "

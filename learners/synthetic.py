@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
 from learners import data_lanes
-from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult, batch_size_of
+from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.held_out import measure
+from learners.island_spec import Document, IslandSpec
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import BY_NAME, Roles, joined, piece_named, taken
 
@@ -30,7 +30,7 @@ BLOCK_MAX = 1 << 20
 LOSS_FIRST, LOSS_LAST = math.log(256), 1.0
 
 
-def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
+def create(spec: Document, shard_index: int, shard_count: int) -> SyntheticTrainer:
     """Return the synthetic trainer of shard ``shard_index``; ``shard_count`` matters to a job that was resumed."""
     return SyntheticTrainer(spec, shard_index, shard_count)
 
@@ -40,22 +40,18 @@ class SyntheticTrainer:
 
     device_count = 1
 
-    def __init__(self, spec: Mapping[str, Any], shard_index: int, shard_count: int = 1) -> None:
-        section = spec["synthetic"]
-        self._step_s, self._jitter, self._start_s = (
-            section["step_s"],
-            section["step_jitter_ratio"],
-            section["start_s"],
-        )
-        self._shapes = _shapes(section["parameters"], spec["synchroniser"]["fragments"])
-        self._seed, self._shard_index, self._shard_count = spec["seed"], shard_index, shard_count
-        self._resumptions = spec.get("legs", ())
-        self._batch_size = batch_size_of(spec)
-        self._tokens_per_step = self._batch_size * spec["data"]["sequence_length"]
+    def __init__(self, spec: IslandSpec | Document, shard_index: int, shard_count: int = 1) -> None:
+        spec = IslandSpec.of(spec)
+        section = spec.job.synthetic
+        self._step_s, self._jitter, self._start_s = section.step_s, section.step_jitter_ratio, section.start_s
+        self._shapes = _shapes(section.parameters, spec.job.synchroniser.fragments)
+        self._seed, self._shard_index, self._shard_count = spec.job.seed, shard_index, shard_count
+        self._resumptions = spec.legs
+        self._batch_size, self._tokens_per_step = spec.batch_size, spec.tokens_per_step
         self._target = self._random(1)
         self._parameters = self._random(0)
-        self._host_count = spec.get("island", {}).get("hosts", 1)
-        self._sequence_count = spec["evaluation"]["sequences"]
+        self._host_count = spec.host_count
+        self._sequence_count = spec.job.evaluation.sequences
         self._steps = 0
         self._cursor = 0
         self._deadline = 0.0

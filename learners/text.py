@@ -7,9 +7,9 @@ it is needed, and then it is shared by the shards, the held-out sequences and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from learners import corpus, tokenizer
 from learners.contract import HeldOutLoss
 from learners.data_lanes import Draw
 from learners.held_out import HeldOutBatch, measure_by_source
+from learners.island_spec import Document, IslandSpec
 from learners.streaming.documents import Unreadable
 from learners.streaming.streamed import Streamed
 from orchestrator.core.vocabulary import DataFlaws
-from orchestrator.system.roots import AllowedRoots
 
 
 class Behind(Protocol):
@@ -34,20 +34,18 @@ class Behind(Protocol):
 
 
 class Text:
-    """The text of a job specification's ``data`` section, as plain data; ``spec["roots"]`` says what may be read.
+    """The text of a job specification's ``data`` section; ``spec.roots`` says which files may be read.
 
     Raises ConfigurationError, when it is made, for a tokenizer with tokens that a model of ``vocabulary_size`` has not.
     """
 
-    def __init__(self, spec: Mapping[str, Any], vocabulary_size: int | None = None) -> None:
-        roots = spec.get("roots", corpus.NOWHERE)
-        self._spec, self._tokenizer = spec, tokenizer.load(spec["data"], roots)
+    def __init__(self, spec: IslandSpec | Document, vocabulary_size: int | None = None) -> None:
+        spec = IslandSpec.of(spec)
+        section = spec.job.data
+        own = tokenizer.load(section, spec.roots)
         if vocabulary_size is not None:
-            tokenizer.require_fit(self._tokenizer, spec["data"], vocabulary_size)
-        streamed = spec["data"]["source"] == "streamed"
-        self._text: Behind = (
-            Streamed(spec, roots, self._tokenizer) if streamed else InMemory(spec, roots, self._tokenizer)
-        )
+            tokenizer.require_fit(own, section, vocabulary_size)
+        self._text: Behind = Streamed(spec, own) if section.source == "streamed" else InMemory(spec, own)
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
         """How to draw the batches of a shard. Raises ConfigurationError where the text is too little for so many."""
@@ -81,9 +79,9 @@ class Text:
 class InMemory:
     """The built-in corpus, or ``data.files``, whole."""
 
-    def __init__(self, spec: Mapping[str, Any], roots: AllowedRoots, tokens: tokenizer.Tokenizer) -> None:
-        self._spec, self._roots, self._tokenizer = spec, roots, tokens
-        self._unreadable = Unreadable(spec["data"]["unreadable_max"])
+    def __init__(self, spec: IslandSpec, tokens: tokenizer.Tokenizer) -> None:
+        self._spec, self._tokenizer = spec, tokens
+        self._unreadable = Unreadable(spec.job.data.unreadable_max)
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
         return corpus.shard_batches(self._corpus, self._spec, shard_index, shard_count)
@@ -101,9 +99,9 @@ class InMemory:
 
     @cached_property
     def _held_out(self) -> np.ndarray:
-        count = self._spec["evaluation"]["sequences"]
-        return corpus.held_out_sequences(self._corpus, count, self._spec["data"]["sequence_length"])
+        job = self._spec.job
+        return corpus.held_out_sequences(self._corpus, job.evaluation.sequences, job.data.sequence_length)
 
     @cached_property
     def _corpus(self) -> corpus.Corpus:
-        return corpus.load(self._spec["data"], self._roots, self._tokenizer, self._unreadable)
+        return corpus.load(self._spec.job.data, self._spec.roots, self._tokenizer, self._unreadable)

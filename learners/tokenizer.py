@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -21,6 +21,7 @@ import numpy as np
 from learners.streaming.documents import Continuation
 from orchestrator.errors import ConfigurationError, Problem
 from orchestrator.specification.bounds import BYTE_COUNT, BYTES
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.text import tokenizer_file
 from orchestrator.text.data_index import counted_with
@@ -249,10 +250,10 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
             yield from _steps(inner)
 
 
-def load(section: Mapping[str, Any], roots: AllowedRoots) -> Tokenizer:
+def load(section: DataSection, roots: AllowedRoots) -> Tokenizer:
     """The tokenizer of a ``data`` section. Raises ConfigurationError, also for another file than the job began with."""
-    path, separator, wanted = section["tokenizer"], section["separator"], section["tokenizer_digest"]
-    begin_token = section.get("begin_token", tokenizer_file.NO_TOKEN)  # specifications of earlier builds do not have it
+    path, separator, begin_token = section.tokenizer, section.separator, section.begin_token
+    wanted = section.tokenizer_digest
     if path == BYTES:
         return Bytes(separator, begin_token if isinstance(begin_token, int) else None)
     file = tokenizer_file.read(roots, path)
@@ -265,9 +266,9 @@ def load(section: Mapping[str, Any], roots: AllowedRoots) -> Tokenizer:
     return FromFile(file, around.separator, around.begin_token)
 
 
-def require_fit(tokenizer: Tokenizer, section: Mapping[str, Any], model_size: int) -> None:
+def require_fit(tokenizer: Tokenizer, section: DataSection, model_size: int) -> None:
     """Raises ConfigurationError for a tokenizer with tokens that the model does not have."""
-    if problem := tokenizer_file.misfit(tokenizer.vocabulary_size, model_size, section["tokenizer"]):
+    if problem := tokenizer_file.misfit(tokenizer.vocabulary_size, model_size, section.tokenizer):
         raise ConfigurationError(detail=f"data.tokenizer: {problem} {tokenizer_file.MISFIT_REMEDY}")
 
 

@@ -334,6 +334,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "equinox",
         }
     ),
+    "learners.island_spec": frozenset(
+        {
+            "learners.data_lanes",
+            "orchestrator.errors",
+            "orchestrator.specification",
+            "orchestrator.system",
+            "pydantic",
+        }
+    ),
     "learners.island": frozenset(
         {
             "learners",

@@ -172,7 +172,7 @@ def with_index_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         message = f"is {section.index_digest}, but the file has {digest}."
         raise InvalidJobSpec(problems=(Problem(DIGEST, message, "Leave it out, or use the file with that digest."),))
     tokenizer = data_index.counted_with(section.tokenizer_digest or BYTES, isinstance(section.begin_token, int))
-    problem = data_index.misfit(index, section.model_dump(mode="json"), tokenizer, lambda path: _size(roots, path))
+    problem = data_index.misfit(index, section, tokenizer, lambda path: _size(roots, path))
     if problem is not None:
         raise InvalidJobSpec(problems=(problem,))
     return spec.model_copy(update={"data": section.model_copy(update={"index_digest": digest})})

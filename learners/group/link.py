@@ -31,12 +31,12 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from learners.contract import entry_of
+from learners.island_spec import IslandSpec
 from orchestrator.actors.island import Rank
 from orchestrator.channel.endpoint import Carried
 from orchestrator.checkpoints.manifest import File
@@ -82,16 +82,16 @@ def join(rank: Rank) -> tuple[int, ...]:
     return tuple(counts[number] for number in range(rank.size))
 
 
-def require_promised(spec: Mapping[str, Any], device_counts: Sequence[int]) -> None:
+def require_promised(spec: IslandSpec, device_counts: Sequence[int]) -> None:
     """Raises InvalidJobSpec where a host of this island has fewer devices than its entry promises. Counts are by rank."""
-    promised = spec.get("island", {}).get("accelerators", 0)
+    promised = spec.accelerator_count
     short = [f"host {number} has {count}" for number, count in enumerate(device_counts) if count < promised]
     if short:
         few = ", ".join(short) if len(device_counts) > 1 else f"{socket.gethostname()} has {device_counts[0]}"
         raise InvalidJobSpec(
             problems=(
                 Problem(
-                    f"{entry_of(spec)}.accelerators",
+                    f"{spec.path}.accelerators",
                     f"promises {promised} devices of each host, and {few}.",
                     "Lower accelerators, or repair the host: its drivers, or what else uses its devices.",
                 ),

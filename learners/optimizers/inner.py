@@ -37,7 +37,7 @@ Sources: cosine, arXiv:1608.03983; warm-up, stable, decay, arXiv:2404.06395.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -47,31 +47,30 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from learners.contract import tokens_per_schedule_step
 from learners.factories import called, guarded
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import BY_NAME, Roles, role_of
-from orchestrator.specification.sections import InnerOptimizerSection
+from orchestrator.specification.sections import InnerOptimizerSection, OptimizerGroupSection
 
 MUON_RMS = 0.2
 """Of an update of Muon, as AdamW's is: so that both take the same learning rate (arXiv:2502.16982, section 2.2)."""
 Tensors = Mapping[str, jax.Array]
 
 
-def learning_rate(section: Mapping[str, Any], horizon_steps: int, step: int) -> float:
+def learning_rate(section: InnerOptimizerSection, horizon_steps: int, step: int) -> float:
     """The learning rate of the inner step that starts at step ``step`` of the schedule (0 for the first).
 
     ``section`` is ``training.inner_optimizer`` of the job specification. Linear from lr / warm-up to lr over
     ``warmup_steps``, then by ``schedule``; constant from ``horizon_steps`` on.
     """
-    peak: float = section["lr"]
-    warmup: int = section["warmup_steps"]
+    peak: float = section.lr
+    warmup: int = section.warmup_steps
     if step < warmup:
         return peak * (step + 1) / warmup
-    floor: float = section["lr_final_ratio"]
-    schedule = section["schedule"]
+    floor: float = section.lr_final_ratio
+    schedule = section.schedule
     if schedule == "wsd":
-        decay_steps = section["decay_ratio"] * horizon_steps
+        decay_steps = section.decay_ratio * horizon_steps
         left = (horizon_steps - step) / decay_steps if decay_steps else math.inf
         return peak * (floor + (1 - floor) * min(1.0, max(0.0, left)))
     progress = min(1.0, (step - warmup) / max(1, horizon_steps - warmup))
@@ -80,22 +79,14 @@ def learning_rate(section: Mapping[str, Any], horizon_steps: int, step: int) -> 
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def update_scale(section: Mapping[str, Any], horizon_steps: int, step: int) -> float:
+def update_scale(section: InnerOptimizerSection, horizon_steps: int, step: int) -> float:
     """Return what the optimizer's update is multiplied by in the inner step that starts at ``step`` of the schedule.
 
     The updates of a kind have no learning rate, so this is the learning rate. A factory's optimizer brings its own, which
     the schedule takes a part of: from 1 / warm-up to 1, then down to ``lr_final_ratio``.
     """
     lr = learning_rate(section, horizon_steps, step)
-    return lr / section["lr"] if section["factory"] else lr
-
-
-def horizon_steps(spec: Mapping[str, Any]) -> int:
-    """How many inner steps each island takes if all are equally fast: ``JobSpec.horizon_steps``, from plain data."""
-    budget = spec["budget"]
-    if budget.get("steps"):
-        return int(budget["steps"])
-    return max(1, int(budget["tokens"]) // tokens_per_schedule_step(spec))
+    return lr / section.lr if section.factory else lr
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +107,7 @@ def use_of(tensor: str, dimension_count: int, roles: Roles) -> str:
 
 
 def settings_of(
-    dimension_counts: Mapping[str, int], section: Mapping[str, Any], roles: Roles
+    dimension_counts: Mapping[str, int], section: InnerOptimizerSection, roles: Roles
 ) -> dict[str, TensorSettings]:
     """The settings of every tensor, by name; ``section`` is ``training.inner_optimizer`` of the job specification.
 
@@ -125,19 +116,19 @@ def settings_of(
     Raises ConfigurationError for a group that is not the first to fit any tensor: its pattern is misspelt, or those before
     it take all.
     """
-    groups: Sequence[Mapping[str, Any]] = section["groups"]
+    groups = section.groups
     fitting: set[int] = set()
     settings = {}
     for name, dimension_count in dimension_counts.items():
         use = use_of(name, dimension_count, roles)
         index = next((i for i, group in enumerate(groups) if _fits(group, name, use)), None)
-        decay = section["weight_decay"] if role_of(name, dimension_count, roles).decays else 0.0
+        decay = section.weight_decay if role_of(name, dimension_count, roles).decays else 0.0
         if index is None:
             settings[name] = TensorSettings(use, 1.0, decay)
             continue
         fitting.add(index)
-        own = groups[index]["weight_decay"]
-        settings[name] = TensorSettings(use, groups[index]["lr_ratio"], decay if own is None else own)
+        own = groups[index].weight_decay
+        settings[name] = TensorSettings(use, groups[index].lr_ratio, decay if own is None else own)
     if idle := sorted(set(range(len(groups))) - fitting):
         names = ", ".join(sorted(dimension_counts)[:4])
         raise ConfigurationError(
@@ -147,43 +138,43 @@ def settings_of(
     return settings
 
 
-def _fits(group: Mapping[str, Any], name: str, use: str) -> bool:
-    pattern, role = group["tensors"], group["role"]
+def _fits(group: OptimizerGroupSection, name: str, use: str) -> bool:
+    pattern, role = group.tensors, group.role
     return (pattern is None or fnmatchcase(name, pattern)) and (role is None or role == use)
 
 
-def build(section: Mapping[str, Any], roles: Roles = BY_NAME) -> optax.GradientTransformation:
+def build(section: InnerOptimizerSection, roles: Roles = BY_NAME) -> optax.GradientTransformation:
     """Return the optimizer. Its updates point downhill; multiply them by ``schedules.update_scale(…)`` and add them.
 
     ``section`` is ``training.inner_optimizer`` of the job specification. Raises ConfigurationError for a factory that cannot
     be used. The optimizer's ``init`` raises it where a group applies to no tensor.
     """
     parts: list[optax.GradientTransformation] = []
-    if section["clip_norm"] is not None:
-        parts.append(optax.clip_by_global_norm(section["clip_norm"]))
-    if section["factory"]:
-        parts.append(_from_factory(section["factory"], section))
-        if section["groups"]:
+    if section.clip_norm is not None:
+        parts.append(optax.clip_by_global_norm(section.clip_norm))
+    if section.factory:
+        parts.append(_from_factory(section.factory, section))
+        if section.groups:
             parts.append(_by_groups(section, roles, decays=False))
     else:
         parts.append(_direction(section, roles))
-        parts.append(_by_groups(section, roles, decays=True) if section["groups"] else _decay(section, roles))
+        parts.append(_by_groups(section, roles, decays=True) if section.groups else _decay(section, roles))
         parts.append(optax.scale(-1.0))
     return optax.chain(*parts)
 
 
-def _direction(section: Mapping[str, Any], roles: Roles) -> optax.GradientTransformation:
-    kind = section["kind"]
+def _direction(section: InnerOptimizerSection, roles: Roles) -> optax.GradientTransformation:
+    kind = section.kind
     if kind == "lion":
-        return optax.scale_by_lion(b1=section["beta1"], b2=section["beta2"])
+        return optax.scale_by_lion(b1=section.beta1, b2=section.beta2)
     if kind == "adafactor":  # without the scale of parameters, so that a learning rate means what it does elsewhere
         return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
-    adam = optax.scale_by_adam(b1=section["beta1"], b2=section["beta2"])
+    adam = optax.scale_by_adam(b1=section.beta1, b2=section.beta2)
     return adam if kind == "adamw" else _muon(section, adam, roles)
 
 
 def _muon(
-    section: Mapping[str, Any], others: optax.GradientTransformation, roles: Roles
+    section: InnerOptimizerSection, others: optax.GradientTransformation, roles: Roles
 ) -> optax.GradientTransformation:
     """Muon for matrices, each layer and expert of a stack by itself; ``others`` for embeddings and vectors."""
 
@@ -202,19 +193,19 @@ def _muon(
         return jax.tree.map(lambda update: MUON_RMS * max(update.shape[-2:]) ** 0.5 * update, updates)
 
     muon = optax.chain(
-        contrib.scale_by_muon(beta=section["momentum"], weight_dimension_numbers=dimensions), optax.stateless(even)
+        contrib.scale_by_muon(beta=section.momentum, weight_dimension_numbers=dimensions), optax.stateless(even)
     )
     return optax.partition({"muon": muon, "others": others}, labels)
 
 
-def _decay(section: Mapping[str, Any], roles: Roles) -> optax.GradientTransformation:
+def _decay(section: InnerOptimizerSection, roles: Roles) -> optax.GradientTransformation:
     def decaying(parameters: Tensors) -> dict[str, bool]:
         return {name: role_of(name, tensor.ndim, roles).decays for name, tensor in parameters.items()}
 
-    return optax.add_decayed_weights(section["weight_decay"], mask=decaying)
+    return optax.add_decayed_weights(section.weight_decay, mask=decaying)
 
 
-def _by_groups(section: Mapping[str, Any], roles: Roles, *, decays: bool) -> optax.GradientTransformation:
+def _by_groups(section: InnerOptimizerSection, roles: Roles, *, decays: bool) -> optax.GradientTransformation:
     """Apply the rate of every tensor's own group, and its decay if ``decays``."""
 
     def settings(tensors: Tensors) -> dict[str, TensorSettings]:
@@ -235,9 +226,9 @@ def _by_groups(section: Mapping[str, Any], roles: Roles, *, decays: bool) -> opt
     return optax.GradientTransformation(checked, update)
 
 
-def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransformation:
+def _from_factory(path: str, section: InnerOptimizerSection) -> optax.GradientTransformation:
     field = "training.inner_optimizer.factory"
-    own = _Section(section)
+    own = _Section(section.model_dump(mode="json"))
     built = called(field, path, own)
     if not isinstance(built, optax.GradientTransformation):
         raise ConfigurationError(
@@ -248,8 +239,8 @@ def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransf
     if unread := own.unread():
         name = unread[0]
         raise ConfigurationError(
-            detail=f"training.inner_optimizer.{name} is {section[name]:g}, and the factory {path!r} never reads it, so it "
-            f'would change nothing. Let the factory use section["{name}"], or remove the field.'
+            detail=f"training.inner_optimizer.{name} is {own[name]:g}, and the factory {path!r} never reads it, "
+            f'so it would change nothing. Let the factory use section["{name}"], or remove the field.'
         )
     subject = f"{{}} of the transformation that {field} {path!r} returns"
     init, run = guarded(subject.format("init"), built.init), guarded(subject.format("update"), built.update)

@@ -29,7 +29,7 @@ import signal
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -45,6 +45,7 @@ from learners.corpus import document_count
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen
 from learners.streaming.held_out import HeldOut, digest
 from orchestrator.errors import AtollError, InfrastructureError
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import data_index
 from orchestrator.text.file_kinds import kind_of
@@ -186,7 +187,7 @@ def tasks(source: int, path: str, size: int, first: int, missing: Sequence[int],
 
 
 def counts(
-    work: Sequence[Task], section: Mapping[str, Any], held_out: HeldOut, listed: Set[int], process_count: int
+    work: Sequence[Task], section: DataSection, held_out: HeldOut, listed: Set[int], process_count: int
 ) -> Generator[PieceCount, None, None]:
     """Every piece of ``work`` as it is counted, by so many processes. They end when this does.
 
@@ -194,7 +195,7 @@ def counts(
     InfrastructureError for one that has died.
     """
     waiting = list(reversed(work))
-    with _processes(min(process_count, len(work)), (dict(section), held_out, frozenset(listed))) as ends:
+    with _processes(min(process_count, len(work)), (section, held_out, frozenset(listed))) as ends:
         busy = set(ends)
         for end in ends:
             end.send(waiting.pop())
@@ -245,7 +246,7 @@ def _processes(count: int, arguments: tuple[Any, ...]) -> Iterator[list[Connecti
             process.join()
 
 
-def _work(end: Connection, section: dict[str, Any], held_out: HeldOut, listed: frozenset[int]) -> None:
+def _work(end: Connection, section: DataSection, held_out: HeldOut, listed: frozenset[int]) -> None:
     """Count what is asked for until nobody asks any more."""
     # Ctrl-C reaches all of them, and is answered by who started them, with the signal blocked from their first instant
     signal.signal(signal.SIGINT, signal.SIG_IGN)

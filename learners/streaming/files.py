@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 
 from learners.streaming import documents, order
 from learners.streaming.order import Pieces, cut, listed
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, first_line, in_words
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import AllowedRoots, data_bytes, shown
 from orchestrator.text import data_index
 from orchestrator.text.data_index import FIELD, IndexedSource
@@ -144,7 +144,7 @@ class Counted:
 
 
 def load_index(
-    section: Mapping[str, Any], roots: AllowedRoots, tokenizer: str, files: Mapping[str, Files]
+    section: DataSection, roots: AllowedRoots, tokenizer: str, files: Mapping[str, Files]
 ) -> dict[str, Counted]:
     """The numbers of each source, by its name, for a ``data`` section with an index. ``files`` are those of each source.
 
@@ -152,7 +152,8 @@ def load_index(
 
     Raises ConfigurationError for an index that is damaged, or does not fit; OutsideRoots.
     """
-    path, wanted = section["index"], section["index_digest"]
+    path, wanted = section.index, section.index_digest
+    assert path is not None, "only a section with an index is asked for one"
     index, digest = data_index.read(roots, path)
     if wanted not in (None, digest):
         detail = f"{FIELD}: {shown(path)} has the digest {digest} here, and {wanted} where the job was submitted."
@@ -161,16 +162,16 @@ def load_index(
     if problem := data_index.misfit(index, section, tokenizer, sizes.get):
         raise ConfigurationError(detail=str(problem))
     by_name = {}
-    for source in section["sources"]:
+    for source in section.sources:
         indexed = data_index.source_of(index, source)
         assert indexed is not None, "else it does not fit"
-        own = files[source["name"]]
+        own = files[source.name]
         if (indexed.cut_by, indexed.piece_count) != (rules(own.paths), len(own.pieces)):
             detail = (
                 f"{FIELD}: {shown(path)} was made by another version of atoll or Python, which cuts files otherwise."
             )
             raise ConfigurationError(detail=f"{detail} {INDEX_ANEW}")
-        by_name[source["name"]] = counted(indexed, data_index.count_around(tokenizer))
+        by_name[source.name] = counted(indexed, data_index.count_around(tokenizer))
     return by_name
 
 

@@ -21,13 +21,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil, inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from learners import data_lanes
 from learners.corpus import joined, sequences_at, surprise, text_bytes
 from learners.data_lanes import Draw, origins
 from learners.held_out import HeldOutBatch
+from learners.island_spec import IslandSpec
 from learners.streaming.counting import GroupText, SourceTokens, TokenCounts, Window, kept_in
 from learners.streaming.documents import LINE_BYTES_MAX, Reader, Unreadable, chosen
 from learners.streaming.files import HELD_OUT, INDEX_ANEW, TRAINING, Files, load_index, located, rules
@@ -43,6 +43,7 @@ from learners.streaming.order import Group, Groups, Mixture, NoSequence, Place, 
 from learners.tokenizer import Tokenizer
 from orchestrator.core.vocabulary import DataFlaws
 from orchestrator.errors import ConfigurationError
+from orchestrator.specification.sections import SourceSection
 from orchestrator.system.roots import AllowedRoots, open_data, shown
 from orchestrator.text.data_index import ratio_held_out
 from orchestrator.text.file_kinds import kind_of
@@ -81,13 +82,14 @@ class Sample:
 
 
 class Streamed:
-    """The ``sources`` of a specification's ``data`` section, as plain data. Nothing is read before it is needed."""
+    """The ``sources`` of a specification's ``data`` section. Nothing is read before it is needed."""
 
-    def __init__(self, spec: Mapping[str, Any], roots: AllowedRoots, tokenizer: Tokenizer) -> None:
-        self._spec, self._roots, self._tokenizer = spec, roots, tokenizer
-        self._length = spec["data"]["sequence_length"]
-        self._unreadable = Unreadable(spec["data"]["unreadable_max"])
-        self._is_indexed = spec["data"]["index"] is not None
+    def __init__(self, spec: IslandSpec, tokenizer: Tokenizer) -> None:
+        self._spec, self._roots, self._tokenizer = spec, spec.roots, tokenizer
+        self._data, self._seed = spec.job.data, spec.job.seed
+        self._length = self._data.sequence_length
+        self._unreadable = Unreadable(self._data.unreadable_max)
+        self._is_indexed = self._data.index is not None
         self._drawn = _Drawn()
         self._listed: dict[str, list[list[tuple[int, int]]]] = {}
 
@@ -102,8 +104,8 @@ class Streamed:
 
         Raises ConfigurationError where there is too little for so many shards, or an index does not fit; so does a draw.
         """
-        cut_into = data_lanes.first_count(self._spec.get("legs", ()), shard_count)
-        shards, seed = cache(self.sections), self._spec["seed"]
+        cut_into = data_lanes.first_count(self._spec.legs, shard_count)
+        shards, seed = cache(self.sections), self._seed
         groups = Groups(self._group_text)
 
         @cache
@@ -128,7 +130,10 @@ class Streamed:
             return window.tokens
 
         def draw(number: int) -> np.ndarray:
-            drawn = [sequence(*origin) for origin in origins(self._spec, shard_index, shard_count, number)]
+            drawn = [
+                sequence(*origin)
+                for origin in origins(self._spec.legs, self._spec.batch_size, shard_index, shard_count, number)
+            ]
             return np.stack(drawn).astype(np.int32)
 
         return draw
@@ -159,7 +164,7 @@ class Streamed:
 
     def _share(self, source: Source) -> int:
         """How many held-out sequences of this source are to be measured."""
-        wanted: int = self._spec["evaluation"]["sequences"]
+        wanted = self._spec.job.evaluation.sequences
         total = sum(source.weight for source in self._located)
         return max(SOURCE_SEQUENCES_MIN, ceil(wanted * source.weight / total))
 
@@ -204,7 +209,7 @@ class Streamed:
 
     @cached_property
     def _by_ratio(self) -> HeldOut:
-        return HeldOut.of_ratio(ratio_held_out(self._spec["data"]))
+        return HeldOut.of_ratio(ratio_held_out(self._data))
 
     @cached_property
     def _held_out(self) -> HeldOut:
@@ -222,7 +227,7 @@ class Streamed:
     def _smallest(self, source: Source) -> frozenset[int]:
         """The digests of the documents that are held out of a small source: its ratio, and at least enough to measure."""
         sizes = dict(one for piece in self._listing(source) for one in piece)
-        by_ratio = self._spec["data"]["held_out_ratio"] * sum(sizes.values())
+        by_ratio = self._data.held_out_ratio * sum(sizes.values())
         return smallest(sizes, max(by_ratio, TOKEN_BYTES_MAX * (self._length + 1)))
 
     def _listing(self, source: Source) -> list[list[tuple[int, int]]]:
@@ -251,15 +256,15 @@ class Streamed:
     @cached_property
     def _located(self) -> list[Source]:
         """The sources as the sizes of their files say; nothing is read for it."""
-        return [self._located_one(section) for section in self._spec["data"]["sources"]]
+        return [self._located_one(section) for section in self._data.sources]
 
-    def _located_one(self, section: Mapping[str, Any]) -> Source:
-        name, reserved = section["name"], section.get("held_out") or ()
+    def _located_one(self, section: SourceSection) -> Source:
+        name, reserved = section.name, section.held_out
         return Source(
             name,
-            section["weight"],
-            Reader(self._roots, section["text_field"], self._unreadable, name),
-            located(self._roots, section["files"], name, TRAINING),
+            section.weight,
+            Reader(self._roots, section.text_field, self._unreadable, name),
+            located(self._roots, section.files, name, TRAINING),
             located(self._roots, reserved, name, HELD_OUT) if reserved else None,
         )
 
@@ -268,7 +273,7 @@ class Streamed:
         """Of each source the tokens that each piece trains with: counted by an index, or when they are asked for."""
         if self._is_indexed:
             files = {source.name: source.files for source in self._located}
-            indexed = load_index(self._spec["data"], self._roots, self._tokenizer.digest, files)
+            indexed = load_index(self._data, self._roots, self._tokenizer.digest, files)
             counts = [indexed[source.name].without(self._held_out.reserved) for source in self._located]
             return [self._source_tokens(number, counted) for number, counted in enumerate(counts)]
         return [
@@ -368,7 +373,7 @@ class Streamed:
     def _sections(self, number: int, shard: int, count: int) -> Sections:
         source, tokens = self._located[number], self._tokens[number]
         mine = source.files.order[shard::count]
-        sizes, by = source.files.pieces.size[mine], key(self._spec["seed"], shard, source.name)
+        sizes, by = source.files.pieces.size[mine], key(self._seed, shard, source.name)
         section_of = np.zeros(len(mine), np.int64) if self._is_indexed else divided(sizes)
         section_count = int(section_of.max(initial=0)) + 1
         if section_count == 1:

@@ -7,6 +7,7 @@ the folds, or, where only the shell knows it, from ``extra``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from orchestrator.accounting.goodput import Goodput
@@ -14,6 +15,10 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.vocabulary import Instant, JobPolicy
 
 SCHEMA = "atoll-report/1"
+PLACES = ("islands", "standbys")
+"""Fields of the policy that are shown island by island."""
+POLICY_NAMES: Mapping[str, str] = {"fragment_count": "fragments", "sync_interval_steps": "interval_steps"}
+"""The specification's names of settings, which a report has in place of the policy's own."""
 
 
 def build(
@@ -76,15 +81,6 @@ def _islands(
 
 
 def _policy(policy: JobPolicy, islands: int) -> dict[str, Any]:
-    """The settings that explain the figures; ``islands`` are those without spares."""
-    return {
-        "islands": islands,
-        "quorum": policy.quorum,
-        "fragments": policy.fragment_count,
-        "interval_steps": policy.sync_interval_steps,
-        "overlap_steps": policy.overlap_steps,
-        "grace_margin": policy.grace_margin,
-        "grace_cap_steps": policy.grace_cap_steps,
-        "staleness_max": policy.staleness_max,
-        "token_budget": policy.token_budget,
-    }
+    """Return the policy's settings, which explain the figures; ``islands`` counts those without spares."""
+    settings = {POLICY_NAMES.get(name, name): value for name, value in asdict(policy).items() if name not in PLACES}
+    return {"islands": islands, **settings}

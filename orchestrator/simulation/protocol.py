@@ -38,7 +38,7 @@ from orchestrator.core.vocabulary import (
     Version,
 )
 from orchestrator.simulation.island import Host
-from orchestrator.simulation.plan import Capacity, WorldPlan
+from orchestrator.simulation.plan import Capacity, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 
 STANDING_STILL, AWAY, UNMERGED = "standing still", "slice away", "trained, not merged"
@@ -79,7 +79,8 @@ def policy(
 ) -> JobPolicy:
     """A job that does not end by itself, of islands that are never given up. The paper's main setting by default."""
     names = [f"learner-{n}" for n in range(islands)]
-    return JobPolicy(
+    return replace(
+        sample_policy(),
         islands=tuple(IslandPlan(IslandId(name), NodeGroupId(name), name, 1) for name in names),
         fragment_count=fragments,
         sync_interval_steps=interval_steps,
@@ -87,15 +88,12 @@ def policy(
         quorum=quorum,
         grace_margin=grace_margin,
         grace_cap_steps=grace_cap_steps,
-        staleness_max=0,
         token_budget=2**62,
         evaluation_every_merges=0,
         suspect_timeout_s=600.0,
-        backoff_first_s=0.2,
         backoff_max_s=60.0,
         restarts_max=1_000_000,
         flush_timeout_s=30.0,
-        moving_average_decay=0.9,
     )
 
 

@@ -34,8 +34,10 @@ from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.fit import FittedWorld, fit, job_header
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
+from orchestrator.specification import policy_source
+from orchestrator.specification.config import JobSpec
 from orchestrator.specification.documents import read_yaml
-from orchestrator.specification.sections import RecoverySection, Section, SynchroniserSection
+from orchestrator.specification.validation import problem_of
 from orchestrator.tape.schema import Tape, job_steps
 
 SYMBOLS: Mapping[str, str] = {
@@ -47,8 +49,13 @@ SYMBOLS: Mapping[str, str] = {
     "gamma": "grace_margin",
     "γ": "grace_margin",
 }
-POLICY_NAMES: Mapping[str, str] = {"interval_steps": "sync_interval_steps", "fragments": "fragment_count"}
-"""Where the policy's name is not the section's."""
+SETTINGS: Mapping[str, str] = {
+    source.partition(".")[2]: path
+    for path in policy_source.paths()
+    if (source := policy_source.source_of(path, JobSpec)) is not None
+    and source.partition(".")[0] in policy_source.SECTIONS
+}
+"""Paths within the policy (``quorum``, ``step_limits.ratio``) by the names of their settings in the specification."""
 MODEL_ONLY = ("averaging", "outer_optimizer", "mix_alpha", "wire")
 ADOPTIONS = ("replace", "rebase")
 
@@ -108,24 +115,24 @@ def _value(name: str, field: str, text: str, island_count: int) -> Any:
     try:
         return kind.validate_python(value)
     except ValidationError as error:
-        (first, *_) = error.errors()
-        message = f"cannot be {text!r}: {first['msg']}."
-        raise _Unusable(Problem(name, message, "Change the value accordingly.")) from error
+        problem = problem_of(error.errors(include_url=False)[0])
+        raise _Unusable(Problem(name, problem.message, problem.remedy)) from error
 
 
 def names() -> list[str]:
     """Everything that can be changed, symbols last."""
-    fields = [*SynchroniserSection.model_fields, *RecoverySection.model_fields]
-    return [*(name for name in fields if name not in MODEL_ONLY), *SYMBOLS]
+    settings = (name for name in SETTINGS if name.split(".")[0] not in MODEL_ONLY)
+    return [*settings, "adoption", *SYMBOLS]
 
 
-def _kind(field: str) -> TypeAdapter[Any] | None:
-    sections: tuple[type[Section], ...] = (SynchroniserSection, RecoverySection)
-    for section in sections:
-        if (field_info := section.model_fields.get(field)) is not None:
-            annotated: Any = Annotated[field_info.annotation, field_info]
-            return TypeAdapter(annotated)
-    return None
+def _kind(name: str) -> TypeAdapter[Any] | None:
+    """Return what a value of the setting may be; None if there is no such setting."""
+    source = policy_source.source_of(SETTINGS[name], JobSpec) if name in SETTINGS else None
+    source = "synchroniser.adoption" if name == "adoption" else source
+    if source is None or (described := policy_source.field_at(source, JobSpec)) is None:
+        return None
+    annotated: Any = Annotated[described.annotation, described]
+    return TypeAdapter(annotated)
 
 
 def _parsed(text: str) -> Any:
@@ -137,8 +144,16 @@ def _parsed(text: str) -> Any:
 
 
 def _changed(before: Settings, values: Mapping[str, Any]) -> Settings:
-    of_policy = {POLICY_NAMES.get(name, name): value for name, value in values.items() if name != "adoption"}
-    return Settings(replace(before.policy, **of_policy), values.get("adoption", before.adoption))
+    policy = before.policy
+    for name, value in values.items():
+        if name != "adoption":
+            policy = _replaced(policy, SETTINGS[name], value)
+    return Settings(policy, values.get("adoption", before.adoption))
+
+
+def _replaced(policy: Any, path: str, value: Any) -> Any:
+    field, _, rest = path.partition(".")
+    return replace(policy, **{field: _replaced(getattr(policy, field), rest, value) if rest else value})
 
 
 def _together(after: Settings, values: Mapping[str, Any], written: Mapping[str, str]) -> Iterator[Problem]:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from math import inf, isfinite
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, PlainValidator, StrictBool, ValidationError
 from pydantic_core import PydanticCustomError
@@ -30,35 +30,25 @@ from orchestrator.simulation import distributions
 from orchestrator.simulation.distributions import Constant, Distribution
 from orchestrator.simulation.fit import FittedWorld
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, IncarnationStart, Latency, Pace, WorldPlan
-from orchestrator.specification import documents
+from orchestrator.specification import documents, policy_source
 from orchestrator.specification.bounds import (
     ISLANDS_MAX,
     ByteCount,
     BytesPerSecond,
-    FragmentCount,
     IncarnationCount,
     IslandCount,
-    KeptCount,
-    MergeCount,
     Ratio,
     RatioBelowOne,
     Remark,
-    RestartCount,
-    RoundSteps,
-    RoundStepsOrNone,
-    RoundStepsRatio,
-    StepRatio,
-    Timeout,
-    TimeRatio,
+    Section,
     TokenCount,
-    VersionCount,
     VirtualSeconds,
     VirtualSecondsAboveZero,
-    Wait,
     Word,
     WordOrNone,
 )
-from orchestrator.specification.sections import HealthSection, Section
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.derived import instance_of, section_of
 from orchestrator.specification.validation import omitted_count, problems_of
 from orchestrator.system.plain import some_of
 
@@ -77,67 +67,36 @@ ENTRIES_MAX = 1_000_000
 NOTES_MAX = 1000
 
 
-class CheckpointsPart(Section):
-    """``CheckpointPolicy``."""
-
-    every_merges: MergeCount = 0
-    every_s: Wait = 0.0
-    keep: KeptCount = 2
-    timeout_s: Timeout | None = None
-
-
-class EvaluationPart(Section):
-    """``EvaluationPolicy``. ``sequences`` is 0 for tapes written before evaluations had a size."""
-
-    sequences: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 0
-    time_ratio_max: TimeRatio | None = None
-    on_islands: StrictBool = False
-    at_start: StrictBool = False
+POLICY_BOUNDS: Mapping[str, Any] = {
+    "token_budget": TokenCount,
+    "evaluation.sequences": Annotated[int, Field(strict=True, ge=0, le=10**6)],  # 0 on tapes of earlier builds
+    "moving_average_decay": RatioBelowOne,
+}
+"""Ranges of the policy's fields where the specification has no field with that range."""
 
 
-class OuterRatePart(Section):
-    """``OuterRatePolicy``."""
-
-    warmup_merges: MergeCount = 0
-    final_ratio: Ratio = 1.0
-
-
-class StepLimitsPart(Section):
-    """``StepLimits``."""
-
-    limit_s: Timeout | None = 120.0
-    ratio: StepRatio = 50.0
-    first_s: Timeout = 1800.0
+def _policy_bounds(path: str) -> Any:
+    if path in POLICY_BOUNDS:
+        return POLICY_BOUNDS[path]
+    source = policy_source.source_of(path, JobSpec)
+    field = None if source is None else policy_source.field_at(source, JobSpec)
+    if field is None:
+        return None
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
-class PolicyPart(Section):
-    """Every field of ``JobPolicy`` but its islands and standbys, under the same names.
+def policy_part(policy: type[Any]) -> type[Section]:
+    """Return the section of a policy: its fields but the places, which have sections of their own.
 
     The fields with a default are those that tapes of earlier builds lack.
     """
+    return section_of(policy, _policy_bounds, omit=policy_source.PLACES)
 
-    fragment_count: FragmentCount
-    sync_interval_steps: RoundSteps
-    overlap_steps: RoundStepsOrNone
-    quorum: IslandCount
-    grace_margin: RatioBelowOne
-    grace_cap_steps: RoundStepsRatio | None
-    staleness_max: VersionCount
-    token_budget: TokenCount
-    evaluation_every_merges: MergeCount
-    suspect_timeout_s: Timeout
-    backoff_first_s: Wait
-    backoff_max_s: Timeout
-    restarts_max: RestartCount
-    flush_timeout_s: Timeout
-    moving_average_decay: RatioBelowOne
-    health: HealthSection = HealthSection()
-    cut_off_timeout_s: Timeout = 900.0
-    checkpoints: CheckpointsPart = CheckpointsPart()
-    donors_max: IslandCount = 1
-    evaluation: EvaluationPart = EvaluationPart()
-    outer_rate: OuterRatePart = OuterRatePart()
-    step_limits: StepLimitsPart = StepLimitsPart()
+
+if TYPE_CHECKING:
+    PolicyPart = JobPolicy
+else:
+    PolicyPart = policy_part(JobPolicy)
 
 
 class LifePart(Section):
@@ -250,7 +209,7 @@ ROOM_WITHOUT_END_S = 3600.0
 def dump(world: FittedWorld) -> str:
     """The file's text: what it assumes as comments, then the world."""
     plan, policy = world.plan, world.policy
-    settings = {name: value for name, value in asdict(policy).items() if name not in ("islands", "standbys")}
+    settings = {name: value for name, value in asdict(policy).items() if name not in policy_source.PLACES}
     ends = [pace[-1].until for pace in plan.paces if pace]
     length = max([*ends, *(fault.at for fault in plan.faults), 0.0]) if world.until == inf else world.until
     latencies = {name: getattr(plan, name) for name in LatenciesPart.model_fields}
@@ -358,10 +317,8 @@ def _between(part: WorldPart) -> Iterator[Problem]:
 
 def _world(part: WorldPart) -> FittedWorld:
     parts = part.islands
-    settings = part.policy.model_dump() | {
-        name: kind(**getattr(part.policy, name).model_dump()) for name, kind in _POLICIES.items()
-    }
-    policy = JobPolicy(islands=tuple(map(_plan_of, parts)), standbys=tuple(map(_plan_of, part.standbys)), **settings)
+    islands, standbys = (tuple(map(_plan_of, places)) for places in (parts, part.standbys))
+    policy = instance_of(JobPolicy, cast(Section, part.policy), islands=islands, standbys=standbys)
     lives = [
         IncarnationStart(IslandId(i.island), Incarnation(life.incarnation), **life.model_dump(exclude={"incarnation"}))
         for i in parts
@@ -389,11 +346,6 @@ def _world(part: WorldPart) -> FittedWorld:
 def _plan_of(part: PlacePart) -> IslandPlan:
     return IslandPlan(IslandId(part.island), NodeGroupId(part.node_group), part.region, part.accelerator_count)
 
-
-_POLICIES: dict[str, Any] = {
-    field.name: type(field.default) for field in fields(JobPolicy) if is_dataclass(field.default)
-}
-"""The classes of the policies within the policy, by field."""
 
 _SAME = sorted({field.name for field in fields(WorldPlan)} & WorldPart.model_fields.keys() - {"faults", "calm_at"})
 

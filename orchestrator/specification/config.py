@@ -15,19 +15,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from orchestrator.core.vocabulary import (
-    CheckpointPolicy,
-    EvaluationPolicy,
-    HealthPolicy,
-    IslandId,
-    IslandPlan,
-    JobPolicy,
-    NodeGroupId,
-    OuterRatePolicy,
-    StepLimits,
-)
+from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
-from orchestrator.specification import device_mesh, documents
+from orchestrator.specification import device_mesh, documents, policy_source
 from orchestrator.specification.bounds import (
     BUDGET_TOKENS_MAX,
     BYTE_COUNT,
@@ -145,7 +135,6 @@ class JobSpec(Section):
         self, regions: Mapping[str, str] | None = None, *, slots: bool = False, standbys: bool = False
     ) -> JobPolicy:
         """What the core may know. ``regions`` maps node groups to regions (a node group's own name if absent)."""
-        sync, recovery = self.synchroniser, self.recovery
 
         def plans(sections: Mapping[IslandId, IslandsSection]) -> tuple[IslandPlan, ...]:
             return tuple(
@@ -158,36 +147,9 @@ class JobSpec(Section):
                 for island, section in sections.items()
             )
 
-        return JobPolicy(
-            islands=plans(self.island_sections(slots=slots)),
-            fragment_count=sync.fragments,
-            sync_interval_steps=sync.interval_steps,
-            overlap_steps=sync.overlap_steps,
-            quorum=sync.quorum,
-            grace_margin=sync.grace_margin,
-            grace_cap_steps=sync.grace_cap_steps,
-            staleness_max=sync.staleness_max,
-            token_budget=self.token_budget,
-            evaluation_every_merges=self.evaluation.every_merges,
-            suspect_timeout_s=recovery.suspect_timeout_s,
-            backoff_first_s=recovery.backoff_first_s,
-            backoff_max_s=recovery.backoff_max_s,
-            restarts_max=recovery.restarts_max,
-            flush_timeout_s=recovery.flush_timeout_s,
-            moving_average_decay=0.9,
-            health=HealthPolicy(**self.health.model_dump()),
-            cut_off_timeout_s=recovery.cut_off_timeout_s,
-            step_limits=StepLimits(recovery.step_limit_s, recovery.step_limit_ratio, recovery.first_step_limit_s),
-            standbys=plans(self.standby_sections()) if standbys else (),
-            donors_max=recovery.donors_max,
-            evaluation=EvaluationPolicy(
-                self.evaluation.sequences,
-                self.evaluation.time_ratio,
-                on_islands=self.evaluation.on == "islands",
-                at_start=True,
-            ),
-            outer_rate=OuterRatePolicy(sync.outer_optimizer.warmup_merges, sync.outer_optimizer.lr_final_ratio),
-            checkpoints=CheckpointPolicy(**self.checkpoints.model_dump(exclude={"folder"})),
+        islands = plans(self.island_sections(slots=slots))
+        return policy_source.filled(
+            JobPolicy, self, islands=islands, standbys=plans(self.standby_sections()) if standbys else ()
         )
 
 

@@ -21,10 +21,10 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.errors import ConfigurationError, Problem
 from orchestrator.specification.bounds import BYTES
@@ -46,6 +46,30 @@ _COUNTED_WITH = re.compile(r"(bytes|[0-9a-f]{32})(\+begin)?")
 
 Named = tuple[str, int]
 """A file: its name behind the last slash, and its size in bytes. Where it lies may differ from node to node."""
+
+
+class SourceFiles(Protocol):
+    """What an index needs to know of a source: ``specification.sections.SourceSection`` has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def text_field(self) -> str: ...
+    @property
+    def files(self) -> Sequence[str]: ...
+    @property
+    def held_out(self) -> Sequence[str]: ...
+
+
+class IndexedData(Protocol):
+    """What an index needs to know of a job's data: ``specification.sections.DataSection`` has it."""
+
+    @property
+    def index(self) -> str | None: ...
+    @property
+    def held_out_ratio(self) -> float: ...
+    @property
+    def sources(self) -> Sequence[SourceFiles]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +186,26 @@ def count_around(tokenizer: str) -> int:
     return 2 if tokenizer.endswith("+begin") else 1
 
 
-def ratio_held_out(section: Mapping[str, Any]) -> float:
+def ratio_held_out(section: IndexedData) -> float:
     """The part of all documents that is held out by digest: none where every source names files for it."""
-    reserved = all(source.get("held_out") for source in section["sources"])
-    return 0.0 if reserved else float(section["held_out_ratio"])
+    reserved = all(source.held_out for source in section.sources)
+    return 0.0 if reserved else section.held_out_ratio
 
 
-def source_of(index: DataIndex, source: Mapping[str, Any]) -> IndexedSource | None:
+def source_of(index: DataIndex, source: SourceFiles) -> IndexedSource | None:
     """What the index has of a source of a specification, if it has it."""
-    return next((one for one in index.sources if one.name in (None, source["name"])), None)
+    return next((one for one in index.sources if one.name in (None, source.name)), None)
 
 
 def misfit(
-    index: DataIndex, section: Mapping[str, Any], tokenizer: str, size_of: Callable[[str], int | None]
+    index: DataIndex, section: IndexedData, tokenizer: str, size_of: Callable[[str], int | None]
 ) -> Problem | None:
     """What keeps a job with this ``data`` section from using the index; None if nothing does.
 
     ``tokenizer`` is what the job's tokens are ``counted_with``. ``size_of`` says the size of a file of the job where it is
     known.
     """
-    path = shown(section["index"])
+    path = shown(section.index)
     if index.tokenizer != tokenizer:
         was, now = map(_in_words, (index.tokenizer, tokenizer))
         return _not_for(f"is {path}, which counts tokens of {was}; the job has {now}.")
@@ -190,19 +214,20 @@ def misfit(
         return _not_for(
             f"is {path}, which leaves out {_held_out(index.held_out_ratio)}; the job holds out {_held_out(ratio)}."
         )
-    for source in section["sources"]:
+    for source in section.sources:
         indexed = source_of(index, source)
         if indexed is None:
             names = ", ".join(shown(one.name) for one in index.sources[:SHOWN_MAX])
-            return _not_for(f"is {path}, which has the sources {names}, and not {source['name']}.")
-        if indexed.text_field != source["text_field"]:
+            return _not_for(f"is {path}, which has the sources {names}, and not {source.name}.")
+        if indexed.text_field != source.text_field:
             return _not_for(
-                f"is {path}, where the text of {source['name']} is in the field {indexed.text_field!r}; the job's is in "
-                f"{source['text_field']!r}."
+                f"is {path}, where the text of {source.name} is in the field {indexed.text_field!r}; the job's is in "
+                f"{source.text_field!r}."
             )
-        for field, files in (("files", indexed.files), ("held_out", indexed.held_out)):
-            if difference := _difference(source.get(field) or (), files, size_of):
-                return _not_for(f"is {path}, and of {field} of {source['name']} {difference}.")
+        kinds = (("files", source.files, indexed.files), ("held_out", source.held_out, indexed.held_out))
+        for field, own, files in kinds:
+            if difference := _difference(own, files, size_of):
+                return _not_for(f"is {path}, and of {field} of {source.name} {difference}.")
     return None
 
 

@@ -26,6 +26,7 @@ from orchestrator.checkpoints.manifest import File, decode, decode_part, encode,
 from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, verified
 from orchestrator.checkpoints.resumption import begun, stored
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, OutsideRoots
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import AllowedRoots, Place, Root, defaults, name_parts, open_data, place_of, shown
 from tests.checkpoints.making import make
 
@@ -308,11 +309,11 @@ def test_a_data_file_is_read_also_through_a_link_within_its_root(beside: tuple[P
     root, roots = beside
     assert list(documents(roots, root / "within")) == list(documents(roots, root / "text.txt")) == [b"text"]
     with pytest.raises(OutsideRoots):
-        list(corpus.file_documents({"files": [str(root / "text.txt")], "text_field": "text"}, AllowedRoots()))
+        list(corpus.file_documents(DataSection(files=[str(root / "text.txt")], text_field="text"), AllowedRoots()))
 
 
 def documents(roots: AllowedRoots, path: Path) -> Iterator[bytes]:
-    return corpus.file_documents({"files": [str(path)], "text_field": "text"}, roots)
+    return corpus.file_documents(DataSection(files=[str(path)], text_field="text"), roots)
 
 
 def outside(roots: AllowedRoots, path: str) -> str:

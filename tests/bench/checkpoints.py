@@ -16,7 +16,6 @@ from typing import Any
 
 from learners import jax_trainer
 from learners.checkpointing import write
-from learners.contract import tokens_per_schedule_step
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox, lower_priority
 from orchestrator.checkpoints.folder import Folder
@@ -54,11 +53,11 @@ class Clocked:
 
 def main(asked: Options) -> list[Goal]:
     stretch = SMALL_STRETCH if asked.small else STRETCH
-    spec = parse_job({"islands": [{"node_group": "here"}], "budget": {"steps": 10**6}}).model_dump(mode="json")
-    trainer = Clocked(jax_trainer.create(spec, 0, 1))
+    spec = parse_job({"islands": [{"node_group": "here"}], "budget": {"steps": 10**6}})
+    trainer = Clocked(jax_trainer.create(spec.model_dump(mode="json"), 0, 1))
     trainer.warm_up()
     names = sorted(trainer.tensor_shapes())
-    plan = LoopPlan((tuple(names),), 10**6, tokens_per_schedule_step=tokens_per_schedule_step(spec))
+    plan = LoopPlan((tuple(names),), 10**6, tokens_per_schedule_step=spec.tokens_per_schedule_step)
     loop = IslandLoop(trainer, plan, Outbox())
     loop.load(trainer.initial_parameters(), (0,), 0, 0)
     loop.start()

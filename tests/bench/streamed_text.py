@@ -79,7 +79,7 @@ def measure_index(folder: Path) -> None:
     for name in ("bytes", str(bpe)):
         data = {"source": "streamed", "sources": [{"name": "web", "files": [str(path)]}], "tokenizer": name}
         document = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "data": data}
-        section = parse_job(document).model_dump(mode="json")["data"]
+        section = parse_job(document).data
         print(f"{Path(name).name}, {size / 1e6:.0f} MB of JSON lines", flush=True)
         tokens = tokenizer.load(section, EVERYTHING)
         texts = [reader.documents(str(path), number, pieces) for number in range(min(ALONE_PIECES, pieces))]
@@ -92,7 +92,7 @@ def measure_index(folder: Path) -> None:
             output = folder / "index"
             output.unlink(missing_ok=True)
             began, cpu_began = time.monotonic(), _cpu_s()
-            counts = data_indexing.make(section, output, process_count, progress=False)
+            counts = data_indexing.make(section.model_dump(mode="json"), output, process_count, progress=False)
             assert counts is not None
             what = f"indexed by processes: {process_count}"
             _print_rates(what, counts.token_count, time.monotonic() - began, _cpu_s() - cpu_began)

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learners import jax_trainer, model
-from learners.contract import StepResult, batch_size_of
+from learners.contract import StepResult
 from learners.data_lanes import Draw
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
@@ -72,12 +72,12 @@ class TimedTrainer(jax_trainer.JaxTrainer):
 
     @property
     def tokens_per_step(self) -> int:
-        return batch_size_of(self._spec) * int(self._spec["data"]["sequence_length"])
+        return self._spec.tokens_per_step
 
     @property
     def flops_per_token(self) -> float:
         counted = self._model.flops_per_token
-        return 6.0 * self.parameter_count if counted is None else counted(self._spec["data"]["sequence_length"])
+        return 6.0 * self.parameter_count if counted is None else counted(self._spec.job.data.sequence_length)
 
     @property
     def parameter_count(self) -> int:

@@ -31,6 +31,8 @@ SPEC: dict[str, Any] = {
     "training": {"batch_size": 2},
     "data": {"sequence_length": 8},
     "evaluation": {"sequences": 24},
+    "islands": [{"node_group": "here"}],
+    "budget": {"steps": 100},
 }
 FRAGMENTS = fragment_map.build(SyntheticTrainer(SPEC, 0).tensor_shapes(), 2)
 

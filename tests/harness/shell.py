@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from learners import checkpointing, synthetic
-from learners.contract import tokens_per_schedule_step
+from learners.island_spec import IslandSpec
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.accounting.goodput import Goodput
@@ -79,13 +79,13 @@ class ScriptedIsland:
         document = job.model_dump(mode="json")
         self.trainer = synthetic.create(document, index, len(ISLANDS))
         shapes = self.trainer.tensor_shapes()
-        fragments, adoption = fragment_map.build(shapes, FRAGMENTS), document["synchroniser"]["adoption"]
+        job = IslandSpec.of(document).job
         plan = LoopPlan(
-            fragments,
+            fragment_map.build(shapes, FRAGMENTS),
             INTERVAL,
-            adoption,
-            codec=document["synchroniser"]["wire"]["up"],
-            tokens_per_schedule_step=tokens_per_schedule_step(document),
+            job.synchroniser.adoption,
+            codec=job.synchroniser.wire.up,
+            tokens_per_schedule_step=job.tokens_per_schedule_step,
         )
         self.outbox = Outbox(lambda: self.loop.standing_offers())
         self.loop = IslandLoop(self.trainer, plan, self.outbox)

@@ -9,9 +9,11 @@ import pyarrow.parquet
 import pytest
 
 from learners import corpus
+from learners.island_spec import IslandSpec
 from learners.streaming.documents import DOCUMENT_BYTES_MAX
 from learners.text import Text
 from orchestrator.errors import ConfigurationError
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 
 DOCUMENTS = [f"document {number} says {'la ' * (number % 7 + 20)}".encode() for number in range(200)]
@@ -61,7 +63,7 @@ def test_text_json_lines_and_parquet_files_give_their_documents_in_order(make_jo
     (tmp_path / "b.jsonl").write_text("\n".join(json.dumps({"body": d.decode()}) for d in DOCUMENTS[1:3]) + "\n\n")
     table = pyarrow.table({"body": [d.decode() for d in DOCUMENTS[3:5]], "other": [1, 2]})
     pyarrow.parquet.write_table(table, tmp_path / "c.parquet")
-    section = {"files": [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.parquet")], "text_field": "body"}
+    section = DataSection(files=[str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.parquet")], text_field="body")
     assert list(corpus.file_documents(section, EVERYTHING)) == DOCUMENTS[:5]
 
 
@@ -77,7 +79,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, complaint)
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigurationError, match=complaint):
-        list(corpus.file_documents({"files": [str(tmp_path / name)], "text_field": "text"}, EVERYTHING))
+        list(corpus.file_documents(DataSection(files=[str(tmp_path / name)], text_field="text"), EVERYTHING))
 
 
 @pytest.mark.parametrize(
@@ -91,11 +93,11 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, complaint)
 def test_a_column_without_text_is_refused_by_name(tmp_path, column, complaint):
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
     with pytest.raises(ConfigurationError, match=complaint):
-        list(corpus.file_documents({"files": [str(tmp_path / "a.parquet")], "text_field": "text"}, EVERYTHING))
+        list(corpus.file_documents(DataSection(files=[str(tmp_path / "a.parquet")], text_field="text"), EVERYTHING))
 
 
 def test_a_column_of_bytes_is_text_and_one_of_its_name_too_many_is_refused(tmp_path):
-    section = {"files": [str(tmp_path / "a.parquet")], "text_field": "text"}
+    section = DataSection(files=[str(tmp_path / "a.parquet")], text_field="text")
     table = pyarrow.table({"text": pyarrow.array([b"a", None, "é".encode()], pyarrow.binary())})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     assert list(corpus.file_documents(section, EVERYTHING)) == [b"a", "é".encode()]
@@ -126,7 +128,7 @@ def test_one_epoch_of_all_shards_draws_every_window_exactly_once(text, make_job)
     window_count = (len(text.training) - 1) // 32
     drawn = []
     for index in range(3):
-        draw = corpus.shard_batches(text, spec, index, 3)
+        draw = corpus.shard_batches(text, IslandSpec.of(spec), index, 3)
         size = len(range(index, window_count, 3))
         drawn += windows_of([draw(number) for number in range(math.ceil(size / 4))])[:size]
     windows = [text.training[start * 32 : start * 32 + 33].tobytes() for start in range(window_count)]
@@ -136,7 +138,7 @@ def test_one_epoch_of_all_shards_draws_every_window_exactly_once(text, make_job)
 def test_later_epochs_keep_to_the_shard_in_another_order(text, make_job):
     window_count = (len(text.training) - 1) // 32
     size = len(range(0, window_count, 2))
-    draw = corpus.shard_batches(text, make_job(), 0, 2)
+    draw = corpus.shard_batches(text, IslandSpec.of(make_job()), 0, 2)
     drawn = windows_of([draw(number) for number in range(size)])  # batches of 4: four epochs
     first, second = drawn[:size], drawn[size : 2 * size]
     assert sorted(first) == sorted(second)
@@ -144,27 +146,29 @@ def test_later_epochs_keep_to_the_shard_in_another_order(text, make_job):
 
 
 def test_a_batch_follows_from_its_number_and_the_seed_alone(text, make_job):
-    draw, again = (corpus.shard_batches(text, make_job(seed=5), 1, 2) for _ in range(2))
+    draw, again = (corpus.shard_batches(text, IslandSpec.of(make_job(seed=5)), 1, 2) for _ in range(2))
     forwards = [draw(number) for number in range(20)]
     backwards = [again(number) for number in reversed(range(20))][::-1]
     assert all(np.array_equal(a, b) for a, b in zip(forwards, backwards, strict=True))
     assert forwards[0].dtype == np.int32
     assert forwards[0].shape == (4, 33)
-    assert not np.array_equal(forwards[0], corpus.shard_batches(text, make_job(seed=6), 1, 2)(0))
+    assert not np.array_equal(forwards[0], corpus.shard_batches(text, IslandSpec.of(make_job(seed=6)), 1, 2)(0))
 
 
 def test_the_data_parallel_baseline_draws_what_the_islands_draw_together(text, make_job, monkeypatch):
     monkeypatch.setattr(corpus, "load", lambda *_: text)
     together = Text(make_job()).union_draw(2)
-    apart = [corpus.shard_batches(text, make_job(), index, 2) for index in range(2)]
+    apart = [corpus.shard_batches(text, IslandSpec.of(make_job()), index, 2) for index in range(2)]
     assert np.array_equal(together(7), np.concatenate([draw(7) for draw in apart]))
 
 
 def test_batches_of_any_size_are_cut_from_the_same_stream_of_sequences(text, make_job):
-    small, large = (corpus.shard_batches(text, make_job(training={"batch_size": size}), 1, 2) for size in (2, 6))
+    small, large = (
+        corpus.shard_batches(text, IslandSpec.of(make_job(training={"batch_size": size})), 1, 2) for size in (2, 6)
+    )
     assert np.array_equal(np.concatenate([small(k) for k in range(9)]), np.concatenate([large(k) for k in range(3)]))
 
 
 def test_a_corpus_too_small_for_the_islands_is_refused(text, make_job):
     with pytest.raises(ConfigurationError, match="do not give each of 500 islands one batch of 4"):
-        corpus.shard_batches(text, make_job(), 0, 500)
+        corpus.shard_batches(text, IslandSpec.of(make_job()), 0, 500)

@@ -10,6 +10,7 @@ import pytest
 
 from api.commands.export import described
 from learners import corpus, jax_trainer, orbax_export
+from learners.island_spec import IslandSpec
 from orchestrator.host.records import write_parameters
 
 
@@ -52,7 +53,7 @@ def test_what_is_exported_has_the_held_out_loss_it_had(trainer, make_job, tmp_pa
 
     assert found.keys() == parameters.keys()
     assert all(np.array_equal(found[name], parameters[name]) for name in parameters)
-    text = corpus.load(spec["data"])
+    text = corpus.load(IslandSpec.of(spec).job.data)
     tokens = corpus.held_out_sequences(text, spec["evaluation"]["sequences"], spec["data"]["sequence_length"])
     assert float(model.loss(found, tokens)) == pytest.approx(trainer.evaluate(parameters).loss, rel=1e-5)
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from learners.corpus import file_documents
 from learners.streaming.documents import Reader, Unreadable
 from orchestrator.errors import ConfigurationError
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import file_kinds
 from orchestrator.text.file_kinds import Compression, FileKind, Format, kind_of, refusal
@@ -132,7 +133,7 @@ def test_every_content_under_every_name_is_read_as_what_it_is_or_refused_by_both
         readable = READ_AS[kind.format].get(kind.compression, [])
         for of, content in contents.items():
             path.write_bytes(content)
-            section = {"files": [str(path)], "text_field": "text"}
+            section = DataSection(files=[str(path)], text_field="text")
             streamed, whole = (
                 lambda: Reader(EVERYTHING, "text", Unreadable(0)).documents(str(path), 0, 1),  # noqa: B023
                 lambda: list(file_documents(section, EVERYTHING)),  # noqa: B023

@@ -40,8 +40,7 @@ TOKENS = np.random.default_rng(0).integers(0, 256, (12, 9)).astype(np.int32)
 
 def stepped(model: Model, accumulation: int = 1) -> tuple[Any, Any, jax.Array]:
     optimizer, parameters = optax.scale(-1.0), jax.tree.map(jnp.asarray, initialise(0))
-    spec = {"training": {"accumulation": accumulation, "z_loss": 0.0}}
-    step = jax.jit(inner_step.build(spec, model, optimizer))
+    step = jax.jit(inner_step.build(model, optimizer, z_loss=0.0, accumulation=accumulation))
     moved, state, loss, _ = step(parameters, optimizer.init(parameters), jnp.asarray(TOKENS), jnp.float32(0.1))
     return moved, state, loss
 
@@ -66,10 +65,9 @@ def test_the_objective_is_minimised_and_the_plain_loss_reported(accumulation: in
 
 
 def test_a_z_loss_is_refused_where_nothing_takes_it() -> None:
-    spec = {"training": {"accumulation": 1, "z_loss": 1e-4}}
-    inner_step.build(spec, WITH_OBJECTIVE, optax.identity())
+    inner_step.build(WITH_OBJECTIVE, optax.identity(), z_loss=1e-4, accumulation=1)
     with pytest.raises(ConfigurationError, match=r"training\.z_loss is 0\.0001.*Set it to 0"):
-        inner_step.build(spec, MODEL, optax.identity())
+        inner_step.build(MODEL, optax.identity(), z_loss=1e-4, accumulation=1)
 
 
 def trainer_of(make_job: Any, **training: Any) -> JaxTrainer:
@@ -133,8 +131,7 @@ def test_an_update_of_rounding_alone_does_not_end_a_job() -> None:
     """Its first learning rate is 0, and what it adds then is the rounding of an average."""
     parameters = jax.tree.map(jnp.asarray, initialise(0))
     optimizer = free_of_schedules({})
-    spec = {"training": {"accumulation": 1, "z_loss": 0.0}}
-    step = jax.jit(inner_step.build(spec, MODEL, optimizer, measures_slope=True))
+    step = jax.jit(inner_step.build(MODEL, optimizer, z_loss=0.0, accumulation=1, measures_slope=True))
     state, slopes = optimizer.init(parameters), []
     for _ in range(2):
         parameters, state, _, slope = step(parameters, state, jnp.asarray(TOKENS), jnp.float32(1))

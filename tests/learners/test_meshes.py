@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from learners import mesh
+from learners.island_spec import IslandSpec
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.specification.device_mesh import AXES, axis_lengths, mesh_problems
 from tests.bench import host_bytes
@@ -167,11 +168,11 @@ def test_a_mesh_that_does_not_divide_a_tensor_is_refused_by_name(section, axes, 
     spec["islands"].append({**spec["islands"][0], "mesh": section, "name": "other"})
     spec["island"] = spec["islands"][1] | {"batch_size": 8}
     with pytest.raises(InvalidJobSpec, match=said) as of_the_island:
-        mesh.require_division(spec, meshes.SHAPES, axes, {})
+        mesh.require_division(IslandSpec.of(spec), meshes.SHAPES, axes, {})
     assert "islands.1.mesh" in str(of_the_island.value)
     del spec["island"]
     with pytest.raises(InvalidJobSpec, match=r"islands\.1\.mesh"):  # as the evaluator, before any island is placed
-        mesh.require_division(spec, meshes.SHAPES, axes, {})
+        mesh.require_division(IslandSpec.of(spec), meshes.SHAPES, axes, {})
 
 
 def test_devices_that_were_promised_and_are_not_there_are_refused() -> None:
@@ -180,15 +181,15 @@ def test_devices_that_were_promised_and_are_not_there_are_refused() -> None:
     with pytest.raises(
         InvalidJobSpec, match=r"islands.0.accelerators: promises 8 devices .* there are 1 of kind 'cpu'"
     ):
-        mesh.of_island(spec, jax.local_devices())
+        mesh.of_island(IslandSpec.of(spec), jax.local_devices())
     spec["island"] |= {"accelerator": "gpu", "accelerators": 1, "hosts": 1}
     with pytest.raises(InvalidJobSpec, match=r"'gpu', and there are 1 of kind 'cpu'.* without its driver"):
-        mesh.of_island(spec, jax.local_devices())
+        mesh.of_island(IslandSpec.of(spec), jax.local_devices())
 
 
 def test_axes_that_do_not_name_each_dimension_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"names 1 dimensions of up, whose shape is \(8, 64\)"):
-        mesh.require_division(meshes.document({"fsdp": 2}), {"up": (8, 64)}, {"up": ("width",)}, {})
+        mesh.require_division(IslandSpec.of(meshes.document({"fsdp": 2})), {"up": (8, 64)}, {"up": ("width",)}, {})
 
 
 def test_processes_whose_devices_are_no_box_of_the_mesh_are_refused() -> None:

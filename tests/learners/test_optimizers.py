@@ -9,7 +9,6 @@ import optax
 import pytest
 from optax.contrib import MuonDimensionNumbers
 
-from learners.contract import tokens_per_schedule_step
 from learners.inner_step import DescentCheck
 from learners.optimizers import inner
 from orchestrator.errors import ConfigurationError
@@ -17,9 +16,7 @@ from orchestrator.parameters.pieces import Role
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.sections import InnerOptimizerSection
 
-
-def section(**fields: Any) -> dict[str, Any]:
-    return InnerOptimizerSection(**fields).model_dump(mode="json")
+section = InnerOptimizerSection
 
 
 SECTION = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10)
@@ -283,12 +280,6 @@ def test_a_factory_of_something_else_is_refused(factory: str, says: str) -> None
         inner.build(section(factory=factory))
 
 
-@pytest.mark.parametrize("budget", [{"steps": 70}, {"tokens": 1_000_000}])
-def test_the_horizon_from_plain_data_is_the_specifications_own(budget):
-    job = parse_job({"islands": [{"node_group": "a", "count": 3}, {"node_group": "b"}], "budget": budget})
-    assert inner.horizon_steps(job.model_dump(mode="json")) == job.horizon_steps
-
-
 def test_a_step_of_the_schedule_is_one_of_every_island_that_the_job_begins_with(make_job) -> None:
     spec = make_job()
-    assert tokens_per_schedule_step(spec) == parse_job(spec).tokens_per_schedule_step == 2 * 4 * 32
+    assert parse_job(spec).tokens_per_schedule_step == 2 * 4 * 32

@@ -11,7 +11,7 @@ import pytest
 
 from learners import jax_trainer, synthetic
 from learners.checkpointing import Cut, Restored, read, restored, write
-from learners.contract import batch_size_of
+from learners.island_spec import IslandSpec
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.checkpoints.folder import Folder
@@ -113,7 +113,7 @@ def test_a_resumed_island_is_the_uninterrupted_one_bit_for_bit(
     part = write(cut, Folder.own(tmp_path), "it", 1)
     assert [file.name for file in part.files] == ["arrays.safetensors", "arrays.safetensors.blocks"]
 
-    again = Island(KINDS[kind]({**spec, "legs": [(batch_size_of(spec), (3, cut.cursor))]}, 1, 2), adoption)
+    again = Island(KINDS[kind]({**spec, "legs": [(IslandSpec.of(spec).batch_size, (3, cut.cursor))]}, 1, 2), adoption)
     outer = (published[0], {name: initial[name] for name in again.fragments[1]})
     again.loop.load_saved(Restored(part, read(Folder.own(tmp_path), part), (1, 0), outer), 0)
     again.deliver(1, 1, published[1], 0)

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from learners import jax_trainer
+from learners.island_spec import IslandSpec
 from learners.streaming import files, order, streamed
 from learners.text import Text
 from learners.tokenizer import Bytes
@@ -179,7 +180,7 @@ def test_what_is_drawn_twice_of_a_part_in_sections_is_counted_and_what_is_passed
     monkeypatch.setattr(streamed.Streamed, "_sampled", wrong)
     sources = [{"name": "code", "files": [str(folder / "code-0.jsonl")]}]
     text = make_text(sources=sources, batch_size=1)
-    (sections,) = streamed.Streamed(text.spec, text.spec["roots"], Bytes()).sections(0, 1)
+    (sections,) = streamed.Streamed(IslandSpec.of(text.spec), Bytes()).sections(0, 1)
     assert len(sections.sections) > 2
     epoch = sum(sections.quotas)
     for section in sections.sections:

@@ -17,12 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners import corpus, data_indexing
+from learners.island_spec import IslandSpec
 from learners.streaming import documents, files, order, parquet_rows
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen, parts
 from learners.text import Text
 from learners.tokenizer import Bytes
 from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text.text_records import NotText, text_of
 
@@ -84,7 +86,7 @@ def test_bytes_that_are_not_utf8_cost_one_record_and_are_counted_and_named(tmp_p
     def whole(most: int) -> tuple[list[bytes], Unreadable]:
         unreadable = Unreadable(most)
         return list(
-            corpus.file_documents({"files": [str(path)], "text_field": "text"}, EVERYTHING, unreadable)
+            corpus.file_documents(DataSection(files=[str(path)], text_field="text"), EVERYTHING, unreadable)
         ), unreadable
 
     for read in (streamed, whole):
@@ -169,7 +171,7 @@ def test_no_separator_and_no_broken_character_is_in_a_document_of_any_length(mak
     else:
         lines = [json.dumps({"text": text}) for text in (JAPANESE.decode(), *others)]
         (tmp_path / name).write_text("\n".join(lines))
-    section = spec_of(make_job, tmp_path, "files", [name])["data"]
+    section = IslandSpec.of(spec_of(make_job, tmp_path, "files", [name])).job.data
     split = corpus.load(section, EVERYTHING, Bytes(0))
     whole = [JAPANESE, *(text.encode() for text in others)]
     for side in (split.training, split.held_out):
@@ -221,7 +223,7 @@ def test_every_piece_of_a_line_that_is_too_long_says_so_with_the_limit_and_a_rem
                 Reader(EVERYTHING, "text", Unreadable(0)).documents(str(tmp_path / name), number, 9)
         patient = Reader(EVERYTHING, "text", Unreadable(1))
         assert [patient.documents(str(tmp_path / name), number, 9) for number in range(9)] == [[]] * 9
-        section = {"files": [str(tmp_path / name)], "text_field": "text"}
+        section = DataSection(files=[str(tmp_path / name)], text_field="text")
         assert list(corpus.file_documents(section, EVERYTHING)) == [b"word " * 500_000]
 
 
@@ -232,7 +234,7 @@ def test_text_beyond_what_an_island_can_hold_is_refused_before_it_is_held(tmp_pa
     pyarrow.parquet.write_table(pa.table({"text": ["a line of words" * 1_000] * 500}), tmp_path / "c.parquet")
     for name in ("a.txt.gz", "b.json.gz", "c.parquet"):
         with pytest.raises(ConfigurationError, match=r"more than 1 MiB of text.*Use source: streamed"):
-            list(corpus.file_documents({"files": [str(tmp_path / name)], "text_field": "text"}, EVERYTHING))
+            list(corpus.file_documents(DataSection(files=[str(tmp_path / name)], text_field="text"), EVERYTHING))
 
 
 def test_a_dictionary_of_parquet_is_never_expanded(tmp_path) -> None:
@@ -264,7 +266,7 @@ def test_a_page_beyond_the_budget_is_refused_by_name_before_it_is_decompressed(t
     pyarrow.parquet.write_table(pa.table({"text": rows}), path, use_dictionary=False, data_page_size=1 << 30)
     for read in (
         lambda: Reader(EVERYTHING, "text", Unreadable(0)).documents(str(path), 0, 1),
-        lambda: list(corpus.file_documents({"files": [str(path)], "text_field": "text"}, EVERYTHING)),
+        lambda: list(corpus.file_documents(DataSection(files=[str(path)], text_field="text"), EVERYTHING)),
     ):
         with pytest.raises(
             UnreadableData, match=r"row group 0 has a page of 11 MiB.*at most 1 MiB.*fewer rows in a row"
@@ -282,7 +284,7 @@ def test_memory_that_runs_out_is_told_as_such(tmp_path, monkeypatch) -> None:
     with pytest.raises(UnreadableData, match=r"needs more memory than there is. Write the file anew with smaller rows"):
         Reader(EVERYTHING, "text", Unreadable(0)).documents(str(tmp_path / "a.parquet"), 0, 1)
     with pytest.raises(UnreadableData, match=r"a.parquet', the file: it needs more memory than there is"):
-        list(corpus.file_documents({"files": [str(tmp_path / "a.parquet")], "text_field": "text"}, EVERYTHING))
+        list(corpus.file_documents(DataSection(files=[str(tmp_path / "a.parquet")], text_field="text"), EVERYTHING))
 
 
 def test_what_a_job_in_memory_passes_over_is_in_its_flaws(make_job, tmp_path) -> None:

@@ -17,6 +17,7 @@ from orchestrator.errors import ConfigurationError, InvalidJobSpec, OutsideRoots
 from orchestrator.models.huggingface.tokenizer import end_of_text_of
 from orchestrator.models.huggingface.tokenizer import files_of as exported_files
 from orchestrator.specification.config import parse_job
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.text import tokenizer_file
 
@@ -46,7 +47,7 @@ def folder(tmp_path_factory):
 
 
 def section(path, **changes):
-    return {"tokenizer": str(path), "separator": None, "tokenizer_digest": None, **changes}
+    return DataSection.model_validate({"tokenizer": str(path), "begin_token": "none", **changes})
 
 
 def load(path, **changes):

@@ -21,6 +21,7 @@ from learners.tokenizer import SPACE
 from orchestrator.core.vocabulary import NO_FLAWS
 from orchestrator.errors import ConfigurationError
 from orchestrator.models.huggingface.tokenizer import end_of_text_of
+from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import EVERYTHING, AllowedRoots
 from orchestrator.text import data_index, tokenizer_file
 from tests.learners.tokenizers_of import FAMILIES, HTML, config, pieces_of_gemma, pieces_of_llama_2
@@ -29,13 +30,7 @@ NO_FAMILY = "control token that is known to end a text"
 
 
 def load(path: Path, **changes: Any) -> tokenizer.Tokenizer:
-    section = {
-        "tokenizer": str(path),
-        "separator": None,
-        "begin_token": "tokenizer",
-        "tokenizer_digest": None,
-        **changes,
-    }
+    section = DataSection.model_validate({"tokenizer": str(path), **changes})
     return tokenizer.load(section, AllowedRoots.only(path.parent))
 
 
@@ -174,8 +169,6 @@ def test_a_token_that_is_given_stands_before_each_document_or_none(tmp_path: Pat
     path = FAMILIES["llama 3"].write(tmp_path)
     assert load(path, begin_token=3).beginning.tolist() == [3]
     assert load(path, begin_token="none").beginning.tolist() == []
-    older = {"tokenizer": str(path), "separator": None, "tokenizer_digest": None}
-    assert tokenizer.load(older, EVERYTHING).beginning.tolist() == [], "jobs of earlier builds go on as they began"
     with pytest.raises(ConfigurationError, match=r"data\.begin_token: is 999, and .* has no token 999"):
         load(path, begin_token=999)
     begun = joined(tokenizer.Bytes(10, 2), [b"ab", b"c"])
@@ -223,13 +216,14 @@ def test_an_index_counts_the_token_before_each_document_and_is_of_jobs_that_have
     ours = load(path)
     assert totals["with"] == len(joined(ours, [text.encode() for text in texts])) + 1
     assert totals["with"] - totals["without"] == len(texts)
+    section = DataSection.model_validate(with_one | {"index": "x"})
     index, _ = data_index.read(EVERYTHING, str(tmp_path / "without"))
-    problem = data_index.misfit(index, with_one | {"index": "x"}, ours.digest, lambda path: None)
+    problem = data_index.misfit(index, section, ours.digest, lambda path: None)
     assert problem is not None
     assert "the job has the tokenizer with the digest" in problem.message
     assert problem.message.endswith("with a token before each document (data.begin_token).")
     index, _ = data_index.read(EVERYTHING, str(tmp_path / "with"))
-    assert data_index.misfit(index, with_one | {"index": "x"}, ours.digest, lambda path: None) is None
+    assert data_index.misfit(index, section, ours.digest, lambda path: None) is None
 
 
 QUICK = [f"the quick brown fox jumps over the lazy dog {n}" for n in range(300)]

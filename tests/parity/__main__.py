@@ -131,8 +131,7 @@ def tokenizers(folder: Path) -> list[str]:
 
 def told(job: JobSpec) -> list[list[int]]:
     """The tokens of each text, as islands of the job make them."""
-    section = job.data.model_dump(mode="json")
-    return [each.tolist() for each in tokenizer.load(section, EVERYTHING).encode([text.encode() for text in TEXTS])]
+    return [each.tolist() for each in tokenizer.load(job.data, EVERYTHING).encode([text.encode() for text in TEXTS])]
 
 
 def exported(name: str, folder: Path, tokens: np.ndarray, path: str) -> tuple[np.ndarray, JobSpec]:

@@ -88,11 +88,12 @@ class Learner:
 
     def __init__(self, setting: dict[str, Any], fragment_count: int) -> None:
         from learners import jax_trainer
+        from learners.island_spec import IslandSpec
         from learners.text import Text
         from orchestrator.system.roots import EVERYTHING
 
-        self._spec = setting["spec"] | {"roots": EVERYTHING}
-        self.trainer = jax_trainer.create(self._spec, setting["rank"], setting["count"])
+        self._spec = IslandSpec.of(setting["spec"] | {"roots": EVERYTHING})
+        self.trainer = jax_trainer.create(self._spec.document, setting["rank"], setting["count"])
         self._draw = Text(self._spec).draw(setting["rank"], setting["count"])
         self._steps = 0
         self.trainer.warm_up()
@@ -116,8 +117,8 @@ class Learner:
 
         parts = dict(zip(sorted(self._shapes), np.split(gradient, self._cuts), strict=True))
         tensors = {name: part.reshape(self._shapes[name]) for name, part in parts.items()}
-        section, horizon = self._spec["training"]["inner_optimizer"], inner.horizon_steps(self._spec)
-        scale = inner.update_scale(section, horizon, self._steps)
+        job = self._spec.job
+        scale = inner.update_scale(job.training.inner_optimizer, job.horizon_steps, self._steps)
         self._parameters, self._state = self._update(self._parameters, self._state, tensors, scale)
         self._steps += 1
 
@@ -148,8 +149,8 @@ class Learner:
         from learners.optimizers import inner
 
         built = model.build(self._spec)
-        optimizer = inner.build(self._spec["training"]["inner_optimizer"], built.roles)
-        self._parameters: Any = built.initialise(self._spec["seed"])
+        optimizer = inner.build(self._spec.job.training.inner_optimizer, built.roles)
+        self._parameters: Any = built.initialise(self._spec.job.seed)
         self._state: Any = optimizer.init(self._parameters)
         self._gradient = jax.jit(jax.grad(built.loss))
         self._cuts = np.cumsum([int(np.prod(self._shapes[name])) for name in sorted(self._shapes)])[:-1]

@@ -1,0 +1,93 @@
+"""The job's specification as an island, or the evaluator, reads it: typed, with what the service adds to it.
+
+    JobSpec.island_document ─▶ plain data, over Ray ─▶ IslandSpec.of ─▶ the loop, the trainers, the text
+                                    └─▶ trainers and factories of a user's own package, as they are documented
+
+The document is parsed where it enters (``IslandSpec.of``); everything in this package reads typed fields from then on. A
+user's own package keeps getting the plain document. It has the job's specification and, beside it, ``island`` (the island's
+own entry), ``legs`` (earlier resumptions of the job) and ``roots`` (what may be read).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from learners.data_lanes import Resumptions
+from orchestrator.errors import InvalidJobSpec
+from orchestrator.specification.config import UNKNOWN, JobSpec
+from orchestrator.specification.sections import IslandsSection
+from orchestrator.specification.validation import problems_of
+from orchestrator.system.roots import AllowedRoots
+
+NOWHERE = AllowedRoots()
+"""No file may be read: the roots of a document that names none."""
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class IslandSpec:
+    """What one process knows of its job.
+
+    job        the whole specification
+    own        the island's own entry of ``islands``; None in a process of no island, such as the evaluator
+    legs       where the data of earlier runs of a resumed job ended, first to last
+    roots      the folders and stores whose files may be read
+    document   all of this as plain data, for the functions of a user's own package
+    """
+
+    job: JobSpec
+    own: IslandsSection | None
+    legs: Resumptions
+    roots: AllowedRoots
+    document: Document
+
+    @classmethod
+    def of(cls, spec: IslandSpec | Document) -> IslandSpec:
+        """Parse a document; a parsed one is returned as it is. Raises InvalidJobSpec with every problem."""
+        if isinstance(spec, IslandSpec):
+            return spec
+        try:
+            job = JobSpec.model_validate({name: spec[name] for name in JobSpec.model_fields if name in spec})
+            own = IslandsSection.model_validate(spec["island"]) if "island" in spec else None
+        except ValidationError as error:
+            raise InvalidJobSpec(problems=tuple(problems_of(error, unknown=UNKNOWN, model=JobSpec))) from error
+        return cls(job, own, spec.get("legs", ()), spec.get("roots", NOWHERE), spec)
+
+    @property
+    def path(self) -> str:
+        """The path of this island's entry in the specification."""
+        if self.own is None:
+            return "island"
+        own = (self.own.node_group, self.own.mesh, self.own.name)
+        entries = enumerate(self.job.islands)
+        alike = [index for index, entry in entries if (entry.node_group, entry.mesh, entry.name) == own]
+        return f"islands.{alike[0]}" if alike else "island"
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of an inner step of this island."""
+        return self.job.training.batch_size if self.own is None else self.job.batch_size_of(self.own)
+
+    @property
+    def accumulation(self) -> int:
+        """Microbatches of an inner step of this island: a divisor of its batch size."""
+        return self.job.training.accumulation if self.own is None else self.job.accumulation_of(self.own)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of an inner step of this island."""
+        return self.batch_size * self.job.data.sequence_length
+
+    @property
+    def host_count(self) -> int:
+        """Processes of this island, one on each host."""
+        return 1 if self.own is None else self.own.hosts
+
+    @property
+    def accelerator_count(self) -> int:
+        """Devices that the specification promises on each host; 0 where it promises none."""
+        return 0 if self.own is None else self.own.accelerators

@@ -1,0 +1,97 @@
+"""The one table that says where each field of the core's policy comes from. Everything else about a policy is derived.
+
+    JobSpec.policy              the policy of a job's specification
+    simulation.worldfile        the section ``policy`` of a world file, with the bounds of the specification
+    simulation.whatif           what `--set` may change, with the same bounds
+
+A path is a field of ``JobPolicy``, or of a policy within it: ``quorum``, ``step_limits.ratio``. A new field of the policy
+needs no line here if the specification has a field of the same name: in ``synchroniser`` or ``recovery``, or, for a policy
+within the policy, in the section of that policy's name. ``tests/test_policy.py`` names a field that comes from nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import reduce
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.errors import InternalError
+from orchestrator.specification.validation import sections_in
+
+Filled = TypeVar("Filled")
+
+PLACES = ("islands", "standbys")
+"""Fields of the policy that are made of the entries of ``islands``, with the regions of their node groups."""
+SECTIONS = ("synchroniser", "recovery")
+"""The sections in which a field of the policy is looked for by its own name."""
+RENAMED: Mapping[str, str] = {
+    "fragment_count": "synchroniser.fragments",
+    "sync_interval_steps": "synchroniser.interval_steps",
+    "evaluation_every_merges": "evaluation.every_merges",
+    "step_limits.limit_s": "recovery.step_limit_s",
+    "step_limits.ratio": "recovery.step_limit_ratio",
+    "step_limits.first_s": "recovery.first_step_limit_s",
+    "outer_rate.warmup_merges": "synchroniser.outer_optimizer.warmup_merges",
+    "outer_rate.final_ratio": "synchroniser.outer_optimizer.lr_final_ratio",
+}
+"""Fields of the specification, by the fields of the policy that have another name."""
+COMPUTED: Mapping[str, Callable[[Any], Any]] = {
+    "token_budget": lambda job: job.token_budget,
+    "moving_average_decay": lambda job: 0.9,
+    "evaluation.time_ratio_max": lambda job: job.evaluation.time_ratio,
+    "evaluation.on_islands": lambda job: job.evaluation.on == "islands",
+    "evaluation.at_start": lambda job: True,
+}
+"""Fields of the policy that are no plain copy of a field of the specification, as functions of the ``JobSpec``."""
+
+
+def paths(policy: type[Any] = JobPolicy, under: str = "") -> Iterator[str]:
+    """Yield the paths of all settings of a policy, those of the policies within it included, and no places."""
+    for field in fields(policy):
+        if is_dataclass(field.default):
+            yield from paths(type(field.default), f"{under}{field.name}.")
+        elif field.name not in PLACES:
+            yield f"{under}{field.name}"
+
+
+def source_of(path: str, spec: type[BaseModel]) -> str | None:
+    """Return the field of the specification that this field of the policy comes from, as ``recovery.restarts_max``."""
+    candidates = [RENAMED[path]] if path in RENAMED else [path] if "." in path else [f"{s}.{path}" for s in SECTIONS]
+    return next((candidate for candidate in candidates if field_at(candidate, spec) is not None), None)
+
+
+def field_at(path: str, spec: type[BaseModel]) -> FieldInfo | None:
+    """Return the specification's field at this path; None if there is none."""
+    *sections, name = path.split(".")
+    for section in sections:
+        models = sections_in(spec.model_fields[section].annotation) if section in spec.model_fields else []
+        if len(models) != 1:
+            return None
+        (spec,) = models
+    return spec.model_fields.get(name)
+
+
+def filled(policy: type[Filled], job: BaseModel, under: str = "", **places: Any) -> Filled:
+    """Return the policy of a job. Raises InternalError for a field that comes from nowhere."""
+    values = dict(places)
+    for field in fields(policy):  # type: ignore[arg-type]
+        path = f"{under}{field.name}"
+        if field.name in PLACES:
+            continue
+        if is_dataclass(field.default):
+            values[field.name] = filled(type(field.default), job, f"{path}.")
+        elif path in COMPUTED:
+            values[field.name] = COMPUTED[path](job)
+        elif (source := source_of(path, type(job))) is not None:
+            values[field.name] = reduce(getattr, source.split("."), job)
+        else:
+            raise InternalError(
+                detail=f"JobPolicy.{path} comes from no field of the specification. Give {' or '.join(SECTIONS)} a field "
+                f"of that name, or name its source in {__name__}."
+            )
+    return policy(**values)
