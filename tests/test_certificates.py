@@ -358,7 +358,7 @@ def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:
     assert (machine / folders.KEY).stat().st_mode & 0o077 == 0
     assert "would be lost" in said(*issue, code=2)
     for wrong in ("a b", "a..b", "::::", "fe80::1%eth0", "a" * 64, "", "-a"):
-        assert "no host's name" in said(*issue[:4], f"--name={wrong}", code=2), wrong
+        assert "not a host name" in said(*issue[:4], f"--name={wrong}", code=2), wrong
     own, trusted = json.loads(said("certificates", "show", machine, "--json"))
     assert (own["file"], own["issuer"], own["days_left"]) == ("tls.crt", "fleet", 29)
     assert own["names"] == ["10.0.0.5", "m1.example", *folders.OWN_MACHINE]

@@ -28,6 +28,6 @@ def test_a_forked_service_shows_the_command_line_environment_and_session_of_a_st
         listening = [one for one in service.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
         assert len(listening) == 1
     finally:
-        assert "ending the service" in installation.atoll("down")
+        assert "stopping the service" in installation.atoll("down")
     wait_until(lambda: not psutil.pid_exists(service.pid))
     assert "Traceback" not in installation.home.log.read_text()

@@ -173,7 +173,7 @@ def listening() -> Iterator[tuple[str, str, list[str | None]]]:
         (["--host", "0.0.0.0", "--certificate", "c.pem"], "belong together"),
         (["--host", "0.0.0.0", "--certificate", "no.pem", "--key", "no.pem"], "No such file"),
         (["--certificate", "README.md", "--key", "README.md"], "PEM format"),
-        (["--allow", "os; rm"], "no package's name"),
+        (["--allow", "os; rm"], "not a package name"),
         (["--host", "no such host", "--insecure"], "cannot be resolved"),
     ],
 )

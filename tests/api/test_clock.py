@@ -57,7 +57,7 @@ def test_a_service_with_a_machines_certificate_is_known_and_with_spoilt_files_it
 
 def test_a_service_that_tells_no_time_or_does_not_answer_is_a_warning() -> None:
     with a_service(None) as url:
-        assert "does not say its time" in service_clock(url, None).detail
+        assert "does not send its time" in service_clock(url, None).detail
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))
         finding = service_clock(f"http://127.0.0.1:{taken.getsockname()[1]}", None)
@@ -80,7 +80,7 @@ def test_an_offset_has_the_sign_of_the_true_one_and_is_no_larger(
 def test_a_clock_that_nobody_keeps_is_a_warning(tmp_path: Path) -> None:
     finding = own_clock(False, tmp_path / "none", 0.0)
     assert finding.state is State.WARNING
-    assert "nothing synchronises it" in finding.detail
+    assert "not synchronised" in finding.detail
     assert "systemd-timesyncd" in finding.remedy
     assert own_clock(True, tmp_path / "none", 0.0).detail == "1970-01-01 00:00:00 UTC, synchronised"
     assert own_clock(None, tmp_path / "none", 0.0).state is State.OK, "a kernel that cannot be asked says nothing"

@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 def test_the_main_path_by_hand(warm: Installation) -> None:
-    assert "already up at http://127.0.0.1:" in warm.up()
+    assert "already running at http://127.0.0.1:" in warm.up()
     said = warm.atoll("submit", warm.spec_file())
     job = said.split()[1].rstrip(":")
     assert job.startswith("trial-")
@@ -72,7 +72,7 @@ def test_interrupting_a_watch_leaves_the_job_running(warm: Installation) -> None
     watching.send_signal(signal.SIGINT)
     _, said = watching.communicate(timeout=PATIENCE_S)
     assert watching.returncode == 130
-    assert f"the job goes on; come back with `atoll watch {job}`" in said
+    assert f"the job keeps running; watch it again with `atoll watch {job}`" in said
     assert json.loads(warm.atoll("status", job, "--json"))["state"] == "running"
 
 
@@ -91,7 +91,7 @@ def test_every_problem_of_a_specification_is_told_at_once_and_nothing_starts(war
     ("arguments", "code", "words"),
     [
         (["status", "nothing-here"], 2, "There is no job 'nothing-here'"),
-        (["status", "latest"], 2, "No job was submitted yet"),
+        (["status", "latest"], 2, "No job has been submitted yet"),
         (["submit", "no-such-file.yaml"], 2, "cannot be read"),
         (["kill", "latest"], 2, "Missing argument"),
         (["report", "latest", "--url", "http://127.0.0.1:1"], 3, "does not answer"),
@@ -106,7 +106,7 @@ def test_a_users_mistake_has_its_exit_code_and_a_remedy(
 
 def test_without_a_service_commands_say_how_to_start_one(cold: Installation) -> None:
     assert "atoll up" in cold.atoll("jobs", code=3)
-    assert "nothing is up" in cold.atoll("down")
+    assert "nothing is running" in cold.atoll("down")
     assert "budget" in cold.atoll("submit", cold.spec_file(budget={}), code=2), "a wrong file is the nearer trouble"
 
 

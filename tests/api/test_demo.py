@@ -94,7 +94,7 @@ def test_a_service_that_does_not_hold_its_home_yet_is_ended_by_the_signal_that_e
     up.send_signal(number)
     said = up.communicate(timeout=PATIENCE_S)[1]
     assert up.returncode == 128 + number, said
-    assert "interrupted; what was started by then is ended" in said
+    assert "interrupted; everything that was started is stopped" in said
     assert not cold.home.discovered_address()
     assert [pid for pid in psutil.pids() if str(cold.home.path) in command_line_of(pid)] == []
 
@@ -105,5 +105,5 @@ def test_a_second_demo_in_the_same_home_starts_nothing_and_ends_nothing(cold: In
         said = second.communicate(timeout=PATIENCE_S)[0]
     assert second.returncode != 0
     assert "`atoll demo`" in said
-    assert "is at work in" in said
+    assert "is running in" in said
     assert not cold.home.address()

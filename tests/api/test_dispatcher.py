@@ -104,7 +104,7 @@ def test_a_queued_job_is_cancelled_at_once_and_takes_no_other_command(
         client.kill(waiting, "asia")
     key = {"Idempotency-Key": "no more"}
     cancelled = http.post(f"/v1/jobs/{waiting}/cancel", headers=key).json()
-    assert (cancelled["state"], cancelled["detail"]) == ("accepted", "it was queued, and nothing of it ran")
+    assert (cancelled["state"], cancelled["detail"]) == ("accepted", "the job was queued; it had not started")
     assert http.post(f"/v1/jobs/{waiting}/cancel", headers=key).json() == cancelled
     job = client.job(waiting)
     assert (job.state, job.reason, job.queue_position) == ("cancelled", "cancelled by local while it was queued", None)

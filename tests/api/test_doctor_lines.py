@@ -101,7 +101,7 @@ def test_a_line_that_carries_nothing_is_wrong_and_the_others_are_told(probe: Any
     code, text = doctor("--parameters", "1e6", "--step-s", "1")
     assert code == 1
     assert "nothing comes through" in text
-    assert "good as they are" in text
+    assert "Keep the settings" in text
 
 
 def test_only_the_groups_of_the_specification_count(probe: Any, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_only_the_groups_of_the_specification_count(probe: Any, tmp_path: Path) 
     spec = Installation(tmp_path).spec_file(islands=[{"node_group": "europe"}])
     code, text = doctor("--config", spec)
     assert code == 0
-    assert "good as they are" in text
+    assert "Keep the settings" in text
     assert "the line to europe" in text
 
 

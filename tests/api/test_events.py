@@ -134,7 +134,7 @@ def test_a_stream_ends_soon_after_its_token_and_says_so_to_who_follows(service: 
     stream = leaver.events(job)
     next(stream)
     client.revoke_token("other")
-    with looked_at(service, job), pytest.raises(ServiceUnreachable, match="before the job has ended"):
+    with looked_at(service, job), pytest.raises(ServiceUnreachable, match="before the job ended"):
         list(stream)
     with pytest.raises(Unauthenticated):
         next(leaver.events(job))

@@ -123,7 +123,7 @@ def test_the_tokenizer_of_a_job_goes_with_its_model_while_it_is_the_one_that_it_
     assert refused.status_code == 409
     assert "was submitted with" in refused.json()["detail"]
     told = service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "other"))
-    assert "It has no tokenizer" in told
+    assert "The export has no tokenizer" in told
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["config.json", "model.safetensors"]
 
 
@@ -187,7 +187,7 @@ def test_an_export_keeps_what_was_continued_also_when_the_checkpoint_is_gone(
         assert (out / name).read_text() == files[name]
     (folder / "origin.json").write_text("{")
     shown = service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "damaged"))
-    assert "It keeps nothing of the checkpoint that the job continued" in shown
+    assert "The export has no settings of the job's initial checkpoint" in shown
     (folder / "origin.json").unlink()
     refused = http.get(f"/v1/jobs/{job}/origin")
     assert refused.status_code == 409
@@ -200,5 +200,5 @@ def test_a_file_that_does_not_say_what_it_is_of_is_refused(service: Installation
     folder = Path(client.job(job).run_dir)
     nothing = json.dumps({}).encode()
     (folder / "merged.safetensors").write_bytes(struct.pack("<Q", len(nothing)) + nothing)
-    assert "does not say what job" in service.atoll("export", job, "--out", str(service.folder / "x"), code=1)
+    assert "has no metadata of a job" in service.atoll("export", job, "--out", str(service.folder / "x"), code=1)
     assert "there is no job" in service.atoll("export", "nobody", code=2).lower()

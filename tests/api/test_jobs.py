@@ -57,7 +57,7 @@ def test_pages_of_jobs_follow_one_another_newest_first(service: Installation, ht
     assert [len(page["jobs"]) for page in pages] == [2, 2, 1]
     assert [job["job"] for page in pages for job in page["jobs"]] == [job["job"] for job in whole["jobs"]]
     refused = http.get("/v1/jobs", params={"cursor": "nope"})
-    assert (refused.status_code, "Begin without" in refused.json()["remedy"]) == (404, True)
+    assert (refused.status_code, "Start without" in refused.json()["remedy"]) == (404, True)
 
 
 def test_jobs_are_filtered_by_the_state_they_are_in_now(service: Installation, client: Client) -> None:

@@ -258,7 +258,7 @@ def test_pages_of_merges_follow_one_another_without_gap_or_repeat(client: Client
         assert 1 <= len(page.merges) <= 3
         pages = pages + page.merges
     assert pages == whole.merges
-    with pytest.raises(NotFound, match="Begin without one"):
+    with pytest.raises(NotFound, match="Start without a cursor"):
         client.merges(ended, cursor="1:99999")
 
 

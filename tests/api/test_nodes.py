@@ -68,7 +68,7 @@ def test_an_amount_that_cannot_be_is_refused(text: str) -> None:
 
 def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    with pytest.raises(ConfigurationError, match="No secret"):
+    with pytest.raises(ConfigurationError, match="secret is missing"):
         nodes.checked_token(None)
     with pytest.raises(ConfigurationError, match="No such file"):
         nodes.checked_token(path)

@@ -205,7 +205,7 @@ def test_what_was_taken_down_on_purpose_stays_down_and_what_is_lost_later_goes_o
     desk.overseer.check()
     assert desk.control.asked == []
     assert desk.state()[0] == "failed"
-    assert "taken down" in desk.state()[1]
+    assert "atoll down" in desk.state()[1]
     assert not desk.taken_down.exists()
     desk.job = desk.submit()
     wait_until(lambda: desk.service.job(desk.job).islands_training == 2)

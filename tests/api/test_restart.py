@@ -107,7 +107,7 @@ def test_a_job_whose_cluster_was_taken_down_is_failed_and_says_so(warm: Installa
     with warm.client() as client:
         found = wait_until(lambda: (told := client.job(job)).state.final and told)
     assert found.state == "failed"
-    assert "taken down" in found.reason
+    assert "atoll down" in found.reason
 
 
 def test_a_job_whose_whole_cluster_died_goes_on_when_there_is_a_service_again(warm: Installation) -> None:
@@ -133,7 +133,7 @@ def test_only_what_ran_was_taken_down_on_purpose(cold: Installation, alive: bool
         if not alive:
             head.close()
         ClusterFile("none-of-ours", address, str(cold.folder / "temp"), {}).write(cold.home.path)
-        assert "ending the embedded cluster" in cold.atoll("down")
+        assert "stopping the embedded cluster" in cold.atoll("down")
     assert cold.home.taken_down.exists() == alive
 
 
@@ -184,7 +184,7 @@ def test_a_job_whose_start_was_cut_short_is_settled_once_the_cluster_answers(col
     silent.touch()
     service = Service(control, store, cold.runs)
     service.resume()
-    assert [(job.state, "had right now" in job.reason) for job in service.jobs()] == [("starting", True)]
+    assert [(job.state, "currently unknown" in job.reason) for job in service.jobs()] == [("starting", True)]
     with pytest.raises(InfrastructureError):
         service.submit(spec, "me", "key")
 
@@ -226,7 +226,7 @@ def test_a_home_has_one_service_and_stale_addresses_are_seen_through(warm: Insta
     stale = warm.home.address()
     assert stale is not None, "a killed process cannot tidy up"
     (warm.home.path / "service.json").write_text(json.dumps({"url": stale.url, "pid": os.getpid(), "runs": "runs"}))
-    assert "nothing is up" in warm.atoll("down"), "this very process must not be taken for the service"
+    assert "nothing is running" in warm.atoll("down"), "this very process must not be taken for the service"
     assert Home(warm.home.path).address() is None
 
 

@@ -116,7 +116,7 @@ def test_a_bad_specification_gets_every_problem_and_starts_nothing(tmp_path: Pat
     [
         (["simulate"], "one of the two"),
         (["simulate", "deploy/configs/simulate.yaml", "--preset", "bandwidth"], "one of the two"),
-        (["simulate", "--preset", "bandwidth", "--tape", "out.jsonl"], "no one tape"),
+        (["simulate", "--preset", "bandwidth", "--tape", "out.jsonl"], "no single tape"),
         (["simulate", "--preset", "bandwidth", "--plot", "no/such/folder/out.svg"], "no folder"),
         (["simulate", "--preset", "everything"], "'everything'"),
         (["simulate", "no-such-file.yaml"], "cannot be read"),

@@ -95,7 +95,7 @@ def test_a_service_that_is_started_there_runs_nothing_of_it_nor_does_its_next_li
 def test_a_clash_of_packages_is_refused_before_anything_starts(hostile: HostileFolder, tmp_path: Path) -> None:
     for command in (("up", "--home", str(tmp_path / "home")), ("join", "head:6379", "--group", "a", "--region", "b")):
         said = hostile.atoll(*command, "--packages", str(hostile.path), code=2)
-        assert "modules of these names exist already" in said or "No secret" in said
+        assert "modules of these names exist already" in said or "secret is missing" in said
     assert not Home(tmp_path / "home").running()
 
 

@@ -147,7 +147,7 @@ def test_a_queued_row_that_is_damaged_fails_alone_and_the_next_one_starts(tmp_pa
                 return [row.state for row in reversed(store.jobs())]
 
             wait_until(lambda: states()[:3] == ["failed", "failed", "running"])
-            assert "stored specification cannot be used" in store.jobs()[-1].reason
+            assert "stored specification is no longer valid" in store.jobs()[-1].reason
             assert states()[3] == "queued"
             assert client.job("trial-00002").state == "running"
             store.close()

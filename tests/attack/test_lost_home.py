@@ -73,10 +73,10 @@ def test_a_running_service_is_found_whatever_its_address_file_is(cold: Installat
             assert client.jobs() == [], name
         assert cold.home.address() == before, f"{name}: it is written again"
     path.write_text(json.dumps({"url": "http://127.0.0.1:1", "pid": os.getpid(), "runs": "/"}))
-    assert "already up" in cold.up()
+    assert "already running" in cold.up()
     assert cold.home.address() == before, "that of another process is none"
     path.write_bytes(b"")
-    assert "ending the service" in cold.atoll("down")
+    assert "stopping the service" in cold.atoll("down")
     assert not cold.home.running()
 
 
@@ -192,7 +192,7 @@ def test_up_refuses_a_lost_store_before_it_starts_anything_and_goes_on_where_tol
     done = subprocess.run([*serve, *options[3:]], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, "Traceback" in done.stderr, "is empty" in done.stderr) == (1, False, True)
     try:
-        assert "what was there is" in installation.atoll(*options, "--new-store")
+        assert "the old one is" in installation.atoll(*options, "--new-store")
         with installation.client() as client:
             assert client.jobs() == []
             client.submit(installation.spec(steps=5))

@@ -231,7 +231,7 @@ def test_a_store_on_postgresql_that_was_silent_for_a_while_needs_no_new_connecti
     with postgres.silent():
         with pytest.raises(InfrastructureError, match="repeat the request"):
             store.jobs()
-        with pytest.raises(InfrastructureError, match="Whether it was stored is not known"):
+        with pytest.raises(InfrastructureError, match="The change may or may not be stored"):
             store.update_job("a-1", reason="r")
 
     def answers() -> bool:

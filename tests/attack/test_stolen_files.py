@@ -144,8 +144,8 @@ def test_no_folder_of_checkpoints_outside_the_roots_is_taken_and_nobody_is_asked
         resume = problems(operator.post("/v1/jobs", json=installed.spec(resume={"checkpoint": url})))
         assert list(resume) == ["resume.checkpoint"], url
         for told in (folder["checkpoints.folder"], resume["resume.checkpoint"]):
-            assert ("atoll up --checkpoints ROOT" in told) or "is no job of this service" in told
-            assert str(installed.folder) in told or "is no job of this service" in told
+            assert ("atoll up --checkpoints ROOT" in told) or "is not a job of this service" in told
+            assert str(installed.folder) in told or "is not a job of this service" in told
     assert attackers.heard == []
     assert operator.get("/v1/jobs").json()["jobs"] == []
 

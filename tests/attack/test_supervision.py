@@ -207,7 +207,7 @@ def test_a_flag_that_cannot_be_removed_stops_no_round_and_concerns_no_later_job(
     for _ in range(3):
         desk.overseer.check()
     assert desk.states(later) == ["running"], "it was started again"
-    assert len([r for r in caplog.records if "cannot be removed" in r.message]) == 1
+    assert len([r for r in caplog.records if "cannot remove it" in r.message]) == 1
 
 
 @pytest.mark.parametrize("answer", MALFORMED)

@@ -194,7 +194,7 @@ def test_a_plan_kills_the_service_and_starts_it_again_as_it_was(service: Install
 
 
 def test_a_service_that_is_not_of_this_home_is_not_killed(service: Installation) -> None:
-    with pytest.raises(ConfigurationError, match="no service runs"):
+    with pytest.raises(ConfigurationError, match="no service is running"):
         kill_and_start_again(Home(service.folder))
     assert service.home.running()
 

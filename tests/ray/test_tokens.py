@@ -37,7 +37,7 @@ def test_a_machine_with_another_token_or_none_is_no_node_and_is_told_what_to_do(
     command = [sys.executable, "-m", "api.cli", "join", found.address, "--group", "spot", "--region", "us-east1"]
     for options, sentence in (
         (["--token-file", str(wrong)], "is not the cluster's secret. Copy the file that the head was started with"),
-        ([], "No secret of the cluster was named. Give its file with --token-file"),
+        ([], "The cluster's secret is missing. Give its file with --token-file"),
     ):
         joined = subprocess.run(
             [*command, "--own-address", "127.0.0.1", *options],

@@ -28,7 +28,7 @@ LONG, SHORT = "budget: {steps: 220}", "budget: {steps: 150}"
 QUICK, SLOW = "step_s: 0.05", "step_s: 0.1"
 """Half as many steps of twice the length are as much time, and half the work."""
 SAYS = {
-    r"atoll up": r"up at http",
+    r"atoll up": r"running at http",
     r"atoll submit": r"submitted synthetic-\S+: 4 islands",
     r"atoll islands": r"(?s)(\btraining\b.*){4}",
     r"atoll chaos kill": r"kill asia of synthetic-\S+: accepted",
