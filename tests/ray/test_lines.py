@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.control_port import RayControlPort
-from orchestrator.runtime.line_probe import KEY_BYTES, Answerer, Bounds, measured, reach
+from orchestrator.runtime.line_measurement import KEY_BYTES, Answerer, Bounds, measured, reach
 from tests.api.installation import environment
 from tests.waiting import PATIENCE_S
 
