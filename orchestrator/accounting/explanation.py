@@ -16,13 +16,13 @@ from orchestrator.accounting.lifecycle import ABSENT, Lifecycle
 from orchestrator.accounting.series import Epochs
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.fragment_life import grace_timer
 from orchestrator.core.schedule import next_due
 from orchestrator.core.vocabulary import (
     CloseReason,
     Contribution,
     Duration,
     FragmentId,
+    GraceTimer,
     Incarnation,
     Instant,
     IslandId,
@@ -125,7 +125,6 @@ class Explanations:
         self._lifecycle = Lifecycle(tuple(plan.island for plan in policy.islands))
         self._rounds = {p: self._next_round(p, Version(0), 0) for p in map(FragmentId, range(policy.fragment_count))}
         self._closing: dict[FragmentId, _Round] = {}
-        self._graces = {grace_timer(fragment): fragment for fragment in self._rounds}
 
     def version(self, fragment: FragmentId) -> Version | None:
         """Return the fragment's version, counting a merge under way; None if there is no such fragment."""
@@ -146,8 +145,8 @@ class Explanations:
                     self._admitted(effect.contribution, event.at)
                 case f.RefuseContribution():
                     self._refused(effect, event.at)
-                case f.SetTimer() if effect.timer in self._graces:
-                    self._rounds[self._graces[effect.timer]].grace_until = effect.due_at
+                case f.SetTimer(timer=GraceTimer(fragment)) if fragment in self._rounds:
+                    self._rounds[fragment].grace_until = effect.due_at
                 case f.MergeFragment():
                     self._closed(effect, event.at)
 

@@ -14,7 +14,15 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Drained, Flushed
-from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState
+from orchestrator.core.vocabulary import (
+    CommandId,
+    Incarnation,
+    Instant,
+    IslandId,
+    IslandState,
+    IslandTimer,
+    IslandTimerKind,
+)
 
 FLUSHED = "flushed"
 ACTIVE = frozenset(
@@ -167,7 +175,7 @@ def _gone(island: IslandId, life: IslandStatus, effects: tuple[f.Effect, ...]) -
 
 def _waits(island: IslandId, effects: tuple[f.Effect, ...]) -> bool:
     """Return whether a timer was set that places the island again."""
-    timer = f"backoff:{island}"
+    timer = IslandTimer(IslandTimerKind.BACKOFF, island)
     return any(isinstance(effect, f.SetTimer) and effect.timer == timer for effect in effects)
 
 

@@ -50,13 +50,13 @@ from orchestrator.core.vocabulary import (
     Instant,
     IslandState,
     JobPhase,
+    JobTimer,
     Life,
     ReleaseReason,
     RoundPhase,
     Version,
 )
 
-DEADLINE_TIMER, DUE_TIMER = "checkpoint:deadline", "checkpoint:due"
 TIMEOUT_BASE_S = 60.0
 STATE_BYTES_PER_PARAMETER = 12
 """A parameter and Adam's two moments, in float32: what most states have. An estimate is enough here."""
@@ -82,7 +82,7 @@ def begin(state: JobState, now: Instant) -> list[Effect]:
     islands = tuple((i.id, i.incarnation) for i in state.islands.values() if i.state in SAVES and not i.current.flushed)
     opened = OpenCheckpoint(before.count + 1, versions, frozenset(islands), state.next_serial())
     state.checkpoints = replace(before, count=opened.number, begun_at=state.global_version, open=opened)
-    deadline = SetTimer(DEADLINE_TIMER, opened.serial, now + _timeout_s(state))
+    deadline = SetTimer(JobTimer.CHECKPOINT_DEADLINE, opened.serial, now + _timeout_s(state))
     return [BeginCheckpoint(opened.number, versions, islands), deadline, *_seal_if_complete(state)]
 
 
@@ -92,15 +92,21 @@ def first_due(state: JobState, now: Instant) -> list[Effect]:
     if not every:
         return []
     state.checkpoints = replace(state.checkpoints, due_serial=state.next_serial())
-    return [SetTimer(DUE_TIMER, state.checkpoints.due_serial, now + every)]
+    return [SetTimer(JobTimer.CHECKPOINT_DUE, state.checkpoints.due_serial, now + every)]
 
 
-def timer_fired(state: JobState, timer: str, serial: int, now: Instant) -> list[Effect]:
+def due(state: JobState, serial: int, now: Instant) -> list[Effect]:
+    """Begin the checkpoint that is due, and set the timer of the next one. An older timer is ignored."""
+    if serial != state.checkpoints.due_serial or state.phase is not JobPhase.RUNNING:
+        return []
+    begun = [] if _cannot(state) else begin(state, now)
+    return [*begun, *first_due(state, now)]
+
+
+def deadline_over(state: JobState, serial: int) -> list[Effect]:
+    """Wait no longer for the islands that have not answered. An older timer is ignored."""
     opened = state.checkpoints.open
-    if timer == DUE_TIMER and serial == state.checkpoints.due_serial and state.phase is JobPhase.RUNNING:
-        begun = [] if _cannot(state) else begin(state, now)
-        return [*begun, *first_due(state, now)]
-    if timer == DEADLINE_TIMER and opened is not None and opened.serial == serial and not opened.sealing:
+    if opened is not None and opened.serial == serial and not opened.sealing:
         state.checkpoints = replace(state.checkpoints, open=replace(opened, awaited=frozenset()))
         return _seal_if_complete(state)
     return []

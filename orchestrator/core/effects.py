@@ -31,6 +31,7 @@ from orchestrator.core.vocabulary import (
     RefusalReason,
     ReleaseReason,
     ScheduleAnchor,
+    Timer,
     Version,
     WeightedPayload,
 )
@@ -40,7 +41,7 @@ from orchestrator.core.vocabulary import (
 class SetTimer:
     """Send ``TimerFired(timer, serial)`` at ``due_at`` or as soon after as possible. A new serial replaces the old."""
 
-    timer: str
+    timer: Timer
     serial: int
     due_at: Instant
 

@@ -27,6 +27,7 @@ from orchestrator.core.vocabulary import (
     PayloadId,
     RefusalReason,
     SourceLoss,
+    Timer,
     Version,
 )
 
@@ -243,7 +244,7 @@ class TimerFired:
     """A deadline set by ``SetTimer`` has passed. A timer that comes late carries the serial it belongs to."""
 
     at: Instant
-    timer: str
+    timer: Timer
     serial: int
 
 

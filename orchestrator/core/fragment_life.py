@@ -37,6 +37,7 @@ from orchestrator.core.vocabulary import (
     CloseReason,
     Contribution,
     FragmentId,
+    GraceTimer,
     Instant,
     IslandId,
     JobPhase,
@@ -139,7 +140,7 @@ def advance(state: JobState, fragment: FragmentId, now: Instant) -> list[Effect]
         case Wait(due_at):
             serial = state.next_serial()
             state.rounds[fragment] = fragment_round.begin_grace(current, now, serial)
-            return [] if due_at is None else [SetTimer(grace_timer(fragment), serial, due_at)]
+            return [] if due_at is None else [SetTimer(GraceTimer(fragment), serial, due_at)]
         case Close() as closing:
             return _close(
                 state, fragment, now, replace(closing, reason=CloseReason.FINAL_FLUSH) if flushing else closing
@@ -232,10 +233,6 @@ def lose_payloads(state: JobState) -> list[Effect]:
                 state.islands[c.island] = island_record.payload_lost(island, c)
         state.rounds[current.fragment] = fragment_round.abandon(current)
     return effects
-
-
-def grace_timer(fragment: FragmentId) -> str:
-    return f"grace:{fragment}"
 
 
 def _misses_a_publication(

@@ -68,7 +68,17 @@ from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, Overdue, Progress, Ready
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import FailureExtent, Instant, IslandId, IslandState, JobPhase, Version
+from orchestrator.core.vocabulary import (
+    FailureExtent,
+    Instant,
+    IslandId,
+    IslandState,
+    IslandTimer,
+    IslandTimerKind,
+    JobPhase,
+    JobTimer,
+    Version,
+)
 
 
 def promote(state: JobState) -> list[Effect]:
@@ -128,10 +138,10 @@ def noticed(state: JobState, island: Island, event: NoticeReceived) -> list[Effe
         return []
     serial = state.next_serial()
     state.islands[island.id] = island_record.handing_over(island, f"{reason}; its work is to be merged", serial)
-    timer = (
-        [SetTimer(island_record.departure_timer(island), serial, _ends_at(event))] if event.seconds is not None else []
-    )
-    return [DrainIsland(island.id, island.incarnation), *timer, *advance_all(state, event.at)]
+    effects: list[Effect] = [DrainIsland(island.id, island.incarnation)]
+    if event.seconds is not None:
+        effects.append(SetTimer(IslandTimer(IslandTimerKind.DEPARTURE, island.id), serial, _ends_at(event)))
+    return [*effects, *advance_all(state, event.at)]
 
 
 def time_is_up(state: JobState, island: Island, now: Instant) -> list[Effect]:
@@ -151,9 +161,6 @@ def depart(state: JobState, island: Island, reason: str, now: Instant) -> list[E
 def _ends_at(event: NoticeReceived) -> Instant:
     seconds = max(0.0, event.seconds or 0.0)
     return event.at + seconds - min(MARGIN_S, SHARE_MAX * seconds)
-
-
-FLUSH_TIMER = "flush:job"
 
 
 def current_island(state: JobState, event: IslandEvent) -> Island | None:
@@ -280,7 +287,7 @@ def connection_lost(state: JobState, island: Island, event: ConnectionLost) -> l
     serial = state.next_serial()
     state.islands[island.id] = island_record.suspected(island, event.reason, serial, event.at)
     timeout_s = state.policy.cut_off_timeout_s if event.cut_off else state.policy.suspect_timeout_s
-    timer = SetTimer(island_record.suspect_timer(island), serial, event.at + timeout_s)
+    timer = SetTimer(IslandTimer(IslandTimerKind.SUSPECT, island.id), serial, event.at + timeout_s)
     return [timer, *advance_all(state, event.at), *_leave_donor(state, island.id)]
 
 
@@ -307,19 +314,19 @@ def flush_deadline(state: JobState, now: Instant) -> list[Effect]:
     if state.phase is not JobPhase.FINISHING:
         return []
     state.flush_serial = state.next_serial()
-    return [SetTimer(FLUSH_TIMER, state.flush_serial, now + state.policy.flush_timeout_s)]
+    return [SetTimer(JobTimer.FLUSH, state.flush_serial, now + state.policy.flush_timeout_s)]
 
 
-def timer_fired(state: JobState, kind: str, island_id: IslandId, serial: int, now: Instant) -> list[Effect]:
+def timer_fired(state: JobState, timer: IslandTimer, serial: int, now: Instant) -> list[Effect]:
     """A back-off or suspicion is over; a timer whose serial is not the island's latest is ignored."""
-    island = state.islands.get(island_id)
+    island = state.islands.get(timer.island)
     if island is None or island.current.timer_serial != serial or state.phase is not JobPhase.RUNNING:
         return []
-    if kind == "backoff" and island.state is IslandState.LOST:
+    if timer.kind is IslandTimerKind.BACKOFF and island.state is IslandState.LOST:
         return place(state, island, island.reason)
-    if kind == "departure":
+    if timer.kind is IslandTimerKind.DEPARTURE:
         return time_is_up(state, island, now)
-    if kind == "suspect" and island.state is IslandState.SUSPECT:
+    if timer.kind is IslandTimerKind.SUSPECT and island.state is IslandState.SUSPECT:
         reason = f"no answer for {now - island.current.suspect_since:.0f} s ({island.reason})"
         return _lose(state, island, reason, now, dead=False)
     return []

@@ -43,6 +43,8 @@ from orchestrator.core.vocabulary import (
     IslandId,
     IslandPlan,
     IslandState,
+    IslandTimer,
+    IslandTimerKind,
     JobPolicy,
     Life,
     Version,
@@ -409,7 +411,7 @@ def lose(
         return _ended(counted, IslandState.FAILED, f"given up after {failures} failures in a row; last: {reason}"), stop
     wait = backoff(before, failures, policy)
     after = _ended(counted, IslandState.LOST, f"{reason}; placing again in {wait:.1f} s", timer_serial)
-    return after, (*stop, SetTimer(backoff_timer(before), timer_serial, now + wait))
+    return after, (*stop, SetTimer(IslandTimer(IslandTimerKind.BACKOFF, before.id), timer_serial, now + wait))
 
 
 def depart(before: Island, reason: str, now: Instant, timer_serial: int) -> Step:
@@ -418,7 +420,7 @@ def depart(before: Island, reason: str, now: Instant, timer_serial: int) -> Step
     if not before.wanted:
         return dismissed(before, reason), (stop,)
     after = _ended(before, IslandState.LOST, f"{reason}; placing it elsewhere", timer_serial)
-    return after, (stop, SetTimer(backoff_timer(before), timer_serial, now))
+    return after, (stop, SetTimer(IslandTimer(IslandTimerKind.BACKOFF, before.id), timer_serial, now))
 
 
 def dismissed(before: Island, reason: str) -> Island:
@@ -476,15 +478,3 @@ def _ended(before: Island, state: IslandState, reason: str, timer_serial: int | 
     """Enter a state without a process. ``timer_serial`` is the timer that will end it, if one does."""
     serial = before.current.timer_serial if timer_serial is None else timer_serial
     return _entered(before, state, reason, replace(before.current, pid=None, timer_serial=serial))
-
-
-def backoff_timer(island: Island) -> str:
-    return f"backoff:{island.id}"
-
-
-def departure_timer(island: Island) -> str:
-    return f"departure:{island.id}"
-
-
-def suspect_timer(island: Island) -> str:
-    return f"suspect:{island.id}"

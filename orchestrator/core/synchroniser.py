@@ -32,7 +32,7 @@ from orchestrator.core import (
 from orchestrator.core.effects import Effect
 from orchestrator.core.state import JobState
 from orchestrator.core.view import JobView
-from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, IslandId, JobPhase, JobPolicy
+from orchestrator.core.vocabulary import Epoch, GraceTimer, Instant, IslandTimer, JobPhase, JobPolicy, JobTimer
 from orchestrator.errors import InternalError
 
 SETTLING_PASSES_MAX = 8
@@ -194,12 +194,17 @@ class Synchroniser:
                 assert_never(unknown)
 
     def _timer_fired(self, event: events.TimerFired) -> list[Effect]:
-        """Timers are named ``kind:subject``."""
-        kind, _, subject = event.timer.partition(":")
-        if kind == "grace":
-            return fragment_life.grace_over(self.state, FragmentId(int(subject)), event.serial, event.at)
-        if kind == "checkpoint":
-            return checkpoints.timer_fired(self.state, event.timer, event.serial, event.at)
-        if kind == "flush":
-            return job_life.flush_timed_out(self.state, event.serial, event.at)
-        return island_life.timer_fired(self.state, kind, IslandId(subject), event.serial, event.at)
+        state, serial = self.state, event.serial
+        match event.timer:
+            case GraceTimer(fragment):
+                return fragment_life.grace_over(state, fragment, serial, event.at)
+            case IslandTimer() as timer:
+                return island_life.timer_fired(state, timer, serial, event.at)
+            case JobTimer.FLUSH:
+                return job_life.flush_timed_out(state, serial, event.at)
+            case JobTimer.CHECKPOINT_DUE:
+                return checkpoints.due(state, serial, event.at)
+            case JobTimer.CHECKPOINT_DEADLINE:
+                return checkpoints.deadline_over(state, serial)
+            case unknown:
+                assert_never(unknown)

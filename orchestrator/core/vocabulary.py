@@ -228,6 +228,62 @@ def payload_id(island: IslandId, incarnation: Incarnation, fragment: FragmentId,
 
 
 @dataclass(frozen=True, slots=True)
+class GraceTimer:
+    """The end of the grace window in which a fragment's round waits for more contributions. On a tape: ``grace:0``."""
+
+    fragment: FragmentId
+
+    def __str__(self) -> str:
+        return f"grace:{self.fragment}"
+
+
+class IslandTimerKind(StrEnum):
+    """What an island's timer ends.
+
+    backoff     the wait before a lost island is placed again
+    suspect     the wait for an island that does not answer
+    departure   the time that an island has to give its work before its node goes
+    """
+
+    BACKOFF = "backoff"
+    SUSPECT = "suspect"
+    DEPARTURE = "departure"
+
+
+@dataclass(frozen=True, slots=True)
+class IslandTimer:
+    """A deadline in the life of one island. A new one of the same kind replaces it. On a tape: ``backoff:asia``."""
+
+    kind: IslandTimerKind
+    island: IslandId
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.island}"
+
+
+class JobTimer(StrEnum):
+    """A deadline of the job: for its islands' last work, for the next checkpoint, and for the islands' parts of one."""
+
+    FLUSH = "flush:job"
+    CHECKPOINT_DUE = "checkpoint:due"
+    CHECKPOINT_DEADLINE = "checkpoint:deadline"
+
+
+Timer = GraceTimer | IslandTimer | JobTimer
+"""A deadline that the core set. Its text, ``str(timer)``, is what a tape calls it."""
+
+
+def parse_timer(text: str) -> Timer:
+    """Return the timer whose text this is. Raises ValueError where no timer has it."""
+    kind, _, subject = text.partition(":")
+    if kind == "grace":
+        return GraceTimer(FragmentId(int(subject)))
+    if kind in set(IslandTimerKind):
+        return IslandTimer(IslandTimerKind(kind), IslandId(subject))
+    return JobTimer(text)
+
+
+@dataclass(frozen=True, slots=True)
 class WeightedPayload:
     """One input of a merge. ``weight`` is positive; the weights of one merge sum to one."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.events import Event
-from orchestrator.core.vocabulary import Epoch, Instant
+from orchestrator.core.vocabulary import Epoch, Instant, Timer
 from orchestrator.host.line_traffic import JobLines
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.roots import AllowedRoots
@@ -26,14 +26,14 @@ from orchestrator.system.roots import AllowedRoots
 class Timers:
     """``fire(timer, serial)`` is called from the timers' own thread; ``clock`` is the job's."""
 
-    def __init__(self, clock: Callable[[], Instant], fire: Callable[[str, int], object]) -> None:
+    def __init__(self, clock: Callable[[], Instant], fire: Callable[[Timer, int], object]) -> None:
         self._clock, self._fire = clock, fire
         self._changed = threading.Condition()
-        self._deadlines: dict[str, tuple[Instant, int]] = {}
+        self._deadlines: dict[Timer, tuple[Instant, int]] = {}
         self._closed = False
         threading.Thread(target=self._run, name="timers", daemon=True).start()
 
-    def set(self, timer: str, serial: int, due_at: Instant) -> None:
+    def set(self, timer: Timer, serial: int, due_at: Instant) -> None:
         with self._changed:
             self._deadlines[timer] = (due_at, serial)
             self._changed.notify()
@@ -49,14 +49,14 @@ class Timers:
                 if self._closed:
                     return
                 now = self._clock()
-                due = {name: serial for name, (at, serial) in self._deadlines.items() if at <= now}
-                for name in due:
-                    del self._deadlines[name]
+                due = {timer: serial for timer, (at, serial) in self._deadlines.items() if at <= now}
+                for timer in due:
+                    del self._deadlines[timer]
                 if not due:
                     next_at = min((at for at, _ in self._deadlines.values()), default=None)
                     self._changed.wait(None if next_at is None else next_at - now)
-            for name, serial in sorted(due.items()):
-                self._fire(name, serial)
+            for timer in sorted(due, key=str):
+                self._fire(timer, due[timer])
 
 
 Undated = Callable[[Instant], Event]

@@ -45,7 +45,7 @@ from orchestrator.core.messages import (
     Ready,
     Saved,
 )
-from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT
+from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT, GraceTimer, IslandTimer, Timer, parse_timer
 from orchestrator.elastic.jobs import FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 from orchestrator.system.plain import brief, some_of
@@ -139,6 +139,8 @@ _REPORT_WRITERS: dict[type[Any], _Writer] = {}
 """By the class of the report: how the event that carries it is written."""
 _REPORT_NAMES = {kind: name for name, kind in REPORTED.items()}
 _ABOUT_REPORT = ("at", "island", "incarnation")
+_TEXTS = (GraceTimer, IslandTimer)
+"""Dataclasses that are written as text: timers. Other timers are words of an enumeration."""
 _FIELDS: dict[type[Any], tuple[tuple[str, _Decode | None], ...]] = {}
 
 
@@ -189,12 +191,14 @@ def decode(kind: type[Any], data: Mapping[str, Any]) -> Any:
     return kind(**values)
 
 
-def _plain(value: Any) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
     """Called by json for what it cannot write itself: our dataclasses."""
     kind = type(value)
     if kind is CommandRequested:
         about = {"at": value.at, "command": value.command, "caller": value.caller}
         return {"type": name_of(value), **about, **_plain(value.request)}
+    if kind in _TEXTS:
+        return str(value)
     writer = _REPORT_WRITERS.get(type(value.report)) if kind is IslandReported else _WRITERS.get(kind)
     if writer is None:
         writer = _report_writer(type(value.report)) if kind is IslandReported else _writer(kind)
@@ -246,6 +250,8 @@ def _has_default(kind: type[Any], name: str) -> bool:
 def _decoder(hint: Any) -> _Decode | None:
     """How to make a value of type ``hint`` out of JSON; ``None`` where JSON's own value is already right."""
     hint = getattr(hint, "__supertype__", hint)  # NewType
+    if hint == Timer:
+        return parse_timer
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         choices = tuple(choice for choice in get_args(hint) if choice is not type(None))

@@ -222,7 +222,7 @@ def _alternatives(kinds: tuple[Any, ...]) -> Coder:
 
         return Coder(None, read_plain)
     coders = {kind.__name__: (kind, coder(kind)) for kind in kinds}
-    names = {kind: (name, one.write or list) for name, (kind, one) in coders.items()}
+    names = {kind: (name, one.write or _same) for name, (kind, one) in coders.items()}
 
     def read(value: Any) -> Any:
         name, fields = _list(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import CommandId
+from orchestrator.core.vocabulary import CommandId, Timer
 
 CommandOutcome = tuple[e.CommandRequested | e.FaultInjected, f.ResolveCommand | None]
 
@@ -13,7 +13,7 @@ class Pending:
     """``timers`` were set and have not fired; ``commands`` are all that were requested, each with its outcome so far."""
 
     started: bool
-    _timers: dict[str, f.SetTimer]
+    _timers: dict[Timer, f.SetTimer]
     commands: dict[CommandId, CommandOutcome]
 
     def __init__(self) -> None:
@@ -38,4 +38,4 @@ class Pending:
 
     @property
     def timers(self) -> tuple[f.SetTimer, ...]:
-        return tuple(self._timers[name] for name in sorted(self._timers))
+        return tuple(self._timers[timer] for timer in sorted(self._timers, key=str))

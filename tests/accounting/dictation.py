@@ -20,6 +20,7 @@ from orchestrator.core.vocabulary import (
     JobOutcome,
     ReleaseReason,
     WeightedPayload,
+    parse_timer,
     payload_id,
 )
 from orchestrator.simulation.plan import sample_policy
@@ -52,7 +53,9 @@ class Dictation:
     # ── sentences ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def place(self, at, island="east", incarnation=1, event=None):
-        event = event or (e.JobStarted(at) if incarnation == 1 else e.TimerFired(at, f"backoff:{island}", 1))
+        event = event or (
+            e.JobStarted(at) if incarnation == 1 else e.TimerFired(at, parse_timer(f"backoff:{island}"), 1)
+        )
         return self.tell(event, f.PlaceIsland(island, incarnation, island, "wanted"))
 
     def placed(self, at, island="east", incarnation=1):
@@ -91,7 +94,7 @@ class Dictation:
     def close(self, at, *contributions, version=1, reason=CloseReason.GRACE_OVER):
         inputs = tuple(WeightedPayload(c.payload, c.island, 1 / len(contributions)) for c in contributions)
         merge = f.MergeFragment(1, contributions[0].fragment, version, 1, inputs, reason, "why")
-        return self.tell(e.TimerFired(at, "grace:0", 1), merge)
+        return self.tell(e.TimerFired(at, parse_timer("grace:0"), 1), merge)
 
     def merged(self, at, *contributions, version=1):
         released = [f.ReleasePayload(c.payload, ReleaseReason.MERGED) for c in contributions]
@@ -101,7 +104,7 @@ class Dictation:
         return self.tell(e.IslandReported(at, island, incarnation, Adopted(fragment, version, 1, total, kept)))
 
     def died(self, at, island="east", incarnation=1):
-        timer = f.SetTimer(f"backoff:{island}", 1, at + 1)
+        timer = f.SetTimer(parse_timer(f"backoff:{island}"), 1, at + 1)
         return self.tell(e.ConnectionLost(at, island, incarnation, True, "gone"), timer)
 
     def finish(self, at, *before):

@@ -12,6 +12,7 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Flushed, Progress
+from orchestrator.core.vocabulary import parse_timer
 
 from .dictation import POLICY, Dictation
 
@@ -88,7 +89,7 @@ def test_time_kept_away_by_an_operator_is_not_counted():
 def test_a_command_that_was_not_accepted_changes_nothing():
     story = Dictation().train_from(0.0)
     story.tell(e.CommandRequested(1.0, "c1", "me", commands.Kill("east", False)), f.ResolveCommand("c1", False, "no"))
-    story.tell(e.ConnectionLost(2.0, "east", 1, True, "crash"), f.SetTimer("backoff:east", 1, 3.0))
+    story.tell(e.ConnectionLost(2.0, "east", 1, True, "crash"), f.SetTimer(parse_timer("backoff:east"), 1, 3.0))
     _only(story.seconds(at=5.0), down=3.0, discarded=2.0)
 
 

@@ -11,7 +11,7 @@ from orchestrator.accounting.series import Series
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import CloseReason, RefusalReason
+from orchestrator.core.vocabulary import CloseReason, RefusalReason, parse_timer
 
 from .dictation import POLICY, Dictation
 
@@ -57,7 +57,7 @@ def test_work_of_the_former_life_completes_no_recovery():
 
 def test_an_attempt_that_fails_on_the_way_is_part_of_placing():
     story = Dictation().train_from(0.0).died(10.0).place(11.0, incarnation=2)
-    story.tell(e.PlacementFailed(12.0, "east", 2, "no room"), f.SetTimer("backoff:east", 2, 14.0))
+    story.tell(e.PlacementFailed(12.0, "east", 2, "no room"), f.SetTimer(parse_timer("backoff:east"), 2, 14.0))
     story.place(14.0, incarnation=3).placed(15.0, incarnation=3)
     (recovery,) = story.statistics.summary()["recoveries"]
     assert recovery["parts"] == {"detect": 0.0, "place": 5.0}

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import RefusalReason, ReleaseReason
+from orchestrator.core.vocabulary import RefusalReason, ReleaseReason, parse_timer
 from orchestrator.errors import InternalError
 
 from .dictation import Dictation
@@ -133,7 +133,7 @@ def test_what_an_island_in_quarantine_had_not_contributed_is_discarded_under_tha
         f.RefuseContribution(bad, RefusalReason.NON_FINITE, "why"),
         f.QuarantineIsland("east", 1, RefusalReason.NON_FINITE, "why"),
         f.StopIsland("east", 1, "why"),
-        f.SetTimer("backoff:east", 1, 3.0),
+        f.SetTimer(parse_timer("backoff:east"), 1, 3.0),
     )
     assert story.goodput.summary()["discarded_tokens"] == {"quarantined": 70.0}
     assert story.tokens()["in_flight"] == 30

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.core import commands, events, saving
 from orchestrator.core.effects import FinishJob, FlushIsland, MergeFragment, ResolveCommand, SetTimer
 from orchestrator.core.messages import NotSaved, Saved
-from orchestrator.core.vocabulary import CheckpointPolicy, IslandState
+from orchestrator.core.vocabulary import CheckpointPolicy, IslandState, JobTimer
 from tests.harness.story import Story, all_of, the
 
 
@@ -139,11 +139,11 @@ def test_every_so_many_merges_one_begins_and_the_oldest_go() -> None:
 
 def test_every_so_many_seconds_one_begins_unless_one_is_open() -> None:
     story = Story("a", checkpoints=CheckpointPolicy(every_s=5.0))
-    due = SetTimer("checkpoint:due", story.core.state.checkpoints.due_serial, 5.0)
+    due = SetTimer(JobTimer.CHECKPOINT_DUE, story.core.state.checkpoints.due_serial, 5.0)
     story.starts("a")
     first = story.timer(due)
     assert the(saving.BeginCheckpoint, first).checkpoint == 1
-    again = next(effect for effect in all_of(SetTimer, first) if effect.timer == "checkpoint:due")
+    again = next(effect for effect in all_of(SetTimer, first) if effect.timer is JobTimer.CHECKPOINT_DUE)
     assert again.due_at == story.now + 5.0
     assert not all_of(saving.BeginCheckpoint, story.timer(again))
     assert not story.timer(due)  # an old timer

@@ -20,7 +20,7 @@ from orchestrator.core.effects import (
 )
 from orchestrator.core.events import ContributionArrived, ContributionUnusable, MergeFailed
 from orchestrator.core.messages import CaughtUp
-from orchestrator.core.vocabulary import HealthPolicy, RefusalReason, ReleaseReason
+from orchestrator.core.vocabulary import HealthPolicy, RefusalReason, ReleaseReason, parse_timer
 from tests.harness.story import Story, all_of, inputs, the
 
 USUAL = 2.0
@@ -54,7 +54,9 @@ def refused_as(effects: tuple[Effect, ...]) -> RefusalReason | None:
 
 def comes_back(story: Story, name: str) -> BeginCatchUp | None:
     """After its back-off: placed and ready."""
-    timer = SetTimer(f"backoff:{name}", story.core.state.islands[name].current.timer_serial, story.now + 60.0)
+    timer = SetTimer(
+        parse_timer(f"backoff:{name}"), story.core.state.islands[name].current.timer_serial, story.now + 60.0
+    )
     assert the(PlaceIsland, story.timer(timer)).island == name
     return story.is_ready(name)
 

@@ -22,7 +22,7 @@ from orchestrator.core.effects import (
 )
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, Flushed, Progress, Ready
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import IslandState, JobOutcome, RefusalReason
+from orchestrator.core.vocabulary import IslandState, JobOutcome, JobTimer, RefusalReason
 from tests.harness.job import Job
 from tests.harness.story import Story, all_of, placements, policy, the
 
@@ -251,7 +251,7 @@ def test_a_job_ends_after_flush_merge_and_a_last_evaluation() -> None:
 def test_an_island_that_does_not_flush_does_not_hold_up_the_end() -> None:
     story = Story("ab", token_budget=300)
     story.starts("a", "b")
-    timer = next(e for e in all_of(SetTimer, story.trains("a", 200)) if e.timer == "flush:job")
+    timer = next(e for e in all_of(SetTimer, story.trains("a", 200)) if e.timer is JobTimer.FLUSH)
     story.reports("a", 1, Flushed())
     assert all_of(Evaluate, story.timer(timer))
 

@@ -22,7 +22,7 @@ from orchestrator.core.effects import (
     StartTraining,
 )
 from orchestrator.core.messages import Flushed
-from orchestrator.core.vocabulary import ReleaseReason
+from orchestrator.core.vocabulary import JobTimer, ReleaseReason
 from tests.harness.story import Story, all_of, inputs, the
 
 
@@ -108,7 +108,7 @@ def test_last_contributions_that_died_are_waited_for_again_before_a_job_ends() -
     story.reports("a", 1, Flushed())  # all its work is being merged, and it waits for the end
     effects = restart(story)
     assert the(FlushIsland, effects).island == "a"
-    assert the(SetTimer, effects).timer == "flush:job"
+    assert the(SetTimer, effects).timer is JobTimer.FLUSH
     assert not all_of(FinishJob, effects)
     assert the(MergeFragment, story.happen(events.ContributionArrived, offered)).version == 1
 

@@ -18,7 +18,7 @@ from orchestrator.core.effects import (
     StopIsland,
 )
 from orchestrator.core.messages import CaughtUp, Ready
-from orchestrator.core.vocabulary import IslandPlan, IslandState, JobOutcome
+from orchestrator.core.vocabulary import IslandPlan, IslandState, JobOutcome, parse_timer
 from tests.harness.story import Story, all_of, placements, the
 
 SPARE = IslandPlan("spare", "group-b", "region-b", 1)
@@ -76,7 +76,7 @@ def test_a_standby_hears_what_is_published_and_is_no_donor() -> None:
     tale.dies("b")
     assert tale.island("b").state is IslandState.PLACING
     tale.dies("a")
-    tale.timer(SetTimer("backoff:a", tale.core.state.islands["a"].current.timer_serial, tale.now + 2))
+    tale.timer(SetTimer(parse_timer("backoff:a"), tale.core.state.islands["a"].current.timer_serial, tale.now + 2))
     request = tale.is_ready("a")
     assert request is not None
     assert request.donor is None

@@ -24,7 +24,7 @@ from enum import Enum
 from typing import Any
 
 from orchestrator.core.events import CommandRequested, IslandReported
-from orchestrator.core.vocabulary import Contribution
+from orchestrator.core.vocabulary import Contribution, GraceTimer, IslandTimer
 from orchestrator.tape.codec import name_of
 from orchestrator.tape.schema import Record
 
@@ -71,6 +71,8 @@ def _name(fact: Any) -> str:
 
 def _records(value: Any) -> tuple[Any, ...]:
     """Return the records that ``value`` is or holds: none for a plain value, or for a record without fields to write."""
+    if isinstance(value, GraceTimer | IslandTimer):
+        return ()  # written as its text
     if is_dataclass(value):
         return (value,) if _fields(value) else ()
     return tuple(value) if isinstance(value, tuple) and value and all(map(is_dataclass, value)) else ()
@@ -100,7 +102,7 @@ def _default(field: Field[Any]) -> object:
 
 
 def _plain(value: Any) -> str:
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, GraceTimer | IslandTimer):
         return f"{type(value).__name__}({_fields(value)})"
     if isinstance(value, Enum):
         return str(value.value)

@@ -156,7 +156,7 @@ def trained_on_and_contributed_again(world: MortalWorld) -> None:
 
 def was_replaced_and_fenced(world: MortalWorld) -> None:
     assert incarnations(world, ASIA) == {1, 2}
-    lost = next(x.at for x in told(world, e.TimerFired) if x.timer == f"suspect:{ASIA}")
+    lost = next(x.at for x in told(world, e.TimerFired) if str(x.timer) == f"suspect:{ASIA}")
     assert (ASIA, 1) in {(x.island, x.incarnation) for x in asked(world, f.StopIsland)}
     assert not world.hosts[ASIA, 1].alive
     late = [c.contribution.payload for c in _offers(world, ASIA) if c.at > lost and c.contribution.incarnation == 1]

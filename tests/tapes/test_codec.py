@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from orchestrator.core import effects as f
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import ContributionArrived, Event, FaultInjected, IslandReported
+from orchestrator.core.events import ContributionArrived, Event, FaultInjected, IslandReported, TimerFired
 from orchestrator.core.messages import Progress
-from orchestrator.core.vocabulary import Contribution, JobPolicy
+from orchestrator.core.vocabulary import Contribution, GraceTimer, IslandTimer, IslandTimerKind, JobPolicy, JobTimer
 from orchestrator.errors import DataError
 from orchestrator.simulation.plan import sample_policy
-from orchestrator.tape.codec import decode, decode_tagged, to_json
+from orchestrator.tape.codec import REPORTED, decode, decode_tagged, name_of, to_json
 from orchestrator.tape.schema import (
     Footer,
     Header,
@@ -115,3 +115,56 @@ def test_what_an_earlier_build_did_not_write_takes_its_default():
     event = json.loads(to_json(ContributionArrived(1.0, c, 2.5)))
     del event["displacement"]
     assert decode_tagged(event) == ContributionArrived(1.0, c, None)
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_a_report_is_on_a_tape_as_it_was_before_one_event_carried_all_of_them(name):
+    fields = {
+        "IslandReady": {"device_count": 8, "start_seconds": 2.5},
+        "IslandDrained": {},
+        "IslandFlushed": {},
+        "CatchUpFailed": {"donor": "europe", "reason": "it died"},
+        "IslandNotSaved": {"checkpoint": 3, "reason": "the disk is full"},
+        "IslandSaved": {"checkpoint": 3, "digest": "ab", "tokens_total": 512, "held_seconds": 0.1},
+        "StepOverdue": {"seconds": 30.0, "usual_seconds": 0.5},
+        "IslandCaughtUp": {"donor": None, "versions": [2, 1], "step": 9, "transfer_seconds": 0.5, "sources": []},
+        "FragmentAdopted": {
+            **{"fragment": 1, "version": 2, "step": 9, "tokens_total": 512, "kept_tokens": 64},
+            "fix": {"tokens": 0, "step": 0},
+        },
+        "ProgressReported": {
+            **{"step": 9, "steps_total": 9, "tokens_total": 512, "stepping_seconds": 4.5},
+            **{"step_seconds_median": 0.5, "gap_max_seconds": 0.6, "loss": 5.0},
+        },
+    }[name]
+    line = {"type": name, "at": 1.5, "island": "asia", "incarnation": 2, **fields}
+    event = decode_tagged(line)
+    assert (name_of(event), type(event.report)) == (name, REPORTED[name])
+    assert to_json(event) == to_json(line)
+    for field in ("at", "island", "incarnation"):
+        with pytest.raises(DataError, match=f"{name} needs the field '{field}'"):
+            decode_tagged({key: value for key, value in line.items() if key != field})
+
+
+@pytest.mark.parametrize(
+    ("timer", "text"),
+    [
+        (GraceTimer(3), "grace:3"),
+        (IslandTimer(IslandTimerKind.BACKOFF, "asia"), "backoff:asia"),
+        (IslandTimer(IslandTimerKind.SUSPECT, "a:b"), "suspect:a:b"),
+        (IslandTimer(IslandTimerKind.DEPARTURE, "asia"), "departure:asia"),
+        (JobTimer.FLUSH, "flush:job"),
+        (JobTimer.CHECKPOINT_DUE, "checkpoint:due"),
+        (JobTimer.CHECKPOINT_DEADLINE, "checkpoint:deadline"),
+    ],
+)
+def test_a_timer_is_on_a_tape_as_its_text(timer, text):
+    event = TimerFired(1.0, timer, 7)
+    assert json.loads(to_json(event)) == {"type": "TimerFired", "at": 1.0, "timer": text, "serial": 7}
+    assert decode_tagged(json.loads(to_json(event))) == event
+
+
+@pytest.mark.parametrize("text", ["nap:asia", "grace:", "grace:asia", "flush", "", 7])
+def test_a_timer_that_this_build_does_not_know_is_refused(text):
+    with pytest.raises(DataError, match=r"TimerFired\.timer cannot be"):
+        decode_tagged({"type": "TimerFired", "at": 1.0, "timer": text, "serial": 7})

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.events import Event, JobStarted, MergeCompleted, SynchroniserRestarted, TimerFired
-from orchestrator.core.vocabulary import CloseReason, FragmentId
+from orchestrator.core.vocabulary import CloseReason, FragmentId, GraceTimer
 from orchestrator.errors import DataError
 from orchestrator.simulation.plan import sample_policy
 from orchestrator.system.disk import HeldFile, LocalDisk
@@ -45,7 +45,7 @@ def spoil(disk: SimulatedDisk, n: int) -> None:
     disk.append(PATH, [data[:begin] + bytes(end - begin) + data[end:]])
 
 
-TICKS = tuple(TimerFired(float(n), "grace:0", n) for n in range(1, 6))
+TICKS = tuple(TimerFired(float(n), GraceTimer(0), n) for n in range(1, 6))
 
 
 def test_a_damaged_record_before_good_ones_is_cut_off_with_them_when_none_was_synced() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.events import JobStarted, TimerFired
+from orchestrator.core.vocabulary import GraceTimer
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
@@ -18,7 +19,7 @@ from orchestrator.tape.schema import Header, Record, with_checksum, without_chec
 from orchestrator.tape.storage import TapeWriter, read_tape
 
 HEADER = Header("a job", sample_policy(2), 1.7e9)
-RECORDS = tuple(Record(n, JobStarted(0.0) if n == 1 else TimerFired(n / 3, "grace:0", n), ()) for n in range(1, 6))
+RECORDS = tuple(Record(n, JobStarted(0.0) if n == 1 else TimerFired(n / 3, GraceTimer(0), n), ()) for n in range(1, 6))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from orchestrator.core.vocabulary import (
     Contribution,
     Epoch,
     FragmentId,
+    GraceTimer,
     Incarnation,
     IslandId,
     JobPolicy,
@@ -29,7 +30,7 @@ from orchestrator.core.vocabulary import (
 )
 from tests.swarm.checkers.contribution_records import OfferRecord, Round
 from tests.swarm.checkers.islands import Islands, Stage
-from tests.swarm.checkers.timers import Timers, grace
+from tests.swarm.checkers.timers import Timers
 from tests.swarm.checkers.violation import require
 
 _SEEN_IN_THE_BYTES = {
@@ -103,7 +104,7 @@ class Rounds:
                 self._admitted.discard(c.payload)
             current.open = {}
             self._unmerge(current)
-            self._timers.drop(grace(current.fragment))
+            self._timers.drop(GraceTimer(current.fragment))
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -208,7 +209,7 @@ class Rounds:
         require(bool(present), "somebody in a merge is on time", effect)
         everyone = effect.reason is not CloseReason.EVERYONE_IN or self._islands.live <= present
         require(everyone, "everyone is in when the round says so", (effect, self._islands.live))
-        rang = effect.reason is not CloseReason.GRACE_OVER or self._timers.rang == grace(effect.fragment)
+        rang = effect.reason is not CloseReason.GRACE_OVER or self._timers.rang == GraceTimer(effect.fragment)
         require(rang, "grace is over when its timer rings", effect)
         for c in inputs:
             record = self._record_of(c)
@@ -216,7 +217,7 @@ class Rounds:
             require(fresh, "no token is merged twice", (effect, c, record))
             record.merged_before, record.merged_up_to = record.merged_up_to, c.tokens_total
         current.inputs, current.open = inputs, {}
-        self._timers.drop(grace(effect.fragment))
+        self._timers.drop(GraceTimer(effect.fragment))
 
     def _completed(self, event: e.MergeCompleted, effects: tuple[f.Effect, ...]) -> None:
         current = self.all[event.fragment]
@@ -272,7 +273,7 @@ class Rounds:
         if not present:
             return
         require(not self._islands.live <= present, "a round waits for somebody", (current, self._islands.live))
-        timed = self._policy.grace_cap_steps is None or self._timers.awaits(grace(current.fragment))
+        timed = self._policy.grace_cap_steps is None or self._timers.awaits(GraceTimer(current.fragment))
         require(timed, "a round with its quorum has a deadline", current)
 
     def _on_time(self, current: Round) -> Set[IslandId]:

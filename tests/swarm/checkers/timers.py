@@ -1,7 +1,7 @@
 """Timers, seen from outside: every one has an owner, a serial of its own and a deadline that its kind explains.
 
-Responsible for: which timers are awaited. The core names them ``kind:whom`` and a newer serial replaces an older, so with
-known names they cannot pile up. Refuses to know: what a timer that rings leads to.
+Responsible for: which timers are awaited. A newer serial replaces an older, so they cannot pile up: there is one timer of
+each kind for each subject. Refuses to know: what a timer that rings leads to.
 """
 
 from __future__ import annotations
@@ -9,29 +9,34 @@ from __future__ import annotations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Progress
-from orchestrator.core.vocabulary import Duration, FragmentId, IslandId, JobPolicy
+from orchestrator.core.vocabulary import (
+    Duration,
+    FragmentId,
+    GraceTimer,
+    IslandId,
+    IslandTimer,
+    IslandTimerKind,
+    JobPolicy,
+    JobTimer,
+    Timer,
+)
 from tests.swarm.checkers.violation import require
 
-FLUSH = "flush:job"
-SAVING = ("checkpoint:due", "checkpoint:deadline")
+FLUSH = JobTimer.FLUSH
 ROUNDING = 1e-9
 """``at + wait - at`` is not ``wait`` to the last bit."""
 
 
-def grace(fragment: FragmentId) -> str:
-    return f"grace:{fragment}"
+def backoff(island: IslandId) -> Timer:
+    return IslandTimer(IslandTimerKind.BACKOFF, island)
 
 
-def backoff(island: IslandId) -> str:
-    return f"backoff:{island}"
+def departure(island: IslandId) -> Timer:
+    return IslandTimer(IslandTimerKind.DEPARTURE, island)
 
 
-def departure(island: IslandId) -> str:
-    return f"departure:{island}"
-
-
-def suspect(island: IslandId) -> str:
-    return f"suspect:{island}"
+def suspect(island: IslandId) -> Timer:
+    return IslandTimer(IslandTimerKind.SUSPECT, island)
 
 
 class Timers:
@@ -39,10 +44,9 @@ class Timers:
 
     def __init__(self, policy: JobPolicy) -> None:
         islands = [plan.island for plan in (*policy.islands, *policy.standbys)]
-        graces = [grace(FragmentId(p)) for p in range(policy.fragment_count)]
-        self.rang: str | None = None
-        self._names = {FLUSH, *SAVING, *graces}
-        self._names |= {name(island) for name in (backoff, suspect, departure) for island in islands}
+        self.rang: Timer | None = None
+        self._known: set[Timer] = {*JobTimer, *(GraceTimer(FragmentId(p)) for p in range(policy.fragment_count))}
+        self._known |= {IslandTimer(kind, island) for kind in IslandTimerKind for island in islands}
         self._longest = {
             "flush": policy.flush_timeout_s,
             "suspect": policy.suspect_timeout_s,
@@ -53,15 +57,15 @@ class Timers:
         self._grace_cap_steps = policy.grace_cap_steps or 0.0
         self._slowest_step: Duration = 0.0
         self._notice_s: Duration = 0.0
-        self._awaited: dict[str, int] = {}
+        self._awaited: dict[Timer, int] = {}
         self._serial = 0
 
-    def awaits(self, name: str) -> bool:
-        return name in self._awaited
+    def awaits(self, timer: Timer) -> bool:
+        return timer in self._awaited
 
-    def drop(self, name: str) -> None:
+    def drop(self, timer: Timer) -> None:
         """What it was set for is over; when it rings after all, nothing may come of it."""
-        self._awaited.pop(name, None)
+        self._awaited.pop(timer, None)
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         self.rang = None
@@ -85,9 +89,9 @@ class Timers:
             require(not effects, "nothing comes of a timer that was replaced", (event, effects))
 
     def _set(self, at: float, effect: f.SetTimer) -> None:
-        require(effect.timer in self._names, "timers have known names, so they cannot pile up", effect)
+        require(effect.timer in self._known, "timers have known names, so they cannot pile up", effect)
         require(effect.serial > self._serial, "every timer has a later serial than the one before", effect)
-        kind = effect.timer.partition(":")[0]
+        kind = str(effect.timer).partition(":")[0]
         longest = self._longest.get(kind, self._grace_cap_steps * self._slowest_step)
         longest = self._notice_s if kind == "departure" else longest
         wait = effect.due_at - at
