@@ -246,7 +246,7 @@ class Island:
         if held >= version or since not in (None, held):
             return held  # before pulling bytes that are of no use
         contents = [self._handed_over.received(epoch, payload) for payload in payloads]
-        publication = Publication(fragment, version, step, merged_offer, anchor)
+        publication = Publication.received(fragment, version, step, merged_offer, anchor)
         return loop.receive(publication, since, digest, contents)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:

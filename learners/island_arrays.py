@@ -30,7 +30,7 @@ from learners.handed_over import PublishedFragments
 from learners.outbox import OfferedFragment, PublishedVersion
 from learners.state_transfer import Block, FetchedState, Fragments, blocks_of, require_numbers
 from orchestrator.checkpoints.blocks import Window
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.vocabulary import AllOffers, FragmentId, MergedOffer, Version
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.parameters.holding import Holding
@@ -303,12 +303,14 @@ class IslandArrays:
                     self._arrived[fragment] = {v: arrivals[v] for v in arrivals if v > version}
         return taken
 
-    def likely_mode(self, fragment: FragmentId, merged_offer: int) -> LoadMode | None:
+    def likely_mode(self, fragment: FragmentId, merged_offer: MergedOffer) -> LoadMode | None:
         """By what a version with the island's offers up to ``merged_offer`` is likely loaded, as far as arrays tell."""
         with self._lock:
             if not self.rebases or not self._adopted:
                 return None
-            return Rebase(merged_offer if merged_offer in self._offered.get(fragment, {}) else None)
+            if isinstance(merged_offer, AllOffers) or merged_offer not in self._offered.get(fragment, {}):
+                return Rebase(None)
+            return Rebase(merged_offer)
 
     def _base(self, fragment: FragmentId, since: int | None) -> Base | None:
         if since is not None:

@@ -30,7 +30,7 @@ from learners.outbox import Outbox
 from learners.state_transfer import Exports, FetchedState
 from learners.step_watch import StepWatch
 from orchestrator.core.messages import Evaluated, Flushed, IslandReport, NotEvaluated, Offer
-from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, StepLimits, Version
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, MergedOffer, ScheduleAnchor, StepLimits, Version
 from orchestrator.errors import InternalError, in_words
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.replica import (
@@ -289,7 +289,7 @@ class IslandLoop:
         version: Version,
         step: int,
         arrays: Arrays,
-        merged_offer: int = 0,
+        merged_offer: MergedOffer = 0,
         anchor: ScheduleAnchor = NO_ANCHOR,
     ) -> None:
         """Have a published value adopted at the next boundary, unless it is no news (``Publication``)."""

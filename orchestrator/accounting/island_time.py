@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from orchestrator.accounting.lifecycle import ABSENT, FLUSHED, GONE, KEPT_AWAY
 from orchestrator.core.events import EvaluationCompleted
 from orchestrator.core.messages import Progress
-from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandState
+from orchestrator.core.vocabulary import NO_INCARNATION, Duration, Incarnation, Instant, IslandState
 
 _TRAINING, _SUSPECT = IslandState.TRAINING.value, IslandState.SUSPECT.value
 _DRAINING, _CORDONED = IslandState.DRAINING.value, IslandState.CORDONED.value
@@ -57,7 +57,7 @@ class IslandTime:
 
     state: str = ABSENT
     since: Instant = 0.0
-    incarnation: Incarnation = Incarnation(0)
+    incarnation: Incarnation = NO_INCARNATION
     past: Closed = field(default_factory=Closed)
     training: Duration = 0.0
     suspect: Duration = 0.0

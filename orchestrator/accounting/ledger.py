@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted, CaughtUp
-from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed
+from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, FragmentRestored, FromJournal, JobResumed
 from orchestrator.core.vocabulary import (
     Contribution,
     FragmentId,
@@ -223,7 +223,7 @@ class Ledger:
 
     def restored(self, event: FragmentRestored) -> None:
         """Undo the fragment's merges since the checkpoint, or its last merge, if the journal lost that."""
-        if event.checkpoint == FROM_JOURNAL:
+        if isinstance(event.checkpoint, FromJournal):
             for island, tokens in self._latest.pop(event.fragment, ()):
                 self.accounts[island][event.fragment].merged -= tokens
                 self.accounts[island][event.fragment].discard(tokens, ROLLED_BACK)

@@ -15,6 +15,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Drained, Flushed
 from orchestrator.core.vocabulary import (
+    NO_INCARNATION,
     CommandId,
     Incarnation,
     Instant,
@@ -62,7 +63,7 @@ class IslandStatus:
 
     state: str = ABSENT
     since: Instant = 0.0
-    incarnation: Incarnation = Incarnation(0)
+    incarnation: Incarnation = NO_INCARNATION
     before_suspect: str = ABSENT
     wanted: bool = True
 

@@ -31,12 +31,12 @@ from orchestrator.core.fragment_round import FragmentRound, UpdateNorms
 from orchestrator.core.island_record import Island
 from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.saving import (
-    FROM_JOURNAL,
     BeginCheckpoint,
     CheckpointFailed,
     CheckpointTaken,
     DropCheckpoint,
     FragmentRestored,
+    FromJournal,
     JobResumed,
     RestoreFragments,
     RollbackFailed,
@@ -264,16 +264,18 @@ def settle_rollback(state: JobState, now: Instant) -> list[Effect]:
 def fragment_restored(state: JobState, event: FragmentRestored) -> list[Effect]:
     """The fragment is what it was: everybody adopts that, and nothing that was built on another version is taken."""
     before, rollback = state.rounds[event.fragment], state.rollback
-    if event.checkpoint == FROM_JOURNAL and rollback is None:
-        before, rollback = fragment_round.begin_restoring(before), Rollback(FROM_JOURNAL, frozenset({event.fragment}))
-    if rollback is None or not before.restoring or event.version != before.version + 1:
+    if isinstance(event.checkpoint, FromJournal) and rollback is None:
+        before = fragment_round.begin_restoring(before)  # nobody asked for it
+    elif rollback is None:
+        return []
+    if not before.restoring or event.version != before.version + 1:
         return []
     after = state.rounds[event.fragment] = fragment_round.finish_merge(before)
     state.update_norms[event.fragment] = UpdateNorms()
     for island in list(state.islands.values()):
         state.islands[island.id] = island_record.rolled_back(island, event.fragment, after.version)
-    left = rollback.left - {event.fragment}
-    state.rollback = replace(rollback, left=left) if left else None
+    left = rollback.left - {event.fragment} if rollback is not None else frozenset()
+    state.rollback = replace(rollback, left=left) if rollback is not None and left else None
     published = publish(state, event.fragment, event.at)
     return [published, *(advance_all(state, event.at) if not left else [])]
 

@@ -14,6 +14,7 @@ from typing import Protocol, assert_never
 from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, RestoreFragments, SavingEffect, SealCheckpoint
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
+    NO_INCARNATION,
     UNWRITTEN_DEFAULT,
     CloseReason,
     CommandId,
@@ -26,6 +27,7 @@ from orchestrator.core.vocabulary import (
     IslandId,
     JobOutcome,
     Life,
+    MergedOffer,
     NodeGroupId,
     PayloadId,
     RefusalReason,
@@ -90,12 +92,13 @@ class Recipient:
     """An island that a version is published to.
 
     ``merged_offer`` is its latest offer of this fragment whose work is in that version or an earlier one, 0 for none: what
-    it trained since that offer's snapshot is in no version, and is its own to keep or to overwrite.
+    it trained since that offer's snapshot is in no version, and is its own to keep or to overwrite. After a rollback it is
+    ``AllOffers`` (2⁶² on a tape): the island keeps nothing, whatever the rule of adoption.
     """
 
     island: IslandId
     incarnation: Incarnation
-    merged_offer: int
+    merged_offer: MergedOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,6 @@ class FromSynchroniser:
 
 
 StateSource = FromStandby | FromCheckpoint | FromPeers | FromSynchroniser
-_IN_CHECKPOINT = Incarnation(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class BeginCatchUp:
             return FromStandby()
         if self.donor is None:
             return FromSynchroniser()
-        return FromCheckpoint() if self.donor[1] == _IN_CHECKPOINT else FromPeers(self.donor, self.helpers)
+        return FromCheckpoint() if self.donor[1] == NO_INCARNATION else FromPeers(self.donor, self.helpers)
 
 
 def state_from(
@@ -214,7 +216,7 @@ def state_from(
         case FromStandby():
             return BeginCatchUp(island, incarnation, None, cursor, reason, held=True)
         case FromCheckpoint():
-            return BeginCatchUp(island, incarnation, (island, _IN_CHECKPOINT), cursor, reason)
+            return BeginCatchUp(island, incarnation, (island, NO_INCARNATION), cursor, reason)
         case FromPeers(donor, helpers):
             return BeginCatchUp(island, incarnation, donor, cursor, reason, helpers=helpers)
         case FromSynchroniser():
@@ -298,7 +300,7 @@ class Evaluate:
     global_version: int
     limit_s: Duration | None = None
     island: IslandId | None = None
-    incarnation: Incarnation = Incarnation(0)
+    incarnation: Incarnation = NO_INCARNATION
     versions: tuple[Version, ...] = ()
 
 

@@ -19,9 +19,7 @@ from __future__ import annotations
 from orchestrator.core.effects import Effect, Evaluate
 from orchestrator.core.events import EvaluationCompleted, EvaluationFailed, OuterStateSeeded
 from orchestrator.core.state import JobState, OpenEvaluation
-from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandState, JobPhase, Life
-
-NOBODY = Incarnation(0)
+from orchestrator.core.vocabulary import NO_INCARNATION, Duration, Instant, IslandState, JobPhase, Life
 
 
 def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
@@ -89,7 +87,7 @@ def _open(state: JobState, limit_s: Duration | None) -> Evaluate:
 
 def _opened(state: JobState, limit_s: Duration | None, evaluator: Life | None) -> Evaluate:
     state.evaluation = OpenEvaluation(state.global_version, limit_s, evaluator)
-    island, incarnation = evaluator or (None, NOBODY)
+    island, incarnation = evaluator or (None, NO_INCARNATION)
     versions = tuple(current.version for current in state.rounds)
     return Evaluate(state.global_version, limit_s, island, incarnation, versions if evaluator else ())
 

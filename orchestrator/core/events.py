@@ -15,6 +15,7 @@ from orchestrator.core.commands import OperatorCommand
 from orchestrator.core.messages import Broken, CarriedReport, Evaluated, EventReport, NotEvaluated
 from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
+    NO_INCARNATION,
     CommandId,
     Contribution,
     Duration,
@@ -80,7 +81,7 @@ class EvaluationCompleted:
     place: str = ""
     remark: str = ""
     island: IslandId | None = None
-    incarnation: Incarnation = Incarnation(0)
+    incarnation: Incarnation = NO_INCARNATION
     bits_per_byte: float | None = None
     sources: tuple[SourceLoss, ...] = ()
 

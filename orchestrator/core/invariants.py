@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from orchestrator.core.island_record import WITH_PROCESS, CurrentIncarnation, Island
-from orchestrator.core.messages import ALL_OFFERS
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Incarnation, IslandId, IslandState, JobPhase, RoundPhase
 from orchestrator.errors import InternalError
@@ -119,7 +118,7 @@ def _broken_incarnation(state: JobState, island: Island, current: CurrentIncarna
             if version > state.rounds[fragment].version:
                 yield "was merged into a version that does not exist"
             offer = current.merged_offer.get(fragment, 0)
-            if offer != ALL_OFFERS and offer > current.last_offer.get(fragment, 0):
+            if isinstance(offer, int) and offer > current.last_offer.get(fragment, 0):
                 yield f"has offer {offer} of fragment {fragment} merged, which was never admitted"
     for fragment, (version, _) in current.behind.items():
         if version > state.rounds[fragment].version:

@@ -33,8 +33,10 @@ from zlib import crc32
 
 from orchestrator.core.effects import Effect, PlaceIsland, SetTimer, StopIsland
 from orchestrator.core.events import IslandPlaced
-from orchestrator.core.messages import ALL_OFFERS, CaughtUp, Overdue, Progress
+from orchestrator.core.messages import CaughtUp, Overdue, Progress
 from orchestrator.core.vocabulary import (
+    NO_INCARNATION,
+    AllOffers,
     Contribution,
     Duration,
     FragmentId,
@@ -47,6 +49,7 @@ from orchestrator.core.vocabulary import (
     IslandTimerKind,
     JobPolicy,
     Life,
+    MergedOffer,
     Version,
 )
 
@@ -105,8 +108,8 @@ class CurrentIncarnation:
     lost counts as not seen. Invariant: a contribution of this incarnation in an open round is its latest."""
     merged_into: dict[FragmentId, Version] = field(default_factory=dict)
     """The version that its latest merged work went into, or that a rollback put in its place. Invariant: it exists."""
-    merged_offer: dict[FragmentId, int] = field(default_factory=dict)
-    """The number of its latest offer that is merged; ``ALL_OFFERS`` after a rollback. Invariant: for the fragments of
+    merged_offer: dict[FragmentId, MergedOffer] = field(default_factory=dict)
+    """The number of its latest offer that is merged; ``AllOffers`` after a rollback. Invariant: for the fragments of
     ``merged_into``, and not after ``last_offer``."""
     behind: dict[FragmentId, tuple[Version, int]] = field(default_factory=dict)
     """A version that it lacked when an offer was first refused for that, and the step of that offer. Invariant: the version
@@ -138,7 +141,7 @@ class Island:
     """Why it is in this state, for people. No decision reads it, but messages quote it."""
     wanted: bool = True
     """Whether the job wants a process of it. Invariant: true while LOST or CORDONED, false once DRAINED."""
-    incarnation: Incarnation = Incarnation(0)
+    incarnation: Incarnation = NO_INCARNATION
     """The number of its latest incarnation, 0 before the first. Rises by one with each placement."""
     current: CurrentIncarnation = field(default_factory=CurrentIncarnation)
     """What is remembered of that incarnation only. Replaced as a whole at each placement."""
@@ -346,7 +349,7 @@ def rolled_back(before: Island, fragment: FragmentId, version: Version) -> Islan
     current = replace(
         before.current,
         merged_into={**before.current.merged_into, fragment: version},
-        merged_offer={**before.current.merged_offer, fragment: ALL_OFFERS},
+        merged_offer={**before.current.merged_offer, fragment: AllOffers()},
     )
     return replace(before, current=current)
 

@@ -184,9 +184,6 @@ class Broken:
     extent: FailureExtent = FailureExtent.INCARNATION
 
 
-ALL_OFFERS = 1 << 62
-"""As a publication's ``merged_offer``: keep nothing of your own, whatever you offered and whatever the rule of adoption."""
-
 CarriedReport = Progress | Adopted | Overdue | Saved | NotSaved | Ready | CaughtUp | CatchUpFailure | Flushed | Drained
 """Reports that ``events.IslandReported`` carries to the core."""
 EventReport = CarriedReport | Evaluated | NotEvaluated | Broken

@@ -42,20 +42,26 @@ class CheckpointFailed:
     reason: str
 
 
-FROM_JOURNAL = 0
+@dataclass(frozen=True, slots=True)
+class FromJournal:
+    """The source of a fragment that no checkpoint restored, but the journal. A tape has the number 0 for it."""
+
+
+RestoredFrom = int | FromJournal
+"""The number of a checkpoint, from 1, or the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentRestored:
     """Fragment ``fragment`` stands at ``version``, which holds what the checkpoint has. As durable as a merge.
 
-    With ``FROM_JOURNAL`` for a checkpoint it holds the version before the last one, which the journal has lost.
+    Restored from the journal, it holds the version before the last one, which the journal has lost.
     """
 
     at: Instant
     fragment: FragmentId
     version: Version
-    checkpoint: int
+    checkpoint: RestoredFrom
     digest: str
     base_digest: str
 

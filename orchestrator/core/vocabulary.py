@@ -17,6 +17,8 @@ IslandId = NewType("IslandId", str)
 """An island, the paper's learner: one model replica with its own data shard and inner optimizer. Unique within a job."""
 Incarnation = NewType("Incarnation", int)
 """Which life of an island: 1 for the first process, one more each time it is placed again."""
+NO_INCARNATION = Incarnation(0)
+"""The incarnation of an island that was never placed, and of a fact that is no island's."""
 Life = tuple[IslandId, Incarnation]
 FragmentId = NewType("FragmentId", int)
 """One of the P disjoint parts of the parameters, 0 to P - 1."""
@@ -225,6 +227,31 @@ NO_ANCHOR = ScheduleAnchor()
 def payload_id(island: IslandId, incarnation: Incarnation, fragment: FragmentId, offer: int) -> PayloadId:
     """The idempotent name of a contribution: the same offer sent twice has the same name."""
     return PayloadId(f"{island}.{incarnation}.{fragment}.{offer}")
+
+
+@dataclass(frozen=True, slots=True)
+class AllOffers:
+    """Every offer of an island to a fragment, later ones too: a rollback undid the work, so the island keeps none of it."""
+
+
+MergedOffer = int | AllOffers
+"""The island's latest offer of a fragment that no longer is its own work. 0: none."""
+_ALL_OFFERS_NUMBER = 1 << 62
+
+
+def includes(merged: MergedOffer, offer: int) -> bool:
+    """Whether this offer is no longer the island's own work."""
+    return isinstance(merged, AllOffers) or offer <= merged
+
+
+def offer_number(merged: MergedOffer) -> int:
+    """Return the number that a tape and the call to an island have for ``merged``."""
+    return _ALL_OFFERS_NUMBER if isinstance(merged, AllOffers) else merged
+
+
+def offer_of_number(number: int) -> MergedOffer:
+    """Return what ``offer_number`` wrote as this number."""
+    return AllOffers() if number == _ALL_OFFERS_NUMBER else number
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.core import events
-from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
+from orchestrator.core.saving import FragmentRestored, FromJournal, RestoredFrom
 from orchestrator.core.state import JobState
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase, JobPolicy, Version
@@ -353,7 +353,7 @@ def _set_back(files: JobFiles, epoch: Epoch, outer_step: OuterStep) -> dict[Frag
             continue
         facts = journal.facts(current.fragment, Version(current.version + 1))
         if not facts.base_digest and not facts.contributors:
-            restored[current.fragment] = _restoring(facts, FROM_JOURNAL)
+            restored[current.fragment] = _restoring(facts, FromJournal())
     return restored
 
 
@@ -366,7 +366,7 @@ def _completed(facts: Facts, state: JobState) -> Undated:
     )
 
 
-def _restoring(facts: Facts, checkpoint: int) -> Undated:
+def _restoring(facts: Facts, checkpoint: RestoredFrom) -> Undated:
     named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
     return lambda at: FragmentRestored(at, *named)
 

@@ -17,7 +17,16 @@ from dataclasses import dataclass, field
 from orchestrator.core import messages
 from orchestrator.core.effects import BeginCatchUp, StartTraining
 from orchestrator.core.messages import CaughtUp, Progress
-from orchestrator.core.vocabulary import NO_ANCHOR, Contribution, FragmentId, PayloadId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import (
+    NO_ANCHOR,
+    AllOffers,
+    Contribution,
+    FragmentId,
+    MergedOffer,
+    PayloadId,
+    ScheduleAnchor,
+    Version,
+)
 from orchestrator.laboratory.training_trace import Adopted, Exported, LifeId, Moment, Offered
 from orchestrator.replica.work import AdoptionRule, FragmentWork, Rebase, Trained
 
@@ -33,7 +42,7 @@ class IncarnationRecords:
     reports: dict[int, Progress] = field(default_factory=dict)
     contributions: dict[PayloadId, Contribution] = field(default_factory=dict)
     adoptions: dict[tuple[FragmentId, Version], messages.Adopted] = field(default_factory=dict)
-    published: dict[tuple[FragmentId, Version], int] = field(default_factory=dict)
+    published: dict[tuple[FragmentId, Version], MergedOffer] = field(default_factory=dict)
     catch_up: BeginCatchUp | None = None
     begun: tuple[CaughtUp, BeginCatchUp] | None = None
     started: StartTraining | None = None
@@ -133,14 +142,14 @@ def _adopt(
     name: str,
     report: messages.Adopted,
     own: FragmentWork,
-    published: int,
+    published: MergedOffer,
     payloads: Mapping[tuple[FragmentId, int], PayloadId],
     rule: AdoptionRule,
     steps: int,
     history: IncarnationHistory,
 ) -> Adopted:
     """Put the fragment on its new version, and say what survived. ``published`` is the offer that is merged in it."""
-    merged_offer = published if published in own.offers else None
+    merged_offer = None if isinstance(published, AllOffers) or published not in own.offers else published
     uncontributed = own.remaining(Rebase(merged_offer), _trained(report.tokens_total)).tokens
     kept_tokens = (
         uncontributed if report.kept_tokens == _UNREPORTED and rule == "rebase" else max(0, report.kept_tokens)

@@ -29,11 +29,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from orchestrator.core import schedule
 from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, Offer
-from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import (
+    NO_ANCHOR,
+    FragmentId,
+    MergedOffer,
+    ScheduleAnchor,
+    Version,
+    includes,
+    offer_of_number,
+)
 from orchestrator.errors import InternalError
 from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Rebase, Replace, Trained
 
@@ -74,8 +82,15 @@ class Publication(NamedTuple):
     fragment: FragmentId
     version: Version
     step: int
-    merged_offer: int = 0
+    merged_offer: MergedOffer = 0
     anchor: ScheduleAnchor = NO_ANCHOR
+
+    @classmethod
+    def received(
+        cls, fragment: FragmentId, version: Version, step: int, merged_offer: int, anchor: ScheduleAnchor
+    ) -> Self:
+        """Return the publication that the synchroniser sent, whose calls have a number for the merged offer."""
+        return cls(fragment, version, step, offer_of_number(merged_offer), anchor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +383,7 @@ class Replica:
         before = work.latest_offer if self.policy.offers_counted == "by fragment" else self._offer_count
         work.adopt(publication.version, own_work, trained, before)
         standing = self._standing.get(fragment)
-        if standing is not None and standing.offer <= publication.merged_offer:
+        if standing is not None and includes(publication.merged_offer, standing.offer):
             del self._standing[fragment]
             standing = None
         self.step = max(self.step, publication.step)

@@ -29,8 +29,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from orchestrator.core.messages import ALL_OFFERS, Progress
-from orchestrator.core.vocabulary import NO_FLAWS, Duration, Version
+from orchestrator.core.messages import Progress
+from orchestrator.core.vocabulary import NO_FLAWS, AllOffers, Duration, MergedOffer, Version
 
 STEP_TIMES_KEPT = 64
 
@@ -158,9 +158,9 @@ class FragmentWork:
             self.offers = {older: self.offers[older] for older in latest}
         self.offers[number] = trained
 
-    def load_mode(self, merged_offer: int, rule: AdoptionRule) -> LoadMode:
-        """The mode of loading a version with the island's offers up to ``merged_offer`` (0: none, or ``ALL_OFFERS``)."""
-        if merged_offer == ALL_OFFERS:
+    def load_mode(self, merged_offer: MergedOffer, rule: AdoptionRule) -> LoadMode:
+        """Return how to load a version that has the island's offers up to ``merged_offer``."""
+        if isinstance(merged_offer, AllOffers):
             return Replace()
         if rule != "rebase":
             residue = merged_offer if merged_offer in self.offers else 0

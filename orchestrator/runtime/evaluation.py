@@ -25,7 +25,7 @@ from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface, 
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.channel.endpoint import Membership, Payload
 from orchestrator.core import effects, events
-from orchestrator.core.vocabulary import Incarnation
+from orchestrator.core.vocabulary import NO_INCARNATION
 from orchestrator.errors import InfrastructureError, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters.tensors import Tensors
@@ -146,7 +146,7 @@ class Evaluation:
                     reason = f"{self._dead('measured')} {REMEDY}"
                 self._post(events.EvaluationFailed, order.global_version, reason)
             else:
-                where = (f"node group {group}" if group else "the head", remark, None, Incarnation(0))
+                where = (f"node group {group}" if group else "the head", remark, None, NO_INCARNATION)
                 facts = (loss, sequence_count, seconds, *where, *by_byte)
                 self._post(events.EvaluationCompleted, order.global_version, *facts)
             return

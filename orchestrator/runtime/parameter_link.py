@@ -37,7 +37,7 @@ from orchestrator.channel.client import HINDERED_S
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.channel.frames import Address, Ticket
 from orchestrator.core.messages import Offer
-from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import FragmentId, MergedOffer, PayloadId, ScheduleAnchor, Version, offer_number
 from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line, in_words, origin
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.line_traffic import LineCounter
@@ -75,7 +75,7 @@ class Delivery:
 
     published: Published
     step: int
-    merged_offer: int
+    merged_offer: MergedOffer
     fix: ScheduleAnchor
 
 
@@ -358,7 +358,7 @@ class ParameterLink:
             one.fragment,
             published.version,
             delivery.step,
-            delivery.merged_offer,
+            offer_number(delivery.merged_offer),
             delivery.fix,
             one.shipment.since,
             published.digest_of(one.holding),

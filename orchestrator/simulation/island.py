@@ -41,6 +41,7 @@ from orchestrator.core.vocabulary import (
     Instant,
     IslandId,
     JobPolicy,
+    MergedOffer,
     ScheduleAnchor,
     Version,
 )
@@ -112,7 +113,12 @@ class SimulatedIsland:
         self.replica.hold(versions, step)
 
     def deliver(
-        self, fragment: FragmentId, version: Version, step: int, merged_offer: int, fix: ScheduleAnchor = NO_ANCHOR
+        self,
+        fragment: FragmentId,
+        version: Version,
+        step: int,
+        merged_offer: MergedOffer,
+        fix: ScheduleAnchor = NO_ANCHOR,
     ) -> None:
         """A published version has arrived; the newest is adopted at the next boundary."""
         publication = Publication(fragment, version, step, merged_offer, fix)

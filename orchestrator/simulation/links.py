@@ -15,7 +15,16 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.events import event_of
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, IslandReport, Offer, Ready, contribution_of
-from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason, Version
+from orchestrator.core.vocabulary import (
+    Duration,
+    FragmentId,
+    Incarnation,
+    IslandId,
+    JobPolicy,
+    MergedOffer,
+    RefusalReason,
+    Version,
+)
 from orchestrator.errors import InternalError
 from orchestrator.simulation.impairment import LinkFault
 from orchestrator.simulation.island import Clock, Host, Listener, Odds, Processes, SimulatedIsland, StateChunk, Stepping
@@ -62,7 +71,7 @@ class Links:
         world = self._world
         world.while_alive(seconds, lambda: world.tell(replace(event, at=world.now)))
 
-    def publish(self, host: Host, effect: f.PublishFragment, merged_offer: int) -> None:
+    def publish(self, host: Host, effect: f.PublishFragment, merged_offer: MergedOffer) -> None:
         """A version is on its way into the island's mailbox."""
         world = self._world
 

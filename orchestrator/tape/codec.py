@@ -45,7 +45,18 @@ from orchestrator.core.messages import (
     Ready,
     Saved,
 )
-from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT, GraceTimer, IslandTimer, Timer, parse_timer
+from orchestrator.core.saving import FromJournal, RestoredFrom
+from orchestrator.core.vocabulary import (
+    UNWRITTEN_DEFAULT,
+    AllOffers,
+    GraceTimer,
+    IslandTimer,
+    MergedOffer,
+    Timer,
+    offer_number,
+    offer_of_number,
+    parse_timer,
+)
 from orchestrator.elastic.jobs import FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 from orchestrator.system.plain import brief, some_of
@@ -139,8 +150,19 @@ _REPORT_WRITERS: dict[type[Any], _Writer] = {}
 """By the class of the report: how the event that carries it is written."""
 _REPORT_NAMES = {kind: name for name, kind in REPORTED.items()}
 _ABOUT_REPORT = ("at", "island", "incarnation")
-_TEXTS = (GraceTimer, IslandTimer)
-"""Dataclasses that are written as text: timers. Other timers are words of an enumeration."""
+SCALARS: dict[type[Any], Callable[[Any], str | int]] = {
+    GraceTimer: str,
+    IslandTimer: str,
+    AllOffers: offer_number,
+    FromJournal: lambda _: 0,
+}
+"""Dataclasses that are written as a text or a number."""
+_SCALAR_READERS: tuple[tuple[Any, _Decode], ...] = (
+    (Timer, parse_timer),
+    (MergedOffer, offer_of_number),
+    (RestoredFrom, lambda number: number or FromJournal()),
+)
+"""How a field of this type is read."""
 _FIELDS: dict[type[Any], tuple[tuple[str, _Decode | None], ...]] = {}
 
 
@@ -197,8 +219,8 @@ def _plain(value: Any) -> Any:
     if kind is CommandRequested:
         about = {"at": value.at, "command": value.command, "caller": value.caller}
         return {"type": name_of(value), **about, **_plain(value.request)}
-    if kind in _TEXTS:
-        return str(value)
+    if kind in SCALARS:
+        return SCALARS[kind](value)
     writer = _REPORT_WRITERS.get(type(value.report)) if kind is IslandReported else _WRITERS.get(kind)
     if writer is None:
         writer = _report_writer(type(value.report)) if kind is IslandReported else _writer(kind)
@@ -250,8 +272,9 @@ def _has_default(kind: type[Any], name: str) -> bool:
 def _decoder(hint: Any) -> _Decode | None:
     """How to make a value of type ``hint`` out of JSON; ``None`` where JSON's own value is already right."""
     hint = getattr(hint, "__supertype__", hint)  # NewType
-    if hint == Timer:
-        return parse_timer
+    for scalar, read in _SCALAR_READERS:
+        if hint == scalar:
+            return read
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         choices = tuple(choice for choice in get_args(hint) if choice is not type(None))

@@ -24,8 +24,8 @@ from enum import Enum
 from typing import Any
 
 from orchestrator.core.events import CommandRequested, IslandReported
-from orchestrator.core.vocabulary import Contribution, GraceTimer, IslandTimer
-from orchestrator.tape.codec import name_of
+from orchestrator.core.vocabulary import Contribution
+from orchestrator.tape.codec import SCALARS, name_of
 from orchestrator.tape.schema import Record
 
 COLUMNS = 110
@@ -71,8 +71,6 @@ def _name(fact: Any) -> str:
 
 def _records(value: Any) -> tuple[Any, ...]:
     """Return the records that ``value`` is or holds: none for a plain value, or for a record without fields to write."""
-    if isinstance(value, GraceTimer | IslandTimer):
-        return ()  # written as its text
     if is_dataclass(value):
         return (value,) if _fields(value) else ()
     return tuple(value) if isinstance(value, tuple) and value and all(map(is_dataclass, value)) else ()
@@ -94,7 +92,7 @@ def _told_fields(fact: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(fact, IslandReported) and field.name == "report":
             yield from _told_fields(value)  # flat, as on a tape
         elif field.name != "at" and value != _default(field):
-            yield field.name, value
+            yield field.name, SCALARS[type(value)](value) if type(value) in SCALARS else value
 
 
 def _default(field: Field[Any]) -> object:
@@ -102,7 +100,7 @@ def _default(field: Field[Any]) -> object:
 
 
 def _plain(value: Any) -> str:
-    if is_dataclass(value) and not isinstance(value, GraceTimer | IslandTimer):
+    if is_dataclass(value):
         return f"{type(value).__name__}({_fields(value)})"
     if isinstance(value, Enum):
         return str(value.value)

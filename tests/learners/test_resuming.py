@@ -16,8 +16,8 @@ from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Part
-from orchestrator.core.messages import ALL_OFFERS, Adopted, Offer
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.messages import Adopted, Offer
+from orchestrator.core.vocabulary import AllOffers, FragmentId, Version
 from orchestrator.errors import DataError, InfrastructureError, InternalError
 from tests.checkpoints.making import make
 from tests.waiting import PATIENCE_S
@@ -193,7 +193,7 @@ def test_of_what_is_rolled_back_nothing_is_kept_whatever_the_rule(adoption: str,
     island.start()
     island.steps(INTERVAL + 1)  # an offer stands, and there is work behind it
     back = {name: np.full_like(island.trainer.initial_parameters()[name], 7.0) for name in island.fragments[0]}
-    island.deliver(0, 1, back, 0, ALL_OFFERS)
+    island.deliver(0, 1, back, 0, AllOffers())
     letters = island.steps(1)
     assert [letter.kept_tokens for letter in letters if isinstance(letter, Adopted)] == [0]
     assert all((array == 7.0).all() for array in island.trainer.snapshot(island.fragments[0]).arrays().values())

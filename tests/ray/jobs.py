@@ -19,7 +19,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import effects, events
 from orchestrator.core.commands import Command
 from orchestrator.core.messages import CaughtUp, Progress
-from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, JobResumed
+from orchestrator.core.saving import FragmentRestored, FromJournal, JobResumed
 from orchestrator.errors import AtollError, DataError, InfrastructureError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -260,7 +260,9 @@ def assert_sound(job: Job) -> None:
         if isinstance(event, JobResumed):
             versions = list(event.versions)
         elif isinstance(event, (events.MergeCompleted, FragmentRestored)) and record.effects:
-            lost = isinstance(event, FragmentRestored) and event.checkpoint == FROM_JOURNAL  # what it is made of is
+            lost = isinstance(event, FragmentRestored) and isinstance(
+                event.checkpoint, FromJournal
+            )  # what it is made of is
             made_of = event.base_digest if lost else digests.get(event.fragment, event.base_digest)
             assert (event.version, event.base_digest) == (versions[event.fragment] + 1, made_of), event
             versions[event.fragment], digests[event.fragment] = event.version, event.digest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.messages import ALL_OFFERS, Adopted, Drained, Flushed, Offer
-from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
+from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
+from orchestrator.core.vocabulary import NO_ANCHOR, AllOffers, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.replica import (
     AdoptVersion,
@@ -78,7 +78,7 @@ def test_an_offer_stands_until_it_is_replaced_or_its_work_is_in_an_adopted_versi
     publish(island, 1, 2, 6, merged=3)
     steps(island, 1)
     assert not island.stands(FragmentId(1), 3)
-    publish(island, 0, 1, 6, merged=ALL_OFFERS)
+    publish(island, 0, 1, 6, merged=AllOffers())
     steps(island, 1)
     assert [offer.fragment for offer in island.standing_offers()] == []
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.messages import ALL_OFFERS
-from orchestrator.core.vocabulary import Version
+from orchestrator.core.vocabulary import AllOffers, Version
 from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, FragmentWork, Mix, Rebase, Replace, Trained
 
 ADOPTED_AT = 50
@@ -57,7 +56,7 @@ def test_rebase_on_a_merged_offer_that_was_dropped_keeps_nothing_rather_than_cou
 @pytest.mark.parametrize("rule", ["replace", "mix", "rebase"])
 def test_of_what_is_rolled_back_nothing_is_kept(rule: AdoptionRule) -> None:
     ours = work(3, rule)
-    mode = ours.load_mode(ALL_OFFERS, rule)
+    mode = ours.load_mode(AllOffers(), rule)
     assert (mode, ours.remaining(mode, tokens(500))) == (Replace(), (0, 0))
 
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.core.messages import ALL_OFFERS
-from orchestrator.core.vocabulary import FragmentId
+from orchestrator.core.vocabulary import AllOffers, FragmentId
 from orchestrator.replica.replica import Action, AdoptVersion, OfferFragment, Publication
 from orchestrator.replica.work import Mix, Rebase, Replace
 from tests.swarm.checkers.violation import require
@@ -64,6 +63,6 @@ class ResidueLedger:
                 require((residue or None) == held, NONE_LOST, (action, merged))
                 after = frozenset({residue}) if residue else carried
             case _:
-                require(merged == ALL_OFFERS or not (carried or held), NONE_LOST, (action, merged, carried))
+                require(isinstance(merged, AllOffers) or not (carried or held), NONE_LOST, (action, merged, carried))
                 after = frozenset()
         self._carried[fragment] = after

@@ -13,6 +13,7 @@ from orchestrator.core import effects as f
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import ContributionArrived, Event, FaultInjected, IslandReported, TimerFired
 from orchestrator.core.messages import Progress
+from orchestrator.core.saving import FragmentRestored, FromJournal
 from orchestrator.core.vocabulary import Contribution, GraceTimer, IslandTimer, IslandTimerKind, JobPolicy, JobTimer
 from orchestrator.errors import DataError
 from orchestrator.simulation.plan import sample_policy
@@ -28,12 +29,14 @@ from orchestrator.tape.schema import (
     encode_record,
 )
 
+RESTORED_FROM = st.builds(FromJournal) | st.integers(min_value=1)
 _VALUES = {float: st.floats(allow_nan=False), str: st.text(max_size=12)}
 
 
 def _any(kind: type) -> st.SearchStrategy:
     for plain, strategy in _VALUES.items():
         st.register_type_strategy(plain, strategy)
+    st.register_type_strategy(FragmentRestored, st.builds(FragmentRestored, checkpoint=RESTORED_FROM))
     return st.from_type(kind)
 
 

@@ -18,7 +18,7 @@ from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.actors.island import IslandInterface
 from orchestrator.core import events
 from orchestrator.core.messages import Progress
-from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
+from orchestrator.core.saving import FragmentRestored, FromJournal
 from orchestrator.core.vocabulary import Epoch, FragmentId
 from orchestrator.parameters.journal.storage import Journal, sizes_of
 from orchestrator.runtime import cluster
@@ -128,7 +128,7 @@ def test_a_merge_that_islands_hold_and_the_journal_lost_is_replaced_by_the_one_b
             return [r.event for r in job.records() if isinstance(r.event, FragmentRestored) and r.event.at > back.at]
 
         (event,) = job.wait_until(restored, "the version before")
-        assert (event.fragment, event.version, event.checkpoint) == (0, versions[-1].version + 1, FROM_JOURNAL)
+        assert (event.fragment, event.version, event.checkpoint) == (0, versions[-1].version + 1, FromJournal())
         assert event.digest == versions[-2].digest
     job.wait_until(lambda: contributors_since(job, back.at) == set(GROUPS), "everyone again")
     job.wait_until(

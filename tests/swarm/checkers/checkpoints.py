@@ -11,18 +11,17 @@ from __future__ import annotations
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import ALL_OFFERS
 from orchestrator.core.saving import (
-    FROM_JOURNAL,
     BeginCheckpoint,
     CheckpointTaken,
     DropCheckpoint,
     FragmentRestored,
+    FromJournal,
     RestoreFragments,
     RollbackFailed,
     SealCheckpoint,
 )
-from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
+from orchestrator.core.vocabulary import AllOffers, FragmentId, JobPolicy, Version
 from tests.swarm.checkers.islands import Islands, Stage
 from tests.swarm.checkers.rounds import Rounds
 from tests.swarm.checkers.violation import require
@@ -106,10 +105,10 @@ class CheckpointChecker:
     def _restored(self, event: FragmentRestored, effects: tuple[f.Effect, ...]) -> None:
         """The fragment's tokens are those of the cut; what its islands offered is over."""
         current, p = self._rounds.all[event.fragment], event.fragment
-        lost = event.checkpoint == FROM_JOURNAL
-        follows = (current.restoring or lost) and event.version == current.version + 1
+        number = event.checkpoint
+        follows = (current.restoring or isinstance(number, FromJournal)) and event.version == current.version + 1
         require(follows, "versions rise by one, also on the way back", (event, current))
-        source = Version(current.version - 1) if lost else self.cuts[event.checkpoint][p]
+        source = Version(current.version - 1) if isinstance(number, FromJournal) else self.cuts[number][p]
         tokens = current.merged.get(source, {})
         for island, counts in self._rounds.merged_tokens.items():
             counts[p] = tokens.get(island, 0)
@@ -118,7 +117,7 @@ class CheckpointChecker:
         self._rounds.merged_at[p] = event.at
         for name, status in self._islands.all.items():
             record = self._rounds.offer_record(name, status.incarnation, p)
-            record.merged_into, record.merged_offer = event.version, ALL_OFFERS
+            record.merged_into, record.merged_offer = event.version, AllOffers()
         self._left.discard(p)
         recipients = {x.island for shown in effects if isinstance(shown, f.PublishFragment) for x in shown.recipients}
         training = {island for island, status in self._islands.all.items() if status.stage is Stage.TRAINING}

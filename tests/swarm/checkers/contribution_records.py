@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.core.vocabulary import Contribution, FragmentId, IslandId, Version
+from orchestrator.core.vocabulary import Contribution, FragmentId, IslandId, MergedOffer, Version
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class OfferRecord:
     """What one incarnation of an island gave to one fragment."""
 
     admitted_offer: int = 0
-    merged_offer: int = 0
+    merged_offer: MergedOffer = 0
     merged_into: Version = Version(0)
     merged_up_to: int = 0
     merged_before: int = 0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, FragmentRestored
+from orchestrator.core.saving import BeginCheckpoint, FragmentRestored, FromJournal
 from orchestrator.core.vocabulary import Contribution, FragmentId, PayloadId, Version
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.wire_format import EncodedTensors
@@ -126,8 +126,9 @@ class Theta:
 
     def _restored(self, event: FragmentRestored) -> None:
         """What the fragment was at the cut, as its next version."""
-        before, lost = self._states[event.fragment], event.checkpoint == FROM_JOURNAL
-        cut = Version(before.version - 1) if lost else self._cuts[event.checkpoint][event.fragment]
+        before, number = self._states[event.fragment], event.checkpoint
+        one_back = Version(before.version - 1)
+        cut = one_back if isinstance(number, FromJournal) else self._cuts[number][event.fragment]
         then = self._history[event.fragment][cut]
         chains = event.base_digest in (before.digest, "") and event.version == before.version + 1
         require(chains, "digests chain, and versions rise by one, also on the way back", (event, before.digest))
