@@ -116,8 +116,8 @@ class Island:
     ) -> None:
         """Start building and compiling the model. ``Ready`` or ``Broken`` follows.
 
-        ``spec`` is a document that ``learners.island_spec`` reads; its ``roots`` are the folders that this island may read or
-        write when others name a path. ``rank`` is set only for an island of several hosts. A returning island gets
+        ``spec`` is a document that ``learners.island_spec`` reads. Its ``roots`` are the folders that this island may read
+        or write when others name a path. ``rank`` is set only for an island of several hosts. A returning island gets
         ``normal_priority`` until it is ready, so that it starts as fast as the others train.
         """
         try:
