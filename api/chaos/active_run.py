@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -24,12 +23,12 @@ from api.installation.service_restart import RestartService
 from api.jobs.service import Service
 from api.schemas import CommandState, Job, JobState
 from api.storage.store import Store
-from orchestrator.chaos.kinds import CONTINUE, Kind
 from orchestrator.chaos.plan import ChaosPlan, figures_now, parse
 from orchestrator.chaos.runner import LATE_MAX_S, ChaosRunner, Decision
 from orchestrator.chaos.schedule import PlannedFault, schedule
 from orchestrator.chaos.verdict import judge
 from orchestrator.core.commands import Inject
+from orchestrator.core.faults import Continue, Kind
 from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import (
     AtollError,
@@ -43,7 +42,7 @@ from orchestrator.specification.documents import mapping, read_yaml
 
 REPORT_TIMEOUT_S = 60.0
 """The time that an ended job may take to leave its report."""
-MISSED = "missed: the service, or the job, was away when it was to strike"
+MISSED = "missed: the service, or the job, was away when it was due"
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ class ActiveRun:
                 for n, decision in enumerate(decided, first)
             ]
         )
-        self._pending += [n for n, decision in enumerate(decided, first) if not decision.spared]
+        self._pending += [n for n, decision in enumerate(decided, first) if not decision.skipped]
         if conduct.aborted is not None:
             self._tell(RunState.ABORTED, reason=conduct.aborted)
             self._continue_all(now)
@@ -137,7 +136,7 @@ class ActiveRun:
             raise DataError(detail=f"What was decided in {self._run} is not what this build would have decided.")
         commands = self._commands()
         for n, (stored, decision) in enumerate(zip(rows, list(conduct.decisions), strict=True)):
-            if (reason := stored.decision["spared"]) and not decision.spared:
+            if (reason := stored.decision["spared"]) and not decision.skipped:
                 conduct.refused(decision, reason)
             elif reason or decision.fault.kind is Kind.KILL_API:
                 continue
@@ -158,8 +157,7 @@ class ActiveRun:
             self._skip(n, decision, MISSED)
             return True
         try:
-            inject = Inject(fault.kind.value, fault.island or None, **asdict(fault.dose))
-            self._service.submit_command(self._job, inject, self._caller, key)
+            self._service.submit_command(self._job, Inject.of(fault.fault), self._caller, key)
         except InfrastructureError as error:
             logger.warning("%s: %s could not be handed over: %s", self._run, fault.description(), error)
             return False
@@ -185,7 +183,7 @@ class ActiveRun:
         for island in self._conduct.still_stopped(now):
             key = key_of(self._run, f"continue/{island}")
             try:
-                self._service.submit_command(self._job, Inject(CONTINUE, island), self._caller, key)
+                self._service.submit_command(self._job, Inject.of(Continue(island)), self._caller, key)
             except RequestError:
                 continue  # the job has just ended
             continued.append(str(island))
@@ -226,7 +224,7 @@ class ActiveRun:
         self._service.commands(self._job)  # so that what the job decided is known
         commands = self._commands()
         for n, decision in enumerate(list(self._conduct.decisions)):
-            if decision.spared or decision.fault.kind is Kind.KILL_API:
+            if decision.skipped or decision.fault.kind is Kind.KILL_API:
                 continue
             command = commands.get(key_of(self._run, n))
             if command is None:

@@ -55,7 +55,7 @@ class RunThreads:
                 thread.start()
 
     def stop(self, run: str, reason: str) -> None:
-        """Nothing of this run strikes any more. Nothing happens if it is over."""
+        """Stop a run: no further fault of it is injected. Does nothing if it is over."""
         with self._changing:
             thread = self._under_way.get(run)
         if thread:

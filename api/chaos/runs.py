@@ -23,10 +23,11 @@ from api.jobs.service import Service
 from api.jobs.translate import command_of
 from api.schemas import Island
 from api.storage.store import DuplicateKey, Store
-from orchestrator.chaos.kinds import Kind, describe
+from orchestrator.chaos.kinds import describe
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
 from orchestrator.chaos.schedule import PlannedFault
-from orchestrator.core.vocabulary import FaultSpec, IslandId, IslandPlan, NodeGroupId
+from orchestrator.core.faults import fault_of
+from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, Conflict, DataError, NotFound
 from orchestrator.report import chaos as page
 from orchestrator.specification.bounds import IslandCount, TokenCount
@@ -84,7 +85,7 @@ class ChaosRuns:
         reference_figures = self._reference_figures(plan, reference)
         target = self._service.job(run_of.job)
         if target.state.final or target.after_s is None:
-            raise Conflict(detail=f"Job {target.job} is {target.state}; there is nothing to strike.")
+            raise Conflict(detail=f"Job {target.job} is {target.state}; faults cannot be injected into it.")
         islands = [island for island in target.islands if not _is_inactive(island)]
         check_fleet(plan, list(map(_plan_of, islands)), self._service.host_counts(target.job))
         row = ChaosRunRow(
@@ -118,7 +119,7 @@ class ChaosRuns:
         return self._shown(self._row(job, run))
 
     def stop(self, job: str, run: str, caller: str) -> ChaosRun:
-        """Nothing of the run strikes any more, and what stands still goes on. Asked twice, the second changes nothing.
+        """End a run: inject no further fault, and continue what is stopped. A second call changes nothing.
 
         Raises Conflict if it has come to its verdict.
         """
@@ -232,7 +233,7 @@ def _plan_of(island: Island) -> IslandPlan:
 
 
 def _summary(row: ChaosRunRow, decided_rows: Sequence[ChaosDecisionRow]) -> dict[str, Any]:
-    spared = sum(bool(decided.decision["spared"]) for decided in decided_rows)
+    skipped_count = sum(bool(decided.decision["spared"]) for decided in decided_rows)
     return {
         "run": row.run,
         "job": row.job,
@@ -243,8 +244,8 @@ def _summary(row: ChaosRunRow, decided_rows: Sequence[ChaosDecisionRow]) -> dict
         "reason": row.reason,
         "begun_after_s": row.begun_at,
         "ended_at": row.ended_at,
-        "struck_count": len(decided_rows) - spared,
-        "spared_count": spared,
+        "struck_count": len(decided_rows) - skipped_count,
+        "spared_count": skipped_count,
     }
 
 
@@ -261,5 +262,5 @@ def _fault(fault: PlannedFault, begun_at: float | None) -> Fault:
 
 
 def _description_of(plain: Mapping[str, Any]) -> str:
-    dose = FaultSpec(plain["duration"], plain["bytes_per_second"], plain["payloads"], plain.get("host"))
-    return describe(Kind(plain["kind"]), plain["island"], dose)
+    numbers = (plain["duration"], plain["bytes_per_second"], plain["payloads"], plain.get("host"))
+    return describe(fault_of(plain["kind"], plain["island"], *numbers), plain["island"])

@@ -107,7 +107,7 @@ class Fault(Answer):
 
     told: str = Field(description="the fault in words")
     kind: str
-    island: str = Field(description="empty where the kind strikes none")
+    island: str = Field(description="empty for a fault of no island")
     planned_s: float = Field(description="in seconds since the plan began")
     duration_s: float = Field(description="of a fault that lasts; 0 of one that does not")
     after_s: float | None = Field(description="when that is; null while the plan waits for its beginning")
@@ -122,7 +122,7 @@ class Decision(Answer):
     planned_s: float
     duration_s: float
     after_s: float = Field(description="when it was decided")
-    spared: str = Field(description="why it did not strike; empty if it did")
+    spared: str = Field(description="why it was skipped; empty if it was injected")
     command: str | None = Field(description="the command that it became, among those of the job")
     outcome: CommandState | None
 

@@ -23,8 +23,8 @@ class ChaosRunRow(Base):
     """``fleet`` is what targets are drawn from, each island as [island, node group, region, accelerators].
 
     ``reference`` is what the verdict needs of the report of a job that nothing was done to (``loss_gap``).
-    ``holds`` is the job while the run may strike, so that there is one. ``ended_at`` (unix) is set once nothing is left to
-    do for it; ``begun_at`` is in the job's seconds.
+    ``holds`` is the job while the run may inject faults, so that only one run does. ``ended_at`` (unix) is set once nothing
+    is left to do for it; ``begun_at`` is in the job's seconds.
     """
 
     __tablename__ = "chaos_runs"
@@ -105,7 +105,7 @@ class ChaosStore:
             return session.scalar(select(ChaosRunRow).where(ChaosRunRow.idempotency_key == idempotency_key))
 
     def update(self, run: str, state: RunState, **values: Any) -> None:
-        """The run is in this state from now on; it holds its job only while it may strike."""
+        """Set the state of a run. It holds its job only while it may inject faults."""
         with self._session.begin() as session:
             row = session.scalar(select(ChaosRunRow).where(ChaosRunRow.run == run))
             if row is None:

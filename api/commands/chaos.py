@@ -1,14 +1,7 @@
-"""Commands that break things on purpose: strike one island, list the plans of faults, run one in the simulator.
+"""The commands of `atoll chaos`: inject one fault, list the plans, run one against a live or a simulated job, and judge it.
 
-``api.commands.chaos`` has those for plans against live jobs.
-
-Runs of chaos plans as text in a terminal: a headline, the news since the last poll, a verdict.
-
-Responsible for words and for the exit code of a verdict. Refuses to ask the service for more than how a run stands.
-
-Commands for plans of faults against live jobs: start, watch, end and judge them. The service runs them.
-
-A plan's verdict is the exit code: 0 its objectives hold, 1 they do not, 2 the plan cannot be used.
+The service runs plans against live jobs; these commands start, watch and end them. The exit code is the verdict: 0 if the
+objectives hold, 1 if they do not, 2 if the plan cannot be used.
 """
 
 from __future__ import annotations
@@ -150,7 +143,7 @@ def end(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End a plan: nothing strikes any more, stopped islands go on, the job is left running. Then there is no verdict."""
+    """End a plan: no further fault is injected, stopped islands continue, and the job runs on. There is no verdict."""
     with connect(home, url) as client:
         stopped = client.stop_chaos(job, run)
     if as_json:
@@ -189,7 +182,7 @@ def runs(
         return
     from api.terminal.listing import Listing
 
-    table = Listing("run", "plan", "state", "struck", "spared", "by", "asked", "why", prose=("why",))
+    table = Listing("run", "plan", "state", "injected", "skipped", "by", "asked", "why", prose=("why",))
     for one in summaries:
         requested_at = time.strftime("%m-%d %H:%M", time.localtime(one.requested_at))
         table.add_row(
@@ -314,14 +307,14 @@ def headline(run: ChaosRun) -> str:
         coming = "; it begins when enough islands train"
     else:
         coming = f"; next {run.next.told} at {run.next.after_s:.1f} s"
-    done = f"{run.struck_count} of {run.fault_count} faults struck, {run.spared_count} spared"
+    done = f"{run.struck_count} of {run.fault_count} faults injected, {run.spared_count} skipped"
     return f"{run.plan} against {run.job} is {run.state}{reason}: {done}{coming}"
 
 
 def lines(run: ChaosRun) -> list[str]:
     """One line for the outcome of each fault."""
     return [
-        f"{one.after_s:.1f} s: {one.told}" + (f" spared, {one.spared}" if one.spared else "") for one in run.decisions
+        f"{one.after_s:.1f} s: {one.told}" + (f" skipped, {one.spared}" if one.spared else "") for one in run.decisions
     ]
 
 
@@ -386,7 +379,7 @@ def stop(
 
 
 @app.command()
-def strike(
+def inject(
     job: JobArgument,
     kind: Annotated[
         str, typer.Argument(metavar="KIND", help="A plan's: cut, slow, corrupt, delay, drop, kill_node, …")
@@ -409,7 +402,7 @@ def strike(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let any fault of a plan strike now. What lasts ends by itself, or by `atoll chaos continue`."""
+    """Inject any fault of a plan now. A fault that lasts ends by itself, or by `atoll chaos continue`."""
     with connect(home, url) as client:
         command = client.inject(
             job, kind, island, seconds, bytes_per_second=bytes_per_second, payloads=payloads, host=host

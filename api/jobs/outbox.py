@@ -28,8 +28,8 @@ from api.jobs.translate import has_decided
 from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.actors.records import StatusRecord
-from orchestrator.chaos.kinds import CONTINUE
 from orchestrator.core.commands import Cancel, Command, Inject, kind_of
+from orchestrator.core.faults import Kind
 from orchestrator.errors import AtollError, Conflict, DataError, InfrastructureError, NotFound
 from orchestrator.tape import codec
 
@@ -130,7 +130,7 @@ class Outbox:
             return True
         if isinstance(request, Cancel) and self._store.cancel_queued(command):
             return True
-        if isinstance(request, Inject) and request.fault != CONTINUE and self._is_late(row, command):
+        if isinstance(request, Inject) and request.fault != Kind.CONTINUE and self._is_late(row, command):
             return True
         try:
             self._control.submit(command.job, command.command, command.caller, request)

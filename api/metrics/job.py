@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from orchestrator.actors.records import StatusRecord
-from orchestrator.chaos.kinds import Kind
+from orchestrator.core.faults import Kind
 from orchestrator.core.vocabulary import DataFlaws, IslandState, JobPhase, RefusalReason
 from orchestrator.parameters.codec.registry import EXACT
 

@@ -59,7 +59,7 @@ EVENTS = {
     "CheckpointTaken": "checkpoint {checkpoint} is complete after {seconds:.2f} s, {byte_count:,} bytes",
     "CheckpointFailed": "checkpoint {checkpoint} failed: {reason}",
     "CancelRequested": "{caller} asks to cancel the job",
-    "FaultInjected": "chaos of {caller} strikes {island}: {kind}",
+    "FaultInjected": "chaos of {caller}: {kind} {island}",
 }
 EFFECTS = {
     "SetTimer": "",

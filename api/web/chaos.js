@@ -18,16 +18,16 @@ const STATES = {
 
 /** `run` is the newest run of a plan against the job, or null. */
 export function chaos(run, job, mayChange) {
-  const strikes = run?.state === "waiting" || run?.state === "running";
+  const injects = run?.state === "waiting" || run?.state === "running";
   return [
     h("h2", { id: "chaos-title" }, "Chaos"),
-    h("p", { class: "sub" }, "Plans of faults, struck by the service: does the run survive?"),
+    h("p", { class: "sub" }, "Plans of faults, injected by the service: does the run survive?"),
     run ? shown(run, job) : h("p", { class: "nothing" }, "No plan ran against this job."),
     h(
       "div",
       { class: "buttons" },
-      mayChange && !strikes && button("chaos", "Start a plan", ""),
-      mayChange && strikes && button("end", "End the plan", run.plan, "danger"),
+      mayChange && !injects && button("chaos", "Start a plan", ""),
+      mayChange && injects && button("end", "End the plan", run.plan, "danger"),
       run?.ended_at && run.state !== "stopped" && !run.reason.includes("no report") && button("verdict", "Download the verdict", run.plan),
     ),
   ];
@@ -37,7 +37,7 @@ const button = (action, words, target, kind = "") =>
   h("button", { type: "button", class: kind, "data-key": action, "data-action": action, "data-target": target }, words);
 
 function shown(run, job) {
-  const done = `${run.struck_count} of ${plural(run.fault_count, "fault")} struck, ${run.spared_count} spared. Started by ${run.caller}.`;
+  const done = `${run.struck_count} of ${plural(run.fault_count, "fault")} injected, ${run.spared_count} skipped. Started by ${run.caller}.`;
   const newest = run.decisions.map(line).reverse().slice(0, SHOWN);
   return h(
     "div",
@@ -65,13 +65,13 @@ function coming(run, job) {
 }
 
 function line(fault, n) {
-  const struck = fault.outcome === null ? badge("busy", "dots", "struck") : badge("warn", "cross", "struck");
+  const injected = fault.outcome === null ? badge("busy", "dots", "injected") : badge("warn", "cross", "injected");
   return h(
     "tr",
     { "data-key": `fault-${n}` },
     h("th", { scope: "row" }, fault.told),
     h("td", {}, seconds(fault.after_s)),
-    h("td", {}, fault.spared ? [badge("calm", "pause", "spared"), h("span", { class: "soft" }, ` ${fault.spared}`)] : struck),
+    h("td", {}, fault.spared ? [badge("calm", "pause", "skipped"), h("span", { class: "soft" }, ` ${fault.spared}`)] : injected),
   );
 }
 

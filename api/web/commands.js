@@ -42,7 +42,7 @@ const QUESTIONS = {
     verb: "Uncordon",
   },
   end: {
-    text: "Nothing strikes any more, and what stands still goes on. The job is left running. The plan will have no verdict.",
+    text: "No further fault is injected, and stopped islands continue. The job runs on. The plan will have no verdict.",
     verb: "End",
     danger: true,
   },

@@ -1,1 +1,1 @@
-"""Faults as data: plans, when they strike, how far they may go, and the verdict. Pure: whoever drives it strikes."""
+"""Plans of faults as data: when each fault is injected, which ones are skipped, and the verdict. Its drivers inject."""

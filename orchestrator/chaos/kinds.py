@@ -1,70 +1,38 @@
-"""The kinds of faults, and what each needs to be said of it.
-
-Refuses to know how a fault is carried out: ``runtime.faults`` does that live, ``chaos.simulated`` in virtual time.
-"""
+"""The faults that a plan can have, what each entry must say, and a fault in words. Derived from ``core.faults``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+from dataclasses import MISSING, fields
 
-from orchestrator.core.vocabulary import FaultSpec
-from orchestrator.simulation.impairment import LinkFault
+from orchestrator.core.faults import CLASSES, FLAT_NAMES, Fault, Kind, flat
 
-
-class Kind(StrEnum):
-    KILL = "kill"
-    """SIGKILL, no warning; the island is placed again by itself."""
-    STOP = "stop"
-    """SIGSTOP for a duration, then SIGCONT: it neither steps nor answers meanwhile."""
-    CUT = "cut"
-    """Its link carries nothing for a duration; the process trains on."""
-    SLOW = "slow"
-    """Its link carries ``bytes_per_second`` for a duration."""
-    CORRUPT = "corrupt"
-    """Its next ``payloads`` arrive with flipped bits."""
-    DELAY = "delay"
-    """Its next ``payloads`` arrive ``duration`` late."""
-    DROP = "drop"
-    """Its next ``payloads`` do not arrive."""
-    KILL_NODE = "kill_node"
-    """SIGKILL of the raylet of the island's node; all islands on it die, and it does not come back."""
-    KILL_HOST = "kill_host"
-    """SIGKILL of the island's process on one ``host``, else its last; those on its others, if any, end with it."""
-    KILL_SYNCHRONISER = "kill_synchroniser"
-    """SIGKILL of the process that decides and merges."""
-    KILL_API = "kill_api"
-    """SIGKILL of the service, which is started again as it was. Only in a plan: it strikes no job."""
+PLANNED = tuple(kind for kind in Kind if kind is not Kind.CONTINUE)
+"""Every kind that a plan can have. What lasts ends by its duration, so a plan needs no continue."""
 
 
-CONTINUE = "continue"
-"""No fault, but asked for like one: what goes on by itself ends now."""
-LINK = frozenset(Kind(kind.value) for kind in LinkFault)
-"""What strikes a link; the process at its end is left alone."""
-AWAY = frozenset({Kind.STOP, Kind.CUT})
-"""While it lasts, the island is of no use to anybody."""
-DEADLY = frozenset({Kind.KILL, Kind.KILL_NODE, Kind.KILL_HOST})
-"""The island's process ends."""
-ISLANDLESS = frozenset({Kind.KILL_SYNCHRONISER, Kind.KILL_API})
-"""What strikes no island."""
-NEEDS: Mapping[Kind, tuple[str, ...]] = {
-    Kind.STOP: ("duration",),
-    Kind.CUT: ("duration",),
-    Kind.SLOW: ("duration", "bytes_per_second"),
-    Kind.CORRUPT: ("payloads",),
-    Kind.DELAY: ("duration", "payloads"),
-    Kind.DROP: ("payloads",),
-}
-"""Fields of ``core.vocabulary.FaultSpec``, by the kinds that mean nothing without them."""
-TAKES: Mapping[Kind, tuple[str, ...]] = {**NEEDS, Kind.KILL_HOST: ("host",)}
-"""Those that a kind may have."""
+def _needs(fault: type[Fault], *, required: bool) -> tuple[str, ...]:
+    """Return the fields of an entry of this kind, by the plan's names; only those without a default if asked."""
+    own = [field for field in fields(fault) if field.name != "island"]
+    return tuple(FLAT_NAMES.get(f.name, f.name) for f in own if not required or f.default is MISSING)
 
 
-def describe(kind: Kind, whom: str, dose: FaultSpec) -> str:
-    """A fault in words: ``stop asia for 6 s``. ``whom`` is empty where the kind strikes none."""
-    how = "by" if kind is Kind.DELAY else "for"
-    lasts = f" {how} {dose.duration:g} s" if dose.duration else ""
-    size = f", {dose.payloads} payloads" if dose.payloads else ""
-    where = f", host {dose.host}" if dose.host is not None else ""
-    rate = f", {dose.bytes_per_second:g} bytes/s" if dose.bytes_per_second else ""
-    return f"{kind}{f' {whom}' if whom else ''}{lasts}{size}{rate}{where}"
+NEEDS: Mapping[Kind, tuple[str, ...]] = {kind: _needs(CLASSES[kind], required=True) for kind in PLANNED}
+"""The fields of an entry without which its kind means nothing."""
+TAKES: Mapping[Kind, tuple[str, ...]] = {kind: _needs(CLASSES[kind], required=False) for kind in PLANNED}
+"""The fields that an entry of this kind may have."""
+ISLANDLESS = frozenset(
+    kind for kind, fault in CLASSES.items() if not any(field.name == "island" for field in fields(fault))
+)
+"""The kinds that affect no island directly."""
+
+
+def describe(fault: Fault, target: str) -> str:
+    """Return a fault in words: ``stop asia for 6 s``. ``target`` is empty for a kind that affects no island."""
+    form = flat(fault)
+    how = "by" if form.kind is Kind.DELAY else "for"
+    duration = f" {how} {form.duration:g} s" if form.duration else ""
+    size = f", {form.payloads} payloads" if form.payloads else ""
+    host = f", host {form.host}" if form.host is not None else ""
+    rate = f", {form.bytes_per_second:g} bytes/s" if form.bytes_per_second else ""
+    return f"{form.kind}{f' {target}' if target else ''}{duration}{size}{rate}{host}"

@@ -1,12 +1,12 @@
-"""A chaos plan: which faults strike whom and when, how far they may go, and what must hold all the same.
+"""A chaos plan: which faults are injected into which islands and when, its blast radius, and what must hold all the same.
 
-    faults        a kind (``kinds``), whom it strikes, and one of at, every, poisson
-    blast_radius  keep: so many islands go on training, whatever the plan says
+    faults        a kind (``core.faults``), a target, and one of at, every, poisson
+    blast_radius  keep: the number of islands that keep training, whatever the plan says
     abort         figures of the live job that end the plan at once
     objectives    figures of the job's report that make it pass
 
-Every instant is in seconds since the plan began: when more islands train than the blast radius keeps. Responsible for one
-plan being right in itself, and right for a fleet, every problem reported at once. Refuses to know files and clocks.
+Every instant is in seconds since the plan began, which is when more islands train than the blast radius keeps. This module
+checks a plan by itself and against a fleet, and reports every problem at once. It knows neither files nor clocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import fsum
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from orchestrator.accounting import report
@@ -26,14 +26,15 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.chaos import comparison
 from orchestrator.chaos.comparison import Comparison
-from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, TAKES, Kind, describe
-from orchestrator.core.vocabulary import Duration, FaultSpec, IslandId, IslandPlan
+from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, PLANNED, TAKES, describe
+from orchestrator.core.faults import Fault, Kind, fault_of
+from orchestrator.core.vocabulary import Duration, IslandId, IslandPlan
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.simulation.plan import sample_policy
 from orchestrator.simulation.spec import PositiveSeconds, Seconds
 from orchestrator.specification.bounds import BytesPerSecond, HostNumber, IslandCount, Name, Seed, Word
 from orchestrator.specification.sections import Section
-from orchestrator.specification.validation import omitted_count, problems_of, valid_fields
+from orchestrator.specification.validation import omitted_count, one_of, problems_of, valid_fields
 from orchestrator.system.plain import some_of
 
 DETAIL = "the chaos plan cannot be used"
@@ -43,8 +44,8 @@ LOSS_GAP = "loss_gap"
 """The one figure that takes a second job: its final held-out loss is the reference (``verdict.loss_gap``)."""
 FAULTS_MAX = 10_000
 """Of one plan, all entries together: more would be no test of recovery, since nothing could recover between two."""
-STRIKES_MAX = 100_000
-"""Of one plan on one fleet: a fault of a region strikes each of its islands, and each is a command of the job."""
+INJECTIONS_MAX = 100_000
+"""Of one plan on one fleet: a fault of a region is injected into each of its islands, each time by a command of the job."""
 ENTRIES_MAX = 1_000
 OBJECTIVES_MAX = 100
 PLAN_DURATION_MAX_S: Duration = 365.25 * 86_400
@@ -66,11 +67,19 @@ def _at_most(count_max: int) -> BeforeValidator:
     return BeforeValidator(lambda value: value[: count_max + 1] if isinstance(value, list | tuple) else value)
 
 
+def _planned_kind(kind: Kind) -> Kind:
+    if kind not in PLANNED:
+        message, remedy = one_of(kind.value, [kind.value for kind in PLANNED])
+        raise ValueError(f"{message} {remedy}")
+    return kind
+
+
 def _instants(value: Any) -> Any:
     """One instant stands for a list of one."""
     return value if isinstance(value, list | tuple) else (value,)
 
 
+PlannedKind = Annotated[Kind, AfterValidator(_planned_kind)]
 Objective = Annotated[Comparison, PlainValidator(_comparison)]
 
 
@@ -97,11 +106,11 @@ class Poisson(Section):
 class FaultSection(Section):
     """``start`` and ``until`` bound ``every`` and ``poisson``; the first of ``every`` is one period after ``start``.
 
-    ``duration``, ``bytes_per_second``, ``payloads`` and ``host`` are the fault's ``FaultSpec``; ``kinds.TAKES`` says which
+    ``duration``, ``bytes_per_second``, ``payloads`` and ``host`` are fields of the fault; ``kinds.TAKES`` says which
     kind has which.
     """
 
-    kind: Kind
+    kind: PlannedKind
     target: Target = Target()
     at: Annotated[
         tuple[Seconds, ...], Field(max_length=FAULTS_MAX), _at_most(FAULTS_MAX), BeforeValidator(_instants)
@@ -115,12 +124,14 @@ class FaultSection(Section):
     payloads: Annotated[int, Field(strict=True, ge=1, le=PAYLOADS_MAX)] | None = None
     host: HostNumber | None = Field(None, description="of the island's, from 0; the last where none is said")
 
-    @property
-    def dose(self) -> FaultSpec:
-        return FaultSpec(self.duration or 0.0, self.bytes_per_second or 0.0, self.payloads or 0, self.host)
+    def fault(self, island: IslandId) -> Fault:
+        """Return the fault of this entry for one of its islands."""
+        duration, rate = self.duration or 0.0, self.bytes_per_second or 0.0
+        return fault_of(self.kind, island, duration, rate, self.payloads or 0, self.host)
 
     def description(self) -> str:
-        return describe(self.kind, "" if self.kind in ISLANDLESS else self.target.description(), self.dose)
+        target = "" if self.kind in ISLANDLESS else self.target.description()
+        return describe(self.fault(IslandId("")), target)
 
     @property
     def period_s(self) -> Duration | None:
@@ -129,13 +140,13 @@ class FaultSection(Section):
 
 
 class BlastRadius(Section):
-    """Never fewer than ``keep`` islands train because of the plan; a fault that would leave fewer is spared."""
+    """The plan never leaves fewer than ``keep`` islands training: a fault that would do so is skipped."""
 
     keep: IslandCount = 1
 
 
 class ChaosPlan(Section):
-    """The whole. It strikes for ``duration`` at most, and never after the job's end."""
+    """A whole plan. It injects faults for ``duration`` at most, and never after the job's end."""
 
     name: Name = "chaos"
     seed: Seed = 0
@@ -167,9 +178,9 @@ def parse(document: Mapping[str, Any]) -> ChaosPlan:
 def check_fleet(
     plan: ChaosPlan, islands: Sequence[IslandPlan], host_counts: Mapping[IslandId, int] = MappingProxyType({})
 ) -> None:
-    """The plan can strike these islands. Raises InvalidJobSpec with every reason why not.
+    """Raise InvalidJobSpec with every reason why the plan does not fit these islands.
 
-    Of an island without a host count nobody knows it, as in a simulation, which has no hosts.
+    An island without a host count is not checked for its hosts: a simulation has none.
     """
     if problems := (*_fleet_problems(plan, islands), *_host_problems(plan, islands, host_counts)):
         raise InvalidJobSpec(detail=DETAIL, problems=problems)
@@ -219,10 +230,10 @@ def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Itera
         yield Problem(path, "has start or until beside at.", "Remove them: at says every instant itself.")
     target = fault.target
     if fault.kind in ISLANDLESS and target != Target():
-        yield Problem(f"{path}.target", f"goes with no {fault.kind}: it strikes no island.", "Remove it.")
+        yield Problem(f"{path}.target", f"goes with no {fault.kind}: it affects no island.", "Remove it.")
     elif target == Target() and fault.kind not in ISLANDLESS:
         remedy = "Give name, region or random: {random: 1}."
-        yield Problem(f"{path}.target", "names nobody.", remedy)
+        yield Problem(f"{path}.target", "names no island.", remedy)
     if target.name is not None and (target.region is not None or target.random is not None):
         yield Problem(f"{path}.target", "has a name, and region or random beside it.", "Give the name alone.")
     for name, example in (("duration", "8s"), ("bytes_per_second", "50_000"), ("payloads", "3"), ("host", "0")):
@@ -261,10 +272,10 @@ def _unknown_figures(path: str, written: Any, figures: Sequence[str], where: str
 def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[Problem]:
     names = dict.fromkeys(island.island for island in islands)
     regions = Counter(island.region for island in islands)
-    strikes = 0.0
+    injections = 0.0
     keep = plan.blast_radius.keep
     if plan.faults and keep >= len(islands):
-        message = f"is {keep} of {len(islands)} islands, so no fault could ever strike."
+        message = f"is {keep} of {len(islands)} islands, so no fault could ever be injected."
         yield Problem("blast_radius.keep", message, f"Lower it to at most {len(islands) - 1}, or add islands.")
     for n, fault in enumerate(plan.faults):
         path, target = f"faults.{n}.target", fault.target
@@ -275,13 +286,13 @@ def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[
             yield Problem(f"{path}.region", f"no island of the job is in {target.region!r}.", remedy)
         there = len(islands) if target.region is None else regions[target.region]
         each = 1 if target.name is not None or fault.kind in ISLANDLESS else min(there, target.random or there)
-        strikes += _fault_count(fault, plan.duration) * each
+        injections += _fault_count(fault, plan.duration) * each
         if target.random is not None and 0 < there < target.random:
             remedy = f"Lower it to at most {there}."
             yield Problem(f"{path}.random", f"is {target.random}, but there are {there} islands to draw from.", remedy)
-    if strikes > STRIKES_MAX:
-        message = f"would strike about {strikes:.3g} times on {len(islands)} islands."
-        yield Problem("faults", message, f"Make them rarer, or their targets fewer: at most {STRIKES_MAX} are run.")
+    if injections > INJECTIONS_MAX:
+        message = f"would inject about {injections:.3g} faults into {len(islands)} islands."
+        yield Problem("faults", message, f"Make them rarer, or their targets fewer: at most {INJECTIONS_MAX} are run.")
 
 
 def _host_problems(
@@ -291,13 +302,13 @@ def _host_problems(
         host, target = fault.host, fault.target
         if host is None:
             continue
-        struck = [one for one in islands if target.name in (None, one.island) and target.region in (None, one.region)]
-        counts = {one.island: host_counts[one.island] for one in struck if one.island in host_counts}
+        targets = [one for one in islands if target.name in (None, one.island) and target.region in (None, one.region)]
+        counts = {one.island: host_counts[one.island] for one in targets if one.island in host_counts}
         if few := {island: count for island, count in counts.items() if host >= count}:
             hosts = some_of([f"{island} has {count}" for island, count in few.items()])
             remedy = f"Write at most {min(few.values()) - 1}, or leave it out for the last."
             yield Problem(
-                f"faults.{n}.host", f"is {host}, counted from 0, and not all it may strike have it: {hosts}.", remedy
+                f"faults.{n}.host", f"is {host}, counted from 0, and not all of its targets have it: {hosts}.", remedy
             )
 
 

@@ -1,32 +1,32 @@
-"""A run of a plan under way: at each look at the job, what strikes, what is spared and why, and whether it is over.
+"""A running plan: at each look at the job it decides which faults are injected and which are skipped, and why.
 
     decisions = runner.look(now, training, figures)
 
-               more islands train than are kept             all struck or spared
+               more islands train than are kept            all injected or skipped
     WAITING ────────────────────────────────────▶ BEGUN ───────────────────────────▶ OVER
                                                     └────── a condition to abort ──────▶ OVER (aborted)
 
-Live and simulated runs ask the same object. Responsible for the blast radius, which counts an island as away from the
-moment it is killed, stopped or cut off, however long the picture of the job needs to show that, and with a node all islands
-of its node group. One whose link is slow or whose payloads suffer trains on and counts. Responsible too for never making up
-for what nobody was there to do: a fault that came due too long ago is spared. Refuses to strike: a decision is data.
+Live and simulated runs ask the same object. It keeps the blast radius: an island counts as away from the moment it is
+killed, stopped or cut off, however late the status shows that, and with a node all islands of its node group do. An island
+whose link is slow, or whose payloads suffer, trains on and counts. A fault that came due too long ago is skipped and never
+made up for. A decision is data: the driver injects the fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from orchestrator.chaos.kinds import AWAY, DEADLY, ISLANDLESS, LINK
 from orchestrator.chaos.plan import ChaosPlan
 from orchestrator.chaos.schedule import PlannedFault
+from orchestrator.core.faults import Away, Deadly, Islandless, LinkFault, PayloadFault, flat
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId
 
 LATE_MAX_S = 3.0
-"""How late a look may find a fault that strikes all the same. Faults whose time passed while nobody looked (the service was
-away, the job did not answer) would strike all at once, which no plan asked for."""
+"""A fault that is late by more than this is skipped. Otherwise all faults that came due while the service was away, or while
+the job did not answer, would be injected at once, which no plan asked for."""
 NODE_LOSS_S: Duration = 20.0
 """By then whoever died with a node is known to be dead: its processes end within seconds, and are missed soon after."""
 Figures = Callable[[], Mapping[str, Any]]
@@ -35,16 +35,16 @@ Figures = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a fault at instant ``at`` of the job. ``spared`` says why it does not strike; empty if it does."""
+    """The decision on a fault at instant ``at`` of the job. ``skipped`` is the reason for not injecting it, or empty."""
 
     at: Instant
     fault: PlannedFault
-    spared: str = ""
+    skipped: str = ""
 
     def plain(self) -> dict[str, Any]:
-        names = (field.name for field in fields(self.fault) if field.name not in ("at", "beside"))
-        fault = {name: getattr(self.fault, name) for name in names}
-        return {"at": self.at, "planned_at": self.fault.at, **fault, "spared": self.spared}
+        """Return the decision as rows and verdicts have it. A skipped fault has its reason under ``spared``."""
+        fault = flat(self.fault.fault)._asdict()
+        return {"at": self.at, "planned_at": self.fault.at, **fault, "spared": self.skipped}
 
 
 class ChaosRunner:
@@ -83,11 +83,11 @@ class ChaosRunner:
         return decided
 
     def abort(self, reason: str) -> None:
-        """Nothing strikes any more."""
+        """Inject no further fault."""
         self.aborted = self.aborted or reason
 
     def refused(self, decision: Decision, reason: str) -> None:
-        """A fault that was to strike did not after all: the job would not take it."""
+        """Mark a fault as skipped that the job refused."""
         self.decisions[self.decisions.index(decision)] = Decision(decision.at, decision.fault, reason)
 
     def still_stopped(self, now: Instant) -> list[IslandId]:
@@ -108,15 +108,15 @@ class ChaosRunner:
     def _decide(self, now: Instant, fault: PlannedFault, training: Mapping[IslandId, Incarnation]) -> Decision:
         late = now - ((self.begun_at or 0.0) + fault.at)
         if late > LATE_MAX_S:
-            return Decision(now, fault, f"missed: nobody looked for {late:.0f} s after it came due")
-        if fault.kind in ISLANDLESS:
+            return Decision(now, fault, f"missed: the job was not looked at for {late:.0f} s after the fault came due")
+        if isinstance(fault.fault, Islandless):
             return Decision(now, fault)
         live = [island for island, incarnation in training.items() if self._lives(now, island, incarnation)]
         if fault.island not in live:
             return Decision(now, fault, f"{fault.island} does not train")
-        if fault.kind in AWAY | DEADLY:
-            keep, struck = self.plan.blast_radius.keep, {fault.island, *fault.beside}
-            if len(set(live) - struck) < keep:
+        if isinstance(fault.fault, Away | Deadly):
+            keep, affected = self.plan.blast_radius.keep, {fault.island, *fault.beside}
+            if len(set(live) - affected) < keep:
                 with_it = f", and with the node of {fault.island} more may die" if fault.beside else ""
                 return Decision(now, fault, f"only {len(live)} islands train, and {keep} are kept{with_it}")
         self._note(now, fault, training)
@@ -124,16 +124,16 @@ class ChaosRunner:
 
     def _note(self, now: Instant, fault: PlannedFault, training: Mapping[IslandId, Incarnation]) -> None:
         """Remember what the picture of the job will not show at once, and what outlives the plan's end."""
-        if fault.kind in DEADLY:
+        if isinstance(fault.fault, Deadly):
             self._killed[fault.island] = training[fault.island]
         for island in fault.beside:
             if island == fault.island:
                 continue  # its incarnation tells when it is back
             self._away_until[island] = max(now + NODE_LOSS_S, self._away_until.get(island, now))
-        if fault.kind in AWAY:
+        if isinstance(fault.fault, Away):
             self._away_until[fault.island] = now + fault.duration
-        if fault.kind in LINK | AWAY:
-            until = inf if fault.payloads else now + fault.duration
+        if isinstance(fault.fault, LinkFault | Away):
+            until = inf if isinstance(fault.fault, PayloadFault) else now + fault.duration
             self._lasts_until[fault.island] = max(until, self._lasts_until.get(fault.island, until))
 
     def _lives(self, now: Instant, island: IslandId, incarnation: Incarnation) -> bool:

@@ -15,35 +15,40 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from orchestrator.chaos.kinds import ISLANDLESS, Kind, describe
+from orchestrator.chaos.kinds import ISLANDLESS, describe
 from orchestrator.chaos.plan import ChaosPlan, FaultSection, Target
-from orchestrator.core.vocabulary import Duration, FaultSpec, Instant, IslandId, IslandPlan, NodeGroupId
+from orchestrator.core.faults import Fault, Kind, flat
+from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandPlan, NodeGroupId
 from orchestrator.simulation.distributions import Exponential
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """``at`` is in seconds since the plan began. ``island`` is empty where the kind strikes none.
+    """A fault and when it is due, in seconds since the plan began. ``island`` is empty for a fault of no island.
 
-    ``beside`` are the islands that may die by one node, this one among them: those of its node group, which is all that is
-    known here. Empty where it is alone there.
+    ``beside`` are the islands that may die with one node, this one among them. Only the node group of an island is known
+    here, so these are all islands of the group, or none if the island is alone in it.
     """
 
     at: Instant
-    kind: Kind
-    island: IslandId
-    duration: Duration = 0.0
-    bytes_per_second: float = 0.0
-    payloads: int = 0
+    fault: Fault
     beside: tuple[IslandId, ...] = ()
-    host: int | None = None
 
     @property
-    def dose(self) -> FaultSpec:
-        return FaultSpec(self.duration, self.bytes_per_second, self.payloads, self.host)
+    def kind(self) -> Kind:
+        kind: Kind = self.fault.kind
+        return kind
+
+    @property
+    def island(self) -> IslandId:
+        return flat(self.fault).island
+
+    @property
+    def duration(self) -> Duration:
+        return flat(self.fault).duration
 
     def description(self) -> str:
-        return describe(self.kind, self.island, self.dose)
+        return describe(self.fault, self.island)
 
 
 def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFault, ...]:
@@ -60,16 +65,10 @@ def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFau
         targets = Random(f"{plan.seed}/{n}/target")
         there = _there(entry.target, islands)
         for at in _instants(entry, plan.duration, Random(f"{plan.seed}/{n}/at")):
-            for struck in _struck(entry, there, targets):
-                beside = groups[group_of[struck]] if entry.kind is Kind.KILL_NODE else ()
-                planned.append(_planned(at, entry, struck, beside))
+            for target in _drawn(entry, there, targets):
+                beside = groups[group_of[target]] if entry.kind is Kind.KILL_NODE else ()
+                planned.append(PlannedFault(at, entry.fault(target), beside))
     return tuple(sorted(planned, key=lambda fault: fault.at))
-
-
-def _planned(at: Instant, entry: FaultSection, island: IslandId, beside: tuple[IslandId, ...]) -> PlannedFault:
-    dose = entry.dose
-    numbers = (dose.duration, dose.bytes_per_second, dose.payloads)
-    return PlannedFault(at, entry.kind, island, *numbers, beside, dose.host)
 
 
 def _instants(entry: FaultSection, duration: Duration, random: Random) -> Iterator[Instant]:
@@ -89,8 +88,8 @@ def _instants(entry: FaultSection, duration: Duration, random: Random) -> Iterat
         yield at
 
 
-def _struck(entry: FaultSection, there: Sequence[IslandId], random: Random) -> Sequence[IslandId]:
-    """The islands of one fault, in the order of the job."""
+def _drawn(entry: FaultSection, there: Sequence[IslandId], random: Random) -> Sequence[IslandId]:
+    """Return the islands of one fault, in the order of the job."""
     if entry.kind in ISLANDLESS:
         return [IslandId("")]
     if entry.target.random is None:
@@ -99,7 +98,7 @@ def _struck(entry: FaultSection, there: Sequence[IslandId], random: Random) -> S
 
 
 def _there(target: Target, islands: Sequence[IslandPlan]) -> list[IslandId]:
-    """The islands that a fault may strike, in the order of the job."""
+    """Return the islands that an entry may target, in the order of the job."""
     if target.name is not None:
         return [IslandId(target.name)]
     return [island.island for island in islands if target.region in (None, island.region)]

@@ -1,4 +1,4 @@
-"""A plan against a simulated job: the same schedule and the same decisions as live, struck in virtual time.
+"""A plan against a simulated job: the same schedule and the same decisions as live, injected in virtual time.
 
     found = run(plan, policy, world_plan, seed);  found.verdict, found.world
 
@@ -14,37 +14,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.accounting import report
-from orchestrator.chaos.kinds import ISLANDLESS, Kind
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, figures_now
 from orchestrator.chaos.runner import ChaosRunner, Decision
 from orchestrator.chaos.schedule import schedule
 from orchestrator.chaos.verdict import Verdict, judge
 from orchestrator.core.events import FaultInjected
+from orchestrator.core.faults import Islandless, Kind, flat
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState, JobPolicy
-from orchestrator.simulation.faults import inject
-from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
+from orchestrator.simulation.faults import inject, simulated_fault
+from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
 
 LOOK_S = 1.0
-_STRUCK: Mapping[Kind, FaultKind] = {
-    Kind.KILL: FaultKind.KILL,
-    Kind.STOP: FaultKind.FREEZE,
-    Kind.CUT: FaultKind.CUT,
-    Kind.SLOW: FaultKind.SLOW,
-    Kind.CORRUPT: FaultKind.CORRUPT,
-    Kind.DELAY: FaultKind.DELAY,
-    Kind.DROP: FaultKind.DROP,
-    Kind.KILL_NODE: FaultKind.CRASH,
-    Kind.KILL_HOST: FaultKind.CRASH,
-}
 NOT_HERE: Mapping[Kind, str] = {
     Kind.KILL_SYNCHRONISER: "a simulated job's synchroniser cannot be killed",
     Kind.KILL_API: "a simulated job has no service",
 }
 _NOTES: Mapping[Kind, str] = {
-    Kind.KILL_SYNCHRONISER: "kill_synchroniser struck nothing here: the simulated job goes on as if it had its synchroniser "
+    Kind.KILL_SYNCHRONISER: "kill_synchroniser was not injected: the simulated job goes on as if it had its synchroniser "
     "throughout, so only a live run shows what its loss costs",
-    Kind.KILL_API: "kill_api struck nothing here: the simulated job has no service, and training asks nothing of one",
+    Kind.KILL_API: "kill_api was not injected: the simulated job has no service, and training asks nothing of one",
     Kind.KILL_NODE: "kill_node: a node is taken for its whole node group here, its processes die at once, and there is "
     "always another node for them",
 }
@@ -99,8 +88,8 @@ class _Driver:
             return
         waiting = runner.begun_at is None
         for decision in runner.look(world.now, self._training(), self._figures):
-            if not decision.spared:
-                self._strike(decision)
+            if not decision.skipped:
+                self._inject(decision)
         if waiting and runner.begun_at is not None:
             for at in sorted({fault.at for fault in runner.pending}):
                 world.later(at, self.look)
@@ -111,19 +100,18 @@ class _Driver:
             self.look()
             self._world.later(LOOK_S, self._tick)
 
-    def _strike(self, decision: Decision) -> None:
+    def _inject(self, decision: Decision) -> None:
         world, fault = self._world, decision.fault
-        if fault.kind in ISLANDLESS:
+        if isinstance(fault.fault, Islandless):
             self._runner.refused(decision, NOT_HERE[fault.kind])
             return
         incarnation = world.core.state.islands[fault.island].incarnation
         command = CommandId(f"chaos-{len(self._runner.decisions)}")
         caller = f"chaos:{self._runner.plan.name}"
-        dose = (fault.duration, fault.bytes_per_second, fault.payloads, fault.host)
-        world.tell(FaultInjected(world.now, command, caller, fault.kind, fault.island, incarnation, *dose))
-        for island in dict.fromkeys((fault.island, *fault.beside)):
-            kind = _STRUCK[fault.kind]
-            inject(world, Fault(world.now, kind, island, fault.duration, fault.payloads, fault.bytes_per_second))
+        island, form = fault.island, flat(fault.fault)
+        world.tell(FaultInjected(world.now, command, caller, form.kind, island, incarnation, *form.numbers))
+        for beside in dict.fromkeys((island, *fault.beside)):
+            inject(world, simulated_fault(world.now, beside, fault.fault))
 
     def _training(self) -> dict[IslandId, Incarnation]:
         islands = self._world.core.state.islands.values()

@@ -2,7 +2,7 @@
 
 Responsible for judging. Every figure is the report's, so live and simulated runs are judged alike, and a verdict can be
 worked out again from the two files. Fails as well: a job that did not complete, a plan that was aborted, and one whose
-every fault was spared, since that proves nothing. Refuses to measure.
+every fault was skipped, since that proves nothing. It measures nothing itself.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ def _conducted(runner: ChaosRunner, end: Instant) -> list[Judged]:
         return [Judged("the plan is not aborted", False, None, None, None, end, runner.aborted)]
     if not runner.plan.faults:
         return []
-    count, spared = len(runner.decisions), sum(bool(decision.spared) for decision in runner.decisions)
-    detail = f"{count - spared} of {count} faults that came due struck, {spared} were spared"
-    return [Judged("a fault strikes", count > spared, None, None, None, end, detail)]
+    count, skipped = len(runner.decisions), sum(bool(decision.skipped) for decision in runner.decisions)
+    detail = f"{count - skipped} of {count} faults that came due were injected, {skipped} were skipped"
+    return [Judged("a fault is injected", count > skipped, None, None, None, end, detail)]
 
 
 def _judged(objective: Comparison, report: Mapping[str, Any], runner: ChaosRunner, end: Instant) -> Judged:
@@ -141,9 +141,9 @@ def _judged(objective: Comparison, report: Mapping[str, Any], runner: ChaosRunne
 
 def _after(runner: ChaosRunner, at: Instant) -> str:
     """Which fault came last before this, as far as it may have to do with it."""
-    struck: Sequence[Any] = [one for one in runner.decisions if not one.spared and one.at <= at]
-    if not struck:
+    injected: Sequence[Any] = [one for one in runner.decisions if not one.skipped and one.at <= at]
+    if not injected:
         return ""
-    last = struck[-1]
+    last = injected[-1]
     whom = f" of {last.fault.island}" if last.fault.island else ""
     return f", {at - last.at:.1f} s after the {last.fault.kind}{whom}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.faults import Fault, fault_of, flat
 from orchestrator.core.vocabulary import IslandId, NodeGroupId
 
 
@@ -79,8 +80,8 @@ class Cancel:
 class Inject:
     """Inject a fault of chaos into the island, or into the synchroniser where ``island`` is None.
 
-    ``fault`` is a kind of ``chaos.kinds.Kind``, or continue, which ends what goes on by itself. The shell carries it out and
-    records it as ``FaultInjected``; the core decides on a kill only, as on an operator's.
+    This is the flat form of a fault (``core.faults``), as it is stored and sent between builds: ``fault`` is its kind. The
+    shell carries it out and records it as ``FaultInjected``. The core decides only on a kill, as on an operator's.
     """
 
     fault: str
@@ -89,6 +90,16 @@ class Inject:
     bytes_per_second: float = 0.0
     payloads: int = 0
     host: int | None = None
+
+    @classmethod
+    def of(cls, fault: Fault) -> Inject:
+        """Return the command that injects this fault."""
+        form = flat(fault)
+        return cls(form.kind.value, form.island or None, *form.numbers)
+
+    def typed(self) -> Fault:
+        """Return the fault. Raises ValueError for a kind that this build does not know."""
+        return fault_of(self.fault, self.island, self.duration, self.bytes_per_second, self.payloads, self.host)
 
 
 IslandCommand = Kill | Drain | Readd

@@ -256,9 +256,8 @@ class TimerFired:
 class FaultInjected:
     """Chaos injected a fault. For records, nothing to decide: a kill is decided on as the ``CommandRequested`` beside it.
 
-    ``kind`` is a kind of ``chaos.plan.Kind``, or continue, which ends what chaos did to the island; ``duration`` and what
-    follows are its ``FaultSpec``. A fault of no island (kill_synchroniser) has an empty one, and incarnation 0. Tapes of
-    earlier builds lack the last three fields, or the last.
+    ``kind`` and what follows ``incarnation`` are the flat form of a fault (``core.faults``). A fault of no island
+    (kill_synchroniser) has an empty one, and incarnation 0. Tapes of earlier builds lack the last three fields, or the last.
     """
 
     at: Instant

@@ -41,22 +41,6 @@ UNWRITTEN_DEFAULT = MappingProxyType({"unwritten_default": True})
 jobs do not use, then changes no tape of theirs."""
 
 
-@dataclass(frozen=True, slots=True)
-class FaultSpec:
-    """The parameters of an injected fault: zero, or None, where its kind has no use for one.
-
-    duration            how long a stop, a cut or a slow link lasts; how late a delayed payload comes
-    bytes_per_second    what a slow link still carries
-    payloads            how many of the island's next payloads are corrupted, delayed or dropped
-    host                which of the island's hosts loses its process, from 0; None: its last
-    """
-
-    duration: Duration = 0.0
-    bytes_per_second: float = 0.0
-    payloads: int = 0
-    host: int | None = None
-
-
 class IslandState(StrEnum):
     """The state of an island. docs/architecture.md draws the arrows."""
 

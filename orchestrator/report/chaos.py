@@ -47,12 +47,12 @@ def _lead(verdict: Plain, report: Plain) -> str:
 
 def _tiles(verdict: Plain, report: Plain) -> str:
     held = sum(one["passed"] for one in verdict["objectives"])
-    struck = sum(not fault["spared"] for fault in verdict["faults"])
+    injected = sum(not fault["spared"] for fault in verdict["faults"])
     longest = report.get("bystander_gap")
     where = f"on {longest['island']} at {seconds(longest['at'])}" if longest else "no bystander reported"
     return tiles(
         tile("Objectives", f"{held} of {len(verdict['objectives'])}", "held"),
-        tile("Faults", str(struck), f"struck, {len(verdict['faults']) - struck} were spared"),
+        tile("Faults", str(injected), f"injected, {len(verdict['faults']) - injected} skipped"),
         tile("Bystanders' longest gap", seconds(report.get("bystander_gap_max_s")), where),
         tile("Goodput", percent(report["goodput_ratio"]), "of island time reached a merge"),
     )
@@ -81,12 +81,12 @@ def _faults(verdict: Plain) -> str:
             seconds(fault["duration"]) if fault["duration"] else "–",
             seconds(fault["planned_at"]),
             seconds(fault["at"]),
-            escape(f"spared: {fault['spared']}" if fault["spared"] else "struck"),
+            escape(f"skipped: {fault['spared']}" if fault["spared"] else "injected"),
         )
         for fault in verdict["faults"]
     )
     head = ("island", "fault", "for", "planned", "job time", "outcome")
-    return table(head, rows, "Nothing was struck.", words=(5,))
+    return table(head, rows, "No fault was injected.", words=(5,))
 
 
 def _kind(fault: Plain) -> str:

@@ -8,10 +8,9 @@
     kill_node                          SIGKILL of the raylet by its node's agent
     kill_synchroniser                  SIGKILL of this very process, once the record is on the tape
 
-Responsible for a fault being injected before it is recorded, but for the last, and for none that was injected being left
-out: whoever does it may answer late on a busy machine, and is then waited for in a thread of its own. Refuses to plan: when,
-whom and how many is ``chaos``' business. A link's impairment is that of one incarnation: whoever is placed instead has a
-link of its own.
+Every fault but the last is injected before it is recorded, and every injected fault is recorded. If the process that injects
+it answers late, on a busy machine, a thread of its own waits for the answer. Which fault is injected, when and into which
+island is decided by ``chaos``. A link's impairment belongs to one incarnation: its successor has a link of its own.
 """
 
 from __future__ import annotations
@@ -21,27 +20,28 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import get_args
 
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.chaos.kinds import CONTINUE, Kind
-from orchestrator.core.commands import Inject, Kill
+from orchestrator.core import faults
+from orchestrator.core.commands import Kill
 from orchestrator.core.effects import ResolveCommand
 from orchestrator.core.events import Event, FaultInjected
-from orchestrator.core.vocabulary import CommandId, FaultSpec, Incarnation, IslandId
+from orchestrator.core.faults import Fault, JobFault, Kind
+from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId
 from orchestrator.errors import first_line
 from orchestrator.host.job_context import Post
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.node_agent import ANSWERED_S
 from orchestrator.runtime.supervision import Helper
-from orchestrator.simulation.impairment import LinkFault
 
-NAMES = frozenset({*(kind.value for kind in Kind if kind is not Kind.KILL_API), CONTINUE})
-"""What ``Inject.fault`` may say to a job."""
+NAMES = frozenset(fault.kind.value for fault in get_args(JobFault))
+"""The kinds of faults that a job takes."""
 ANSWER_TIMEOUT_S = 5.0
-"""Within which most are answered, so that whoever asked for the fault finds it recorded."""
+"""Most faults are carried out within this time, so that a caller who gets the answer finds the fault recorded."""
 
 
 class Chaos:
@@ -58,25 +58,28 @@ class Chaos:
         self._controller, self._interpreter = controller, interpreter
         self._post, self._resolve, self._incarnation_of = post, resolve, incarnation_of
 
-    def inject(self, command: CommandId, caller: str, request: Inject) -> Kill | None:
-        """Inject the fault, and post the record. A kill is returned: the core is still to decide on it.
+    def inject(self, command: CommandId, caller: str, fault: Fault) -> Kill | None:
+        """Inject the fault and post its record. Return the command for the core, which decides on a kill itself.
 
-        Returns within ``ANSWER_TIMEOUT_S``. A fault that is on its way to a process by then is recorded, and the command
-        answered, once the controller says what became of it.
+        Returns within ``ANSWER_TIMEOUT_S``. A fault that takes longer is recorded, and its command answered, once the
+        controller has answered.
         """
-        kind, island = request.fault, request.island or IslandId("")
-        dose = FaultSpec(request.duration, request.bytes_per_second, request.payloads, request.host)
-        incarnation = self._incarnation_of(island) if island else Incarnation(0)
-        parts = (kind, island, incarnation, dose.duration, dose.bytes_per_second, dose.payloads, dose.host)
+        form = faults.flat(fault)
+        incarnation = self._incarnation_of(form.island) if form.island else Incarnation(0)
+        kind, island = form.kind, form.island
 
         def record(why_not: str) -> None:
             if not why_not:
-                self._post(lambda at: FaultInjected(at, command, caller, *parts))
-            if kind != Kind.KILL:
-                outcome = f"{island} is told to {kind}" if kind in (Kind.STOP, CONTINUE) else f"{kind} strikes {island}"
-                self._resolve(ResolveCommand(command, not why_not, why_not or outcome.strip()))
+                self._post(
+                    lambda at: FaultInjected(at, command, caller, kind.value, island, incarnation, *form.numbers)
+                )
+            if kind is not Kind.KILL:
+                is_told = isinstance(fault, faults.Stop | faults.Continue)
+                outcome = f"{island} is told to {kind}" if is_told else f"{kind} injected into {island}"
+                outcome = outcome if island else f"{kind} injected"
+                self._resolve(ResolveCommand(command, not why_not, why_not or outcome))
 
-        injected = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._inject(kind, island, incarnation, dose)
+        injected = self._inject(fault, incarnation)
         if isinstance(injected, str):
             record(injected)
         elif (answer := _answer(injected, ANSWER_TIMEOUT_S)) is not None:
@@ -84,26 +87,28 @@ class Chaos:
         else:
             late = threading.Thread(target=lambda: record(_answer(injected) or ""), name="late fault", daemon=True)
             late.start()
-        return Kill(island) if kind == Kind.KILL else None
+        return Kill(island) if kind is Kind.KILL else None
 
-    def _inject(
-        self, kind: str, island: IslandId, incarnation: Incarnation, dose: FaultSpec
-    ) -> str | ray.ObjectRef[str]:
-        """Empty once the fault is injected, else why it could not be; or the controller's answer to come, of both kinds."""
-        life, impairment = (island, incarnation), self._interpreter.impairment(island, incarnation)
-        match kind:
-            case Kind.STOP:
-                return self._controller.call(Controller.stop, *life, dose.duration)
-            case Kind.KILL_HOST:
-                return self._controller.call(Controller.kill_host, *life, dose.host)
-            case Kind.KILL_NODE:
-                return self._controller.call(Controller.kill_node, *life)
+    def _inject(self, fault: Fault, incarnation: Incarnation) -> str | ray.ObjectRef[str]:
+        """Inject a fault. Return the reason why it could not be, empty if it was; or the controller's pending answer."""
+        match fault:
+            case faults.Kill() | faults.KillSynchroniser():
+                return ""  # the core decides on the one, and the other follows its record (``kill_own_process``)
+            case faults.Stop():
+                return self._controller.call(Controller.stop, fault.island, incarnation, fault.duration_s)
+            case faults.KillHost():
+                return self._controller.call(Controller.kill_host, fault.island, incarnation, fault.host)
+            case faults.KillNode():
+                return self._controller.call(Controller.kill_node, fault.island, incarnation)
+            case faults.KillApi():
+                return "a job has no service to kill"
+        impairment = self._interpreter.impairment(fault.island, incarnation)
         if impairment is None:
-            return f"{island} has no link"
-        if kind == CONTINUE:
+            return f"{fault.island} has no link"
+        if isinstance(fault, faults.Continue):
             impairment.clear()
-            return self._controller.call(Controller.go_on, *life)
-        impairment.inject(LinkFault(kind), dose, time.monotonic())
+            return self._controller.call(Controller.go_on, fault.island, incarnation)
+        impairment.inject(fault, time.monotonic())
         return ""
 
 

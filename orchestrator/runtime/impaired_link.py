@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.simulation.impairment import LinkFault, LinkImpairment
+from orchestrator.core.faults import Corrupt, Delay, Drop
+from orchestrator.simulation.impairment import LinkImpairment
 
 SLICE_S = 0.1
 """How soon it is noticed that a cut, or slowness, was called off."""
@@ -71,10 +72,16 @@ class ImpairedLink:
         fault = self.impairment.payload_fault()
         if fault is None:
             return payload
-        self.closed.wait(fault.late)
-        if fault.kind is LinkFault.DROP:
-            return None
-        return _flipped(payload) if fault.kind is LinkFault.CORRUPT else payload
+        match fault:
+            case Delay():
+                self.closed.wait(fault.duration_s)
+                return payload
+            case Corrupt():
+                return _flipped(payload)
+            case Drop():
+                return None
+            case _:
+                assert_never(fault)
 
     def is_cut(self) -> bool:
         """Return whether the link is cut now."""

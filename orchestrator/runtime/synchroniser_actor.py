@@ -25,11 +25,20 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.actors.records import CommandRecord, HelperRecord, LinesRecord, NormsRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
-from orchestrator.chaos.kinds import ISLANDLESS
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.core import effects as f
 from orchestrator.core import events
-from orchestrator.core.commands import Command, Cordon, Inject, IslandCommand, Scale, island_of, kind_of
+from orchestrator.core.commands import (
+    Command,
+    Cordon,
+    Inject,
+    IslandCommand,
+    OperatorCommand,
+    Scale,
+    island_of,
+    kind_of,
+)
+from orchestrator.core.faults import Fault, IslandFault
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
     CommandId,
@@ -337,18 +346,25 @@ class LiveJob:
 
     def _submit(self, command: CommandId, caller: str, request: Command) -> None:
         names, island = self.state.island_ids, island_of(request)
-        islandless = isinstance(request, Inject) and request.fault in ISLANDLESS
-        if isinstance(request, IslandCommand | Inject) and not islandless and island not in names:
+        fault = self._fault_of(request) if isinstance(request, Inject) else None
+        needs_island = isinstance(request, IslandCommand) or isinstance(fault, IslandFault)
+        if needs_island and island not in names:
             remedy = f"Its islands are {', '.join(names)}."
             raise NotFound(detail=f"Job {self.context.job} has no island {island!r}.", remedy=remedy)
-        if isinstance(request, Inject) and request.fault not in faults.NAMES:
-            detail = f"The synchroniser of job {self.context.job} knows no fault {request.fault!r}."
-            raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(faults.NAMES))}.")
         if not self._noted(command, caller, request):
             return
-        for_the_core = self.chaos.inject(command, caller, request) if isinstance(request, Inject) else request
+        for_the_core = request if isinstance(request, OperatorCommand) else None
+        if fault is not None:
+            for_the_core = self.chaos.inject(command, caller, fault)
         if for_the_core is not None:
             self.context.post(lambda at: events.CommandRequested(at, command, caller, for_the_core))
+
+    def _fault_of(self, request: Inject) -> Fault:
+        """Return the fault of a command, which may come from a later build. Raises Conflict for an unknown one."""
+        if request.fault not in faults.NAMES:
+            detail = f"The synchroniser of job {self.context.job} knows no fault {request.fault!r}."
+            raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(faults.NAMES))}.")
+        return request.typed()
 
     def _noted(self, command: str, caller: str, request: Command) -> bool:
         """Note the command and return whether it is new. Raises Conflict if the job has ended."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
-from orchestrator.core import commands
+from orchestrator.core import commands, faults
 from orchestrator.core import events as e
 from orchestrator.core.effects import FinishJob
+from orchestrator.core.faults import LinkFault, fault_of
 from orchestrator.core.messages import Overdue
-from orchestrator.core.vocabulary import CommandId, Duration, FaultSpec, JobPolicy, NodeGroupId
-from orchestrator.simulation.impairment import LinkFault
+from orchestrator.core.vocabulary import CommandId, Duration, Instant, IslandId, JobPolicy, NodeGroupId
 from orchestrator.simulation.island import Clock, Host, Listener, Processes
 from orchestrator.simulation.links import Links
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
@@ -21,7 +21,7 @@ REPORTED_AT = (0.25, 0.5, 1.0, 2.0)
 
 
 class FaultInjectionWorld(Clock, Listener, Processes, Protocol):
-    """What a fault may strike."""
+    """The part of a simulated world that faults are injected into."""
 
     policy: JobPolicy
     plan: WorldPlan
@@ -32,7 +32,7 @@ class FaultInjectionWorld(Clock, Listener, Processes, Protocol):
 
 
 def inject(world: FaultInjectionWorld, fault: Fault) -> None:
-    """Do what the fault says, to whichever process of the island is the latest."""
+    """Inject a fault into the newest process of its island."""
     if world.finished is not None:
         return
     command = CommandId(f"{fault.kind}-{fault.island}-{fault.at!r}")
@@ -73,8 +73,29 @@ def inject(world: FaultInjectionWorld, fault: Fault) -> None:
                 _silence(world, host, fault)
         case FaultKind.SLOW | FaultKind.CORRUPT | FaultKind.DELAY | FaultKind.DROP:
             if host is not None:
-                dose = FaultSpec(fault.duration, fault.bytes_per_second, fault.count)
-                host.impairment.inject(LinkFault(fault.kind.value), dose, world.now)
+                host.impairment.inject(_link_fault(fault), world.now)
+
+
+def simulated_fault(at: Instant, island: IslandId, fault: faults.Fault) -> Fault:
+    """Return how the simulated world does a fault of chaos. Raises ValueError for one that is of no island."""
+    match fault:
+        case faults.Kill():
+            return Fault(at, FaultKind.KILL, island)
+        case faults.Stop():
+            return Fault(at, FaultKind.FREEZE, island, fault.duration_s)
+        case faults.KillNode() | faults.KillHost():
+            return Fault(at, FaultKind.CRASH, island)
+        case faults.Cut() | faults.Slow() | faults.Corrupt() | faults.Delay() | faults.Drop():
+            form = faults.flat(fault)
+            return Fault(at, FaultKind(form.kind), island, form.duration, form.payloads, form.bytes_per_second)
+        case faults.Continue() | faults.KillSynchroniser() | faults.KillApi():
+            raise ValueError(f"a simulated world does not know {fault.kind}")
+
+
+def _link_fault(fault: Fault) -> LinkFault:
+    injected = fault_of(fault.kind, fault.island, fault.duration, fault.bytes_per_second, fault.count)
+    assert isinstance(injected, LinkFault)
+    return injected
 
 
 def _node_group(world: FaultInjectionWorld, fault: Fault) -> NodeGroupId:

@@ -14,6 +14,7 @@ from typing import Protocol, assert_never
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.events import event_of
+from orchestrator.core.faults import Delay, Drop
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, IslandReport, Offer, Ready, contribution_of
 from orchestrator.core.vocabulary import (
     Duration,
@@ -26,7 +27,6 @@ from orchestrator.core.vocabulary import (
     Version,
 )
 from orchestrator.errors import InternalError
-from orchestrator.simulation.impairment import LinkFault
 from orchestrator.simulation.island import Clock, Host, Listener, Odds, Processes, SimulatedIsland, StateChunk, Stepping
 
 OVERTAKEN_S = (0.05, 0.5)
@@ -184,11 +184,11 @@ class Links:
             self._tell(host, report)
         elif under_way or host.process.holds(report):
             fault = host.impairment.payload_fault() if world.now < world.plan.calm_at else None
-            if fault is not None and fault.kind is LinkFault.DELAY:
+            if isinstance(fault, Delay):
                 host.carrying = True  # no report overtakes it
-                world.while_alive(fault.late, lambda: self._come_late(host, report))
+                world.while_alive(fault.duration_s, lambda: self._come_late(host, report))
                 return
-            if fault is None or fault.kind is not LinkFault.DROP:
+            if not isinstance(fault, Drop):
                 self._take(host, report, self._refusal(host, spoilt=fault is not None))
         self.carry(host)
 

@@ -1,7 +1,7 @@
 """The plan of a simulated world: speeds, latencies, and faults, each with its island and its instant.
 
 Everything is data and seeds, so that a failure is reproduced by its plan and nothing else. After ``calm_at`` no random
-fault strikes any more: what must happen in the end can be asked of every plan.
+fault happens any more: what must happen in the end can be asked of every plan.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class World:
         return self._lives.get(key) or IncarnationStart(*key)
 
     def chance(self, probability: float) -> bool:
-        """Whether a random fault strikes here; none does once the plan is calm."""
+        """Return whether a random fault happens here; none does once the plan is calm."""
         return probability > 0.0 and self.now < self.plan.calm_at and self.random.random() < probability
 
     def tell(self, event: e.Event) -> None:

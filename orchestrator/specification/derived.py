@@ -33,11 +33,16 @@ _BY_TYPE: dict[Any, Any] = {
 }
 
 
-def section_of(kind: type[Any], bounds: Bounds, omit: Collection[str] = (), under: str = "") -> type[Section]:
-    """Return the section with the dataclass's fields but those of ``omit``, and its defaults."""
+def section_of(
+    kind: type[Any], bounds: Bounds, /, omit: Collection[str] = (), under: str = "", **others: Any
+) -> type[Section]:
+    """Return the section with the dataclass's name, fields and defaults, without ``omit``.
+
+    ``others`` are further fields, as pairs of type and default, such as the discriminator of a union.
+    """
     hints = get_type_hints(kind)
     wanted = [field for field in fields(kind) if field.name not in omit]
-    described: dict[str, Any] = {}
+    described: dict[str, Any] = dict(others)
     for field in wanted:
         path = f"{under}{field.name}"
         annotation = bounds(path) or _annotation(hints[field.name], bounds, path)
@@ -45,7 +50,7 @@ def section_of(kind: type[Any], bounds: Bounds, omit: Collection[str] = (), unde
         if is_dataclass(default):
             default = annotation()
         described[field.name] = (annotation, default)
-    return create_model(f"{kind.__name__}Part", __base__=Section, __doc__=f"``{kind.__name__}``.", **described)
+    return create_model(kind.__name__, __base__=Section, __doc__=kind.__doc__, **described)
 
 
 def instance_of(kind: type[Instance], section: Section, **others: Any) -> Instance:

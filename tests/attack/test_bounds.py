@@ -23,7 +23,7 @@ from api.chaos.runs import _ReferenceReport
 from api.http.pools import StrictBody
 from api.jobs.idempotency import digest_of
 from api.storage.store import Store
-from orchestrator.chaos.plan import STRIKES_MAX, ChaosPlan, check_fleet
+from orchestrator.chaos.plan import INJECTIONS_MAX, ChaosPlan, check_fleet
 from orchestrator.chaos.plan import parse as parse_plan
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import PROBLEMS_MAX, ConfigurationError, InvalidJobSpec
@@ -417,7 +417,7 @@ def test_a_plan_that_strikes_a_large_fleet_too_often_is_refused() -> None:
     fleet = [IslandPlan(IslandId(f"i{n}"), NodeGroupId("g"), "r", 1) for n in range(ISLANDS_MAX)]
     fault = {"kind": "kill", "target": {"region": "r"}, "every": 1}
     plan = parse_plan({"duration": 20, "faults": [fault], "objectives": ["merges > 1"]})
-    with pytest.raises(InvalidJobSpec, match=f"at most {STRIKES_MAX} are run"):
+    with pytest.raises(InvalidJobSpec, match=f"at most {INJECTIONS_MAX} are run"):
         check_fleet(plan, fleet)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.vocabulary import FaultSpec
-from orchestrator.simulation.impairment import LinkFault, LinkImpairment, PayloadFault
+from orchestrator.core.faults import Corrupt, Cut, Delay, Drop, Slow, fault_of
+from orchestrator.simulation.impairment import LinkImpairment
 
 
-def struck(kind: str, now: float = 100.0, **dose: float) -> LinkImpairment:
+def impaired(kind: str, now: float = 100.0, **numbers: float) -> LinkImpairment:
     impairment = LinkImpairment()
-    impairment.inject(LinkFault(kind), FaultSpec(**dose), now)
+    impairment.inject(fault_of(kind, "asia", **numbers), now)
     return impairment
 
 
@@ -30,9 +30,9 @@ def test_a_link_without_impairment_costs_nothing():
 
 
 def test_a_cut_ends_by_itself_and_a_shorter_one_does_not_shorten_it():
-    impairment = struck("cut", duration=8.0)
+    impairment = impaired("cut", duration=8.0)
     assert impairment.cut_s(103.0) == 5.0
-    impairment.inject(LinkFault.CUT, FaultSpec(duration=2.0), 101.0)
+    impairment.inject(Cut("asia", 2.0), 101.0)
     assert impairment.cut_s(103.0) == 5.0
     assert impairment.cut_s(108.0) == 0.0
 
@@ -42,24 +42,24 @@ def test_a_cut_ends_by_itself_and_a_shorter_one_does_not_shorten_it():
     [(500, 100.0, 5.0), (500, 105.0, 5.0), (500, 107.0, 3.0), (500, 110.0, 0.0), (10**9, 100.0, 10.0)],
 )
 def test_a_slow_link_takes_its_time_but_not_beyond_its_end(size_bytes, now, seconds):
-    assert struck("slow", duration=10.0, bytes_per_second=100.0).transfer_delay_s(size_bytes, now) == seconds
+    assert impaired("slow", duration=10.0, bytes_per_second=100.0).transfer_delay_s(size_bytes, now) == seconds
 
 
 def test_each_payload_fault_is_met_once_in_the_order_of_injection():
-    impairment = struck("corrupt", payloads=1)
-    impairment.inject(LinkFault.DELAY, FaultSpec(duration=2.0, payloads=2), 100.0)
+    impairment = impaired("corrupt", payloads=1)
+    impairment.inject(Delay("asia", 2.0, 2), 100.0)
     assert [impairment.payload_fault() for _ in range(4)] == [
-        PayloadFault(LinkFault.CORRUPT),
-        PayloadFault(LinkFault.DELAY, 2.0),
-        PayloadFault(LinkFault.DELAY, 2.0),
+        Corrupt("asia", 1),
+        Delay("asia", 2.0, 2),
+        Delay("asia", 2.0, 2),
         None,
     ]
 
 
 def test_a_cleared_link_is_unimpaired():
-    impairment = struck("cut", duration=8.0)
-    impairment.inject(LinkFault.SLOW, FaultSpec(duration=8.0, bytes_per_second=1.0), 100.0)
-    impairment.inject(LinkFault.DROP, FaultSpec(payloads=3), 100.0)
+    impairment = impaired("cut", duration=8.0)
+    impairment.inject(Slow("asia", 8.0, 1.0), 100.0)
+    impairment.inject(Drop("asia", 3), 100.0)
     impairment.clear()
     assert (impairment.cut_s(101.0), impairment.transfer_delay_s(100, 101.0), impairment.payload_fault()) == (
         0.0,

@@ -19,8 +19,8 @@ from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, RequestError
 from tests import forked
 from tests.api.installation import ROOT, Installation, environment, interruptible
+from tests.chaos.injections import injected, verdict_with_faults
 from tests.chaos.plans import document
-from tests.chaos.strikes import struck, verdict_with_strikes
 from tests.waiting import PATIENCE_S, wait_until
 
 KILL_ASIA = {"kind": "kill", "target": {"name": "asia"}, "at": 0.5}
@@ -53,7 +53,7 @@ def records(installation, job, kind):
 
 def test_a_plan_that_passes_strikes_when_the_seed_says_and_ends_with_0(service: Installation) -> None:
     faults = (KILL_ASIA, {"kind": "stop", "target": {"random": 1}, "at": 1.5, "duration": 0.5})
-    said = verdict_with_strikes(lambda: verdict(service, plan_file(service, *faults, seed=2)))
+    said = verdict_with_faults(lambda: verdict(service, plan_file(service, *faults, seed=2)))
     assert said["passed"], said
     job = said["job"]
     islands = service.client().islands(job)
@@ -61,7 +61,7 @@ def test_a_plan_that_passes_strikes_when_the_seed_says_and_ends_with_0(service: 
     planned = [(f.at, f.kind, f.island) for f in schedule(parse(document(*faults, seed=2)), fleet)]
     assert [(f["planned_at"], f["kind"], f["island"]) for f in said["faults"]] == planned
     assert all(f["spared"].startswith("missed") for f in said["faults"] if f["spared"])  # a machine too busy to look
-    carried_out = [(f["kind"], f["island"]) for f in struck(said)]
+    carried_out = [(f["kind"], f["island"]) for f in injected(said)]
     assert carried_out
     assert [(f["kind"], f["island"]) for f in records(service, job, "FaultInjected")] == carried_out
     report = service.client().report(job)
@@ -132,10 +132,10 @@ def test_one_fault_by_hand(service: Installation) -> None:
     service.atoll("cancel", job)
 
 
-def test_every_kind_of_fault_is_on_the_tape_with_its_dose(service: Installation) -> None:
+def test_every_kind_of_fault_is_on_the_tape_with_its_numbers(service: Installation) -> None:
     job = submitted(service)
     island = ("asia", 1)
-    for asked, dose in (
+    for asked, numbers in (
         (("cut", "asia", "--for", "2"), (*island, 2.0, 0.0, 0)),
         (("slow", "asia", "--for", "2", "--rate", "1000"), (*island, 2.0, 1000.0, 0)),
         (("corrupt", "asia", "--payloads", "3"), (*island, 0.0, 0.0, 3)),
@@ -145,10 +145,10 @@ def test_every_kind_of_fault_is_on_the_tape_with_its_dose(service: Installation)
         (("kill_node", "asia"), (*island, 0.0, 0.0, 0)),
         (("kill_synchroniser",), ("", 0, 0.0, 0.0, 0)),
     ):
-        assert "accepted" in service.atoll("chaos", "strike", job, *asked)
+        assert "accepted" in service.atoll("chaos", "inject", job, *asked)
         fault = records(service, job, "FaultInjected")[-1]
         names = ("kind", "island", "incarnation", "duration", "bytes_per_second", "payloads")
-        assert tuple(fault[name] for name in names) == (asked[0], *dose)
+        assert tuple(fault[name] for name in names) == (asked[0], *numbers)
     service.atoll("cancel", job)
 
 
@@ -182,7 +182,7 @@ def test_a_plan_kills_the_service_and_starts_it_again_as_it_was(service: Install
     before = service.home.address()
     assert before is not None
     command = psutil.Process(before.pid).cmdline()
-    said = verdict_with_strikes(lambda: verdict(service, plan_file(service, {"kind": "kill_api", "at": 0.5})))
+    said = verdict_with_faults(lambda: verdict(service, plan_file(service, {"kind": "kill_api", "at": 0.5})))
     assert said["passed"], said
     assert [(fault["kind"], fault["spared"]) for fault in said["faults"]] == [("kill_api", "")]
     after = service.home.address()

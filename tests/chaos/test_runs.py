@@ -84,7 +84,7 @@ def test_one_plan_runs_at_a_time_and_a_key_names_one_run(service: Installation) 
         assert settled(client, job).state == "failed", "a cancelled job did not complete"
 
 
-def test_an_ended_plan_strikes_nobody_any_more_and_what_stood_still_goes_on(service: Installation) -> None:
+def test_an_ended_plan_injects_no_further_fault_and_what_stood_still_goes_on(service: Installation) -> None:
     job = submitted(service)
     with service.client() as client:
         client.start_chaos(job, yaml.safe_dump(document(LONG_STOP, KILL_ASIA | {"at": 3})))
@@ -148,11 +148,11 @@ def test_a_killed_service_goes_on_with_the_plan_and_does_not_make_up_for_what_it
     warm.up()
     with warm.client() as client:
 
-        def struck_after_a_miss() -> bool:
+        def injected_after_a_miss() -> bool:
             spared = [bool(one.spared) for one in client.chaos_run(job).decisions]
             return True in spared and False in spared[spared.index(True) :]
 
-        wait_until(struck_after_a_miss)
+        wait_until(injected_after_a_miss)
         run = client.chaos_run(job)
         assert (run.run, run.state, run.begun_after_s is not None) == (begun.run, "running", True)
         missed = [n for n, one in enumerate(run.decisions) if one.spared.startswith("missed")]
@@ -169,15 +169,15 @@ def test_a_killed_service_goes_on_with_the_plan_and_does_not_make_up_for_what_it
         assert sorted(told) == sorted(struck)
 
 
-def struck_once(shown: str) -> str:
-    return shown if "1 of 2 faults struck" in shown else ""
+def injected_once(shown: str) -> str:
+    return shown if "1 of 2 faults injected" in shown else ""
 
 
 def test_the_command_line_starts_shows_and_ends_a_plan(service: Installation) -> None:
     job = submitted(service)
     assert "2 faults planned" in service.atoll("chaos", "start", job, plan_file(service, KILL_ASIA, NEVER))
     assert "runs against" in service.atoll("chaos", "start", job, "quiet", code=1)
-    shown = wait_until(lambda: struck_once(service.atoll("chaos", "status", job)), "the first fault")
+    shown = wait_until(lambda: injected_once(service.atoll("chaos", "status", job)), "the first fault")
     assert "kill asia" in shown
     assert "next kill europe at" in shown
     assert "is running" in service.atoll("chaos", "verdict", job, code=1)
@@ -292,7 +292,7 @@ def test_a_decision_that_was_stored_strikes_once_wherever_the_process_dies(stage
     assert stage.book.decisions("chaos-1")[0].decision["spared"] == ""
 
 
-def test_a_decision_that_was_not_handed_over_is_spared_once_it_is_late(stage: Stage) -> None:
+def test_a_decision_that_was_not_handed_over_is_skipped_once_it_is_late(stage: Stage) -> None:
     stage.begin(KILL_ASIA | {"at": 0})
     picture = stage.service.job(stage.job)
     stage.control.dies = "before anything is stored"

@@ -8,7 +8,7 @@ import pytest
 
 from api.chaos.plans import load, plan_file, world_of
 from api.installation.home import CONFIGS
-from orchestrator.chaos.kinds import Kind
+from orchestrator.chaos.kinds import PLANNED
 from orchestrator.chaos.runner import ChaosRunner
 from orchestrator.chaos.schedule import schedule
 from orchestrator.chaos.simulated import run
@@ -55,7 +55,7 @@ def test_the_simulator_strikes_at_the_instants_that_a_live_run_of_the_same_plan_
         live.look(100.0 + 0.5 * tick, training, dict)
     theirs = [one.fault for one in live.decisions]
 
-    assert {fault.kind for fault in ours} == set(Kind)
+    assert {fault.kind for fault in ours} == set(PLANNED)
     assert ours == theirs[: len(ours)]
     assert all(one.at == runner.begun_at + one.fault.at for one in runner.decisions)
 
@@ -66,7 +66,9 @@ def test_links_and_payloads_suffer_in_the_simulator_and_nobody_stands_still_for_
     assert found.verdict.passed, found.verdict.plain()["objectives"]
     told = {fault["kind"] for fault in found.verdict.report["faults"]}
     assert told == {"cut", "slow", "corrupt", "delay", "drop"}
-    count = sum(one.fault.payloads for one in found.runner.decisions if one.fault.kind == "corrupt" and not one.spared)
+    count = sum(
+        one.fault.fault.payloads for one in found.runner.decisions if one.fault.kind == "corrupt" and not one.skipped
+    )
     unusable = [r.event for r in found.world.sink.records if isinstance(r.event, e.ContributionUnusable)]
     assert 0 < len(unusable) <= count
     assert found.verdict.notes == ()
@@ -90,11 +92,11 @@ def _contributions(asked):
     return found.runner.begun_at, [event.at for event in came if event.contribution.island == "asia"]
 
 
-def test_what_a_simulation_cannot_show_is_said_and_never_counts_as_struck():
+def test_what_a_simulation_cannot_show_is_said_and_never_counts_as_injected():
     faults = [{"kind": "kill_synchroniser", "at": 5}, {"kind": "kill_api", "at": 6}]
     slow = {"kind": "slow", "target": {"random": 1}, "at": 7, "duration": 5, "bytes_per_second": 10}
     verdict = simulated(plan(*faults, objectives=["loss_gap < 1 %"])).verdict
-    assert [one.objective for one in verdict.judged if not one.passed] == ["a fault strikes", "loss_gap < 1 %"]
+    assert [one.objective for one in verdict.judged if not one.passed] == ["a fault is injected", "loss_gap < 1 %"]
     assert [(f["kind"], f["spared"]) for f in verdict.conducted] == [
         ("kill_synchroniser", "a simulated job's synchroniser cannot be killed"),
         ("kill_api", "a simulated job has no service"),
@@ -130,10 +132,10 @@ def test_never_fewer_islands_train_than_are_kept():
     asked = plan(RANDOM_KILLS | {"poisson": {"mtbf": 0.5}}, blast_radius={"keep": 2})
     found = simulated(asked)
     fewest = min(_training_counts(found.world.sink.records))
-    spared = [one for one in found.runner.decisions if one.spared]
+    skipped = [one for one in found.runner.decisions if one.skipped]
     assert fewest == 2
-    assert spared
-    assert len(spared) < len(found.runner.decisions)
+    assert skipped
+    assert len(skipped) < len(found.runner.decisions)
 
 
 def _training_counts(records):
@@ -155,11 +157,11 @@ def test_islands_that_do_not_notice_pass_though_every_one_of_them_was_struck():
     found = simulated(asked)
     told = found.verdict.plain()
     assert told["passed"], told["objectives"]
-    assert {one.fault.island for one in found.runner.decisions if not one.spared} == {i.island for i in POLICY.islands}
+    assert {one.fault.island for one in found.runner.decisions if not one.skipped} == {i.island for i in POLICY.islands}
     assert found.verdict.report["survivors"] == []
     assert found.verdict.report["bystander_gap_max_s"] < 0.1
-    struck = [one for one in found.runner.decisions if not one.spared]
-    assert len(found.verdict.report["faults"]) == len(struck)
+    injected = [one for one in found.runner.decisions if not one.skipped]
+    assert len(found.verdict.report["faults"]) == len(injected)
     assert replay(found.world.tape, ()).exact
 
 
@@ -186,13 +188,13 @@ def test_survivors_that_wait_for_the_dead_fail_and_the_verdict_says_which_object
     assert "http://" not in shown.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_a_plan_whose_every_fault_was_spared_proves_nothing():
+def test_a_plan_whose_every_fault_was_skipped_proves_nothing():
     asked = plan({"kind": "kill", "target": {"name": "asia"}, "at": 20})
     began = simulated(asked).runner.begun_at
     crash = Fault(began + 19.9, FaultKind.CRASH, POLICY.islands[3].island)
     found = simulated(asked, replace(EVEN, faults=(crash,)))
-    assert [one.spared for one in found.runner.decisions] == ["asia does not train"]
-    assert [one.objective for one in found.verdict.judged if not one.passed] == ["a fault strikes"]
+    assert [one.skipped for one in found.runner.decisions] == ["asia does not train"]
+    assert [one.objective for one in found.verdict.judged if not one.passed] == ["a fault is injected"]
 
 
 def test_an_objective_without_a_value_fails():

@@ -21,7 +21,7 @@ from orchestrator.core.messages import CaughtUp
 from orchestrator.runtime import embedded
 from orchestrator.runtime.groups import read_groups
 from orchestrator.tape.storage import read_tape
-from tests.chaos.strikes import struck, verdict_with_strikes
+from tests.chaos.injections import injected, verdict_with_faults
 from tests.harness.reports import of_kind
 from tests.ray.collective import NAME, PATIENCE_S
 from tests.ray.jobs import ENDLESS, STEP_S, gone, steps_between, synthetic
@@ -81,23 +81,23 @@ def run(hands: Hands, job: str, plan: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.soak("half a minute for verdicts that tests/chaos has")
 def test_attrition_passes_where_nobody_waits_for_the_dead(hands: Hands, submit: Callable[..., str]) -> None:
-    verdict = verdict_with_strikes(lambda: run(hands, submit("quick", STEPS), ATTRITION))
+    verdict = verdict_with_faults(lambda: run(hands, submit("quick", STEPS), ATTRITION))
     assert verdict["passed"], verdict["objectives"]
-    assert struck(verdict)
+    assert injected(verdict)
 
 
 @pytest.mark.soak("half a minute for verdicts that tests/chaos has")
 def test_attrition_fails_where_survivors_wait_for_the_dead_and_says_which_objective_and_when(
     hands: Hands, submit: Callable[..., str]
 ) -> None:
-    verdict = verdict_with_strikes(lambda: run(hands, submit(NAME, STEPS), ATTRITION))
+    verdict = verdict_with_faults(lambda: run(hands, submit(NAME, STEPS), ATTRITION))
     job = verdict["job"]
     (failed,) = [one for one in verdict["objectives"] if not one["passed"]]
     assert failed["objective"] == OBJECTIVE
     assert failed["value"] >= PATIENCE_S
     cause = [  # the latest, if it was killed more than once
         f
-        for f in struck(verdict)
+        for f in injected(verdict)
         if f["at"] < failed["at"] and f"s after the kill of {f['island']}" in failed["detail"]
     ][-1]
     survivor = failed["detail"].partition(" on ")[2].partition(",")[0]
@@ -113,7 +113,7 @@ def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(
     job = submit("endless", ENDLESS)
     wait_until(lambda: {one["state"] for one in hands.json("islands", job)} == {"training"}, "all train", LOOK_S)
     before = hands.island(job, "asia")
-    hands.atoll("chaos", "strike", job, "kill_node", "asia")
+    hands.atoll("chaos", "inject", job, "kill_node", "asia")
     wait_until(lambda: gone(before["pid"]), "the process dies with its node")
     wait_until(lambda: incarnation(hands, job) > before["incarnation"], "asia trains again", LOOK_S)
     records = read_tape(hands.runs / job / "tape.jsonl").records

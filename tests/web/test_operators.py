@@ -74,7 +74,7 @@ def test_a_plan_is_chosen_knowingly_followed_and_ended_by_keyboard(
         page.keyboard.type("fla")
         dialog.get_by_role("button", name="Start").press("Enter")
         expect(chaos.locator(".badge").first).to_have_text("running")
-        expect(chaos).to_contain_text("of 23 faults struck, 0 spared. Started by operator-rosa")
+        expect(chaos).to_contain_text("of 23 faults injected, 0 skipped. Started by operator-rosa")
         expect(chaos).to_contain_text("Next: stop asia for 6 s in")
         expect(page.get_by_role("button", name="Start a plan")).to_have_count(0)
         page.get_by_role("button", name="End the plan").press("Enter")
@@ -86,7 +86,7 @@ def test_a_plan_is_chosen_knowingly_followed_and_ended_by_keyboard(
         expect(page.get_by_role("button", name="Start a plan")).to_be_visible()
 
 
-def test_a_viewer_sees_what_a_plan_struck_and_takes_the_verdict_along(
+def test_a_viewer_sees_what_a_plan_injected_and_takes_the_verdict_along(
     begin: Callable[..., str], visit: Visit, site: Site
 ) -> None:
     with site.client() as client:

@@ -33,15 +33,15 @@ def test_a_stopped_island_goes_on_by_itself_or_when_told_to_and_the_tape_says_wh
     before, bystanders = job.island("asia"), [job.island(group)["pid"] for group in ("us-east", "europe")]
     at = job.last["at"]
 
-    first = strike(job, "stop", duration=STOPPED_S)
+    first = inject(job, "stop", duration=STOPPED_S)
     job.wait_until(lambda: standstill(job, at), "a report of how long it stood still")
     assert job.wait_for_state("asia", "training")["pid"] == before["pid"]
 
-    second = strike(job, "stop", duration=HELD_S)
+    second = inject(job, "stop", duration=HELD_S)
     job.wait_for_state("asia", "suspect")
     train_on(*bystanders)
     assert job.island("asia")["state"] == "suspect"
-    third = strike(job, "continue")
+    third = inject(job, "continue")
     assert job.wait_for_state("asia", "training")["pid"] == before["pid"]
 
     faults = [(fault.command, fault.kind, fault.caller, fault.duration) for fault in faults_since(job, at)]
@@ -64,7 +64,7 @@ def test_an_island_that_is_cut_off_trains_on_unheard_and_gives_its_work_when_it_
     when, for the first answer behind a cut may be an old one."""
     before = job.island("asia")
 
-    strike(job, "cut", duration=HELD_S)
+    inject(job, "cut", duration=HELD_S)
     job.wait_for_state("asia", "suspect")
     train_on(before["pid"])
     heard = heard_of(job)
@@ -72,13 +72,13 @@ def test_an_island_that_is_cut_off_trains_on_unheard_and_gives_its_work_when_it_
     assert heard_of(job) == heard, "letters passed the cut"
     assert job.island("asia")["state"] == "suspect"
     healed_at = job.last["at"]
-    strike(job, "continue")
+    inject(job, "continue")
     job.wait_until(lambda: job.island("asia")["last_merge_at"] > healed_at, "a merge with asia after its cut")
     job.wait_until(lambda: max(adoptions(job)) > healed_at, "an adoption by asia after its cut")
     at_cut, last = heard[0][-1], job.events(Progress, "asia")[-1]
     assert last.steps_total - at_cut.steps_total >= 2 * STEPS_ON
 
-    struck = struck_at(job, "cut", duration=5.0)
+    struck = injected_at(job, "cut", duration=5.0)
     job.wait_until(lambda: since(job, struck + 5.0), "work of asia after a cut that ends by itself")
     back = job.wait_for_state("asia", "training")
     assert (back["pid"], back["incarnation"]) == (before["pid"], before["incarnation"])
@@ -90,7 +90,7 @@ def test_payloads_that_are_spoilt_are_refused_and_lost_ones_missed_while_nobody_
     before = job.island("asia")
     known, counted = len(refusals(job)), job.last["statistics"]["refusals"].get("corrupt", 0)
 
-    strike(job, "corrupt", payloads=2)
+    inject(job, "corrupt", payloads=2)
     unusable = job.wait_until(
         lambda: len(every := refusals(job)) >= known + 2 and every[known:], "two payloads refused"
     )
@@ -98,25 +98,25 @@ def test_payloads_that_are_spoilt_are_refused_and_lost_ones_missed_while_nobody_
     assert "checksum" in unusable[0].detail
     assert job.status()["statistics"]["refusals"]["corrupt"] == counted + 2
 
-    dropped_at = struck_at(job, "drop", payloads=3)
+    dropped_at = injected_at(job, "drop", payloads=3)
     job.wait_until(lambda: len(since(job, dropped_at)) >= 6, "payloads after those that were lost")
     assert missing_offers(job, dropped_at) >= 3  # a busy island replaces offers before anybody asks for them
 
-    delayed_at = struck_at(job, "delay", payloads=1, duration=2.0)
+    delayed_at = injected_at(job, "delay", payloads=1, duration=2.0)
     job.wait_until(lambda: len(since(job, delayed_at + 2.0)) >= 2, "payloads after the late one")
     assert longest_silence(job, delayed_at) >= 1.9
 
-    slow_at = struck_at(job, "slow", duration=HELD_S, bytes_per_second=PAYLOAD_BYTES / 2)
+    slow_at = injected_at(job, "slow", duration=HELD_S, bytes_per_second=PAYLOAD_BYTES / 2)
     slowly = job.wait_until(lambda: len(came := since(job, slow_at)) >= 4 and came, "slow payloads")
     assert all(after.at - before.at >= 1.9 for before, after in pairwise(slowly[1:])), "each takes two seconds"
 
-    strike(job, "slow", duration=HELD_S, bytes_per_second=PAYLOAD_BYTES / HELD_S)
+    inject(job, "slow", duration=HELD_S, bytes_per_second=PAYLOAD_BYTES / HELD_S)
     both = [job.island(group)["pid"] for group in ("asia", "us-east")]
     train_on(*both)
     came = contributions(job)
     train_on(*both)
     assert contributions(job) == came, "a payload that takes minutes was there in seconds"
-    strike(job, "slow", duration=1.0, bytes_per_second=PAYLOAD_BYTES / HELD_S)
+    inject(job, "slow", duration=1.0, bytes_per_second=PAYLOAD_BYTES / HELD_S)
     job.wait_until(lambda: len(contributions(job)) > len(came) + 2, "payloads when it is not slow any more")
     assert job.island("asia")["incarnation"] == before["incarnation"]
 
@@ -158,9 +158,9 @@ def test_the_synchroniser_is_killed_once_the_tape_says_so_and_comes_back(job: Jo
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def strike(job: Job, kind: str, **dose: Any) -> str:
+def inject(job: Job, kind: str, **numbers: Any) -> str:
     """Strike asia, and wait until that is done, or refused."""
-    command = job.command(commands.Inject(kind, "asia", **dose))
+    command = job.command(commands.Inject(kind, "asia", **numbers))
     job.answer(command)
     return command
 
@@ -169,9 +169,9 @@ def faults_since(job: Job, at: float, island: str = "asia") -> list[events.Fault
     return [fault for fault in job.events(events.FaultInjected, island) if fault.at > at]
 
 
-def struck_at(job: Job, kind: str, **dose: Any) -> float:
+def injected_at(job: Job, kind: str, **numbers: Any) -> float:
     """Strike, and when that was, by the tape."""
-    name = strike(job, kind, **dose)
+    name = inject(job, kind, **numbers)
     return job.wait_until(
         lambda: [fault.at for fault in job.events(events.FaultInjected, "asia") if fault.command == name], kind
     )[0]

@@ -130,13 +130,13 @@ def test_a_killed_island_that_shall_stay_away_cannot_be_struck_and_comes_only_wh
     job.command(commands.Kill("asia", restart=False))
     job.wait_for_state("asia", "stopped")
     before = job.status()["view"]["global_version"]
-    for kind, dose in (
+    for kind, numbers in (
         ("cut", {"duration": 5.0}),
         ("corrupt", {"payloads": 1}),
         ("stop", {"duration": 5.0}),
         ("kill_node", {}),
     ):
-        noted = job.answer(job.command(commands.Inject(kind, "asia", **dose)))
+        noted = job.answer(job.command(commands.Inject(kind, "asia", **numbers)))
         assert (noted["accepted"], noted["detail"][:8]) == (False, "asia has"), noted
     assert job.events(events.FaultInjected, "asia") == faults
     assert gone(stays["pid"])

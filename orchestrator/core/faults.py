@@ -1,0 +1,189 @@
+"""The faults of chaos: one union, the same from REST to the link, in plans and in the simulator.
+
+    REST body, plan's entry ─▶ Fault ─▶ Inject (``core.commands``) ─▶ runtime ─▶ process or link
+                                 └────▶ simulated world
+
+``kind`` says which fault it is. Commands, tapes and verdicts have a fault *flat*: ``kind``, ``island``, ``duration``,
+``bytes_per_second``, ``payloads`` and ``host``, each empty where the kind does not have it. ``flat`` and ``fault_of`` are
+the only two functions that know that form. A new fault is a kind and a class here, a member of the unions, and a case
+wherever a type checker asks for one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import ClassVar, NamedTuple, get_args
+
+from orchestrator.core.vocabulary import Duration, IslandId
+
+
+class Kind(StrEnum):
+    KILL = "kill"
+    STOP = "stop"
+    CUT = "cut"
+    SLOW = "slow"
+    CORRUPT = "corrupt"
+    DELAY = "delay"
+    DROP = "drop"
+    CONTINUE = "continue"
+    KILL_NODE = "kill_node"
+    KILL_HOST = "kill_host"
+    KILL_SYNCHRONISER = "kill_synchroniser"
+    KILL_API = "kill_api"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL of the island's process, without warning. The island is placed again."""
+
+    kind: ClassVar = Kind.KILL
+    island: IslandId
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """SIGSTOP, and SIGCONT after ``duration_s``. In between the island neither steps nor answers."""
+
+    kind: ClassVar = Kind.STOP
+    island: IslandId
+    duration_s: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The island's link carries nothing for ``duration_s``: no report, payload or publication. The island trains on."""
+
+    kind: ClassVar = Kind.CUT
+    island: IslandId
+    duration_s: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """The island's link carries payloads and publications at ``bytes_per_second`` for ``duration_s``."""
+
+    kind: ClassVar = Kind.SLOW
+    island: IslandId
+    duration_s: Duration
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """The island's next ``payloads`` arrive with flipped bits, and are refused for their checksum."""
+
+    kind: ClassVar = Kind.CORRUPT
+    island: IslandId
+    payloads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """The island's next ``payloads`` arrive ``duration_s`` late, each with everything queued behind it."""
+
+    kind: ClassVar = Kind.DELAY
+    island: IslandId
+    duration_s: Duration
+    payloads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The island's next ``payloads`` are lost on the way."""
+
+    kind: ClassVar = Kind.DROP
+    island: IslandId
+    payloads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """The end of a stop, a cut, a slow link and payload faults before their time."""
+
+    kind: ClassVar = Kind.CONTINUE
+    island: IslandId
+
+
+@dataclass(frozen=True, slots=True)
+class KillNode:
+    """SIGKILL of the raylet of the island's node. All islands on it die, of any job, and the node does not come back."""
+
+    kind: ClassVar = Kind.KILL_NODE
+    island: IslandId
+
+
+@dataclass(frozen=True, slots=True)
+class KillHost:
+    """SIGKILL of the island's process on one of its hosts. Its other processes end too, and it is placed again."""
+
+    kind: ClassVar = Kind.KILL_HOST
+    island: IslandId
+    host: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KillSynchroniser:
+    """SIGKILL of the job's synchroniser, once the tape has the fault. It affects no island directly."""
+
+    kind: ClassVar = Kind.KILL_SYNCHRONISER
+
+
+@dataclass(frozen=True, slots=True)
+class KillApi:
+    """SIGKILL of the service, which is started again as it was. Only a plan can have it: it belongs to no job."""
+
+    kind: ClassVar = Kind.KILL_API
+
+
+PayloadFault = Corrupt | Delay | Drop
+LinkFault = Cut | Slow | PayloadFault
+"""Faults of an island's link. Its process is left alone."""
+Deadly = Kill | KillNode | KillHost
+"""Faults by which the island's process ends."""
+Away = Stop | Cut
+"""Faults that keep an island from contributing while they last."""
+IslandFault = Kill | Stop | LinkFault | Continue | KillNode | KillHost
+Islandless = KillSynchroniser | KillApi
+JobFault = Kill | Stop | Cut | Slow | Corrupt | Delay | Drop | Continue | KillNode | KillHost | KillSynchroniser
+"""Faults that a job can be asked for."""
+Fault = JobFault | KillApi
+
+CLASSES: dict[Kind, type[Fault]] = {fault.kind: fault for fault in get_args(Fault)}
+FLAT_NAMES = {"duration_s": "duration"}
+
+
+class FlatFault(NamedTuple):
+    """A fault as commands, tapes and verdicts have it. ``island`` is empty for a fault of no island."""
+
+    kind: Kind
+    island: IslandId
+    duration: Duration = 0.0
+    bytes_per_second: float = 0.0
+    payloads: int = 0
+    host: int | None = None
+
+    @property
+    def numbers(self) -> tuple[Duration, float, int, int | None]:
+        """The fields behind kind and island, in their order."""
+        return self.duration, self.bytes_per_second, self.payloads, self.host
+
+
+def flat(fault: Fault) -> FlatFault:
+    """Return the flat form of a fault. ``fault_of`` reads it back."""
+    values = {FLAT_NAMES.get(field.name, field.name): getattr(fault, field.name) for field in fields(fault)}
+    return FlatFault(**{"kind": fault.kind, "island": IslandId(""), **values})
+
+
+def fault_of(
+    kind: str,
+    island: str | None = None,
+    duration: Duration = 0.0,
+    bytes_per_second: float = 0.0,
+    payloads: int = 0,
+    host: int | None = None,
+) -> Fault:
+    """Return the fault of a flat form. Values that its kind does not have are ignored. Raises ValueError for no kind."""
+    form = FlatFault(Kind(kind), IslandId(island or ""), duration, bytes_per_second, payloads, host)
+    fault = CLASSES[form.kind]
+    return fault(**{field.name: getattr(form, FLAT_NAMES.get(field.name, field.name)) for field in fields(fault)})

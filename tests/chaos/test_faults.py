@@ -1,0 +1,108 @@
+"""A fault is defined once (``core.faults``): commands, requests, plans, the link and the simulator read that union."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any, get_args
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from api.routes import chaos as routes
+from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, PLANNED, TAKES, describe
+from orchestrator.chaos.plan import FaultSection
+from orchestrator.core import faults
+from orchestrator.core.commands import Inject
+from orchestrator.core.faults import CLASSES, Fault, JobFault, Kind, LinkFault, fault_of, flat
+from orchestrator.simulation.faults import simulated_fault
+from orchestrator.simulation.impairment import LinkImpairment
+from orchestrator.specification.validation import problem_of
+from orchestrator.tape.codec import decode_command, encode_command
+
+VALUES: dict[str, Any] = {
+    "island": "asia",
+    "duration_s": 6.0,
+    "bytes_per_second": 5e4,
+    "payloads": 3,
+    "host": 1,
+}
+FAULTS = [kind(**{field.name: VALUES[field.name] for field in fields(kind)}) for kind in get_args(Fault)]
+OF_JOBS = [fault for fault in FAULTS if isinstance(fault, JobFault)]
+BODY: TypeAdapter[Any] = TypeAdapter(routes.Fault)
+
+
+def named(fault: Fault) -> str:
+    return str(fault.kind)
+
+
+def test_every_kind_has_one_class_and_every_class_a_kind() -> None:
+    assert CLASSES.keys() == set(Kind)
+    assert [fault.kind for fault in FAULTS] == list(Kind)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=named)
+def test_a_fault_comes_back_from_its_flat_form(fault: Fault) -> None:
+    assert fault_of(*flat(fault)) == fault
+
+
+@pytest.mark.parametrize("fault", OF_JOBS, ids=named)
+def test_a_fault_comes_back_from_its_command_in_the_store(fault: JobFault) -> None:
+    command = Inject.of(fault)
+    document = encode_command(command)
+    assert document.keys() - {"host"} == {"kind", "fault", "island", "duration", "bytes_per_second", "payloads"}
+    read = decode_command(document)
+    assert isinstance(read, Inject)
+    assert read.typed() == fault
+
+
+@pytest.mark.parametrize("fault", OF_JOBS, ids=named)
+def test_the_body_of_a_request_is_the_fault_and_refuses_what_its_kind_does_not_have(fault: JobFault) -> None:
+    body = {"kind": fault.kind.value, **asdict(fault)}
+    assert routes.command_of(BODY.validate_python(body)) == Inject.of(fault)
+    for strange in VALUES.keys() - body.keys():
+        with pytest.raises(ValidationError, match="extra_forbidden"):
+            BODY.validate_python(body | {strange: VALUES[strange]})
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"kind": "kill"}, "kill.island: is missing."),
+        ({"kind": "stop", "island": "asia", "duration_s": 0}, "stop.duration_s: is 0, and must be at least 0.001."),
+        ({"kind": "drop", "island": "asia", "payloads": 0}, "drop.payloads: is 0, and must be at least 1."),
+        ({"kind": "meteor"}, "(the whole document): is 'meteor', and must be one of kill, "),
+        ({"island": "asia"}, "(the whole document): has no 'kind', which says what it is."),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said_in_our_words(body: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        BODY.validate_python(body)
+    problem = problem_of(refused.value.errors(include_url=False)[0])
+    assert f"{problem.path}: {problem.message}".startswith(says)
+
+
+def test_what_an_entry_of_a_plan_needs_and_takes_is_what_its_fault_has() -> None:
+    assert set(NEEDS) == set(TAKES) == set(PLANNED)
+    assert set(PLANNED) == set(Kind) - {Kind.CONTINUE}
+    assert (NEEDS[Kind.SLOW], TAKES[Kind.KILL_HOST]) == (("duration", "bytes_per_second"), ("host",))
+    assert {Kind.KILL_SYNCHRONISER, Kind.KILL_API} == ISLANDLESS
+    entry = FaultSection.model_validate({"kind": "slow", "at": 1, "duration": "6s", "bytes_per_second": 5e4})
+    assert entry.fault(faults.IslandId("asia")) == faults.Slow(faults.IslandId("asia"), 6.0, 5e4)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=named)
+def test_the_link_and_the_simulated_world_know_every_fault_that_is_theirs(fault: Fault) -> None:
+    if isinstance(fault, LinkFault):
+        impairment = LinkImpairment()
+        impairment.inject(fault, 10.0)
+        assert impairment.cut_s(11.0) or impairment.slow(11.0) or impairment.payload_fault() == fault
+    if isinstance(fault, faults.Continue | faults.Islandless):
+        with pytest.raises(ValueError, match="does not know"):
+            simulated_fault(1.0, faults.IslandId("asia"), fault)
+    else:
+        assert simulated_fault(1.0, faults.IslandId("asia"), fault).island == "asia"
+
+
+def test_a_fault_in_words() -> None:
+    assert describe(faults.Stop(faults.IslandId("asia"), 6.0), "asia") == "stop asia for 6 s"
+    assert describe(faults.KillSynchroniser(), "") == "kill_synchroniser"
