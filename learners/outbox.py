@@ -181,16 +181,16 @@ class Outbox:
             self._changed.wait_for(took, timeout_s)
         return taken
 
-    def heed(self, epoch: Epoch) -> None:
+    def check_epoch(self, epoch: Epoch) -> None:
         """Note the epoch that commands. Raises Fenced when a newer one has commanded."""
         with self._changed:
-            if self._outbox.heed(epoch):
+            if self._outbox.check_epoch(epoch):
                 self._outbox.restate(self._standing())
                 self._changed.notify_all()
 
     def read(self, epoch: Epoch, after: int, acknowledged: int, timeout_s: float) -> Numbered:
         """The reports behind number ``after``, oldest first; waits for one. Those up to ``acknowledged`` are forgotten."""
-        self.heed(epoch)
+        self.check_epoch(epoch)
         with self._reading, self._changed:
             self._outbox.acknowledge(acknowledged)
             self._changed.wait_for(lambda: self._outbox.has_after(after), timeout_s)

@@ -36,9 +36,9 @@ def calls(island: ActorHandle[IslandInterface], controller: ActorHandle[Controll
 
 
 def answers(island: ActorHandle[IslandInterface], synchroniser: ActorHandle[SynchroniserInterface]) -> None:
-    letters: str = ray.get(island.call(IslandInterface.letters, Epoch(1), 0, 0, 0.5))  # type: ignore[assignment]
+    reports: str = ray.get(island.call(IslandInterface.reports, Epoch(1), 0, 0, 0.5))  # type: ignore[assignment]
     name: int = ray.get(synchroniser.call(SynchroniserInterface.save_parameters))  # type: ignore[assignment]
-    print(letters, name)
+    print(reports, name)
 
 
 def implementations() -> None:

@@ -1,7 +1,7 @@
 """A handle to an actor in another process, typed by the class or interface that says which calls it answers.
 
-    reply = island.call(IslandInterface.letters, epoch, read, acknowledged, POLL_S)
-    letters = ray.get(reply, timeout=3.0)       # list[tuple[int, IslandReport]]
+    reply = island.call(IslandInterface.reports, epoch, read, acknowledged, POLL_S)
+    reports = ray.get(reply, timeout=3.0)       # list[tuple[int, IslandReport]]
 
 Only the method's name and the arguments travel.
 """

@@ -59,7 +59,7 @@ class IslandInterface(Protocol):
 
     # ── to the synchroniser, which says its epoch ─────────────────────────────────────────────────────────────────
 
-    def letters(
+    def reports(
         self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float, /
     ) -> list[tuple[int, IslandReport]]: ...
 

@@ -138,7 +138,7 @@ class CloseReason(StrEnum):
     NO_GRACE_LEFT = "no_grace_left", "quorum was reached and no slack was left to wait in"
     FINAL_FLUSH = "final_flush", "the job was ending"
 
-    def __new__(cls, value: str, words: str = "") -> CloseReason:
+    def __new__(cls, value: str, words: str) -> CloseReason:
         member = str.__new__(cls, value)
         member._value_, member.words = value, words
         return member

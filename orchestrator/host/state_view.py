@@ -65,7 +65,7 @@ class StateView:
         with self._lock:
             return self._core.state.outcome
 
-    def picture(self, at: Instant) -> JobView:
+    def view(self, at: Instant) -> JobView:
         """The job as everybody outside may see it."""
         with self._lock:
             return self._core.view(at)

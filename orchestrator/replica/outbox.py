@@ -38,9 +38,9 @@ class ReliableOutbox:
         """All unread reports, oldest first, for a reader who loses none. Each is given out once."""
         return self._unread.take()
 
-    def heed(self, epoch: Epoch) -> bool:
+    def check_epoch(self, epoch: Epoch) -> bool:
         """Note the epoch that commands: whether it is a newer one, so that ``restate`` must follow. Raises Fenced."""
-        return self._numbered.heed(epoch)
+        return self._numbered.check_epoch(epoch)
 
     def restate(self, standing: Iterable[IslandReport]) -> None:
         """Report again what still stands and is in no report that is kept."""
@@ -114,7 +114,7 @@ class NumberedReports:
         self._unacknowledged: Numbered = []
         self._written = 0
 
-    def heed(self, epoch: Epoch) -> bool:
+    def check_epoch(self, epoch: Epoch) -> bool:
         """Note the epoch that commands: whether it is newer than the last. Raises Fenced when it is older.
 
         A ``Flushed`` that was reported is forgotten then: the new synchroniser asks for it anew, and gets it behind the

@@ -318,14 +318,14 @@ class Controller:
         island, incarnation = life
         shard = self._shards.index(island) if island in self._shards else 0  # a standby's is that of whom it becomes
         document = self._spec.island_document(section) | self._added
-        hurry = island in self._shards and incarnation > 1  # it is missed
+        urgent = island in self._shards and incarnation > 1  # it is missed
         if len(actors) == 1:
-            actors[0].call(IslandInterface.prepare, document, shard, len(self._shards), hurry)
+            actors[0].call(IslandInterface.prepare, document, shard, len(self._shards), urgent)
             return
         place, key = ray.get(actors[0].call(IslandInterface.meeting_place), timeout=HELLO_TIMEOUT_S), token_bytes(32)
         for number, actor in enumerate(actors):
             rank = Rank(number, len(actors), place, key)
-            actor.call(IslandInterface.prepare, document, shard, len(self._shards), hurry, rank)
+            actor.call(IslandInterface.prepare, document, shard, len(self._shards), urgent, rank)
 
     def _placement(self, name: str, abouts: Sequence[Mapping[str, Any]]) -> Placement:
         """Return the placement of processes that report ``abouts`` of themselves, by rank."""

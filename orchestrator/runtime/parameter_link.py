@@ -76,7 +76,7 @@ class Delivery:
     published: Published
     step: int
     merged_offer: MergedOffer
-    fix: ScheduleAnchor
+    anchor: ScheduleAnchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ class ParameterLink:
             published.version,
             delivery.step,
             offer_number(delivery.merged_offer),
-            delivery.fix,
+            delivery.anchor,
             one.shipment.since,
             published.digest_of(one.holding),
             *(payload.carried(subject) for payload in one.shipment.payloads),

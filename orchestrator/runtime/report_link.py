@@ -128,7 +128,7 @@ class ReportLink:
         while not self._closed.is_set():
             while self._recorded and self._recorded[0][0] <= self._durable_count():
                 _, acknowledged = self._recorded.popleft()
-            poll = self._actor.call(IslandInterface.letters, self._epoch, read, acknowledged, POLL_S)
+            poll = self._actor.call(IslandInterface.reports, self._epoch, read, acknowledged, POLL_S)
             try:
                 while True:
                     try:

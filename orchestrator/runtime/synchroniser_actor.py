@@ -495,7 +495,7 @@ class LiveJob:
         ]
 
     def _status(self, at: Instant) -> StatusRecord:
-        view = self.state.picture(at)
+        view = self.state.view(at)
         statistics = self.statistics.summary(at)
         return {
             "job_id": self.context.job,

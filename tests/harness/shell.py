@@ -72,7 +72,7 @@ def spec(**synchroniser: Any) -> JobSpec:
 
 
 class ScriptedIsland:
-    """An island's real loop, stepped by hand, and its letters."""
+    """An island's real loop, stepped by hand, and its reports."""
 
     def __init__(self, job: JobSpec, index: int) -> None:
         self.name = IslandId(ISLANDS[index])
@@ -191,7 +191,7 @@ class Shell(Job):
         if self.shard.state(effect.fragment).version == effect.version:
             for to in effect.recipients:
                 island = self.islands[to.island]
-                island.outbox.heed(self.files.epoch)
+                island.outbox.check_epoch(self.files.epoch)
                 self._deliver(island.loop, effect, to)
         self.reached("after publish")
 
@@ -254,28 +254,28 @@ class Shell(Job):
     def finish_job(self, effect: f.FinishJob) -> None:
         """Tests look at the core."""
 
-    # ── letters ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── reports ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def work_until_quiet(self) -> None:
-        """Hear letters until there are none."""
+        """Hear reports until there are none."""
         heard = [True]
         while any(heard):
             heard = [self._hear(name) for name in self.islands]
 
     def _hear(self, name: str) -> bool:
         island = self.islands[name]
-        letters = island.outbox.read(self.files.epoch, self.read[name], 0, 0.0)
-        for number, letter in letters:
-            if isinstance(letter, Offer):
-                self._take(name, letter)
+        reports = island.outbox.read(self.files.epoch, self.read[name], 0, 0.0)
+        for number, report in reports:
+            if isinstance(report, Offer):
+                self._take(name, report)
             else:
                 self.now += TICK_S
-                self.tell(event_of(letter, self.now, IslandId(name), FIRST))
+                self.tell(event_of(report, self.now, IslandId(name), FIRST))
             self.read[name] = number
             self.unsynced[name].append((self.files.tape.count, number))
             break  # what it wrote meanwhile comes next
         self._acknowledge(name)
-        return bool(letters)
+        return bool(reports)
 
     def _acknowledge(self, name: str) -> None:
         """Letters whose events would survive a loss of power need not be kept any more."""

@@ -66,12 +66,12 @@ class Desk:
             self.outbox.put(made)
 
     def read(self, epoch: int, read: int = 0, acknowledged: int = 0) -> list[tuple[int, object]]:
-        self.heed(epoch)
+        self.check_epoch(epoch)
         self.outbox.acknowledge(acknowledged)
         return self.outbox.read(read)
 
-    def heed(self, epoch: int) -> None:
-        if self.outbox.heed(Epoch(epoch)):
+    def check_epoch(self, epoch: int) -> None:
+        if self.outbox.check_epoch(Epoch(epoch)):
             self.outbox.restate(self.standing)
 
 
@@ -121,7 +121,7 @@ def test_that_all_was_given_is_said_behind_what_is_given_again(desk: Desk, was_r
     desk.read(1)
     desk.outbox.put(Flushed())
     desk.read(1, read=1 if was_read else 0, acknowledged=1)
-    desk.heed(2)
+    desk.check_epoch(2)
     desk.outbox.put(Flushed())  # the new one asked for it, too
     reports = [report for _, report in desk.read(2)]
     assert reports[0] == offer(0, 1)
@@ -135,7 +135,7 @@ def test_a_synchroniser_that_was_replaced_is_fenced_and_gets_nothing(desk: Desk)
         with pytest.raises(Fenced, match="epoch 1 speaks, but one of epoch 2"):
             desk.read(1)
     with pytest.raises(Fenced):
-        desk.heed(1)
+        desk.check_epoch(1)
     assert [report for _, report in desk.read(2)] == [offer(0, 1)]
 
 
@@ -147,7 +147,7 @@ def test_being_fenced_can_be_told_to_another_process() -> None:
 
 def test_the_islands_reader_hears_nothing_of_what_the_standby_wrote() -> None:
     outbox = ReliableOutbox()
-    outbox.heed(Epoch(1))
+    outbox.check_epoch(Epoch(1))
     outbox.put(Ready(1, 2.0))
     assert [number for number, _ in outbox.read(0)] == [1]
     outbox.put(Ready(1, 3.0))  # not even read

@@ -5,7 +5,7 @@
 here in the seed that is known to show it, and if that no longer does, in 40, which is twice what the slowest needs:
 
     skips fsync              the journal believes what it appended to be durable
-    accepts an old epoch     an island heeds a synchroniser that was replaced
+    accepts an old epoch     an island obeys a synchroniser that was replaced
     counts a late offer      admission takes what came after its round has merged
     journals another average what is merged by way of the journal is not what was offered
     restores what is there   a rollback puts the present Θ in the checkpoint's place
@@ -110,8 +110,10 @@ def _skips_fsync(monkeypatch: Patch) -> None:
 
 
 def _accepts_an_old_epoch(monkeypatch: Patch) -> None:
-    heed = NumberedReports.heed
-    monkeypatch.setattr(NumberedReports, "heed", lambda mine, epoch: epoch >= mine.epoch and heed(mine, epoch))
+    check_epoch = NumberedReports.check_epoch
+    monkeypatch.setattr(
+        NumberedReports, "check_epoch", lambda mine, epoch: epoch >= mine.epoch and check_epoch(mine, epoch)
+    )
 
 
 def _counts_a_late_offer(monkeypatch: Patch) -> None:

@@ -134,7 +134,7 @@ class MortalWorld(RoughWorld):
                 return
             newest = unread.newest_epoch
             try:
-                replaced = unread.reports.heed(epoch)
+                replaced = unread.reports.check_epoch(epoch)
             except Fenced:
                 return
             require(epoch >= newest, "no message of an older epoch is acted on", (host.process.island, epoch, newest))

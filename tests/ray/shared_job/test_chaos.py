@@ -69,7 +69,7 @@ def test_an_island_that_is_cut_off_trains_on_unheard_and_gives_its_work_when_it_
     train_on(before["pid"])
     heard = heard_of(job)
     train_on(before["pid"])
-    assert heard_of(job) == heard, "letters passed the cut"
+    assert heard_of(job) == heard, "reports passed the cut"
     assert job.island("asia")["state"] == "suspect"
     healed_at = job.last["at"]
     inject(job, "continue")

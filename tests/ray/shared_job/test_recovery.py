@@ -185,7 +185,7 @@ def test_a_synchroniser_that_was_replaced_steps_aside_and_its_successor_goes_on(
 
     asia, epoch, deaths = job.island("asia"), job.last["view"]["epoch"], len(job.restarts())
     island = cluster.actor_named(island_name(job.id, "asia", asia["incarnation"]))
-    ray.get(island.call(IslandInterface.letters, Epoch(epoch + 1), 0, 0, 0.0), timeout=PATIENCE_S)
+    ray.get(island.call(IslandInterface.reports, Epoch(epoch + 1), 0, 0, 0.0), timeout=PATIENCE_S)
     tape = job.run_dir / "tape.jsonl"
     job.wait_until(lambda: unlocked(tape), "the tape let go")
     written = tape.read_bytes()
