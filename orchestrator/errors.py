@@ -1,34 +1,34 @@
-"""The errors a user or operator may meet, as one tree. Whose fault it is decides the class.
+"""The errors that users and operators may see, as one tree. The class says whose fault the error is.
 
     AtollError
     ├── ConfigurationError      the job specification or the service's settings
     │   ├── InvalidJobSpec      … with every problem at once
-    │   ├── OutsideRoots        … a file or folder that jobs may not touch (roots.py)
-    │   ├── UnfitWeights        … weights of another model, or of none (models/huggingface)
-    │   └── UnreadableData      … more of the text cannot be read than the job passes over (learners/streaming)
-    ├── RequestError            a command that cannot be done as asked
+    │   ├── OutsideRoots        a file or folder that jobs may not use (system/roots.py)
+    │   ├── UnfitWeights        weights that do not fit the job's model (models/huggingface)
+    │   └── UnreadableData      more unreadable text than the job allows (learners/streaming)
+    ├── RequestError            an invalid request
     │   ├── NotFound
-    │   ├── Conflict
-    │   ├── PreconditionFailed  … as things stand now, which the caller has not seen
-    │   ├── Fenced              … by somebody whose place another has taken
-    │   ├── Unauthenticated     nobody known asks
-    │   ├── Forbidden           somebody known asks, whose role does not reach
-    │   └── TooManyFailures     … with tokens that are none, too often
+    │   ├── Conflict            not possible in the current state
+    │   ├── PreconditionFailed  changed since the caller read it
+    │   ├── Fenced              the caller was replaced by a newer one
+    │   ├── Unauthenticated     the token is missing or invalid
+    │   ├── Forbidden           the token's role is insufficient
+    │   └── TooManyFailures     too many invalid tokens from one address
     ├── InfrastructureError     nodes, Ray, disks, the network
     │   ├── ServiceUnreachable
-    │   ├── StoreUnavailable    the service answers, and cannot read or keep what it must not forget
-    │   └── TransferError       a payload did not come over (channel/)
-    │       ├── TransferCancelled   … because nobody wants it any more
-    │       ├── TransferRefused     … its ticket is not valid at the server, or the server cannot be trusted
-    │       ├── PayloadWithdrawn    … the server does not hold it, or no longer
-    │       └── TransferStalled     … no byte moved for as long as the limit says
-    ├── DataError               a tape or payload that is not what it claims to be
-    │   ├── PayloadDamaged      … on its way from process to process (channel/), again and again
-    │   ├── InvalidPayload      … a payload (parameters/wire_format.py); becomes a refusal
-    │   └── NotFinite           … parameters (parameters/outer_state.py); what they would have become is not published
-    └── InternalError           us: an invariant does not hold
+    │   ├── StoreUnavailable    the service answers, but its database does not work
+    │   └── TransferError       a payload did not arrive (channel/)
+    │       ├── TransferCancelled   it is no longer wanted
+    │       ├── TransferRefused     its ticket is invalid at the server, or the server is not trusted
+    │       ├── PayloadWithdrawn    the server does not hold it (any more)
+    │       └── TransferStalled     no byte moved within the limit
+    ├── DataError               a damaged tape or payload
+    │   ├── PayloadDamaged      damaged in transit between processes (channel/), repeatedly
+    │   ├── InvalidPayload      not a valid payload (parameters/wire_format.py); becomes a refusal
+    │   └── NotFinite           parameters that are not finite (parameters/outer_state.py); the merge is not published
+    └── InternalError           a bug in atoll: an invariant does not hold
 
-Each says what was wrong with which values, what it means, and what to change. Facts are typed fields. Refusing a
+Each message says what is wrong, with which values, what it means, and what to change. Facts are typed fields. Refusing a
 contribution is a decision with a reason (``vocabulary.RefusalReason``), not an error.
 """
 
@@ -42,7 +42,7 @@ from typing import Any
 
 @dataclass(eq=False, kw_only=True)
 class AtollError(Exception):
-    """Base of all errors of ours. Keyword-only, and able to cross Ray (``__reduce__``)."""
+    """Base of all our errors. Keyword-only, and can be sent through Ray (``__reduce__``)."""
 
     def __post_init__(self) -> None:
         Exception.__init__(self, str(self))
@@ -57,7 +57,7 @@ def _rebuild(kind: type[AtollError], facts: dict[str, Any]) -> AtollError:
 
 @dataclass(eq=False, kw_only=True)
 class ConfigurationError(AtollError):
-    """The job specification or the service's settings ask for something that cannot be."""
+    """The job specification or the service's settings are invalid."""
 
     detail: str
 
@@ -67,7 +67,7 @@ class ConfigurationError(AtollError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a specification: where, what, and what to do about it."""
+    """One problem of a specification: where it is, what is wrong, and what to do."""
 
     path: str
     message: str
@@ -84,10 +84,10 @@ PROBLEMS_MAX = 50
 class InvalidJobSpec(ConfigurationError):
     """A job specification with at least one problem; nothing was started."""
 
-    detail: str = "the job specification cannot be used"
+    detail: str = "the job specification is invalid"
     problems: tuple[Problem, ...] = ()
     omitted_count: int = 0
-    """Problems beyond the first ``PROBLEMS_MAX``, which nobody reads: an answer stays short whatever was asked."""
+    """Problems beyond the first ``PROBLEMS_MAX``, left out so that answers stay short."""
 
     def __post_init__(self) -> None:
         self.omitted_count += max(0, len(self.problems) - PROBLEMS_MAX)
@@ -103,7 +103,7 @@ class InvalidJobSpec(ConfigurationError):
 
 @dataclass(eq=False, kw_only=True)
 class OutsideRoots(ConfigurationError):
-    """A file or folder that no root holds which was named when the service was started (``atoll up --checkpoints``)."""
+    """A file or folder outside the roots that the service was started with (``atoll up --checkpoints``)."""
 
     remedy: str = ""
 
@@ -113,7 +113,7 @@ class OutsideRoots(ConfigurationError):
 
 @dataclass(eq=False, kw_only=True)
 class UnfitWeights(ConfigurationError):
-    """Weights that are not those of the job's model (``model.initial_weights``), or a model that others' libraries lack."""
+    """Weights that do not fit the job's model (``model.initial_weights``), or a model that other libraries lack."""
 
     remedy: str = ""
 
@@ -123,19 +123,17 @@ class UnfitWeights(ConfigurationError):
 
 @dataclass(eq=False, kw_only=True)
 class UnreadableData(ConfigurationError):
-    """More records, or pieces of files, cannot be read than ``data.unreadable_max`` passes over."""
+    """More records or parts of files are unreadable than ``data.unreadable_max`` allows."""
 
     most: int
 
     def __str__(self) -> str:
-        return (
-            f"data.unreadable_max is {self.most:,}. {self.detail} Correct the file, leave it out, or raise the limit."
-        )
+        return f"data.unreadable_max is {self.most:,}. {self.detail} Correct the file, remove it, or raise the limit."
 
 
 @dataclass(eq=False, kw_only=True)
 class RequestError(AtollError):
-    """A command or question that cannot be answered as asked."""
+    """A request that is invalid or not possible."""
 
     detail: str
     remedy: str = ""
@@ -151,39 +149,39 @@ class NotFound(RequestError):
 
 @dataclass(eq=False, kw_only=True)
 class Conflict(RequestError):
-    """The thing exists, but is not in a state in which this can be done."""
+    """The job, island or token exists, but its state does not allow the request."""
 
 
 @dataclass(eq=False, kw_only=True)
 class PreconditionFailed(RequestError):
-    """The thing was changed since the caller has looked at it."""
+    """It was changed since the caller read it."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Fenced(RequestError):
-    """The caller was replaced by a newer one, and may do nothing more."""
+    """The caller was replaced by a newer one and may not act any more."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Unauthenticated(RequestError):
-    """The caller showed no token, or one that is not valid."""
+    """The caller's token is missing or invalid."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Forbidden(RequestError):
-    """The caller is known, and may not do this."""
+    """The caller's role does not allow the request."""
 
 
 @dataclass(eq=False, kw_only=True)
 class TooManyFailures(RequestError):
-    """One address showed wrong tokens so often that it has to wait."""
+    """One address has shown so many invalid tokens that it has to wait."""
 
     retry_after_s: int
 
 
 @dataclass(eq=False, kw_only=True)
 class InfrastructureError(AtollError):
-    """Nodes, Ray, a disk or the network failed us."""
+    """Nodes, Ray, a disk or the network failed."""
 
     detail: str
     remedy: str = ""
@@ -204,17 +202,17 @@ class StoreUnavailable(InfrastructureError):
 
 @dataclass(eq=False, kw_only=True)
 class TransferError(InfrastructureError):
-    """A payload did not come over; what has arrived of it stays usable for the next try."""
+    """A payload did not arrive; the received part remains usable for the next try."""
 
 
 @dataclass(eq=False, kw_only=True)
 class TransferCancelled(TransferError):
-    """Nobody wants this payload any more."""
+    """The payload is no longer wanted."""
 
 
 @dataclass(eq=False, kw_only=True)
 class TransferRefused(TransferError):
-    """The ticket is of another job, epoch or island, or forged; or what stands in it cannot be."""
+    """The ticket is of another job, epoch or island, is forged, or has impossible values."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -230,12 +228,12 @@ class TransferStalled(TransferError):
     detail: str = "No byte of it has moved"
 
     def __str__(self) -> str:
-        return f"{self.detail} for {self.stall_s:g} s. Look whether the other end lives and can be reached."
+        return f"{self.detail} for {self.stall_s:g} s. Check that the other end is alive and reachable."
 
 
 @dataclass(eq=False, kw_only=True)
 class DataError(AtollError):
-    """A tape or a payload is not what it claims to be."""
+    """A tape, a payload or another file is damaged."""
 
     detail: str
 
@@ -245,7 +243,7 @@ class DataError(AtollError):
 
 @dataclass(eq=False, kw_only=True)
 class PayloadDamaged(DataError):
-    """A payload whose bytes do not have the checksum that its ticket names."""
+    """The bytes of a payload do not match the checksum in its ticket."""
 
     payload: str
 
@@ -255,7 +253,7 @@ class PayloadDamaged(DataError):
 
 @dataclass(eq=False, kw_only=True)
 class InternalError(AtollError):
-    """One of our own invariants does not hold. Please report it with the tape."""
+    """An invariant of atoll does not hold. Please report it with the tape."""
 
     detail: str
 
@@ -264,37 +262,37 @@ class InternalError(AtollError):
 
 
 def disk_remedy(error: OSError) -> str:
-    """What to do about a disk that takes nothing, to be gone on with."""
-    return "Mount its disk writable" if error.errno == errno.EROFS else "Make room there"
+    """Return the remedy for a full or read-only disk, without a full stop."""
+    return "Mount the disk writable" if error.errno == errno.EROFS else "Free some space there"
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
-"""Colours and other commands to a terminal, which Ray puts into what it says."""
+"""Colours and other control sequences, which Ray puts into its messages."""
 LINE_CHARACTERS_MAX = 1_000
-"""Of what another's error says. It goes into statuses, tables and pages; an error may quote a whole batch."""
+"""The limit for messages of foreign errors, which may quote a whole batch: they appear in statuses, tables and pages."""
 _UNSENDABLE = "Original exception details:"
 _IN_CREATION = "an error raised in its creation task, "
-"""Ray quotes the traceback of an actor that failed to begin, and carries no error with it."""
+"""Ray quotes the traceback of an actor that failed to start, and carries no error with it."""
 _OWN_CLASS = re.compile(r"^orchestrator\.errors\.\w+: ")
 
 
 def origin(error: BaseException) -> BaseException:
-    """Return the error itself, or the one that it carries from another process: Ray wraps what an actor raises."""
+    """Return the error that Ray has wrapped, if it comes from another process, else the error itself."""
     while hasattr(error, "as_instanceof_cause") and isinstance(cause := getattr(error, "cause", None), BaseException):
         error = cause
     return error
 
 
 def in_words(error: BaseException) -> str:
-    """Return the error as one line, for a reason, a status or a log. Our own errors speak for themselves.
+    """Return the error as one line, for a reason, a status or a log. Our own errors need no class name.
 
-    All text that is made of an error of Ray's, or of user code, is made here.
+    Every text about an error of Ray or of user code is made here.
     """
     error = origin(error)
     lines = _lines(error)
     if isinstance(error, AtollError):
         return " ".join(lines)
-    if _UNSENDABLE in lines:  # Ray could not send the error itself, and quotes its traceback
+    if _UNSENDABLE in lines:  # Ray could not send the error itself, and quotes its traceback instead
         return lines[-1]
     if _IN_CREATION in lines[0]:
         return _raised_in_creation(lines)
@@ -302,13 +300,13 @@ def in_words(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what the error says, for a reason that names its kind already: its first line, or its type's name."""
+    """Return the first line of the error, or its type's name, for a reason that names its kind already."""
     lines = _lines(origin(error))
     return _raised_in_creation(lines) if _IN_CREATION in lines[0] else lines[0]
 
 
 def _raised_in_creation(lines: list[str]) -> str:
-    """The error at a traceback's end, with its class; our own errors speak for themselves."""
+    """Return the error at the end of a traceback, with its class unless it is one of ours."""
     return _OWN_CLASS.sub("", lines[-1].rpartition(_IN_CREATION)[2])
 
 

@@ -150,7 +150,7 @@ def test_what_one_line_of_code_logs_again_and_again_is_left_out_and_counted() ->
     assert limit.filter(record_at(5.0, 8, "another line"))
     later = record_at(61.0, 7, "socket 11 was reset")
     assert limit.filter(later)
-    assert later.getMessage() == "socket 11 was reset (and 7 like it before, which are not in the log)"
+    assert later.getMessage() == "socket 11 was reset (7 similar records before it were omitted)"
 
 
 def test_a_clock_that_was_set_back_does_not_silence_a_log() -> None:

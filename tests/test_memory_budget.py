@@ -92,7 +92,7 @@ def test_a_head_too_small_for_the_shard_is_told_with_the_model_what_is_needed_wh
     ((path, message, remedy),) = refusals(spec(), fleet(8, 24, 24, 24, 24))
     assert path == "synthetic.parameters"
     assert message == (
-        "is 1,000,000,000: merging what 4 islands send in int4 needs 14.0 GiB of the head's memory, which has 8.0 GiB."
+        "is 1,000,000,000: merging contributions of 4 islands in int4 needs 14.0 GiB on the head, which has 8.0 GiB."
     )
     assert "fewer islands or a codec of fewer bits (synchroniser.wire)" in remedy
 

@@ -46,29 +46,29 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"synchroniser": {"quorum": 9}, **islands({"node_group": "A", "count": 2})},
         {"islands.0.node_group": "must be 1 to 40", "synchroniser.quorum": "the job has 2 islands"},
     ),
-    ({"name": "My Job"}, {"name": "is 'My Job', and must be 1 to 40 of a-z, 0-9 and '-'"}),
-    (islands({"node_group": "US"}), {"islands.0.node_group": "is 'US', and must be 1 to 40 of a-z"}),
+    ({"name": "My Job"}, {"name": "is 'My Job', but must be 1 to 40 characters of a-z, 0-9 and '-'"}),
+    (islands({"node_group": "US"}), {"islands.0.node_group": "is 'US', but must be 1 to 40 characters of a-z"}),
     (
         {"islands": {"node_group": "a"}},
-        {"islands": "is a mapping of 1 fields, and must be a list. Begin each entry with a dash"},
+        {"islands": "is a mapping of 1 fields, but must be a list. Begin each entry with a dash"},
     ),
-    ({"islands": "us-east"}, {"islands": "is 'us-east', and must be a list. Begin each entry with a dash. Its"}),
-    ({"islands": []}, {"islands": "has 0 values, and must have at least 1"}),
-    ({"islands": None}, {"islands": "is empty, and must be a list. Write its value."}),
+    ({"islands": "us-east"}, {"islands": "is 'us-east', but must be a list. Begin each entry with a dash. Its"}),
+    ({"islands": []}, {"islands": "has 0 values, but must have at least 1"}),
+    ({"islands": None}, {"islands": "is empty, but must be a list. Write its value."}),
     (islands("us-east"), {"islands.0": "must be a mapping of fields to values. Its fields are node_group, count"}),
     ({"budget": None}, {"budget": "is empty. Write its fields under it"}),
-    ({"budget": 10}, {"budget": "is 10, and must be a mapping of fields to values. Its fields are"}),
+    ({"budget": 10}, {"budget": "is 10, but must be a mapping of fields to values. Its fields are"}),
     (
         {"budget": {"steps": "10"}},
-        {"budget.steps": "is '10', and must be a whole number. Write it without quotation marks"},
+        {"budget.steps": "is '10', but must be a whole number. Write it without quotation marks"},
     ),
-    ({"budget": {"steps": 1.5}}, {"budget.steps": "is 1.5, and must be a whole number"}),
-    ({"budget": {"steps": 1e5}}, {"budget.steps": "is 100000.0, and must be a whole number. Write 100000."}),
-    ({"budget": "steps: 10"}, {"budget": "is 'steps: 10', and must be a mapping of fields to values. Write a colon"}),
+    ({"budget": {"steps": 1.5}}, {"budget.steps": "is 1.5, but must be a whole number"}),
+    ({"budget": {"steps": 1e5}}, {"budget.steps": "is 100000.0, but must be a whole number. Write 100000."}),
+    ({"budget": "steps: 10"}, {"budget": "is 'steps: 10', but must be a mapping of fields to values. Write a colon"}),
     ({"budget.steps": 10, "budget": ...}, {"budget.steps": "Write steps on a line of its own under budget."}),
     ({"recovery": {"backoff_max_s": "30s"}}, {"recovery.backoff_max_s": "Write the number alone, without a unit."}),
-    ({"synchroniser": {"overlap_steps": None}}, {"synchroniser.overlap_steps": "is empty, and must be a whole number"}),
-    ({"synchroniser": {"adoption": None}}, {"synchroniser.adoption": "is empty, and must be one of replace, mix"}),
+    ({"synchroniser": {"overlap_steps": None}}, {"synchroniser.overlap_steps": "is empty, but must be a whole number"}),
+    ({"synchroniser": {"adoption": None}}, {"synchroniser.adoption": "is empty, but must be one of replace, mix"}),
     (
         {"synchroniser": {"bogus": 1, "quorum": 9}, **islands({"node_group": "a", "bogus": 1, "accelerators": 3})},
         {
@@ -88,15 +88,15 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, str]]] = [
             "model.decoder.head_dim": "Did you mean head_size?",
         },
     ),
-    ({"budget": {"steps": True}}, {"budget.steps": "is true, and must be a whole number. Write a number."}),
-    ({"budget": {"steps": 0}}, {"budget.steps": "is 0, and must be at least 1"}),
+    ({"budget": {"steps": True}}, {"budget.steps": "is true, but must be a whole number. Write a number."}),
+    ({"budget": {"steps": 0}}, {"budget.steps": "is 0, but must be at least 1"}),
     ({"budget": {"step": 10}}, {"budget.step": "Did you mean steps?"}),
     ({"budgte": {"steps": 1}, "budget": ...}, {"budgte": "Did you mean budget?"}),
     ({"budget": ...}, {"budget": "is missing. Add it."}),
     ({"model": {"preset": "llama3-8b"}}, {"model.preset": "Did you mean llama3.1-8b?"}),
     ({"model": {"preset": "Nano"}}, {"model.preset": "Did you mean nano?"}),
     ({"model": {"preset": "gpt2"}}, {"model.preset": "must be one of nano, micro, small,"}),
-    ({"model": {"factory": "mymodel"}}, {"model.factory": "is 'mymodel', and must be package.module:function"}),
+    ({"model": {"factory": "mymodel"}}, {"model.factory": "is 'mymodel', but must be package.module:function"}),
     (
         {"model": {"factory": "a.b:c", "preset": "small", "decoder": {}}},
         {
@@ -122,9 +122,9 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"colour": "red"}, {"colour": "Remove it. The document has name, model, data"}),
     (
         inner(lr="fast"),
-        {"training.inner_optimizer.lr": "is 'fast', and must be a number. Write a number."},
+        {"training.inner_optimizer.lr": "is 'fast', but must be a number. Write a number."},
     ),
-    (inner(lr=-1.0), {"training.inner_optimizer.lr": "is -1.0, and must be at least 1e-12"}),
+    (inner(lr=-1.0), {"training.inner_optimizer.lr": "is -1.0, but must be at least 1e-12"}),
     (inner(lr=float("nan")), {"training.inner_optimizer.lr": "must be a number that is not infinite"}),
     (inner(kind="adam"), {"training.inner_optimizer.kind": "Did you mean adamw?"}),
     (inner(groups=[{}]), {"training.inner_optimizer.groups.0": "names no tensors"}),
@@ -137,7 +137,7 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ),
     (
         {"synchroniser": {"wire": "int3"}},
-        {"synchroniser.wire": "is 'int3', and must be one of float32, bfloat16, int8"},
+        {"synchroniser.wire": "is 'int3', but must be one of float32, bfloat16, int8"},
     ),
     ({"synchroniser": {"wire": {"up": "bf16"}}}, {"synchroniser.wire.up": "Did you mean bfloat16?"}),
     ({"synchroniser": {"quorum": 3}}, {"synchroniser.quorum": "is 3, but the job has 1 island. Lower it to at most 1"}),
@@ -178,10 +178,10 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"data": {"files": ["/a\x07.txt"]}},
         {"data.files.0": "must be without control characters"},
     ),
-    ({"data": {"files": "x" * 9_999}}, {"data.files": "…, and must be a list. Write a list."}),
+    ({"data": {"files": "x" * 9_999}}, {"data.files": "…, but must be a list. Write a list."}),
     (
         islands({"node_group": ["a", "b"]}),
-        {"islands.0.node_group": "is a list of 2 values, and must be text. Write one"},
+        {"islands.0.node_group": "is a list of 2 values, but must be text. Write one"},
     ),
     ({"transport": {"ports": "5000-6000"}}, {"transport.ports": "must be a list. Write 2 values in brackets."}),
     ({"transport": {"ports": [1]}}, {"transport.ports": "has only 1 of its values"}),
@@ -190,7 +190,7 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"transport": {"ports": [5, 1], "shared_memory": "maybe"}},
         {"transport.shared_memory": "must be true or false", "transport": "ports are 5 to 1"},
     ),
-    ({"training": []}, {"training": "is [], and must be a mapping of fields to values. Its fields are batch_size"}),
+    ({"training": []}, {"training": "is [], but must be a mapping of fields to values. Its fields are batch_size"}),
     ({"training": None}, {"training": "is empty."}),
     ({"seed": 2**40}, {"seed": "must be at most 2,147,483,647"}),
 ]
@@ -220,17 +220,17 @@ def test_mistakes_of_every_section_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("a:\n\tb: 1", "line 2, column 1: a tab stands here"),
+        ("a:\n\tb: 1", "line 2, column 1: there is a tab"),
         ("a: @x", "column 4: a text may not begin with '@'. Put it in quotation marks"),
-        ("a: b: c", "a colon stands where no field can begin"),
+        ("a: b: c", "a colon is not allowed here"),
         ("a: [1, 2", "a list in brackets .* is not closed"),
         ("a: {b: 1", "a mapping in braces .* is not closed"),
-        ("a: 'x", "a quotation mark is opened, and closed nowhere"),
+        ("a: 'x", "a quotation mark is not closed"),
         ("a:\n  - x\n y: 1", "line 3, column 2: the line does not fit those above. Correct its indentation"),
-        (" a: 1\nb: 2", "the document is over before this line"),
-        ("- a\nb: 1", "goes on here without a dash"),
-        ("a: - b", "a dash stands where no list can begin"),
-        ('a: "\\q"', "a backslash in double quotation marks"),
+        (" a: 1\nb: 2", "the document ends before this line"),
+        ("- a\nb: 1", "has no dash"),
+        ("a: - b", "a list cannot begin here"),
+        ('a: "\\q"', "unknown escape sequence in double quotation marks"),
     ],
 )
 def test_what_is_no_yaml_is_told_in_plain_words(text: str, told: str) -> None:
@@ -303,7 +303,7 @@ def test_whatever_stands_in_any_field_is_told_in_our_words() -> None:
         told = told_of(document)
         text = " ".join(map(str, told))
         assert not RAW.search(text), (document, text)
-        assert "cannot be used here" not in text, (document, text)
+        assert "is not valid here" not in text, (document, text)
         seen |= {problem.path for problem in told}
     assert len(seen) > 100
 

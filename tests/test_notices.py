@@ -216,8 +216,8 @@ def test_nobody_is_asked_unless_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
-        ({"ATOLL_NOTICES": "gcp"}, "'gcp' is no source"),
-        ({"ATOLL_NOTICES": "auto,aws"}, "'auto' is no source"),
+        ({"ATOLL_NOTICES": "gcp"}, "'gcp' is not a source"),
+        ({"ATOLL_NOTICES": "auto,aws"}, "'auto' is not a source"),
         *[
             ({"ATOLL_NOTICES": "auto", "ATOLL_METADATA_URL": url}, url)
             for url in (

@@ -53,15 +53,15 @@ def test_what_is_no_module_clashes_with_nothing(tmp_path: Path) -> None:
 
 
 def test_unfit_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no such folder"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         user_packages.resolved([f"{tmp_path}/missing"])
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(ConfigurationError, match="no such folder"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         user_packages.resolved([f"{tmp_path}/loop"])
     with pytest.raises(ConfigurationError, match="is empty"):
         user_packages.resolved([""])
     tmp_path.chmod(0o777)
-    with pytest.raises(ConfigurationError, match="written by everybody"):
+    with pytest.raises(ConfigurationError, match="writable by all users"):
         user_packages.resolved([str(tmp_path)])
 
 

@@ -76,7 +76,7 @@ def group_problems(document: Mapping[str, Any], groups: Sequence[NodeGroupRecord
 
 def _meant(group: str, names: Sequence[str]) -> str:
     meant = closest(group, names)
-    return f"Did you mean {meant}? Use it" if meant else "Use one of these"
+    return f"Use {meant}, if you mean that" if meant else "Use one of these"
 
 
 def fleet_problems(

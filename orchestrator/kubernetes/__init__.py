@@ -1,1 +1,1 @@
-"""Manifests of a whole installation on Kubernetes, made from one file of values."""
+"""Render the manifests of an installation on Kubernetes from one file of values."""

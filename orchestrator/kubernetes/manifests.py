@@ -1,18 +1,16 @@
-"""The manifests of an installation: plain documents, as ``kubectl apply --filename -`` takes them.
+"""The manifests of an installation: plain documents for ``kubectl apply --filename -``.
 
     the cluster with the head   RayCluster (KubeRay): the head, a worker group for every node group; its address as `head`;
                                 service, volumes, NetworkPolicy, PodMonitor
     any other                   a Deployment for every node group, whose pods join the head (``atoll join``); NetworkPolicy
 
-It is one Ray cluster, wherever its nodes are: a job's islands, in all regions, have one synchroniser. Every pod runs as the
-image's unprivileged user on a root that it cannot write, and gives its islands' work away before it ends. What Ray knows of
-nodes is kept on the head's volume, and a head is killed, never asked to end, as in deploy/compose.yaml and for its reason.
+All nodes form one Ray cluster: a job's islands, in all regions, have one synchroniser. Every pod runs as the image's
+unprivileged user with a read-only root, and drains its islands before it ends. Ray's state is kept on the head's volume, and
+a head is killed, never stopped gracefully, as in deploy/compose.yaml and for the same reason.
 
-All talk by TLS: a pod's first container issues the pod's certificate, for the address that it has, and is the only one that
-sees the authority's key.
-
-Responsible for: the same settings of Ray in all pods (``runtime.settings``), probes that ask what is there in this image,
-selectors and tolerations of clouds. Refuses to make secrets: they are named, and somebody else's.
+All connections use TLS: a pod's init container issues a certificate for the pod's address, and only that container sees the
+authority's key. All pods have the same Ray settings (``runtime.settings``), probes that work in this image, and the
+selectors and tolerations of their cloud. Secrets are named, not created.
 
 Sources: KubeRay 1.6's RayCluster (ray.io/v1); GKE, "Deploy TPU workloads" and "Spot VMs"; EKS, "Managed node groups"; AKS,
 "Add an Azure Spot node pool".
@@ -37,13 +35,13 @@ HEAD_STORAGE = f"{STATE}/head/storage"
 AUTHORITY_FOLDER, CERTIFICATES_FOLDER = f"{STATE}/authority", f"{STATE}/certificates"
 CLUSTER_DOMAIN = "svc.cluster.local"
 USER = 10001
-"""The image's."""
+"""The user id in the image."""
 GCS_PORT, SERVICE_PORT = 6379, 8470
 NODE_PROGRAM = ("python", "-I", "-u", "/opt/atoll/deploy/node.py")
 PART, COMPONENT = "app.kubernetes.io/part-of", "app.kubernetes.io/component"
 NODE_TYPE = "ray.io/node-type"
 LEAVING_S = 5
-"""Of a pod's time to end, left over for its processes once its islands have gone."""
+"""The part of a pod's termination grace that is left for its processes after its islands have drained."""
 TPU_RESOURCE, GPU_RESOURCE = "google.com/tpu", "nvidia.com/gpu"
 GKE_TPU, GKE_TOPOLOGY = "cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"
 GKE_GPU = "cloud.google.com/gke-accelerator"
@@ -52,14 +50,14 @@ SPOT = {
     "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
     "aks": ("kubernetes.azure.com/scalesetpriority", "spot"),
 }
-"""Label and value of spot machines; where they have a taint, it is the same."""
+"""Label and value of spot machines. If they have a taint, it is the same."""
 NOTICES = {"gke": "gce", "eks": "aws", "aks": "azure"}
 PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
 KILL_HEAD = "import psutil; [p.kill() for p in psutil.process_iter() if p.name() in ('raylet', 'gcs_server')]"
 
 
 def rendered(values: Values, cluster: Cluster) -> list[Manifest]:
-    """All manifests of one Kubernetes cluster, in the order in which they are made."""
+    """Return all manifests of one Kubernetes cluster, in the order of their creation."""
     if cluster.head is None:
         nodes = [joining(values, cluster, group) for group in values.groups_of(cluster.name)]
         return [*nodes, network_policy(values, "nodes", [], within(values))]
@@ -80,7 +78,7 @@ def rendered(values: Values, cluster: Cluster) -> list[Manifest]:
 
 
 def ray_cluster(values: Values, head: Head, groups: Iterable[Group]) -> Manifest:
-    """Head and node groups. The head books nothing and is in a group of its own: no island is placed there."""
+    """Return the RayCluster. The head offers no resources and has a group of its own: no island is placed there."""
     return {
         **document(values, "ray.io/v1", "RayCluster", values.name, "ray"),
         "spec": {
@@ -109,7 +107,7 @@ def head_pod(values: Values, head: Head) -> Manifest:
 
 
 def worker_group(values: Values, group: Group) -> Manifest:
-    """As many replicas as slices; a slice's pods come and go together, which KubeRay sees to."""
+    """Return a worker group with one replica for each slice. KubeRay creates and deletes a slice's pods together."""
     hosts = group.tpu.hosts if group.tpu else 1
     replicas = group.nodes // hosts
     container = {
@@ -129,7 +127,7 @@ def worker_group(values: Values, group: Group) -> Manifest:
 
 
 def joining(values: Values, cluster: Cluster, group: Group) -> Manifest:
-    """Pods of another Kubernetes cluster that join the head. They have no volume of the head's cluster."""
+    """Return the Deployment of a group in another cluster. Its pods join the head, and share no volume with it."""
     assert cluster.head_address is not None
     command = [
         *("atoll", "join", cluster.head_address, "--token-file", f"{TOKEN_FOLDER}/token"),
@@ -167,7 +165,7 @@ def node_container(
     head_storage: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """A Ray node's. Its probe asks for the raylet: KubeRay's own ask Ray's dashboard agents, which are not served here."""
+    """Return a Ray node's container. Its probes check the raylet; KubeRay's need dashboard agents, which do not run here."""
     probe = {"exec": {"command": [*NODE_PROGRAM, "alive"]}, "timeoutSeconds": 10, "periodSeconds": 15}
     return {
         **container(values, name, {**ray_settings(values, head_storage), **(extra or {})}, resources),
@@ -184,7 +182,7 @@ def ray_settings(values: Values, head_storage: Path | None = None) -> dict[str, 
 
 
 def mounts(values: Values) -> list[Manifest]:
-    """What every container of a node or of the service sees."""
+    """Return the mounts that containers of nodes and of the service share."""
     own = {"name": "certificates", "mountPath": CERTIFICATES_FOLDER, "readOnly": True}
     return [
         {"name": "cluster", "mountPath": TOKEN_FOLDER, "readOnly": True},
@@ -195,7 +193,7 @@ def mounts(values: Values) -> list[Manifest]:
 
 
 def issuing(values: Values, names: Iterable[str]) -> Manifest:
-    """The container that issues its pod's certificate, before all others of it. It may be run again."""
+    """Return the init container that issues its pod's certificate. It may run again."""
     own = container(values, "certificate", {}, amounts(1, 0.25))
     own["env"].append({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     named = [word for name in ("$(POD_IP)", *names) for word in ("--name", name)]
@@ -211,13 +209,13 @@ def issuing(values: Values, names: Iterable[str]) -> Manifest:
 
 
 def head_names(values: Values) -> list[str]:
-    """By what nodes call the head: our name of it, KubeRay's, and those of the clusters from which machines join."""
+    """Return the names of the head: ours, KubeRay's, and those under which other clusters reach it."""
     outer = [each.head_address.rpartition(":")[0] for each in values.clusters if each.head_address]
     return [*service_names(values, "head"), *service_names(values, f"{values.name}-head-svc"), *outer]
 
 
 def service_names(values: Values, name: str) -> list[str]:
-    """The names of a Service within its Kubernetes cluster."""
+    """Return the names of a Service within its Kubernetes cluster."""
     return [name, *(f"{name}.{values.namespace}{more}" for more in ("", ".svc", f".{CLUSTER_DOMAIN}"))]
 
 
@@ -244,7 +242,7 @@ def pod(
     group: Group | None = None,
     names: Iterable[str] = (),
 ) -> Manifest:
-    """``group`` is where it may run, and how long it is given to end; ``names`` are those by which others call it."""
+    """Return a pod template. ``group`` decides where it may run and its grace period; ``names`` go into its certificate."""
     spec: Manifest = {
         "containers": [container],
         "automountServiceAccountToken": False,
@@ -278,7 +276,7 @@ def pod(
 
 
 def selector_of(group: Group) -> dict[str, str]:
-    """Where a group's pods may run. What its values select by themselves outranks what follows from the rest."""
+    """Return the node selector of a group's pods. An explicit ``selector`` overrides what other values imply."""
     selector = {"topology.kubernetes.io/region": group.region}
     if group.tpu:
         selector |= {GKE_TPU: group.tpu.accelerator, GKE_TOPOLOGY: group.tpu.topology}
@@ -313,9 +311,11 @@ def amounts(cpus: int, memory_gib: float) -> dict[str, str]:
 
 
 def environment_of(group: Group) -> dict[str, str]:
-    """Clouds are asked for notices on spot machines only. What else ends a pod, Kubernetes says itself."""
+    """Return the group's own variables. Clouds are queried for notices on spot machines only."""
     notices = {"ATOLL_NOTICES": NOTICES[group.spot]} if group.spot else {}
-    drained = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1"}  # at SIGTERM; its preStop has drained it by then
+    drained = {
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1"
+    }  # at SIGTERM; its preStop hook has drained the node by then
     return {**notices, **drained}
 
 
@@ -394,7 +394,7 @@ def within(values: Values) -> list[Manifest]:
 
 
 def network_policy(values: Values, name: str, components: list[str], ingress: list[Manifest]) -> Manifest:
-    """Nothing but ``ingress`` reaches pods of these components; of all of the installation, if none is named."""
+    """Return a policy that allows only ``ingress`` to pods of these components, or to all pods if none is named."""
     chosen: Manifest = {"matchLabels": {PART: values.name}}
     if components:
         chosen["matchExpressions"] = [{"key": COMPONENT, "operator": "In", "values": components}]
@@ -405,7 +405,7 @@ def network_policy(values: Values, name: str, components: list[str], ingress: li
 
 
 def pod_monitor(values: Values, monitoring: Monitoring) -> Manifest:
-    """Prometheus reads the service's figures, with the token of a viewer."""
+    """Return the monitor with which Prometheus scrapes the service, using a viewer's token."""
     monitor = document(values, "monitoring.coreos.com/v1", "PodMonitor", f"{values.name}-service", "service")
     monitor["metadata"]["labels"] |= monitoring.labels
     return {
@@ -458,12 +458,12 @@ def labels_of(values: Values, component: str) -> dict[str, str]:
 
 
 def yaml_of(manifests: Iterable[Manifest]) -> str:
-    """All of them as one stream. A text is quoted wherever YAML might take it for something else, as JSON quotes it."""
+    """Return all manifests as one YAML stream. Texts are quoted as in JSON, so that no YAML reader takes them for others."""
     return "".join(f"---\n{_yaml(manifest, 0)}" for manifest in manifests)
 
 
 def _yaml(value: Any, depth: int) -> str:
-    """Block style, keys in their order. Ours: PyYAML's would leave `on` and 0440 to each reader's version of YAML."""
+    """Return block style with keys in order. PyYAML would leave `on` and 0440 to each reader's version of YAML."""
     pad = "  " * depth
     if isinstance(value, Mapping):
         return "".join(

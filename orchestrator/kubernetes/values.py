@@ -1,4 +1,4 @@
-"""The values of an installation on Kubernetes: what an operator says of it, checked as a whole before anything is rendered.
+"""The values of an installation on Kubernetes, validated as a whole before anything is rendered.
 
     name: atoll
     image: atoll:0.1.0
@@ -10,7 +10,7 @@
       - {name: slices, region: us-east5, nodes: 8, cpus: 24, memory_gib: 200, accelerators: 4,
          tpu: {accelerator: tpu-v6e-slice, topology: 4x4, hosts: 4}, spot: gke}
 
-Responsible for every problem being named at once, with field, value and remedy. Refuses to know manifests.
+All problems are reported at once, with field, value and remedy.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Topology = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2
 
 
 class Disk(Section):
-    """A volume that outlives pods; ``storage_class`` absent: the cluster's default."""
+    """A volume that outlives pods. Without ``storage_class`` it has the cluster's default."""
 
     gib: Gib
     storage_class: Name | None = None
 
 
 class Head(Section):
-    """The pod of the Ray head, of synchronisers and of controllers. ``disk`` keeps what Ray knows over its restarts."""
+    """The pod of the Ray head, of synchronisers and of controllers. ``disk`` keeps Ray's state across restarts."""
 
     cpus: CpuCount = 4
     memory_gib: MemoryGib = 16.0
@@ -63,7 +63,7 @@ class Cluster(Section):
 
 
 class Tpu(Section):
-    """As GKE names them: ``cloud.google.com/gke-tpu-accelerator`` and ``-topology``. ``hosts`` are of one slice."""
+    """A TPU slice, as GKE names it: ``cloud.google.com/gke-tpu-accelerator`` and ``-topology``; ``hosts`` of one slice."""
 
     accelerator: LabelValue
     topology: Topology
@@ -73,7 +73,7 @@ class Tpu(Section):
 class Group(Section):
     """A node group: pods that are Ray nodes. ``nodes`` counts pods, of all slices; the amounts are of one pod.
 
-    ``spot`` names the cloud whose labels and taints of spot machines apply. ``grace_s`` is what a pod is given to end in.
+    ``spot`` names the cloud whose labels and taints of spot machines apply. ``grace_s`` is a pod's termination grace period.
     """
 
     name: Name
@@ -92,7 +92,7 @@ class Group(Section):
 
 
 class Service(Section):
-    """The REST service. Pods of the namespaces ``allow_from`` reach it, and nobody else beyond its own namespace."""
+    """The REST service. Beyond its own namespace, only pods of the namespaces ``allow_from`` can reach it."""
 
     memory_gib: MemoryGib = 4.0
     disk: Disk = Disk(gib=10)
@@ -100,7 +100,7 @@ class Service(Section):
 
 
 class Monitoring(Section):
-    """For prometheus-operator: where Prometheus runs, and by which labels it finds its monitors."""
+    """The settings of prometheus-operator: the namespace of Prometheus, and the labels by which it finds its monitors."""
 
     namespace: Name
     labels: dict[LabelName, LabelValue] = Field(default_factory=dict)
@@ -109,8 +109,8 @@ class Monitoring(Section):
 class Values(Section):
     """``secret`` holds the cluster's token, ``metrics_secret`` that of a viewer; both under the key ``token``.
 
-    ``authority_secret`` holds the files of an authority's folder (``atoll certificates authority``): each pod is issued its
-    own certificate as it begins. With ``insecure`` nothing is encrypted, for a network that does so itself.
+    ``authority_secret`` holds the files of an authority's folder (``atoll certificates authority``); each pod is issued its
+    own certificate at its start. With ``insecure`` nothing is encrypted, for a network that encrypts itself.
 
     ``runs`` is the folder of all jobs, which head, service and islands share: a volume that several nodes may write.
     ``join_from`` are the addresses of machines outside that may join. ``partition_tolerance_s`` is the cluster's.
@@ -135,7 +135,7 @@ class Values(Section):
 
     @property
     def home(self) -> Cluster:
-        """The one with the head."""
+        """The cluster with the head."""
         return next(cluster for cluster in self.clusters if cluster.head is not None)
 
     def groups_of(self, cluster: str) -> list[Group]:
@@ -143,15 +143,13 @@ class Values(Section):
 
 
 def read_values(path: Path) -> Values:
-    """The values of this file. Raises InvalidJobSpec with every problem at once, ConfigurationError for no document."""
+    """Read the values of this file. Raises InvalidJobSpec with every problem, ConfigurationError for an unreadable file."""
     document = read_document(path)
-    detail = f"the values of {path} cannot be used"
+    detail = f"the values in {path} are invalid"
     try:
         values = Values.model_validate(document)
     except ValidationError as error:
-        problems = problems_of(
-            error, unknown="Remove it, or look at docs/guide/kubernetes.md for its name.", model=Values
-        )
+        problems = problems_of(error, unknown="Remove it, or see docs/guide/kubernetes.md for its name.", model=Values)
         raise InvalidJobSpec(
             detail=detail, problems=tuple(problems), omitted_count=omitted_count(error, Values)
         ) from error
@@ -161,22 +159,25 @@ def read_values(path: Path) -> Values:
 
 
 def _problems(values: Values) -> Iterator[Problem]:
-    """What no field alone is wrong by."""
+    """Yield the problems between fields."""
     heads = [cluster.name for cluster in values.clusters if cluster.head is not None]
     if len(heads) != 1:
         named = ", ".join(heads) or "none"
-        yield Problem("clusters", f"with a head: {named}.", "Give `head` to exactly one: it is one Ray cluster.")
+        yield Problem("clusters", f"has {len(heads)} with a head ({named}).", "Give `head` to exactly one cluster.")
     yield from _twice("clusters", [cluster.name for cluster in values.clusters])
     yield from _twice("groups", [group.name for group in values.groups])
     for index, cluster in enumerate(values.clusters):
         if cluster.head is None and cluster.head_address is None:
-            path, remedy = f"clusters.{index}.head_address", "Give the name and port by which its pods reach the head."
-            yield Problem(path, f"{cluster.name!r} has neither a head nor the address of one.", remedy)
+            path, remedy = (
+                f"clusters.{index}.head_address",
+                "Give the name and port under which its pods reach the head.",
+            )
+            yield Problem(path, f"is missing: {cluster.name!r} has neither a head nor the address of one.", remedy)
         if cluster.head is not None and cluster.head_address is not None:
             yield Problem(
                 f"clusters.{index}.head_address",
-                f"{cluster.name!r} has the head itself, and {cluster.head_address!r} besides.",
-                "Leave the address out: pods of this cluster know it.",
+                f"is {cluster.head_address!r}, but {cluster.name!r} has the head itself.",
+                "Leave it out: pods of this cluster know the head.",
             )
     names = {cluster.name for cluster in values.clusters}
     for index, group in enumerate(values.groups):
@@ -185,24 +186,24 @@ def _problems(values: Values) -> Iterator[Problem]:
 
 def _group_problems(path: str, group: Group, clusters: set[str], heads: list[str]) -> Iterator[Problem]:
     if group.name == CONTROL:
-        yield Problem(f"{path}.name", f"{CONTROL!r} is the head's own group.", "Choose another name.")
+        yield Problem(f"{path}.name", f"is {CONTROL!r}, which is reserved for the head.", "Choose another name.")
     if group.cluster is not None and group.cluster not in clusters:
         there = ", ".join(sorted(clusters))
-        yield Problem(f"{path}.cluster", f"there is no cluster {group.cluster!r}.", f"Give one of {there}.")
+        yield Problem(f"{path}.cluster", f"is {group.cluster!r}, which is not a cluster.", f"Give one of {there}.")
     if group.gpu and group.tpu:
-        yield Problem(path, f"{group.name!r} has gpu {group.gpu!r} and tpu at once.", "Make two groups of it.")
+        yield Problem(path, f"has both gpu ({group.gpu!r}) and tpu.", "Make two groups.")
     if bool(group.accelerators) != bool(group.gpu or group.tpu):
         yield Problem(
             f"{path}.accelerators",
-            f"{group.accelerators} are asked for, and {'a kind is' if group.gpu or group.tpu else 'no kind is'} named.",
-            "Give `gpu` or `tpu` with how many one pod has; or neither, and 0.",
+            f"is {group.accelerators}, but {'a kind is' if group.gpu or group.tpu else 'no kind is'} named.",
+            "Give `gpu` or `tpu` and the number for one pod; or neither, and 0.",
         )
     if group.tpu is not None:
         yield from _tpu_problems(path, group, group.tpu, is_far=group.cluster is not None and [group.cluster] != heads)
     if group.spot == "gke" and group.grace_s > 25 and group.tpu is None:
         yield Problem(
             f"{path}.grace_s",
-            f"a spot machine of GKE ends 30 s after its notice, and its pods are given {group.grace_s} s.",
+            f"is {group.grace_s}, but a spot machine of GKE ends 30 s after its notice.",
             "Set it to 25 or less.",
         )
 
@@ -212,24 +213,24 @@ def _tpu_problems(path: str, group: Group, tpu: Tpu, *, is_far: bool) -> Iterato
     if chips != tpu.hosts * group.accelerators:
         yield Problem(
             f"{path}.tpu",
-            f"the topology {tpu.topology} has {chips} chips, and {tpu.hosts} hosts with {group.accelerators} each have "
+            f"has the topology {tpu.topology} with {chips} chips, but {tpu.hosts} hosts with {group.accelerators} each have "
             f"{tpu.hosts * group.accelerators}.",
             "Correct `topology`, `hosts` or `accelerators`.",
         )
     if group.nodes % tpu.hosts:
         yield Problem(
             f"{path}.nodes",
-            f"{group.nodes} pods are no whole slices of {tpu.hosts} hosts.",
+            f"is {group.nodes}, which is not a multiple of the {tpu.hosts} hosts of a slice.",
             f"Give a multiple of {tpu.hosts}.",
         )
     if is_far and tpu.hosts > 1:
         yield Problem(
             f"{path}.cluster",
-            f"a slice of {tpu.hosts} hosts needs KubeRay, which is only where the head is, and not in {group.cluster!r}.",
-            "Put the slices into the cluster with the head, or let their machines join (`atoll join`).",
+            f"is {group.cluster!r}, but a slice of {tpu.hosts} hosts needs KubeRay, which runs only in the head's cluster.",
+            "Move the slices to the cluster with the head, or let their machines join (`atoll join`).",
         )
 
 
 def _twice(path: str, names: list[str]) -> Iterator[Problem]:
     for name in sorted(name for name, uses in Counter(names).items() if uses > 1):
-        yield Problem(path, f"{name!r} is given {Counter(names)[name]} times.", "Give each a name of its own.")
+        yield Problem(path, f"has the name {name!r} {Counter(names)[name]} times.", "Give each its own name.")

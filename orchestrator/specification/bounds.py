@@ -1,10 +1,8 @@
-"""The kinds of numbers and texts that documents and requests hold, each with its least, its most, and the reason.
+"""The types of numbers and texts in documents and requests, each with its bounds and their reason.
 
-Responsible for saying a bound once. None lets through an infinity, what is no number, true for 1, or text for a number: what
-is written is what is meant. A bound says what could not be meant, or what this software cannot do; what a fleet has room for
-is asked of the fleet (``api.jobs.path_check``). Rules between fields are where the fields are (``config``, ``chaos.plan``).
-
-What all sections of a specification have in common: they are frozen, and refuse fields that they do not have.
+Each bound is defined once. No type accepts infinities, NaN, true for 1, or text for a number. A bound excludes what cannot
+be meant, or what this software cannot do; ``api.jobs.path_check`` asks the fleet what it has room for. Rules between fields
+are beside the fields (``config``, ``chaos.plan``). All sections of a specification are frozen, and refuse unknown fields.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ _TENSOR_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST = r"^[0-9a-f]{16,128}$"
 PATTERN_WORDS = {
     PRINTABLE: "without control characters",
-    _NAME: "1 to 40 of a-z, 0-9 and '-', with none of '-' at either end",
+    _NAME: "1 to 40 characters of a-z, 0-9 and '-', without '-' at either end",
     _FUNCTION: "package.module:function",
     _TENSOR_PATTERN: "without control characters",
-    _DIGEST: "16 to 128 of 0-9 and a-f",
+    _DIGEST: "16 to 128 characters of 0-9 and a-f",
 }
-"""What a text that fits a pattern is, in words: what follows "must be"."""
+"""The description of each pattern in messages, after "must be"."""
 
 REMARK_CHARACTERS_MAX = 10_000
 

@@ -1,8 +1,8 @@
-"""The job specification of a user: validated once, frozen, every problem reported together.
+"""The job specification of a user: validated once, frozen, with all problems reported together.
 
-YAML or JSON (``documents``), the same schema. Every field has a unit in its name or its description, a default and a reason,
-and bounds (``bounds``). What the core may know of it is handed down as a ``JobPolicy``; islands receive the whole as plain
-data (``model_dump``). No environment variable outranks the file.
+YAML or JSON (``documents``), with the same schema. Every field has a unit in its name or description, a default with its
+reason, and bounds (``bounds``). The core gets its part as a ``JobPolicy``; islands get the whole as plain data
+(``model_dump``). No environment variable overrides the file.
 """
 
 from __future__ import annotations
@@ -95,40 +95,40 @@ class JobSpec(Section):
 
     @property
     def horizon_steps(self) -> int:
-        """How many inner steps each island takes if all are equally fast: the learning-rate schedule's length."""
+        """Return the inner steps of each island if all are equally fast: the length of the learning-rate schedule."""
         return max(1, self.token_budget // self.tokens_per_schedule_step)
 
     @property
     def vocabulary_size(self) -> int | None:
-        """Token values of the model are below it; None where only its package knows."""
+        """Return the model's number of tokens; None if only its package knows."""
         network = self.model.network
         return None if network is None else network.vocabulary_size
 
     def island_sections(self, *, slots: bool = False) -> dict[IslandId, IslandsSection]:
-        """Every island by name, in the order of the specification; with those that are not wanted at first, if asked."""
+        """Return every island by name, in the order of the specification; with ``slots``, scale-up slots too."""
         named = ((section, section.island_names(slots=slots)) for section in self.islands)
         return {IslandId(name): section for section, names in named for name in names}
 
     def batch_size_of(self, section: IslandsSection) -> int:
-        """Sequences that one island of this entry trains on in one inner step."""
+        """Return the sequences that one island of this entry trains on in one inner step."""
         return section.batch_size or self.training.batch_size
 
     def accumulation_of(self, section: IslandsSection) -> int:
-        """Microbatches in which one island of this entry takes the batch of an inner step."""
+        """Return the number of microbatches in an inner step of one island of this entry."""
         return section.accumulation or self.training.accumulation
 
     def island_document(self, section: IslandsSection) -> dict[str, Any]:
-        """The specification as plain data for an island of this entry, whose own settings are under ``island``."""
+        """Return the specification as plain data for an island of this entry, with its own settings under ``island``."""
         own = section.model_dump(mode="json")
         own |= {"batch_size": self.batch_size_of(section), "accumulation": self.accumulation_of(section)}
         return {**self.model_dump(mode="json"), "island": own}
 
     def standby_sections(self) -> dict[IslandId, IslandsSection]:
-        """Every standby by name, with the entry whose islands it may become."""
+        """Return every standby by name, with the entry whose islands it may replace."""
         return {IslandId(name): section for section in self.islands for name in section.standby_names()}
 
     def wanted_counts(self) -> dict[NodeGroupId, int]:
-        """How many islands are wanted at first, of each node group with scale-up slots."""
+        """Return the initial number of islands on each node group with scale-up slots."""
         return {NodeGroupId(section.node_group): section.count for section in self.islands if section.has_slots}
 
     def policy(
@@ -167,7 +167,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def read_job_document(path: Path) -> dict[str, Any]:
-    """Read a job specification; the data files it names are relative to it, and absolute in what is returned."""
+    """Read a job specification. Data files that it names relative to itself are absolute in the result."""
     document = read_document(path)
     data = document.get("data")
     if isinstance(data, dict):
@@ -186,7 +186,7 @@ def read_job_document(path: Path) -> dict[str, Any]:
 
 
 def _absolute(folder: Path, name: Any) -> Any:
-    """A path that is relative to ``folder``; a URL, and what is no path, as it is."""
+    """Return a path that is relative to ``folder`` as an absolute one; URLs and other values unchanged."""
     if not isinstance(name, str) or "\0" in name or "://" in name:
         return name
     return os.path.abspath(folder / name)
@@ -195,7 +195,7 @@ def _absolute(folder: Path, name: Any) -> Any:
 def parse_job(document: Mapping[str, Any]) -> JobSpec:
     """Validate a whole specification. Raises InvalidJobSpec with every problem at once, each with its remedy.
 
-    Of one with too many entries to look at each, that is the one problem.
+    If it has too many entries to validate each, that is the only problem.
     """
     if crowd := too_many_entries(document):
         raise InvalidJobSpec(problems=(crowd,))
@@ -212,9 +212,9 @@ def parse_job(document: Mapping[str, Any]) -> JobSpec:
 
 
 def right_sections(document: Mapping[str, Any], problems: Iterable[Problem]) -> JobSpec | None:
-    """Return the specification with the sections that have no problem; the others are as if nothing was said in them.
+    """Return the specification with defaults in place of the sections that have a problem; None if that is invalid too.
 
-    None where that is no specification either. For checks of a section that need no other one.
+    For checks that need only one section.
     """
     wrong = {problem.path.partition(".")[0] for problem in problems}
     sections = {name: value for name, value in document.items() if name in JobSpec.model_fields and name not in wrong}
@@ -225,16 +225,16 @@ def right_sections(document: Mapping[str, Any], problems: Iterable[Problem]) -> 
 
 
 def too_many_entries(document: Mapping[str, Any]) -> Problem | None:
-    """The document's islands, if they are more than a job may have: reported before any of them is read."""
+    """Return a problem if the document has more entries of islands than a job may have, before any entry is read."""
     islands = document.get("islands")
     if not isinstance(islands, list | tuple) or len(islands) <= ISLANDS_MAX:
         return None
-    message = f"has {len(islands):,} entries, and a job may have {ISLANDS_MAX:,} islands."
-    return Problem("islands", message, "Use `count` for islands that are alike, or start several jobs.")
+    message = f"has {len(islands):,} entries, but a job may have at most {ISLANDS_MAX:,} islands."
+    return Problem("islands", message, "Use `count` for equal islands, or start several jobs.")
 
 
 def _cross_problems(job: JobSpec) -> list[Problem]:
-    """The rules that need more than one field. Of a job with wrong values each says what can be said without those."""
+    """Return the problems from rules between fields. With invalid values, each rule reports what it can without them."""
     return [
         *(problem for rule in RULES for problem in collected(rule(job))),
         *collected(_entry_problems(job)),
@@ -273,21 +273,21 @@ def _source_name_problems(job: JobSpec) -> Iterable[Problem]:
 def _index_problems(job: JobSpec) -> Iterable[Problem]:
     data = job.data
     if data.index is not None and data.source != "streamed":
-        message = f"is {data.index}, and data.source is {data.source}: only streamed text has an index."
+        message = f"is {data.index}, but data.source is {data.source}: only streamed text has an index."
         yield Problem("data.index", message, "Leave it out, or set data.source to streamed.")
 
 
 def _separator_problems(job: JobSpec) -> Iterable[Problem]:
     data = job.data
     if data.tokenizer == BYTES and (data.separator or 0) >= BYTE_COUNT:
-        message = f"is {data.separator:,}, and bytes have no token above {BYTE_COUNT - 1}."
+        message = f"is {data.separator:,}, but bytes have no token above {BYTE_COUNT - 1}."
         yield Problem("data.separator", message, "Leave it out, for a newline, or name another tokenizer.")
 
 
 def _begin_token_problems(job: JobSpec) -> Iterable[Problem]:
     begin_token = job.data.begin_token if job.data.tokenizer == BYTES else None
     if isinstance(begin_token, int) and begin_token >= BYTE_COUNT:
-        message = f"is {begin_token:,}, and bytes have no token above {BYTE_COUNT - 1}."
+        message = f"is {begin_token:,}, but bytes have no token above {BYTE_COUNT - 1}."
         yield Problem("data.begin_token", message, "Leave it out, or name another tokenizer.")
 
 
@@ -295,7 +295,7 @@ def _measuring_island_problems(job: JobSpec) -> Iterable[Problem]:
     if job.evaluation.on == "islands" and any(section.hosts > 1 for section in job.islands):
         yield Problem(
             "evaluation.on",
-            "is islands, and an island of several hosts does not measure.",
+            "is islands, but an island of several hosts cannot measure.",
             "Have the head or a node group measure.",
         )
 
@@ -305,8 +305,8 @@ def _staleness_problems(job: JobSpec) -> Iterable[Problem]:
     if sync.adoption == "rebase" and sync.staleness_max:
         yield Problem(
             "synchroniser.staleness_max",
-            f"is {sync.staleness_max} with adoption rebase, by which an island keeps and offers again what was late.",
-            "Set it to 0: work would be counted twice.",
+            f"is {sync.staleness_max} with adoption rebase, with which islands offer late work again: it would count twice.",
+            "Set it to 0.",
         )
 
 
@@ -315,8 +315,8 @@ def _overlap_problems(job: JobSpec) -> Iterable[Problem]:
     if sync.overlap_steps >= sync.interval_steps:
         yield Problem(
             "synchroniser.overlap_steps",
-            f"is {sync.overlap_steps}, not below interval_steps {sync.interval_steps}.",
-            "A fragment must come back before it is due again: lower overlap_steps.",
+            f"is {sync.overlap_steps}, but must be below interval_steps ({sync.interval_steps}).",
+            "Lower it: a fragment must come back before it is due again.",
         )
 
 
@@ -325,28 +325,28 @@ def _text_file_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _file_problems(data: DataSection) -> Iterable[Problem]:
-    """Files whose names say that nothing reads them."""
+    """Yield a problem for each file whose name says that it cannot be read."""
     named = [(f"data.files.{number}", name) for number, name in enumerate(data.files)]
     for index, source in enumerate(data.sources):
         for field, names in (("files", source.files), ("held_out", source.held_out)):
             named += [(f"data.sources.{index}.{field}.{number}", name) for number, name in enumerate(names)]
     for path, name in named:
         if refused := refusal(name):
-            yield Problem(path, f"is {name}, and it {refused.message}.", refused.remedy)
+            yield Problem(path, f"is {name}, but it {refused.message}.", refused.remedy)
 
 
 def _island_problems(job: JobSpec) -> Iterable[Problem]:
     islands = job.islands
     processes = sum(max(section.count, section.count_max or 0) + section.standby for section in islands)
     if processes > ISLANDS_MAX:  # reported before they are all named
-        message = f"make {processes:,} islands, spares and standbys in all, and a job may have {ISLANDS_MAX:,}."
+        message = f"have {processes:,} islands, spares and standbys in all, but a job may have at most {ISLANDS_MAX:,}."
         yield Problem("islands", message, "Lower count, count_max or standby, or start several jobs.")
         return
     names = Counter(
         name for section in islands for name in (*section.island_names(slots=True), *section.standby_names())
     )
     for name in sorted(name for name, uses in names.items() if uses > 1):
-        yield Problem("islands", f"the name {name!r} is used twice.", "Give each entry its own name.")
+        yield Problem("islands", f"use the name {name!r} twice.", "Give each entry its own name.")
 
 
 def _quorum_problems(job: JobSpec) -> Iterable[Problem]:
@@ -362,8 +362,10 @@ def _slot_problems(job: JobSpec) -> Iterable[Problem]:
     groups = Counter(section.node_group for section in job.islands)
     for index, section in enumerate(job.islands):
         if section.has_slots and groups[section.node_group] > 1:
-            detail = f"is set, but other entries are on {section.node_group!r} too: which of them is scaled?"
-            remedy = "Use one entry for each node group that may be scaled."
+            detail = (
+                f"is set, but several entries are on {section.node_group!r}, so it is unclear which of them to scale."
+            )
+            remedy = "Use a single entry for each node group that may be scaled."
             yield Problem(f"islands.{index}.count_max", detail, remedy)
 
 
@@ -371,7 +373,7 @@ def _count_problems(job: JobSpec, index: int) -> Iterable[Problem]:
     section = job.islands[index]
     where, most = f"islands.{index}.count_max", section.count_max
     if most is not None and most < section.count:
-        yield Problem(where, f"is {most}, below count {section.count}.", "Raise it, or leave it out.")
+        yield Problem(where, f"is {most}, but must not be below count ({section.count}).", "Raise it, or leave it out.")
 
 
 def _accelerator_problems(job: JobSpec, index: int) -> Iterable[Problem]:
@@ -396,12 +398,14 @@ def _mesh_problems(job: JobSpec, index: int) -> Iterable[Problem]:
     yield from of_batch
     of_tensors = collected(_tensor_problems(job, index))
     yield from of_tensors
-    if not of_batch and not of_tensors and section.accelerator == "gpu":  # those of a TPU are in the order of its wires
+    if (
+        not of_batch and not of_tensors and section.accelerator == "gpu"
+    ):  # a TPU's devices are in the order of its interconnect
         yield from device_mesh.host_problems(entry, mesh, section.hosts, section.accelerators)
 
 
 def _tensor_problems(job: JobSpec, index: int) -> Iterable[Problem]:
-    """Of a package's model nobody knows here what its tensors are."""
+    """Yield the problems of the mesh with the tensors of a built-in model; those of a package's model are unknown here."""
     mesh = job.islands[index].mesh.model_dump()
     network = job.model.network if job.trainer == BUILT_IN_TRAINER else None
     if network and not device_mesh.is_plain(mesh):
@@ -410,12 +414,12 @@ def _tensor_problems(job: JobSpec, index: int) -> Iterable[Problem]:
 
 
 def _accumulation_problems(job: JobSpec) -> Iterable[Problem]:
-    """A batch that cannot be cut into its microbatches."""
+    """Yield a problem if the batch cannot be cut into its microbatches."""
     yield from _cut_problems("training.accumulation", job.training.batch_size, job.training.accumulation)
 
 
 def _entry_accumulation_problems(job: JobSpec, index: int) -> Iterable[Problem]:
-    """The same, of entries that differ from the job."""
+    """Yield a problem if the batch of an entry with its own values cannot be cut into its microbatches."""
     section = job.islands[index]
     if section.batch_size or section.accumulation:
         own = job.batch_size_of(section), job.accumulation_of(section)
@@ -440,7 +444,7 @@ def _evaluating_accelerator_problems(job: JobSpec) -> Iterable[Problem]:
     evaluation = job.evaluation
     if evaluation.on != "node_group" and (evaluation.accelerators or evaluation.accelerator != "cpu"):
         message = (
-            f"is {evaluation.accelerators} {evaluation.accelerator}, and nothing is booked with on: {evaluation.on}."
+            f"is {evaluation.accelerators} {evaluation.accelerator}, but nothing is reserved with on: {evaluation.on}."
         )
         yield Problem("evaluation.accelerators", message, "Set on: node_group, or leave them out.")
     elif (evaluation.accelerator == "cpu") != (evaluation.accelerators == 0):
@@ -451,7 +455,7 @@ def _evaluating_accelerator_problems(job: JobSpec) -> Iterable[Problem]:
 def _evaluating_adoption_problems(job: JobSpec) -> Iterable[Problem]:
     adoption = job.synchroniser.adoption
     if job.evaluation.on == "islands" and adoption != "rebase":
-        message = f"is islands with adoption {adoption!r}, by which an island keeps no copy of what was published."
+        message = f"is islands, but with adoption {adoption!r} an island keeps no copy of what was published."
         yield Problem("evaluation.on", message, "Use adoption rebase, or have the head or a node group measure.")
 
 
@@ -469,10 +473,10 @@ def _entry_batch_size_problems(job: JobSpec, index: int) -> Iterable[Problem]:
 
 
 def _step_problems(job: JobSpec, path: str, sequences: int, what: str) -> Iterable[Problem]:
-    """What is too large only as a product."""
+    """Yield a problem if the product of sequences and their length is too large."""
     if sequences * job.data.sequence_length > STEP_TOKENS_MAX:
-        message = f"is {sequences:,} sequences of {job.data.sequence_length:,} tokens, and {what}"
-        message += f" has at most {STEP_TOKENS_MAX:,}."
+        message = f"is {sequences:,} sequences of {job.data.sequence_length:,} tokens, but {what}"
+        message += f" may have at most {STEP_TOKENS_MAX:,}."
         yield Problem(path, message, "Lower it, or data.sequence_length.")
 
 
@@ -516,7 +520,7 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _staleness_problems,
     _overlap_problems,
 )
-"""Each reads what it needs, and says nothing of a job in which that is wrong."""
+"""Each reads what it needs, and reports nothing if that is invalid."""
 ENTRY_RULES: tuple[Callable[[JobSpec, int], Iterable[Problem]], ...] = (
     _count_problems,
     _accelerator_problems,
@@ -524,4 +528,4 @@ ENTRY_RULES: tuple[Callable[[JobSpec, int], Iterable[Problem]], ...] = (
     _entry_accumulation_problems,
     _entry_batch_size_problems,
 )
-"""Of one entry of ``islands``."""
+"""Rules for one entry of ``islands``."""

@@ -1,19 +1,15 @@
-"""The data files of a job, looked at before it is queued: they are there, are what their names say, and have the text.
+"""Check a job's data files before it is queued: they exist, are what their names say, and have the text field.
 
-The service asks when a job is submitted, `atoll check` before that. Islands look again at every file when they open it
-(``learners.streaming.documents``), by the same table (``file_kinds``), so what is left out here for its time is found there.
+The service checks at submission, and `atoll check` before that. Islands check every file again when they open it
+(``learners.streaming.documents``), by the same table (``file_kinds``), so they find what is skipped here to save time.
 
-A file of this machine that is missing is a problem where the job will look for it here: if the head measures the held-out
-loss (``evaluation.on: head``), or if others of the job's files are here. Otherwise it may be on the nodes alone. A store
-that does not answer in time, or not to this machine, says nothing. Never more than ``LOOK_S`` seconds are spent, and
-``LOOKED_INTO_MAX`` files of a field. Refuses to know names that are never read (``config``), and roots
-(``api.jobs.path_check``).
+A missing file is a problem if the job will read it on this machine: if the head measures the held-out loss
+(``evaluation.on: head``), or if other files of the job are here. Otherwise it may be on the nodes only. A store that
+does not answer in time is skipped. At most ``LOOK_S`` seconds and ``LOOKED_INTO_MAX`` files of a field are spent.
+``config`` refuses names that are never read, and ``api.jobs.path_check`` paths outside the roots.
 
-The files of a job whose names are patterns: which they are, when the job is submitted.
-
-What is found takes the pattern's place in the specification, so that every island, and a later start of the job, has the
-same files, whatever is put beside them meanwhile. Only the last component may be a pattern, of a folder on this machine.
-Refuses to know what is in the files: that is ``data_check``.
+``with_found_files`` replaces patterns by the files that match at submission, so that every island, and a restarted job, has
+the same files whatever is added later. Only the last component of a path on this machine may be a pattern.
 """
 
 from __future__ import annotations
@@ -41,9 +37,9 @@ SHOWN_MAX = 3
 
 
 def with_found_files(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
-    """The specification with files in the place of patterns, in the order of their names.
+    """Return the specification with files in place of patterns, in the order of their names.
 
-    Raises InvalidJobSpec for patterns that fit no file, or too many. What is outside the roots is left for others to refuse.
+    Raises InvalidJobSpec for patterns that match no file, or too many. Paths outside the roots are left unchanged.
     """
     problems: list[Problem] = []
     files = _found(roots, spec.data.files, "data.files", problems)
@@ -69,7 +65,7 @@ def _found(roots: AllowedRoots, names: Sequence[str], field: str, problems: list
             continue
         where, remedy = f"{field}.{number}", "Correct the pattern, or name the files."
         if OF_PATTERNS & set(folder):
-            problems.append(Problem(where, f"is {name!r}: a folder's name is no pattern.", "Name the folder."))
+            problems.append(Problem(where, f"is {name!r}, but only a file name may be a pattern.", "Name the folder."))
             continue
         try:
             fitting = _fitting(roots, folder, pattern)
@@ -80,15 +76,15 @@ def _found(roots: AllowedRoots, names: Sequence[str], field: str, problems: list
             problems.append(Problem(where, f"is {name!r}, whose folder cannot be read ({first_line(error)}).", remedy))
             continue
         if not fitting:
-            problems.append(Problem(where, f"is {name!r}, which no file here fits.", remedy))
+            problems.append(Problem(where, f"is {name!r}, which matches no file here.", remedy))
         paths += [f"{folder}/{one}" for one in fitting]
     if len(paths) > FILES_MAX:
-        problems.append(Problem(field, f"are {len(paths):,} files, of at most {FILES_MAX:,}.", "Put files together."))
+        problems.append(Problem(field, f"has {len(paths):,} files, but may have {FILES_MAX:,}.", "Join files."))
     return tuple(paths)
 
 
 def _fitting(roots: AllowedRoots, folder: str, pattern: str) -> list[str]:
-    """The names of a folder's files that a pattern fits; those that begin with a dot only where it does."""
+    """Return the names of a folder's files that match a pattern. A leading dot matches only a leading dot."""
     descriptor = open_folder(roots.data_file(folder or "/").real())
     try:
         with os.scandir(f"/proc/self/fd/{descriptor}") as entries:
@@ -104,7 +100,7 @@ def _fitting(roots: AllowedRoots, folder: str, pattern: str) -> list[str]:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether to name it. A link that leads in a circle is named, so that ``data_check`` refuses that one alone."""
+    """Return whether it counts as a file. A circular link does, so that only that one is refused later."""
     try:
         return entry.is_file()
     except OSError:
@@ -117,7 +113,7 @@ def _on_both_sides(sources: Sequence[tuple[Sequence[str], Sequence[str]]]) -> li
         Problem(
             f"data.sources.{index}.held_out",
             f"has files on which islands train: {', '.join(both[:SHOWN_MAX])}{', …' if len(both) > SHOWN_MAX else ''}.",
-            "Leave them out here, or in files.",
+            "Remove them here, or from files.",
         )
         for index, (_, held_out) in enumerate(sources)
         if (both := sorted(trained & set(held_out)))
@@ -126,14 +122,14 @@ def _on_both_sides(sources: Sequence[tuple[Sequence[str], Sequence[str]]]) -> li
 
 LOOK_S = 10.0
 LOOKED_INTO_MAX, STORE_FILES_MAX = 64, 4
-"""Of a field: files of this machine, and of stores, whose content is looked at: the first, the last, and some between."""
+"""How many files of a field are opened, on this machine and in stores: the first, the last, and some between."""
 
 _store_threads = BoundedThreads("data files in stores", 8)
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Files of one field, with the field that has their text."""
+    """The files of one field, with the field that has their text."""
 
     path: str
     files: Sequence[str]
@@ -143,7 +139,7 @@ class _Field:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was seen of a file: its size, or why that is not known; and a problem of its content."""
+    """The result of checking a file: its size if known, and a problem if there is one."""
 
     size: int | None
     problem: Problem | None = None
@@ -151,9 +147,9 @@ class _Seen:
 
 
 def data_problems(spec: JobSpec, roots: AllowedRoots, limit_s: float = LOOK_S) -> tuple[Problem, ...]:
-    """What is wrong with the files of ``spec.data``, each field's most telling problems. Raises nothing.
+    """Return the problems of the files in ``spec.data``, the most telling ones of each field. Raises nothing.
 
-    The specification has files in the place of patterns already (``data_files``).
+    Patterns must have been replaced before (``with_found_files``).
     """
     deadline = time.monotonic() + limit_s
     looks = [_Look(spec, roots, field, deadline) for field in _fields(spec)]
@@ -168,9 +164,9 @@ def data_problems(spec: JobSpec, roots: AllowedRoots, limit_s: float = LOOK_S) -
 
 
 def with_stored_bytes(spec: JobSpec, roots: AllowedRoots, limit_s: float = LOOK_S) -> JobSpec:
-    """The specification with the sizes of its sources, as far as they are known here in time, for ``advice``.
+    """Return the specification with the sizes of its sources, as far as they can be found out in time, for ``advice``.
 
-    Files of a store count nothing: to ask for each takes too long.
+    Files in a store are not counted: asking for each would take too long.
     """
     data, deadline = spec.data, time.monotonic() + limit_s
     sizes = () if data.index is not None else tuple(_size(source.files, roots, deadline) for source in data.sources)
@@ -187,7 +183,7 @@ def _size(files: Sequence[str], roots: AllowedRoots, deadline: float) -> int:
 
 
 class _Look:
-    """The files of one field, as far as there is time."""
+    """Checks the files of one field within the deadline."""
 
     def __init__(self, spec: JobSpec, roots: AllowedRoots, field: _Field, deadline: float) -> None:
         self._field, self._roots, self._deadline = field, roots, deadline
@@ -216,7 +212,7 @@ class _Look:
                 return
 
     def for_files(self) -> None:
-        """Look for those whose content was not looked at, too."""
+        """Check that the other files exist."""
         for number, path in enumerate(self._field.files):
             if number not in self.seen and "://" not in path:
                 if time.monotonic() > self._deadline:
@@ -233,14 +229,14 @@ class _Look:
         others = [problem for problem in others if problem not in of_field]
         yield from others[:SHOWN_MAX]
         if len(others) > SHOWN_MAX:
-            message = f"has {len(others) - SHOWN_MAX:,} more files that cannot be used."
-            yield Problem(self._field.path, message, "Look at them as at the first.")
+            message = f"has {len(others) - SHOWN_MAX:,} more unusable files."
+            yield Problem(self._field.path, message, "Check them like the first ones.")
         if (
             not others
             and len(self.seen) == len(self._field.files)
             and not any(seen.size is None or seen.size for seen in self.seen.values())
         ):
-            yield Problem(self._field.path, "has empty files only.", "Name others.")
+            yield Problem(self._field.path, "has only empty files.", "Name other files.")
 
     def _missing(self, numbers: Sequence[int]) -> Problem:
         first = self.seen[numbers[0]].problem
@@ -258,23 +254,25 @@ class _Look:
             size = data_bytes(self._roots, path)
             return _Seen(size, self._content_problem(number, path) if content and size else None)
         except OutsideRoots:
-            return _Seen(None)  # which is said elsewhere
+            return _Seen(None)  # reported elsewhere
         except ConfigurationError:
             if "://" in path:
-                return _Seen(None)  # its library is not here, or does not reach it
-            message = f"is {shown(path)}, which is a folder, or no regular file."
+                return _Seen(None)  # its library is missing here, or cannot reach it
+            message = f"is {shown(path)}, which is not a regular file."
             return _Seen(None, self._problem(number, message, "Name the files of a folder: FOLDER/*.jsonl."))
         except FileNotFoundError:
             if "://" in path:
-                return _Seen(None, self._problem(number, f"is {shown(path)}, which is not there.", "Correct the URL."))
-            message = f"is {shown(path)}, which is not here."
+                return _Seen(
+                    None, self._problem(number, f"is {shown(path)}, which does not exist.", "Correct the URL.")
+                )
+            message = f"is {shown(path)}, which does not exist here."
             remedy = "Correct the path. The file must exist here, where the head measures, and on every island's node."
             return _Seen(None, self._problem(number, message, remedy), is_missing=True)
         except OSError as error:
             if "://" in path:
                 return _Seen(None)
             message = f"is {shown(path)}, which cannot be read here ({error.strerror or first_line(error)})."
-            return _Seen(None, self._problem(number, message, "Correct the path, or the file's rights."))
+            return _Seen(None, self._problem(number, message, "Correct the path, or the file's permissions."))
         except Exception:  # whatever a store's library raises; islands may reach it
             return _Seen(None)
 
@@ -289,10 +287,10 @@ class _Look:
                     raise
                 return self._unreadable(number, [f"it cannot be read: {first_line(error)}"])
         if isinstance(seen, Misfit) and not seen.is_kind:
-            message = f"is {self._field.text_field!r}, and {shown(path)} {seen.message}."
+            message = f"is {self._field.text_field!r}, but {shown(path)} {seen.message}."
             return Problem(self._field.text_field_path, message, "Set it to the field that has the text.")
         if isinstance(seen, Misfit):
-            return self._problem(number, f"is {shown(path)}, and this file {seen.message}.", seen.remedy)
+            return self._problem(number, f"is {shown(path)}, but this file {seen.message}.", seen.remedy)
         if isinstance(seen, Head):
             return self._unreadable(number, seen.unreadable(self._field.text_field))
         return None
@@ -304,11 +302,11 @@ class _Look:
             return None
         named = ", ".join(repr(column.name[:40]) for column in columns[:20])
         if not fitting:
-            message = f"is {wanted!r}, and {shown(path)} has no such column, but {named}."
+            message = f"is {wanted!r}, but {shown(path)} has no such column; it has {named}."
         elif len(fitting) > 1:
-            message = f"is {wanted!r}, and {shown(path)} has {len(fitting)} columns of that name."
+            message = f"is {wanted!r}, but {shown(path)} has {len(fitting)} columns of that name."
         else:
-            message = f"is {wanted!r}, and {shown(path)} has {fitting[0].what} in that column, and no text."
+            message = f"is {wanted!r}, but {shown(path)} has {fitting[0].what} in that column, not text."
         return Problem(self._field.text_field_path, message, "Set it to the column that has the text.")
 
     def _unreadable(self, number: int, reasons: Sequence[str]) -> Problem | None:
@@ -316,7 +314,7 @@ class _Look:
             return None
         path = self._field.files[number]
         message = (
-            f"is {shown(path)}, of which {len(reasons):,} of the first records cannot be read, and "
+            f"is {shown(path)}, of which {len(reasons):,} of the first records cannot be read, but "
             f"data.unreadable_max is {self._unreadable_max:,}: {reasons[0]}."
         )
         return self._problem(number, message, "Correct the file, leave it out, or raise the limit.")
@@ -337,7 +335,7 @@ def _fields(spec: JobSpec) -> Iterator[_Field]:
 
 
 def _spread(numbers: Sequence[int], most: int) -> list[int]:
-    """So many of them, the first and the last among them."""
+    """Return at most so many of the numbers, evenly spread, with the first and the last."""
     if len(numbers) <= most:
         return list(numbers)
     return [numbers[at * (len(numbers) - 1) // (most - 1)] for at in range(most)]

@@ -7,9 +7,10 @@
     that is left
 
 The product of their lengths is the island's devices; ``data`` takes what the others leave, unless it is given. Devices next
-to each other along ``tensor`` talk most, so it is the last. What a tensor's dimensions are only its model knows: the service
-asks here of the built-in ones, before a job begins, and whoever has built a model of all. Layers are never split: a loop
-over them takes one after the other on all devices. Vectors are not split along ``fsdp``, stacked or not: they are small.
+to each other along ``tensor`` communicate most, so it is the last. Only the model knows the dimensions of its tensors: the
+service checks the built-in models before a job starts, and every process that builds a model checks it. Layers are never
+split: a loop runs them one after the other on all devices. Vectors, stacked or not, are not split along ``fsdp``: they are
+small.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ AXES = ("data", "fsdp", "expert", "tensor")
 
 SPLIT_ALONG: Mapping[str, str] = {"vocabulary": "tensor", "heads": "tensor", "hidden": "tensor", "experts": "expert"}
 NAMED_MAX = 4
-"""So many tensors are named in a refusal."""
+"""How many tensors a message names."""
 
 AxisLengths = Mapping[str, int]
 Shape = tuple[int, ...]
@@ -33,29 +34,28 @@ Dimensions = tuple[str | None, ...]
 
 
 def parameter_axes(mesh: Mapping[str, Any]) -> dict[str, int]:
-    """The lengths of the axes along which parameters are split, by a specification's ``mesh``."""
+    """Return the lengths of the axes along which parameters are split, from a specification's ``mesh``."""
     return {axis: int(mesh.get(axis) or 1) for axis in AXES if axis != "data"}
 
 
 def axis_lengths(mesh: Mapping[str, Any], device_count: int) -> dict[str, int]:
-    """The lengths of all axes on so many devices, of a mesh that ``mesh_problems`` finds nothing wrong with."""
+    """Return the lengths of all axes on so many devices, for a mesh without ``mesh_problems``."""
     others = parameter_axes(mesh)
     return {"data": int(mesh.get("data") or device_count // math.prod(others.values())), **others}
 
 
 def is_plain(mesh: Mapping[str, Any]) -> bool:
-    """Whether nothing is said of it: all devices are along ``data``, and a batch that they do not divide each computes."""
+    """Return whether the mesh is unspecified: all devices are along ``data``, and each computes an indivisible batch."""
     return mesh.get("data") is None and set(parameter_axes(mesh).values()) == {1}
 
 
 def mesh_problems(
     entry: str, mesh: Mapping[str, Any], device_count: int | None, batch_size: int, accumulation: int = 1
 ) -> Iterable[Problem]:
-    """What is wrong with the mesh of the islands at the path ``entry``, each of which trains on ``batch_size`` sequences.
+    """Yield the problems of the mesh of the islands at the path ``entry``, which train on ``batch_size`` sequences each.
 
-    With ``accumulation`` these are so many microbatches, and each of them is split.
-
-    Where nobody knows the number of devices yet (None), only what is wrong with any number.
+    With ``accumulation`` the batch is cut into that many microbatches, and each of them is split. If the number of devices
+    is unknown (None), only problems with any number are reported.
     """
     if is_plain(mesh):
         return
@@ -70,7 +70,7 @@ def mesh_problems(
         if data is None:
             remedy = f"Choose lengths whose product divides {device_count}, or give the island other devices."
         yield Problem(
-            where, f"{axes}: {product} devices, and an island has {device_count} (accelerators x hosts).", remedy
+            where, f"{axes}: {product} devices, but an island has {device_count} (accelerators x hosts).", remedy
         )
         return
     lengths = axis_lengths(mesh, device_count or product)
@@ -79,7 +79,7 @@ def mesh_problems(
     if batch_size % (ways * accumulation):
         yield Problem(
             where,
-            f"{axes}: a {part} is split {ways} ways (data {lengths['data']} x fsdp {lengths['fsdp']}), and has "
+            f"{axes}: a {part} is split {ways} ways (data {lengths['data']} x fsdp {lengths['fsdp']}), but has "
             f"{batch_size // accumulation} sequences.",
             f"Set batch_size to a multiple of {ways * accumulation} (the nearest are "
             f"{_nearest(batch_size, ways * accumulation)}), or make data or fsdp shorter.",
@@ -89,7 +89,7 @@ def mesh_problems(
 def tensor_problems(
     entry: str, lengths: AxisLengths, shapes: Mapping[str, Shape], named: Mapping[str, Dimensions]
 ) -> Iterable[Problem]:
-    """Each axis that does not divide the tensors which it is to split, or splits none; ``named`` says what they are."""
+    """Yield a problem for each axis that does not divide the tensors it splits, or splits none; ``named`` has dimensions."""
     for axis in ("expert", "tensor"):
         sizes = {
             name: size
@@ -102,7 +102,7 @@ def tensor_problems(
             dimensions = " or ".join(dimension for dimension, along in SPLIT_ALONG.items() if along == axis)
             yield Problem(
                 f"{entry}.mesh.{axis}",
-                f"is {length}, and splits nothing: no tensor of the model has a dimension named {dimensions}.",
+                f"is {length}, but splits nothing: no tensor of the model has a dimension named {dimensions}.",
                 "Use fsdp instead, or name the dimensions in Model.axes.",
             )
         elif uneven := {name: size for name, size in sizes.items() if size % length}:
@@ -123,15 +123,15 @@ def tensor_problems(
         longest = (max(shape[at] for at in _splittable(named[name])) for name, shape in whole.items())
         yield Problem(
             f"{entry}.mesh.fsdp",
-            f"is {length}, which divides no dimension that is left to it of {listed}.",
+            f"is {length}, which divides none of the remaining dimensions of {listed}.",
             _divisor(longest),
         )
 
 
 def host_problems(entry: str, mesh: Mapping[str, Any], host_count: int, devices_per_host: int) -> Iterable[Problem]:
-    """A mesh that gives a host devices which are no box of it, so that its part of a tensor would be no block.
+    """Yield a problem if a host's devices are not a box of the mesh, so that its part of a tensor would not be a block.
 
-    Devices are in the order of their hosts: so it is where no wires say another one.
+    Devices are assumed to be in the order of their hosts, as on machines without an interconnect of another order.
     """
     lengths = axis_lengths(mesh, host_count * devices_per_host)
     run = devices_per_host
@@ -146,13 +146,13 @@ def host_problems(entry: str, mesh: Mapping[str, Any], host_count: int, devices_
     listed = ", ".join(f"{axis} {lengths[axis]}" for axis in AXES)
     yield Problem(
         f"{entry}.mesh",
-        f"is {listed}, of which each of {host_count} hosts with {devices_per_host} devices has no block.",
-        f"Choose lengths of which each divides {devices_per_host}, or is a multiple of it.",
+        f"is {listed}, which gives each of {host_count} hosts with {devices_per_host} devices more than one block.",
+        f"Choose lengths that divide {devices_per_host}, or are multiples of it.",
     )
 
 
 def split(shape: Shape, dimensions: Sequence[str | None], lengths: AxisLengths) -> Dimensions:
-    """The mesh axis along which each dimension is split. An axis that does not divide its dimension is left out."""
+    """Return the mesh axis along which each dimension is split. An axis that does not divide its dimension is left out."""
     along: list[str | None] = [None] * len(shape)
     for index, dimension in enumerate(dimensions):
         axis = SPLIT_ALONG.get(dimension or "")

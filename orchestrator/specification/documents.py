@@ -1,14 +1,14 @@
-"""YAML and JSON that people and clients write: the one place where their text becomes plain data, within stated limits.
+"""Parse the YAML and JSON of users and clients into plain data, within stated limits. Nothing else parses them.
 
-Plain data is what JSON can say: mappings with text as keys, lists, text, whole and decimal numbers, true, false and null. Of
-YAML that is the part in which nothing has a second meaning: no tags, anchors, aliases, merge keys or directives, one
-document, numbers as in YAML 1.2 (and ``200_000``), while ``yes``, dates and ``1:30`` are text. In neither language may a key
-stand twice in a mapping, a number be infinite, not a number or beyond 64 bits, or a text hold control characters or half a
-surrogate pair. Everything else is a ConfigurationError that says where, and what to write instead; nothing else is raised.
+Plain data is what JSON can express: mappings with text keys, lists, text, integers, decimal numbers, true, false and null.
+YAML is restricted to its unambiguous part: no tags, anchors, aliases, merge keys or directives, one document, numbers as in
+YAML 1.2 (and ``200_000``), while ``yes``, dates and ``1:30`` are text. In both languages duplicate keys, numbers that are
+infinite, NaN or beyond 64 bits, control characters and lone surrogates are refused. Every refusal is a ConfigurationError
+that says where, and what to write instead; nothing else is raised.
 
-The cost is linear in the bytes, whatever they say: YAML is read as the C parser's events and put together here without
-recursion, so depth and size are counted before they hurt. Refuses to know what a document means (``config``, ``chaos.plan``,
-``simulation.spec``), and files.
+The cost is linear in the number of bytes: YAML is read as events of the C parser and assembled here without recursion, so
+that depth and size are limited while parsing. Decision 0212 compares this with ``yaml.safe_load``. ``config``,
+``chaos.plan`` and ``simulation.spec`` interpret the documents.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.system.plain import brief
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser, some twenty times as fast; Python's own understands the same where PyYAML was built without it."""
+"""libyaml's parser, some twenty times as fast as Python's, which is used if PyYAML was built without it."""
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 INTEGER_MAX = 2**63 - 1
-"""Of either sign: what databases, tapes and other languages can hold."""
+"""The largest magnitude that databases, tapes and other languages can hold."""
 NUMBER_CHARACTERS_MAX = 64
 """A double has 17 digits and an exponent."""
 KEYS_MAX = 10_000
-"""Of one mapping: in a report the islands are one, by their names."""
+"""The limit of one mapping. A report has a mapping of all islands by name."""
 DEPTH_MAX = 64
 """The deepest document of ours is a report, which is 8 deep."""
 
@@ -50,14 +50,14 @@ class Limits:
 
 
 REQUEST = Limits(yaml_bytes_max=1 << 18, json_bytes_max=1 << 20, nodes_max=300_000)
-"""What a client may send. A specification with an entry for each of 10,000 islands fits as JSON; YAML costs ten times the
-time, so it may be a quarter as long, and never takes a second."""
+"""Limits for clients. A specification with an entry for each of 10,000 islands fits as JSON. YAML takes ten times as long to
+parse, so it may be a quarter as long, and never takes a second."""
 FILE = Limits(yaml_bytes_max=1 << 26, json_bytes_max=1 << 26, nodes_max=10_000_000)
-"""What whoever runs the command has written, or fitted to a long tape: it costs nobody else's time."""
+"""Limits for files of a user's own commands, such as a world fitted to a long tape."""
 
 
 def read_yaml(content: bytes | str, limits: Limits = REQUEST, name: str = "the document") -> Any:
-    """The plain data that YAML text says; None if it says nothing. ``name`` stands for it in what is refused."""
+    """Return the plain data in YAML text; None if it is empty. ``name`` identifies it in errors."""
     text = _text(content, limits.yaml_bytes_max, name, "YAML")
     if _DIRECTIVE.match(text):
         raise _refused(name, "YAML directives (%YAML, %TAG) are not accepted. Remove the line.")
@@ -73,7 +73,7 @@ def read_yaml(content: bytes | str, limits: Limits = REQUEST, name: str = "the d
 
 
 def read_json(content: bytes | str, limits: Limits = REQUEST, name: str = "the document") -> Any:
-    """The plain data that JSON text says. ``name`` stands for it in what is refused."""
+    """Return the plain data in JSON text. ``name`` identifies it in errors."""
     text = _text(content, limits.json_bytes_max, name, "JSON")
     without_texts = _JSON_TEXT.sub("", text)
     if max(accumulate(map(_DEEPER.__getitem__, _NO_BRACKET.sub("", without_texts))), default=0) > DEPTH_MAX:
@@ -87,24 +87,24 @@ def read_json(content: bytes | str, limits: Limits = REQUEST, name: str = "the d
         raise ConfigurationError(detail=f"{name}, {where}: this is not valid JSON: {error.msg}.") from None
     except _Unusable as error:
         raise _refused(name, str(error)) from None
-    if "\\" in text:  # else no text holds what was not seen in the whole
+    if "\\" in text:  # without escapes, the check of the whole text covers all strings
         _check_texts(value, name)
     return value
 
 
 def dump(document: Any, **options: Any) -> str:
-    """YAML that ``read_yaml`` reads as the same document: text that looks like a number to it is quoted, too."""
+    """Return YAML that ``read_yaml`` reads as the same document; text that it would read as a number is quoted."""
     text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, **options)
     return text
 
 
 def mapping(document: Any, name: str = "the document") -> dict[str, Any]:
-    """The document, which is a mapping of fields to values."""
+    """Return the document if it is a mapping. Raises ConfigurationError."""
     if document is None:
         raise ConfigurationError(detail=f"{name} is empty; deploy/configs/demo.yaml is an example.")
     if not isinstance(document, dict):
         raise ConfigurationError(
-            detail=f"{name} holds no mapping of fields to values, but {brief(document)}; see deploy/configs/demo.yaml."
+            detail=f"{name} is {brief(document)} instead of a mapping of fields to values; see deploy/configs/demo.yaml."
         )
     return document
 
@@ -112,16 +112,16 @@ def mapping(document: Any, name: str = "the document") -> dict[str, Any]:
 # ── text ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-"""No text needs these: C strings end at NUL, terminals obey ESC, and surrogates have no encoding."""
+"""Refused in texts: C strings end at NUL, terminals interpret ESC, and lone surrogates cannot be encoded."""
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
-"""How files of gzip, zstd, bzip2 and xz begin."""
+"""The first bytes of gzip, zstd, bzip2 and xz files."""
 _DIRECTIVE = re.compile(r"(?:[^\S\n]*+(?:#[^\n]*+)?+\n)*+%")
-"""Before anything is parsed: libyaml compares each with all others."""
+"""Checked before parsing, because libyaml compares each directive with all others."""
 
 
 class _Unusable(Exception):
-    """A problem found by a parser's hook; the parser's caller adds the document's name."""
+    """A problem found by a hook of the parser, whose caller adds the document's name."""
 
 
 def _refused(name: str, problem: str, mark: Any = None) -> ConfigurationError:
@@ -131,17 +131,15 @@ def _refused(name: str, problem: str, mark: Any = None) -> ConfigurationError:
 
 def _too_many(name: str, nodes_max: int) -> ConfigurationError:
     return _refused(
-        name, f"it holds more than {nodes_max:,} keys and values. Write less: `count` makes many islands alike."
+        name, f"it has more than {nodes_max:,} keys and values. Shorten it: `count` makes many equal islands."
     )
 
 
 def _text(content: bytes | str, bytes_max: int, name: str, language: str) -> str:
-    """The content as text without anything that no document may hold."""
+    """Return the content as text. Raises ConfigurationError for a wrong size, encoding or character."""
     if len(content) > bytes_max:
-        remedy = (
-            "JSON may be longer: send it as that, or make it shorter." if language == "YAML" else "Make it shorter."
-        )
-        raise _refused(name, f"it has {len(content):,} bytes, and as {language} may have {bytes_max:,}. {remedy}")
+        remedy = "Send it as JSON, which may be longer, or shorten it." if language == "YAML" else "Shorten it."
+        raise _refused(name, f"it has {len(content):,} bytes, but {language} may have at most {bytes_max:,}. {remedy}")
     if isinstance(content, str):
         text = content
     else:
@@ -150,25 +148,25 @@ def _text(content: bytes | str, bytes_max: int, name: str, language: str) -> str
         except UnicodeDecodeError as error:
             if content.startswith(_COMPRESSED):
                 raise _refused(name, "it is compressed. Decompress it first.") from None
-            encoding = "UTF-16" if content.startswith(_UTF_16) else "something else than UTF-8"
+            encoding = "UTF-16" if content.startswith(_UTF_16) else "not UTF-8"
             where = f"byte {error.start + 1}"
-            raise _refused(name, f"it is written in {encoding}, as {where} shows. Save it as UTF-8.") from None
+            raise _refused(name, f"its encoding is {encoding} (at {where}). Save it as UTF-8.") from None
     text = text.removeprefix("\ufeff")
     if match := _CONTROL.search(text):
         line = text.count("\n", 0, match.start()) + 1
-        raise _refused(name, f"line {line} holds the character {match[0]!a}, which no text may hold. Remove it.")
+        raise _refused(name, f"line {line} contains the character {match[0]!a}, which is not allowed. Remove it.")
     return text
 
 
 def _check_texts(document: Any, name: str) -> None:
-    """No text holds what an escape sequence may have put there."""
+    """Raise ConfigurationError for a text with a character that an escape sequence has put there."""
     waiting = [document]
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):
             if match := _CONTROL.search(value):
                 problem = (
-                    f"the text {brief(value)} holds the character {match[0]!a}, which no text may hold. Remove it."
+                    f"the text {brief(value)} contains the character {match[0]!a}, which is not allowed. Remove it."
                 )
                 raise _refused(name, problem)
         elif isinstance(value, dict):
@@ -194,18 +192,18 @@ def _decimal(text: str) -> float:
         raise _Unusable(f"the number {brief(text)} has more than {NUMBER_CHARACTERS_MAX} characters. Round it.")
     number = float(text)
     if not math.isfinite(number):
-        raise _Unusable(f"the number {brief(text)} is larger than any decimal number can be. Write a smaller one.")
+        raise _Unusable(f"the number {brief(text)} is too large for a decimal number. Write a smaller one.")
     return number
 
 
 def _endless(text: str) -> float:
-    raise _Unusable(f"{text} is not accepted: every number has bounds. Write the number that is meant.")
+    raise _Unusable(f"{text} is not accepted, because all numbers are bounded. Write a finite number.")
 
 
 # ── JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _JSON_TEXT = re.compile(r'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)
-"""A string, also one that never ends: each character is looked at once."""
+"""A string, also an unterminated one. Each character is scanned once."""
 _NO_BRACKET = re.compile(r"[^\[\]{}]++")
 _DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
 
@@ -222,7 +220,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _CROWDED = f"a mapping has more than {KEYS_MAX:,} keys. Use a list, or fewer."
-_TWICE = "the key {} stands twice in one mapping. Keep one of the two."
+_TWICE = "the key {} occurs twice in one mapping. Keep one of the two."
 _JSON = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_whole, parse_float=_decimal, parse_constant=_endless)
 
 
@@ -244,41 +242,41 @@ _NO_KEY: Any = object()
 _YAML_IN_WORDS = (
     (
         "mapping values are not allowed",
-        "a colon stands where no field can begin. Indent the line as its neighbours, or put "
-        "a text that holds a colon in quotation marks.",
+        "a colon is not allowed here. Indent the line as its neighbours, or put a text that contains a colon in "
+        "quotation marks.",
     ),
     (
         "block sequence entries are not allowed",
-        "a dash stands where no list can begin. Begin the list on a line of its own.",
+        "a list cannot begin here. Begin it on a line of its own.",
     ),
     (
         "did not find expected ',' or ']'",
-        "a list in brackets goes on here without a comma, or is not closed. Add , or ].",
+        "a list in brackets has no comma here, or is not closed. Add , or ].",
     ),
     (
         "did not find expected ',' or '}'",
-        "a mapping in braces goes on here without a comma, or is not closed. Add , or }.",
+        "a mapping in braces has no comma here, or is not closed. Add , or }.",
     ),
     (
         "did not find expected '-' indicator",
-        "the list above goes on here without a dash. Add one, or correct the indentation.",
+        "an entry of the list above has no dash. Add one, or correct the indentation.",
     ),
     (
         "did not find expected key",
         "the line does not fit those above. Correct its indentation, or the quotation marks.",
     ),
-    ("could not find expected ':'", "a field's name has no colon behind it. Write `name: value`."),
-    ("found unexpected end of stream", "a quotation mark is opened, and closed nowhere. Close it."),
-    ("found unknown escape character", "a backslash in double quotation marks begins nothing known. Use single ones."),
+    ("could not find expected ':'", "a field's name is not followed by a colon. Write `name: value`."),
+    ("found unexpected end of stream", "a quotation mark is not closed. Close it."),
+    ("found unknown escape character", "unknown escape sequence in double quotation marks. Use single ones."),
     ("did not find expected alphabetic", "a text may not begin with * or &. Put it in quotation marks."),
-    ("did not find expected <document start>", "the document is over before this line. Correct its indentation."),
+    ("did not find expected <document start>", "the document ends before this line. Correct its indentation."),
 )
-"""What libyaml says, and what is wrong and to be done in other words."""
+"""The messages of libyaml, and ours instead of them."""
 
 
 def _yaml_in_words(problem: str, context: str, rest: str) -> str:
     if "cannot start any token" in problem and rest.startswith("\t"):
-        return "a tab stands here, and YAML is indented by spaces. Replace it by spaces."
+        return "there is a tab, but YAML is indented with spaces. Replace it with spaces."
     if "cannot start any token" in problem:
         return f"a text may not begin with {rest[:1]!r}. Put it in quotation marks."
     for beginning, words in _YAML_IN_WORDS:
@@ -296,7 +294,7 @@ def _rest_of_line(text: str, mark: Any) -> str:
 
 
 class _Dumper(DUMPER):  # type: ignore[misc]
-    """Quotes text that ``_scalar`` would read as a number and YAML 1.1 would not: ``1e5``, ``0o17``."""
+    """A dumper that also quotes text that ``_scalar`` reads as a number but YAML 1.1 does not: ``1e5``, ``0o17``."""
 
 
 for _pattern in (_BASED, _DECIMAL):
@@ -306,7 +304,7 @@ for _pattern in (_BASED, _DECIMAL):
 
 
 def _built(events: Iterator[Any], nodes_max: int, name: str) -> Any:
-    """The document that the parser's events make, with a list in place of the stack of calls."""
+    """Build the document from the parser's events, with a list in place of recursion."""
     root: Any = None
     container: Any = None
     key: Any = _NO_KEY

@@ -1,16 +1,16 @@
-"""The memory that a job needs on its hosts, and whether its nodes have it: decided before anything is started. Pure.
+"""Check before the start whether the nodes have the memory that a job needs. Pure.
 
-    shard     on the head: Θ, μ, what updates lost; with staleness the versions before; the fragments that are merging, with
-              what all islands sent of them
+    shard     on the head: Θ, μ, the residue of updates; with staleness earlier versions; the fragments being merged, with
+              the contributions of all islands to them
     evaluator on the head, unless a node group has it
-    island    on the node of each of its hosts: Θ as published, a state while it is taken, its own while it is saved;
-              where it computes on CPU, parameters, moments and gradients as well. A host has its share of each of these
-              (``ISLAND_TERMS``), as the island's mesh splits parameters
+    island    on the node of each of its hosts: Θ as published, a state while it is received, its own while it is saved;
+              on CPU, parameters, moments and gradients as well. A host has its share of each of these (``ISLAND_TERMS``),
+              as the island's mesh splits parameters
 
-The figures are bytes a parameter, as ``python -m tests.bench shard`` and ``island`` measure them and judge them by these.
-What a node has is what Ray says of it, which is the node's own look at its cgroup's limit, its installed memory and what of
-that was free as it started, or what its group is said to have (``memory_gib`` of a groups file). Nodes on one host share
-the largest of their figures. What other jobs need is not its business, nor activations: only the model knows those.
+The figures are bytes per parameter, as measured by ``python -m tests.bench shard`` and ``island``, which check them. A
+node's memory is what Ray reports: the minimum of its cgroup limit and what was free at its start, or ``memory_gib`` of a
+groups file. Nodes on one host share the largest of their figures. Other jobs are not considered, nor are activations, which
+only the model knows.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ CODE_BYTES: Mapping[CodecName, float] = {
     "int4": 0.5 + 2 / 128,
     "e3m0": 0.5 + 2 / 128,
 }
-"""A parameter in each codec, scales included; a test holds them against the codecs."""
+"""Bytes per parameter in each codec, scales included; a test compares them with the codecs."""
 FRAGMENTS_AT_ONCE = 2
-"""So many are collected or merged at the same time, in a job whose merges keep up."""
+"""How many fragments are collected or merged at the same time, if merges keep up."""
 HEAP_BYTES = 1.0
-"""What the allocator holds of memory that was given back."""
+"""Freed memory that the allocator keeps."""
 EVALUATOR_BYTES = 13.0
-"""Θ as it came, on the device, and as the model begins."""
+"""Θ as received, on the device, and as the model's initial parameters."""
 TRAINER_STATE_BYTES, GRADIENT_BYTES = 12.0, 4.0
-"""Of parameters and two moments, and of gradients: in host memory where an island computes on CPU."""
+"""Parameters with two moments, and gradients; in host memory if an island computes on CPU."""
 SYNTHETIC = "learners.synthetic:create"
 LESS = "use a group with larger nodes, give the nodes more memory, or train a smaller model."
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """``memory_bytes`` is all that processes may use on the node; ``host`` is its machine, which may have several nodes.
+    """The memory that processes may use on a node. ``host`` is its machine, which may have several nodes.
 
-    The node of the head is of no group.
+    The group of the head's node is ``HEAD``.
     """
 
     host: str
@@ -61,20 +61,20 @@ class NodeMemory:
 
 
 HEAD = ""
-"""As the group of a node."""
+"""The group of the head's node."""
 
 
 class Extent(Enum):
-    """How much of an island's bytes one of its hosts has."""
+    """The part of an island's bytes that one of its hosts has."""
 
     SHARE = auto()
-    """Of each tensor what the host's devices hold, once."""
+    """The part of each tensor that the host's devices hold, once."""
     COPIES = auto()
-    """What its devices hold, each for itself: where a mesh repeats parameters along ``data``, so does the memory."""
+    """The part that each device holds: if a mesh repeats parameters along ``data``, memory holds them repeatedly."""
 
 
 class When(Enum):
-    """In which islands a term is."""
+    """The islands to which a term applies."""
 
     ALWAYS = auto()
     SAVES = auto()
@@ -83,7 +83,7 @@ class When(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """``bytes_per_parameter`` of an island, in host memory at the highest."""
+    """One use of memory: its peak in bytes per parameter of an island."""
 
     what: str
     bytes_per_parameter: float
@@ -97,13 +97,13 @@ ISLAND_TERMS = (
     Term("its own while it is saved", TRAINER_STATE_BYTES, Extent.SHARE, When.SAVES),
     Term("parameters, moments and gradients", TRAINER_STATE_BYTES + GRADIENT_BYTES, Extent.COPIES, When.ON_CPU),
 )
-"""Each is measured by ``tests.bench.island_memory`` with the others. Peers and checkpoints give a host its share of a
-state: parameters, moments and Θ."""
+"""``tests.bench.island_memory`` measures them together. Peers and checkpoints give a host its share of a state: parameters,
+moments and Θ."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """Bytes at the highest: on the head of the shard and the evaluator, and of one host of an island of each entry."""
+    """Peak bytes: on the head, for shard and evaluator, and on one host of an island of each entry."""
 
     head: float
     islands: tuple[float, ...]
@@ -118,7 +118,7 @@ def shard_bytes_per_parameter(
     momentum: bool = True,
     staleness_max: int = 0,
 ) -> float:
-    """With eight islands in four bits both ways and 24 fragments 15.2."""
+    """Return the shard's bytes per parameter: 15.2 with eight islands, four bits both ways and 24 fragments."""
     lossy = down != "float32"
     state = FLOAT32_BYTES * (1 + momentum + lossy)
     update = CODE_BYTES[down] if lossy else 0.0
@@ -130,7 +130,7 @@ def shard_bytes_per_parameter(
 def island_bytes_per_parameter(
     *, on_cpu: bool, saves: bool, hosts: int = 1, mesh: Mapping[str, Any] = MappingProxyType({})
 ) -> float:
-    """In the memory of each of its hosts, whose devices lie in boxes of the mesh, the parameters' axes innermost."""
+    """Return an island's bytes per parameter on each host. A host's devices form a box of the mesh, ``data`` outermost."""
     ways = math.prod(parameter_axes(mesh).values())
     held = 1 / min(hosts, ways)
     parts = {Extent.SHARE: held, Extent.COPIES: max(held, (mesh.get("data") or 1) / hosts)}
@@ -139,7 +139,7 @@ def island_bytes_per_parameter(
 
 
 def parameter_count_of(spec: JobSpec) -> int | None:
-    """The model's parameters where the specification says them; None for a model or trainer that only its package knows."""
+    """Return the number of parameters from the specification; None if only the package of the model or trainer knows."""
     if spec.trainer == SYNTHETIC:
         return spec.synthetic.parameters
     network = spec.model.network if spec.trainer == BUILT_IN_TRAINER else None
@@ -147,7 +147,7 @@ def parameter_count_of(spec: JobSpec) -> int | None:
 
 
 def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
-    """What the job's processes need."""
+    """Return the memory that the job's processes need."""
     sync = spec.synchroniser
     shard = shard_bytes_per_parameter(
         spec.island_count,
@@ -169,9 +169,9 @@ def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
 
 
 def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMemory]) -> tuple[Problem, ...]:
-    """Everything for which these nodes have too little memory, each with what is needed, what there is, and what to do.
+    """Return a problem for everything for which these nodes have too little memory.
 
-    Of a group whose nodes do not say what they have, and of the head if it does not, nothing is decided.
+    Groups whose nodes do not report their memory are not checked; likewise the head.
     """
     field, model = _model(spec, parameter_count)
     demand, wire = demand_of(spec, parameter_count), spec.synchroniser.wire
@@ -182,8 +182,8 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
         problems.append(
             Problem(
                 field,
-                f"is {model}: merging what {spec.island_count} islands send in {wire.up} needs {_text(demand.head)} of "
-                f"the head's memory, which has {_text(has)}.",
+                f"is {model}: merging contributions of {spec.island_count} islands in {wire.up} needs {_text(demand.head)} "
+                f"on the head, which has {_text(has)}.",
                 f"Give the head more memory, use fewer islands or a codec of fewer bits (synchroniser.wire),{elsewhere} "
                 "or train a smaller model.",
             )
@@ -224,7 +224,7 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
 
 
 def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
-    """The field that makes the model as large as it is, and what it says."""
+    """Return the field that determines the model's size, and its value."""
     if spec.trainer == SYNTHETIC:
         return "synthetic.parameters", f"{parameter_count:,}"
     if spec.trainer != BUILT_IN_TRAINER:
@@ -237,7 +237,7 @@ def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
 
 
 def _bytes_of(nodes: Sequence[NodeMemory], groups: Set[str]) -> float:
-    """What the machines of these groups have: of each the largest figure of its nodes, which share it."""
+    """Return the memory of the machines of these groups; for each machine, the largest figure of its nodes."""
     hosts: dict[str, float] = {}
     for node in nodes:
         if node.group in groups:
@@ -246,5 +246,5 @@ def _bytes_of(nodes: Sequence[NodeMemory], groups: Set[str]) -> float:
 
 
 def _text(amount: float) -> str:
-    """In GiB, or MiB below."""
+    """Return an amount in GiB, or in MiB if it is smaller."""
     return f"{amount / (1 << 30):.1f} GiB" if amount >= 1 << 30 else f"{amount / (1 << 20):,.1f} MiB"

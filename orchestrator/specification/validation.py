@@ -1,23 +1,19 @@
-"""Validation errors of pydantic as our problems: where, what was given, and the remedy. Pure.
+"""Turn pydantic's validation errors into our problems, and check rules between fields on the valid part. Pure.
 
-Responsible for the words that all specifications share, and for their length: what was given is shown in brief, however long
-it is. None of pydantic's own sentences gets out. A problem that exists only because of another one is left out: a field that
-is missing because its name is misspelt, a list that is empty because its entries are wrong.
+A problem says where it is, which value was given (shortened) and what to do. None of pydantic's own sentences reaches users.
+Problems that only follow from others are left out: a field that is missing because its name is misspelt, a list that is too
+short because its entries are invalid.
 
-Refuses to know any one specification, and the rules between fields (``partial``).
-
-A document of which some values are wrong, as an object: what is right can be read, and what is not raises ``Unknown``.
-
-By it the rules between fields are checked on what is right, so that all problems are told at once, and none of them is told
-because of another: a rule that reads something wrong says nothing.
+``right_part`` returns an object for a document with some invalid values: valid values can be read, and reading an invalid
+one raises ``Unknown``. The rules between fields run on it, so that all problems are reported at once, and a rule that needs
+an invalid value reports nothing.
 
     wrong = wrong_places(error, JobSpec)      from pydantic's errors
     job, problems = right_part(JobSpec, document, wrong)
     for rule in RULES:
         problems += collected(rule(job))
 
-Sections keep their properties and rules of their own (pydantic's validators behind all fields), which pydantic leaves out
-where one field is wrong. Refuses to know any one document.
+Sections keep their properties and their own rules (pydantic's model validators), which pydantic skips if a field is invalid.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ from orchestrator.specification.bounds import PATTERN_WORDS
 from orchestrator.system.plain import brief, counted, some_of
 
 COMPLETE = ("duration", "bandwidth", "number", "comparison")
-"""Kinds of errors whose message is our own and says the remedy itself (``simulation.spec``, ``chaos.plan``)."""
+"""Types of errors with our own message, which includes the remedy (``simulation.spec``, ``chaos.plan``)."""
 SYNONYMS = {
     "learning_rate": "lr",
     "batch": "batch_size",
@@ -84,7 +80,7 @@ SYNONYMS = {
     "d_ff": "hidden_size",
     "intermediate_size": "hidden_size",
 }
-"""What other programs call a field of ours."""
+"""Names of other programs for our fields."""
 ALIKE_MIN = 0.6
 NAME_CHARACTERS_MAX = 60
 CHOICES_MAX = 30
@@ -127,10 +123,10 @@ def problems_of(
     under: str = "",
     model: type[BaseModel] | None = None,
 ) -> list[Problem]:
-    """The problems that the error holds, as many as are ever shown; ``omitted_count`` says how many more there are.
+    """Return the problems in the error, up to the number that is shown; ``omitted_count`` returns how many more there are.
 
-    ``unknown`` and ``missing`` are remedies, ``under`` is where the document stands. ``model`` is the document's, by which
-    the remedy for an unknown name is the one that was meant.
+    ``unknown`` and ``missing`` are remedies, ``under`` is the path of the document. With the document's ``model``, the
+    remedy for an unknown name is the field that was probably meant.
     """
     return [
         problem_of(item, unknown=unknown, missing=missing, under=under, model=model)
@@ -143,28 +139,28 @@ def omitted_count(error: ValidationError, model: type[BaseModel] | None = None) 
 
 
 def wrong_places(error: ValidationError, model: type[BaseModel]) -> set[Location]:
-    """Return where no value is known: what is wrong, missing or unknown, and the field that an unknown name stands for."""
+    """Return the locations of invalid, missing and unknown values, and of the fields that unknown names probably mean."""
     items = _causes(error, model)
     return {item["loc"] for item in items} | _meant(items, model)
 
 
 def path_of(location: Location, under: str = "") -> str:
-    """Where something stands in a document, as ``islands.0.count``. A key is shown in brief: it may be anything."""
+    """Return a location as text, such as ``islands.0.count``. Keys are shortened, because they may be anything."""
     parts = [under] if under else []
     parts += [brief(part).replace("'", "") for part in location]
     return ".".join(parts) or "(the whole document)"
 
 
 def one_of(value: Any, names: Collection[str]) -> tuple[str, str]:
-    """Return what is wrong with a value that is none of these names, and the remedy."""
+    """Return the message and the remedy for a value that is not one of these names."""
     listed = some_of(names, CHOICES_MAX)
     meant = closest(value, names) if isinstance(value, str) else None
     remedy = f"Did you mean {meant}?" if meant else "Use one of these." if len(names) > 1 else "Use this."
-    return f"is {_given(value)}, and must be {'one of ' if len(names) > 1 else ''}{listed}.", remedy
+    return f"is {_given(value)}, but must be {'one of ' if len(names) > 1 else ''}{listed}.", remedy
 
 
 def closest(name: str, names: Collection[str]) -> str | None:
-    """Return the one of ``names`` that was most likely meant; None where none is like it."""
+    """Return the name that was most likely meant, or None if none is similar."""
     plain = _plain(name)
     by_plain = {_plain(each): each for each in names}
     if plain in by_plain:
@@ -178,7 +174,7 @@ def closest(name: str, names: Collection[str]) -> str | None:
 
 
 def valid_fields(model: type[BaseModel], document: Mapping[str, Any]) -> dict[str, Any]:
-    """Those top-level fields that are right on their own, so that rules between them are still checked."""
+    """Return the top-level fields that are valid on their own, so that rules between them can be checked."""
     valid: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         if name not in document and field.is_required():
@@ -192,7 +188,7 @@ def valid_fields(model: type[BaseModel], document: Mapping[str, Any]) -> dict[st
 
 
 def sections_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models that a field of this type may hold, in whatever they are."""
+    """Return the models that a field of this type may contain, also inside other types."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [section for part in get_args(annotation) for section in sections_in(part)]
@@ -202,7 +198,7 @@ def sections_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _causes(error: ValidationError, model: type[BaseModel] | None) -> list[Any]:
-    """The errors without those that exist only because of another."""
+    """Return the errors without those that only follow from others."""
     items: list[Any] = error.errors(include_url=False)
     locations = {item["loc"] for item in items if item["type"] != "missing"}
     outer = {location[:length] for location in locations for length in range(len(location))}
@@ -217,14 +213,14 @@ def _causes(error: ValidationError, model: type[BaseModel] | None) -> list[Any]:
 
 
 def _meant(items: Collection[Any], model: type[BaseModel]) -> set[Location]:
-    """Where the fields are that unknown names stand for: of as many as are ever shown, for likeness takes time."""
+    """Return the locations of the fields that unknown names probably mean; only of as many as are shown, to save time."""
     unknown = [item["loc"] for item in items if item["type"] == "extra_forbidden"][:PROBLEMS_MAX]
     named = ((place[:-1], _field_meant(str(place[-1]), _section_at(model, place[:-1]))) for place in unknown)
     return {(*section, field) for section, field in named if field is not None}
 
 
 def _section_at(model: type[BaseModel] | None, location: Location) -> type[BaseModel] | None:
-    """The section that stands there. Tags of unions, and numbers of entries, are no fields, and are passed over."""
+    """Return the section at this location. Tags of unions and indices of entries are skipped."""
     sections = [model] if model is not None else []
     for part in location:
         named = [section.model_fields[part] for section in sections if part in section.model_fields]
@@ -234,7 +230,7 @@ def _section_at(model: type[BaseModel] | None, location: Location) -> type[BaseM
 
 
 def _field_at(model: type[BaseModel] | None, location: Location) -> FieldInfo | None:
-    """The field that stands there; None where that is not known, as of a list's entries."""
+    """Return the field at this location; None if there is none, as for entries of a list."""
     section = _section_at(model, location[:-1])
     return section.model_fields.get(str(location[-1])) if section is not None and location else None
 
@@ -251,7 +247,7 @@ def _plain(name: str) -> str:
 
 
 def _elsewhere(name: str, model: type[BaseModel]) -> list[str]:
-    """The paths of fields of this name in the whole document."""
+    """Return the paths of fields with this name in the whole document."""
     wanted = {_plain(name), SYNONYMS.get(_plain(name))}
     return [path for path, field in _all_fields(model) if field in wanted]
 
@@ -274,12 +270,12 @@ def problem_of(
     under: str = "",
     model: type[BaseModel] | None = None,
 ) -> Problem:
-    """One of pydantic's errors, as it lists them, as a problem."""
+    """Return one of pydantic's errors as a problem."""
     path = path_of(item["loc"], under)
     match item["type"]:
         case kind if kind in COMPLETE:
             return Problem(path, item["msg"], "")
-        case "value_error":  # of a section's own rule, which says the remedy
+        case "value_error":  # from a section's own rule, which includes the remedy
             text = item["msg"].removeprefix("Value error, ")
             return Problem(path, text if text.endswith("?") else f"{text}.", "")
         case "missing":
@@ -296,12 +292,12 @@ def problem_of(
             names = [name.strip(" '") for name in item["ctx"]["expected_tags"].split(",")]
             return Problem(path, *one_of(item["ctx"]["tag"], names))
         case "union_tag_not_found":
-            return Problem(path, f"has no {item['ctx']['discriminator']}, which says what it is.", "Add it.")
+            return Problem(path, f"has no field {item['ctx']['discriminator']}, which selects its kind.", "Add it.")
     return Problem(path, *_unfit(item, _section_at(model, item["loc"]), _field_at(model, item["loc"])))
 
 
 def _choices(item: Any) -> list[str]:
-    """The values of a literal, which pydantic gives as one text: ``'a', 'b' or 'c'``."""
+    """Return the values of a literal, which pydantic gives as one text: ``'a', 'b' or 'c'``."""
     return [name.strip("'") for name in item["ctx"]["expected"].replace(" or ", ", ").split(", ")]
 
 
@@ -321,8 +317,8 @@ def _remedy_for_name(location: Location, unknown: str, model: type[BaseModel] | 
 
 
 def _unfit_text(value: str, pattern: str) -> tuple[str, str]:
-    words = PATTERN_WORDS.get(pattern, "written in another way")
-    return f"is {brief(value)}, and must be {words}.", "Change it."
+    words = PATTERN_WORDS.get(pattern, "of another form")
+    return f"is {brief(value)}, but must be {words}.", "Change it."
 
 
 def _unfit(item: Any, section: type[BaseModel] | None, field: FieldInfo | None) -> tuple[str, str]:
@@ -333,11 +329,11 @@ def _unfit(item: Any, section: type[BaseModel] | None, field: FieldInfo | None) 
         context = {"min_length": 1, "max_length": 0, **item["ctx"]}
         limit = MUST_BE[kind].format(**context).removesuffix(" long")
         count = item["ctx"].get("actual_length") or len(value)
-        return f"has {counted(count, 'value')}, and must have {limit}.", "Add or remove some."
+        return f"has {counted(count, 'value')}, but must have {limit}.", "Add or remove some."
     words = MUST_BE.get(kind)
     if words is None:
-        return f"is {_given(value)}, which cannot be used here.", "See its description in the reference."
-    message = f"is {_given(value)}, and must be {words.format(**item.get('ctx', {}))}."
+        return f"is {_given(value)}, which is not valid here.", "See its description in the reference."
+    message = f"is {_given(value)}, but must be {words.format(**item.get('ctx', {}))}."
     if value is None:
         is_required = field is not None and field.is_required()
         return message, "Write its value." if is_required else "Write its value, or leave the field out."
@@ -353,7 +349,7 @@ def _unfit(item: Any, section: type[BaseModel] | None, field: FieldInfo | None) 
 
 
 def _given(value: Any) -> str:
-    """The value as a specification has it, in brief."""
+    """Return the value as it is written in a specification, shortened."""
     if value is None:
         return "empty"
     return str(value).lower() if isinstance(value, bool) else brief(value)
@@ -391,14 +387,14 @@ def _as_number(kind: str, value: Any) -> str:
 
 
 class Unknown(Exception):
-    """A value was read that is wrong in the document."""
+    """A rule has read a value that is invalid in the document."""
 
 
 WRONG: Any = object()
 
 
 class KnownSection:
-    """A section with some wrong values. Reads as the section itself."""
+    """A section with some invalid values. Otherwise it reads as the section itself."""
 
     def __init__(self, model: type[BaseModel], values: Mapping[str, Any], fields_set: Collection[str]) -> None:
         self._model, self._values = model, values
@@ -416,7 +412,7 @@ class KnownSection:
 
 
 class KnownEntries(tuple[Any, ...]):
-    """A list of which some entries are wrong."""
+    """A list with some invalid entries."""
 
     __slots__ = ()
 
@@ -430,17 +426,17 @@ class KnownEntries(tuple[Any, ...]):
 def right_part(
     model: type[BaseModel], document: Mapping[str, Any], wrong: Collection[Location]
 ) -> tuple[Any, list[Problem]]:
-    """Return the document as its model reads it, but for the wrong places, and what the sections' own rules say of it."""
+    """Return the document as its model reads it, without the wrong places, and the problems from the sections' own rules."""
     reading = _Reading(frozenset(wrong), frozenset(place[:length] for place in wrong for length in range(len(place))))
     return reading.section(model, document, ()), reading.problems
 
 
 def collected(problems: Iterable[Problem]) -> list[Problem]:
-    """Return what a rule says, up to where it reads something wrong."""
+    """Return the problems that a rule yields until it reads an invalid value."""
     so_far: list[Problem] = []
     with suppress(Unknown):
         for problem in problems:
-            so_far.append(problem)  # one by one: what came before is kept
+            so_far.append(problem)  # one by one, to keep those before ``Unknown``
     return so_far
 
 
@@ -452,7 +448,7 @@ def _read(value: Any) -> Any:
 
 @dataclass
 class _Reading:
-    """One document's reading. ``around`` are the places that hold wrong ones."""
+    """Reads one document. ``around`` are the locations that contain wrong ones."""
 
     wrong: frozenset[Location]
     around: frozenset[Location]

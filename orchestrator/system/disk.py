@@ -20,24 +20,24 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class HeldFile(Protocol):
-    """A file that one process at a time writes to; let go of by ``close``, or with the process."""
+    """A file that only one process at a time writes to. ``close``, or the end of the process, releases it."""
 
     def append(self, data: bytes) -> None:
-        """Write behind what is there. Raises OSError; a failure may leave a part. ValueError once it is closed."""
+        """Append data. Raises OSError, and may leave a part written; ValueError once it is closed."""
         ...
 
     def rewrite(self, start: int, data: bytes) -> None:
-        """Write over what is there, so that the next sync has to write it again."""
+        """Overwrite existing data, so that the next sync has to write it again."""
         ...
 
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """The file's content, and its name, survive a loss of power."""
+        """Make the file's content and name survive a loss of power."""
         ...
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Release the file. Idempotent."""
         ...
 
     @property
@@ -45,40 +45,40 @@ class HeldFile(Protocol):
 
 
 class Disk(Protocol):
-    """Every method raises OSError when it fails, FileNotFoundError where a file that is read is missing."""
+    """The interface. Every method raises OSError if it fails, FileNotFoundError if a file to read is missing."""
 
     def files(self, folder: Path) -> dict[str, int]:
-        """Names and sizes of a folder's files; the folder is made if it is missing."""
+        """Return names and sizes of a folder's files. A missing folder is created."""
         ...
 
     def hold(self, path: Path, *, new: bool) -> HeldFile:
-        """Raises FileExistsError if a new file is there already, BlockingIOError while another process holds it."""
+        """Open a file exclusively. Raises FileExistsError if a new one exists, BlockingIOError while another holds it."""
         ...
 
     def append(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
-        """Write behind what is there; the file is made if it is missing. A failure may leave a part."""
+        """Append data; a missing file is created. A failure may leave a part written."""
         ...
 
     def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
-        """The bytes from ``start`` on, ``count`` of them; all that follow if ``count`` is -1."""
+        """Return ``count`` bytes from ``start`` on, or all that follow if ``count`` is -1."""
         ...
 
     def sync(self, path: Path) -> None:
-        """The file's content, and its name, survive a loss of power."""
+        """Make the file's content and name survive a loss of power."""
         ...
 
     def truncate(self, path: Path, size: int) -> None: ...
 
     def replace(self, path: Path, data: bytes) -> None:
-        """The file holds ``data`` and survives a loss of power; after a failure it holds what it held before."""
+        """Replace the file's content durably; after a failure it has its previous content."""
         ...
 
     def remove(self, path: Path) -> None:
-        """It need not be there."""
+        """Remove the file, if it exists."""
         ...
 
     def boot(self) -> str:
-        """Names the stretch of time since the machine was last started: in it, nothing that was appended is lost."""
+        """Return an id of the machine's current boot. Within one boot nothing that was appended is lost."""
         ...
 
 
@@ -134,7 +134,7 @@ class LocalDisk:
 
 
 class _LocalFile:
-    """Kept open, so that it is written to also where its folder is removed meanwhile."""
+    """An open file, which stays writable even if its folder is removed meanwhile."""
 
     def __init__(self, path: Path, *, new: bool) -> None:
         self._file = open(path, "xb" if new else "r+b", buffering=0, opener=_open_file)  # noqa: SIM115  (see above)
@@ -177,7 +177,7 @@ def _open_file(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", path)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
     return descriptor
 
 

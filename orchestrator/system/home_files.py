@@ -1,13 +1,11 @@
-"""Small files of a home folder, read, locked and replaced as what they should be: regular, short, and the folder's own.
+"""Read, lock and replace small files of a home folder safely, and check that secret files are private.
 
-Whatever lies in the place of one is no reason to wait, to fill the memory, or to write elsewhere: a pipe would hold its
-reader for ever, a file of gigabytes would be read whole, a link would have its target emptied. Responsible for each of these
-being an OSError, which whoever asks takes for a file that cannot be read. Refuses to know what the files say.
+Something else in place of such a file must not block, fill the memory, or redirect a write: a pipe would block its reader
+for ever, a huge file would be read whole, and a link's target would be truncated. Each of these is an OSError, as for any
+unreadable file.
 
-Files that hold a secret: read only where nobody else of this machine can read them.
-
-A file that root gives to a group on purpose is one, too: Kubernetes and systemd give secrets so. Refuses to know what they
-hold.
+``refuse_unfit`` checks a file with a secret: other users must not be able to read it. A file of root that is readable by
+its group is accepted, because Kubernetes and systemd provide secrets that way.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from orchestrator.errors import ConfigurationError
 
 
 def refuse_unfit(path: Path, what: str, remedy: str) -> None:
-    """Raises ConfigurationError for what cannot be read, is empty, or can be read by others.
+    """Raise ConfigurationError if the file is unreadable, empty, or readable by other users.
 
-    ``what`` is who names it (``--token-file``), ``remedy`` is how such a file comes there.
+    ``what`` is the option that names it (``--token-file``), ``remedy`` says how to create it.
     """
     try:
         about = path.stat()
@@ -34,22 +32,22 @@ def refuse_unfit(path: Path, what: str, remedy: str) -> None:
     except OSError as error:
         raise ConfigurationError(detail=f"{what} {path}: {error.strerror}. {remedy}") from error
     if not stat.S_ISREG(about.st_mode) or is_empty:
-        raise ConfigurationError(detail=f"{what} {path} is empty, or no file. {remedy}")
+        raise ConfigurationError(detail=f"{what} {path} is empty or not a file. {remedy}")
     given_by_root = about.st_uid == 0 != os.geteuid()
     readable = stat.S_IRWXO | (stat.S_IWGRP if given_by_root else stat.S_IRWXG)
     if about.st_mode & readable:
         mode = stat.S_IMODE(about.st_mode)
         raise ConfigurationError(
-            detail=f"{what} {path} has the mode {mode:04o}: others may read it. Make it 0600 (chmod 600 {path})."
+            detail=f"{what} {path} has mode {mode:04o}, so other users can read it. Run chmod 600 {path}."
         )
 
 
 BYTES_MAX = 1 << 20
-"""The longest is a cluster's, with an environment."""
+"""The largest such file is a cluster's, which holds an environment."""
 
 
 def read(path: Path) -> str:
-    """All of the text. Raises OSError for what is no regular file or too long, ValueError for what is no UTF-8."""
+    """Return the whole text. Raises OSError if it is not a regular file or too long, ValueError if it is not UTF-8."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         _refuse_other_than_regular(file, path)
         content = file.read(BYTES_MAX + 1)
@@ -59,7 +57,7 @@ def read(path: Path) -> str:
 
 
 def replace(path: Path, text: str) -> None:
-    """The file says this, all at once, for its owner alone. Whatever lay there is gone; a folder is put aside."""
+    """Replace the file atomically, readable by its owner only. A folder in its place is moved aside."""
     fresh = path.with_name(f"{path.name}.new")
     _clear(fresh)
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
@@ -70,10 +68,10 @@ def replace(path: Path, text: str) -> None:
 
 
 def open_lock(path: Path, *, create: bool) -> IO[bytes]:
-    """The file to be locked: to look whether it is, or made and written to by who holds it.
+    """Open a file for locking: with ``create`` to hold and write it, else to check whether it is locked.
 
-    On a disk that is read-only it is one that is there and takes nothing, so that what runs can be ended.
-    Raises OSError for what is no regular file of this folder.
+    On a read-only disk an existing file is opened for reading, so that running processes can still be stopped. Raises
+    OSError if it is not a regular file of this folder.
     """
     careful = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     writable = create
@@ -95,11 +93,11 @@ def open_lock(path: Path, *, create: bool) -> IO[bytes]:
 
 def _refuse_other_than_regular(file: IO[bytes], path: Path) -> None:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def _clear(path: Path) -> None:
-    """Nothing is there any more. A folder may hold something of somebody's."""
+    """Remove the file. A folder is renamed instead, because it may hold someone's data."""
     if path.is_dir() and not path.is_symlink():
         os.rename(path, path.with_name(f"{path.name}.damaged-{os.getpid()}-{time.time_ns()}"))
     else:

@@ -4,10 +4,9 @@
     RUN_DIR/logs/islands/asia-2.log           the second incarnation of asia
     RUN_DIR/logs/islands/asia-2.log.older     what came before, once that was longer than BYTES_MAX
 
-Responsible for names, for writing, and for finding what was written. The descriptors 1 and 2 themselves lead into the file,
-so native code writes there too, and what was said is with the kernel at once: SIGKILL loses nothing but a line half said.
-Each node writes to its own disk; the service reads those that lie on a disk it shares. Refuses to stop anybody: where no
-file can be made, a process goes on saying things where it did before.
+Names, writes and finds logbooks. The descriptors 1 and 2 are redirected to the file, so native code writes there too, and
+output is with the kernel at once: SIGKILL loses at most an incomplete line. Each node writes to its own disk; the service
+reads the logs on disks that it shares. If the file cannot be created, the process keeps its previous output.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from orchestrator.system import printable
 from orchestrator.system.run_folder import ISLAND_LOGS, LOGS
 
 BYTES_MAX = 4 << 20
-"""Of each of the two halves; beyond it by what is said in ``CHECK_S``."""
+"""The limit of each of the two halves. They may exceed it by the output of ``CHECK_S``."""
 CHECK_S = 1.0
 OLDER = ".older"
 REPEATS_MAX, REPEAT_WINDOW_S = 100, 60.0
@@ -42,7 +41,7 @@ _current: Logbook | None = None
 
 @dataclass(frozen=True, slots=True)
 class Logbook:
-    """``number`` is an island's incarnation, or which process of its kind it is; from 1."""
+    """A logbook. ``number`` is an island's incarnation, or the number of the process among its kind; from 1."""
 
     source: str
     number: int
@@ -51,7 +50,7 @@ class Logbook:
 
     @property
     def older(self) -> Path:
-        """The half that was written before."""
+        """The path of the older half."""
         return self.path.with_name(self.path.name + OLDER)
 
 
@@ -60,7 +59,7 @@ def island_logbook(run_dir: Path, island: str, incarnation: int) -> Logbook:
 
 
 def rank_logbook(book: Logbook, rank: int) -> Logbook:
-    """Of the process of this rank, in an island whose rank 0 has ``book``."""
+    """Return the logbook of the process with this rank, in an island whose rank 0 has ``book``."""
     if rank == 0:
         return book
     source = f"{book.source}-host{rank}"
@@ -68,12 +67,12 @@ def rank_logbook(book: Logbook, rank: int) -> Logbook:
 
 
 def service_logbook(run_dir: Path, source: str, number: int = 1) -> Logbook:
-    """Of the synchroniser, the controller, or an evaluator."""
+    """Return the logbook of the synchroniser, the controller, or an evaluator."""
     return Logbook(source, number, False, run_dir / LOGS / f"{source}-{number}.log")
 
 
 def logbooks(run_dir: Path) -> list[Logbook]:
-    """All that lie there: islands first, by name and number."""
+    """Return all logbooks in the folder: islands first, by name and number."""
     books = []
     for of_island, folder in ((True, run_dir / LOGS / ISLAND_LOGS), (False, run_dir / LOGS)):
         for path in folder.glob("*-*.log"):
@@ -84,7 +83,7 @@ def logbooks(run_dir: Path) -> list[Logbook]:
 
 
 def keep(book: Logbook) -> None:
-    """From here on all that this process says is in its logbook, what was there before kept. A later one takes its place."""
+    """Redirect all output of this process to the end of its logbook. A later call switches to another logbook."""
     global _current
     try:
         book.path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +101,7 @@ def keep(book: Logbook) -> None:
 
 
 def keep_output_short(path: Path) -> None:
-    """Bound the file that this process's output goes to, if it is this one: as long as BYTES_MAX, and a half before it."""
+    """Bound the size of this process's output file, if it is this one: rotate it at BYTES_MAX, with one older half."""
     try:
         is_output = os.path.samestat(os.fstat(1), path.stat())
     except OSError:
@@ -155,24 +154,24 @@ def _keep_short(path: Path, older: Path, is_current: Callable[[], bool]) -> None
 
 
 class RepeatLimit(logging.Filter):
-    """At most ``records_max`` records in ``window_s`` from one line of code; the next one says how many were left out.
+    """Allows ``records_max`` records in ``window_s`` from one line of code; the next one says how many were omitted.
 
-    So nobody fills a log, or pushes everything else out of it, by repeating what is logged. Thread-safe as a handler's
-    filter is not: counts may be off by a few.
+    Repeated requests thus cannot fill a log, or push everything else out of it. Not synchronised between threads: counts may
+    be off by a few.
     """
 
     def __init__(self, records_max: int = REPEATS_MAX, window_s: float = REPEAT_WINDOW_S) -> None:
         super().__init__()
         self._records_max, self._window_s = records_max, window_s
         self._windows: dict[tuple[str, int], tuple[float, int]] = {}
-        """By file and line, of which there are few: when the window began, and how many records came in it."""
+        """By file and line of code: when the window began, and how many records came in it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         place = (record.pathname, record.lineno)
         began, count = self._windows.get(place, (record.created, 0))
         if not 0.0 <= record.created - began < self._window_s:
             if (omitted_count := count - self._records_max) > 0:
-                record.msg = f"{record.getMessage()} (and {omitted_count} like it before, which are not in the log)"
+                record.msg = f"{record.getMessage()} ({omitted_count} similar records before it were omitted)"
                 record.args = None
             began, count = record.created, 0
         self._windows[place] = (began, count + 1)

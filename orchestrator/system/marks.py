@@ -1,9 +1,9 @@
-"""The mark of a home folder, by which the processes and folders of its cluster are known again whatever files are lost.
+"""The mark of a home folder, which identifies the processes and folders of its cluster even if files are lost.
 
     ATOLL_CLUSTER_HOME=DEVICE:INODE:PATH      in the environment of every process of the cluster
 
-The path says which home is meant, device and inode that it is that folder: another container may have one of that path, and
-processes that this one sees. Responsible for who belongs to a home; refuses to know what a cluster is.
+The path names the home, and device and inode verify that it is the same folder: another container may have a folder with
+that path, and processes that are visible here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ HOME_MARKER = "ATOLL_CLUSTER_HOME"
 
 
 def mark_of(home: Path) -> str:
-    """The mark of this folder. Raises OSError where there is none."""
+    """Return the mark of this folder. Raises OSError if it does not exist."""
     about = home.stat()
     return f"{about.st_dev}:{about.st_ino}:{home.resolve()}"
 
 
 def is_of(home: Path, mark: str, pid: int | None = None) -> bool:
-    """Whether the mark is that of ``home``, as this process, or the process ``pid``, sees it.
+    """Return whether the mark is of ``home``, as seen by this process, or by the process ``pid``.
 
-    A home that was removed and made anew is the same one to a process that sees the same folders as we do.
+    A home that was removed and created again is the same one for a process that sees the same folders as this one.
     """
     place, _, path = _parts(mark)
     if path != str(home.resolve()):
@@ -39,9 +39,9 @@ def is_of(home: Path, mark: str, pid: int | None = None) -> bool:
 
 
 def is_foreign(home: Path, mark: str, pid: int | None = None) -> bool:
-    """Whether the mark is certainly that of another folder; one that was moved is the same.
+    """Return whether the mark is certainly of another folder. A moved folder is the same.
 
-    A folder of the same path is another one to the process ``pid``, if that does not see the same folders as we do.
+    A folder with the same path is another one if the process ``pid`` does not see the same folders as this process.
     """
     place, _, path = _parts(mark)
     with suppress(OSError):
@@ -51,12 +51,12 @@ def is_foreign(home: Path, mark: str, pid: int | None = None) -> bool:
 
 
 def path_in(mark: str) -> Path:
-    """Where the home was when it was marked."""
+    """Return the path of the home at the time it was marked."""
     return Path(_parts(mark)[2])
 
 
 def marked_pids(home: Path) -> list[int]:
-    """The live processes that carry the mark of this home."""
+    """Return the live processes with the mark of this home."""
     pids = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -66,7 +66,7 @@ def marked_pids(home: Path) -> list[int]:
 
 
 def of_home(home: Path, environment: Mapping[str, str], pid: int) -> bool:
-    """Whether a process with this environment is of this home."""
+    """Return whether a process with this environment belongs to this home."""
     return HOME_MARKER in environment and is_of(home, environment[HOME_MARKER], pid)
 
 
@@ -82,18 +82,18 @@ def _place(home: Path) -> str:
 
 
 def sees_same_folders(pid: int) -> bool:
-    """Whether a path means the same file to this process as to us: it shares our mount namespace and our root folder.
+    """Return whether a path means the same file to that process: it shares our mount namespace and root folder.
 
-    A container has a mount namespace of its own, a chroot only a root. What cannot be looked at does not see the same.
-    Where there are no namespaces, all processes do.
+    A container has its own mount namespace, a chroot only its own root. False if that cannot be determined. On a system
+    without namespaces, all processes see the same.
     """
     return _shares_namespace(pid, "mnt") and _shares_root(pid)
 
 
 def is_of_this_system(pid: int) -> bool:
-    """Whether this process is of the same container, chroot or plain machine as we are.
+    """Return whether that process is in the same container, chroot or plain machine as this one.
 
-    Another container may have its own `atoll`, which we cannot see, to end what runs in it.
+    Another container may have its own `atoll`, which manages its processes and is not visible here.
     """
     return sees_same_folders(pid) and _shares_namespace(pid, "pid")
 

@@ -1,14 +1,13 @@
-"""What a cloud's metadata server says of the end of this machine: spot machines are given a notice of 30 to 120 seconds.
+"""Ask a cloud's metadata server whether this machine will be taken away: spot machines get 30 to 120 seconds notice.
 
     gce            GET /computeMetadata/v1/instance/preempted, answered when it changes (``wait_for_change``)
     aws            PUT /latest/api/token, then GET /latest/meta-data/spot/instance-action: 404 until there is one
-    aws-rebalance  the same, and GET …/events/recommendations/rebalance: advice that comes sooner, and may come to nothing
-    azure          GET /metadata/scheduledevents: what will be done to this machine, among others of its set
+    aws-rebalance  the same, and GET …/events/recommendations/rebalance: earlier advice, which may not come true
+    azure          GET /metadata/scheduledevents: events of this machine, among others of its set
 
-Responsible for asking them as they document it, and for turning an answer into a ``Notice``. An answer is not trusted: it
-has a size and a time that it may take, redirections and proxies are not followed, what it says of times is bounded, and none
-of its text goes further than a comparison. Asked is a link-local address, and nothing else but this machine's own loopback,
-on which a test has its own server. Refuses to know what is done about a notice.
+Asks as the clouds document it, and turns an answer into a ``Notice``. Answers are not trusted: their size and duration are
+limited, redirections and proxies are not followed, times are bounded, and their text is only compared, never passed on. Only
+a link-local address is asked, or this machine's loopback, where tests have their server.
 
 Sources: cloud.google.com/compute/docs/instances/create-use-spot; docs.aws.amazon.com, "Spot Instance interruption notices"
 and "EC2 instance rebalance recommendations"; learn.microsoft.com, "Azure Metadata Service: Scheduled Events".
@@ -33,29 +32,29 @@ from urllib.parse import quote, urlsplit
 from orchestrator.errors import ConfigurationError
 
 SOURCES_VARIABLE, URL_VARIABLE = "ATOLL_NOTICES", "ATOLL_METADATA_URL"
-"""Which sources are asked: a list with commas, ``auto`` for whichever cloud answers, ``off`` (the default). And where."""
+"""The sources to ask: a comma-separated list, ``auto`` for the cloud that answers, or ``off`` (default). And the address."""
 OFF, AUTO = "off", "auto"
 GCE, AWS, AWS_REBALANCE, AZURE = "gce", "aws", "aws-rebalance", "azure"
 SOURCES = (GCE, AWS, AWS_REBALANCE, AZURE)
 DEFAULT_URL = "http://169.254.169.254"
-"""Link-local: the same for all three, and from nowhere but the machine itself."""
+"""A link-local address, the same for all three clouds, reachable only from the machine itself."""
 ANSWER_BYTES_MAX = 64 << 10
 ANSWER_S = 5.0
 CHANGE_S = 60
-"""For so long GCE holds a question that waits for a change."""
+"""How long GCE holds a request that waits for a change."""
 POLL_S = 2.0
 NOBODY_S = (5.0, 300.0)
-"""Between two questions to where no cloud answers: first, and at most."""
+"""The pause between two requests while no cloud answers: the first, and the longest."""
 NOTICE_S = {GCE: 30.0, AWS: 120.0, AWS_REBALANCE: 120.0, AZURE: 30.0}
-"""The notice that each cloud promises at least. Rebalancing has no end of its own: it is taken for the shortest."""
+"""The notice that each cloud promises at least. Rebalancing names no time, so the shortest is assumed."""
 NOTICE_MAX_S = 86_400.0
 AZURE_ENDS = frozenset({"Preempt", "Terminate", "Reboot", "Redeploy"})
-"""Not Freeze, after which the machine goes on."""
+"""Not Freeze, after which the machine continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """This machine goes at ``deadline`` (seconds since 1970). ``cause`` has nothing of the answer in it."""
+    """This machine is taken away at ``deadline`` (seconds since 1970). ``cause`` contains no text of the answer."""
 
     cause: str
     deadline: float
@@ -69,12 +68,12 @@ class Answer:
 
 
 class Unanswered(Exception):
-    """Nobody answers there, or not as a metadata server does."""
+    """There is no answer, or it is not that of a metadata server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Which sources are asked, in order, and the address of the server."""
+    """The sources to ask, in order, and the address of the server."""
 
     sources: tuple[str, ...] = ()
     host: str = ""
@@ -82,22 +81,22 @@ class Settings:
 
 
 def settings(environment: Mapping[str, str]) -> Settings:
-    """What the two variables say. Raises ConfigurationError with the variable, its value and what it may be."""
+    """Return the settings in the two variables. Raises ConfigurationError with the variable, its value and the choices."""
     words = [word.strip() for word in environment.get(SOURCES_VARIABLE, OFF).split(",") if word.strip()] or [OFF]
     if words == [OFF]:
         return Settings()
     unknown = [word for word in words if word not in SOURCES and words != [AUTO]]
     if unknown:
         raise ConfigurationError(
-            detail=f"{SOURCES_VARIABLE} is {','.join(words)!r}, and {unknown[0]!r} is no source of notices. Give {OFF}, "
-            f"{AUTO}, or a list of {', '.join(SOURCES)} with commas."
+            detail=f"{SOURCES_VARIABLE} is {','.join(words)!r}, but {unknown[0]!r} is not a source of notices. Set it to "
+            f"{OFF}, {AUTO}, or a comma-separated list of {', '.join(SOURCES)}."
         )
     host, port = address(environment.get(URL_VARIABLE, DEFAULT_URL))
     return Settings((AUTO,) if words == [AUTO] else tuple(dict.fromkeys(words)), host, port)
 
 
 def address(url: str) -> tuple[str, int]:
-    """Host and port of a metadata server's URL. Raises ConfigurationError unless it is link-local or loopback."""
+    """Return host and port of a metadata server's URL. Raises ConfigurationError unless it is link-local or loopback."""
     try:
         parts = urlsplit(url)
         host = ipaddress.ip_address(parts.hostname or "")
@@ -108,8 +107,8 @@ def address(url: str) -> tuple[str, int]:
         near = whole = False
     if not (near and whole):
         raise ConfigurationError(
-            detail=f"{URL_VARIABLE} is {url!r}. A metadata server is asked by its link-local address, and by nothing that "
-            f"leads off this machine: give one like {DEFAULT_URL}, or http://127.0.0.1:PORT for one of your own."
+            detail=f"{URL_VARIABLE} is {url!r}, which is not a link-local or loopback address. Set it to one such as "
+            f"{DEFAULT_URL}, or to http://127.0.0.1:PORT for a server of your own."
         )
     return str(host), port
 
@@ -124,14 +123,14 @@ class Metadata:
     token_until: float = 0.0
 
     def ask(self, path: str, headers: Mapping[str, str], method: str = "GET", limit_s: float = ANSWER_S) -> Answer:
-        """One answer, whole, within ``limit_s`` however slowly it trickles, and of a size that can be expected."""
+        """Return one answer. Limits its size, and its whole duration to ``limit_s``, however slowly it arrives."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=min(limit_s, ANSWER_S))
         watchdog: threading.Timer | None = None
         late = threading.Event()
         try:
             connection.connect()
             connection.sock.settimeout(limit_s)
-            # the socket, for the connection may let go of it
+            # pass the socket, because the connection may drop its reference
             watchdog = threading.Timer(limit_s, _hang_up, [connection.sock, late])
             watchdog.daemon = True
             watchdog.start()
@@ -140,7 +139,7 @@ class Metadata:
             body = response.read(ANSWER_BYTES_MAX + 1)
             if len(body) > ANSWER_BYTES_MAX:
                 raise Unanswered(f"{path} is answered with more than {ANSWER_BYTES_MAX} bytes")
-            if late.is_set():  # what came until then reads like an answer
+            if late.is_set():  # a truncated answer may look like a complete one
                 raise Unanswered(f"{path} is not answered within {limit_s:g} s")
             fields = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, fields, body)
@@ -153,9 +152,9 @@ class Metadata:
 
 
 def watch(wanted: Settings, announce: Callable[[Notice], None], pause: Callable[[float], Any] = time.sleep) -> None:
-    """Ask the sources until the first notice, and ``announce`` it. Returns then: the machine is to go.
+    """Ask the sources until the first notice, pass it to ``announce``, and return.
 
-    Nobody answering is no notice, and is asked again.
+    If nothing answers, that is not a notice; ask again.
     """
     if not wanted.sources:
         return
@@ -181,7 +180,7 @@ def watch(wanted: Settings, announce: Callable[[Notice], None], pause: Callable[
 
 
 def cloud_of(metadata: Metadata) -> str | None:
-    """The cloud whose metadata server answers there, if one does."""
+    """Return the cloud whose metadata server answers, or None."""
     with suppress(Unanswered):
         if metadata.ask("/computeMetadata/v1/instance/id", GCE_HEADERS).headers.get("metadata-flavor") == "Google":
             return GCE
@@ -223,7 +222,7 @@ GCE_PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 @dataclass(slots=True)
 class GceQuestion:
-    """The first answer is the present state and its tag; every further question is held until that changes."""
+    """Asks Google. The first answer is the current state and its tag; later requests are held until it changes."""
 
     metadata: Metadata
     etag: str = ""
@@ -276,7 +275,7 @@ def _aws_token(metadata: Metadata) -> str:
 
 
 def _aws_action(document: Mapping[str, Any]) -> Notice | None:
-    """None for an action that this build does not know."""
+    """Return the notice; None for an action that this build does not know."""
     action = document.get("action")
     if not isinstance(action, str) or action not in AWS_ACTIONS:
         return None
@@ -295,13 +294,13 @@ AZURE_HEADERS = {"Metadata": "true"}
 AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 AZURE_FIRST_S = 130.0
-"""The first question for events turns them on, which may take two minutes."""
+"""The first request for events enables them, which may take two minutes."""
 EVENTS_MAX = 1000
 
 
 @dataclass(slots=True)
 class AzureQuestion:
-    """A machine of a set hears of the others' events, too: those count whose resources name this one."""
+    """Asks Azure. A machine of a set also sees events of the others; those count whose resources name this machine."""
 
     metadata: Metadata
     name: str = ""
@@ -347,7 +346,7 @@ QUESTIONS: Mapping[str, Callable[[Metadata], Callable[[], Notice | None]]] = {
     ),
     AZURE: AzureQuestion,
 }
-"""A question is asked again and again until it gives a notice."""
+"""Each is called repeatedly until it returns a notice."""
 
 
 def _document(answer: Answer) -> Mapping[str, Any]:

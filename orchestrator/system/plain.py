@@ -1,4 +1,4 @@
-"""Plain data as JSON can say it: what answers, files and tables of every package are made of. Pure."""
+"""Plain data, as JSON can express it, and its short form in messages. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DIGITS_MAX = 40
 
 
 def finite(value: Any) -> Any:
-    """The same data with what is no number (NaN, infinities) as None, tuples as lists, keys as strings."""
+    """Return the data with NaN and infinities as None, tuples as lists, and keys as strings."""
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -20,7 +20,7 @@ def finite(value: Any) -> Any:
 
 
 def brief(value: Any, characters_max: int = BRIEF_CHARACTERS_MAX) -> str:
-    """A value as an error may show it: short and printable, at a cost that does not depend on how large it is."""
+    """Return a value for a message: short and printable, at a cost that does not depend on its size."""
     match value:
         case str():
             return ascii_only(repr(value[:characters_max])) + ("…" if len(value) > characters_max else "")
@@ -39,17 +39,17 @@ def brief(value: Any, characters_max: int = BRIEF_CHARACTERS_MAX) -> str:
 
 
 def ascii_only(text: str) -> str:
-    """The text with what has no encoding (half a surrogate pair) written as an escape, so that it can be sent."""
+    """Return the text with lone surrogates escaped, so that it can be encoded."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def some_of(names: Collection[str], count_max: int = 20) -> str:
-    """The first of these names, for a remedy, and how many more there are."""
+    """Return the first of these names, for a remedy, and how many more there are."""
     shown = [name for name, _ in zip(names, range(count_max), strict=False)]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things: ``1 island``, ``2 islands``."""
+    """Return a count with its noun: ``1 island``, ``2 islands``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

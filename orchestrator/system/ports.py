@@ -1,9 +1,8 @@
-"""A free port for a server that binds it later, and perhaps again after its death.
+"""Find a free port for a server that binds it later, and perhaps again after it died.
 
-Linux gives whoever asks for any port one of its ephemeral range, by default 32768 to 60999: every outgoing connection, and
-every server that listens on port 0, as each process of Ray does. A port of that range that is free now may be taken before
-the server binds it, or while it is dead. So the port is drawn below that range, and above Ray's default for its workers,
-10002 to 19999.
+Linux gives outgoing connections and servers on port 0, such as each process of Ray, a port of its ephemeral range, by
+default 32768 to 60999. A free port of that range may be taken before the server binds it, or while the server is dead. So
+the port is drawn below that range, and above Ray's default for its workers, 10002 to 19999.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*\.?")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this name or address can only mean this machine."""
+    """Return whether this name or address can only mean this machine."""
     if host == "localhost":
         return True
     try:
@@ -31,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Whether this can be a host's name, or is an address: what cannot makes the system's own look-up fail oddly."""
+    """Return whether this is an address or a possible host name. For others the system's resolver fails oddly."""
     try:
         ipaddress.ip_address(text)
         return "%" not in text
@@ -40,9 +39,9 @@ def is_host(text: str) -> bool:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port of ``FIRST`` to ``LAST`` on which nobody listens at this address of this host, drawn anew each time.
+    """Return a random port from ``FIRST`` to ``LAST`` that is free at this address of this host.
 
-    Raises OSError where the address is not of this host, or none of these ports is free.
+    Raises OSError if the address is not of this host, or none of these ports is free.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in random.SystemRandom().sample(range(FIRST, LAST + 1), LAST + 1 - FIRST):

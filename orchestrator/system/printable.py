@@ -1,8 +1,8 @@
-"""Text from elsewhere, made safe to show: what would move a cursor, change a screen or hide among letters is made visible.
+"""Make foreign text safe to show: control and invisible characters become visible ones.
 
-A path that a caller asked for, an island's last words, a reason on a tape: all end in somebody's terminal or log, where an
-escape sequence would recolour, retitle or rewrite what stands there, a line break would forge a line, and a direction mark
-would turn words round. Each such character becomes one visible one, so that columns stay where they are.
+A requested path, an island's output, a reason on a tape: all end up in a terminal or log, where an escape sequence could
+rewrite the screen, a line break forge a line, and a direction mark reverse words. Each such character is replaced by one
+visible character, so that columns stay aligned.
 
 Source: Unicode's Cc, Cf, Zl and Zp; "Trojan Source", arXiv:2111.00169, for the direction marks.
 """
@@ -28,7 +28,7 @@ _TABLE = {
     for number in (*range(0x10000), *range(0xE0000, 0xE1000))
     if unicodedata.category(chr(number)) in _HIDDEN and chr(number) not in "\u200c\u200d"
 }
-"""But for the joiners, without which some scripts, and some pictures, fall apart."""
+"""Except the joiners, which some scripts and emoji need."""
 _TABLE_OF_LINES = {number: shown for number, shown in _TABLE.items() if chr(number) not in "\n\t"}
 _HAZARD_IN_JSON = re.compile(
     "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
@@ -51,13 +51,13 @@ _NEAREST = str.maketrans(
         "\u00a0": " ",
     }
 )
-"""Dashes, arrows and marks that tables and messages are drawn with, for terminals that have none of them."""
+"""Replacements for dashes, arrows and line drawings, for terminals whose encoding lacks them."""
 ENCODING_ERRORS = "atoll.nearest"
-"""Name of the rule, registered below, for what a stream's encoding does not have."""
+"""The name of the error handler, registered below, for characters that a stream's encoding lacks."""
 
 
 def nearest(error: UnicodeError) -> tuple[str, int]:
-    """For ``codecs.register_error``: one character for one, so that columns stay where they are; "?" where none is near."""
+    """Replace each character by a similar one, or "?", so that columns stay aligned. For ``codecs.register_error``."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     wanted = error.object[error.start : error.end].translate(_NEAREST)
@@ -68,17 +68,17 @@ codecs.register_error(ENCODING_ERRORS, nearest)
 
 
 def line(text: str) -> str:
-    """As one line."""
+    """Return the text as one safe line."""
     return text if text.isascii() and text.isprintable() else text.translate(_TABLE)
 
 
 def lines(text: str) -> str:
-    """As lines, with their tabs: for what has several of its own accord."""
+    """Return a text of several lines made safe, with its line breaks and tabs."""
     return text.translate(_TABLE_OF_LINES)
 
 
 def json_text(text: str) -> str:
-    """The same JSON, escaped where its writer was not bound to: what a program reads is not changed."""
+    """Return equivalent JSON with hazardous characters escaped."""
     return _HAZARD_IN_JSON.sub(lambda match: _escape(ord(match.group())), text)
 
 

@@ -108,7 +108,7 @@ def unusable(folder: Path, error: OSError | ValueError) -> InfrastructureError:
 
 def _refused(place: Path | str, reason: str) -> InfrastructureError:
     return InfrastructureError(
-        detail=f"Compiled programs cannot be kept in {place}: {reason}. Training works all the same, but each island "
-        "compiles its step anew when it starts.",
+        detail=f"Compiled programs cannot be kept in {place}: {reason}. Training works, but each island compiles "
+        "its step at every start.",
         remedy=f"To keep them, set XDG_CACHE_HOME or {SETTING} to a folder that this user can write and that has room.",
     )

@@ -111,29 +111,29 @@ PREFIXES = (
     *("LC_", "CUDA_", "CUDNN_", "NVIDIA_", "NCCL_", "ROCM_", "HIP_", "HSA_", "TPU_", "LIBTPU_", "XLA_", "JAX_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "MALLOC_"),
 )
-"""Of settings of accelerators, their runtimes, and the libraries that count threads."""
+"""Settings of accelerators, their runtimes, and libraries with threads."""
 SECRET = re.compile(r"(^|_)(\w*KEYS?|\w*TOKENS?|SECRETS?|PASS|PASSWD|PASSWORDS?|CREDENTIALS?|AUTH)(_|$)", re.IGNORECASE)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def built(caller: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:
-    """The part of ``caller``'s environment that a child gets; ``passed`` are the names passed on purpose."""
+    """Return the part of ``caller``'s environment that a child gets; ``passed`` are the explicitly passed names."""
     passed_on = frozenset(passed)
     needed = {name: value for name, value in caller.items() if name in passed_on or _needed(name)}
     return cleaned(needed)
 
 
 def refuse_unset(caller: Mapping[str, str], passed: Iterable[str]) -> None:
-    """Raises ConfigurationError for a name that cannot be passed on, so that a slip of the pen is not found by an island."""
+    """Raise ConfigurationError for a name that cannot be passed on, so that a typo is reported before an island starts."""
     for name in passed:
         if not NAME.fullmatch(name):
-            detail = f"--pass-environment {name.partition('=')[0]!r} is no name of a variable alone."
+            detail = f"--pass-environment {name.partition('=')[0]!r} is not the name of a variable."
             raise ConfigurationError(detail=f"{detail} Set it in the environment, and give its name without a value.")
         if not is_harmless(name):
-            detail = f"--pass-environment {name}: processes of atoll take no module from where it says."
+            detail = f"--pass-environment {name}: it would change where atoll's processes import modules from."
             raise ConfigurationError(detail=f"{detail} Install your packages, or name their folder with --packages.")
         if name not in caller:
-            detail = f"--pass-environment {name}: it is not set here. Set it and try again, or leave the option out."
+            detail = f"--pass-environment {name}: the variable is not set. Set it, or leave the option out."
             raise ConfigurationError(detail=detail)
 
 

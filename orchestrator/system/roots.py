@@ -1,16 +1,16 @@
-"""The roots below which jobs may read and write, as whoever started the service has named them.
+"""The roots below which jobs may read and write, as named when the service was started.
 
     --checkpoints ROOT   folders of checkpoints, read and written: `checkpoints.folder`, `resume.checkpoint`
     --data ROOT          text and what belongs to it, read: `data.files`, `data.sources`, `data.tokenizer`, `data.index`
 
-A specification is an operator's, the roots are not: what it names is refused before anything of it is touched, unless it
-lies below a root. Places are compared by their components, and never by text: ``/data/ab`` is not below ``/data/a``. On this
-machine they are compared once more by where links lead (``Allowed.real``), when they are used. What is private (the home of
-the service: its token, its database) lies below no root, unless the root lies within it, as HOME/checkpoints does.
+Operators write specifications; the service's owner decides the roots. A path that a specification names is refused before it
+is accessed, unless it lies below a root. Paths are compared by components, never as text: ``/data/ab`` is not below
+``/data/a``. On this machine they are compared again with links resolved (``Allowed.real``) when they are used. Private
+places (the service's home with its token and database) belong to no root above them; HOME/checkpoints is a root within.
 
-Responsible for that decision, and for what a path, a URL and a file's name may look like at all. Refuses to know what lies
-at a place (``checkpoints.folder`` and ``open_data`` do), and who asks. A user's own command line may read what the user may:
-it gives ``EVERYTHING``. Source: the confused deputy (Hardy, 1988); capabilities as values.
+This module also decides what a path, a URL and a file name may look like. ``checkpoints.folder`` and ``open_data`` access
+the places. A user's own command line may read what the user may, and passes ``EVERYTHING``. Source: the confused deputy
+(Hardy, 1988); capabilities as values.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ LOCAL = "file"
 STORES = frozenset(
     ["s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "hdfs", "webhdfs", "sftp", "ssh", "smb", "memory"]
 )
-"""Protocols whose URLs name one place each. Others of fsspec lead from one place to another (reference, dir, zip)."""
+"""Protocols whose URLs name one place each. Others of fsspec redirect to another place (reference, dir, zip)."""
 
 READ_AHEAD_BYTES = 4 << 20
 URL_LENGTH_MAX, NAME_LENGTH_MAX, COMPONENT_BYTES_MAX, SHOWN_MAX = 2000, 1000, 255, 200
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _AUTHORITY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(:[0-9]{1,5})?")
 _OF_URLS = re.compile(r'[%?#*\[\]{}<>|"^`@]')
-"""What some backend would decode, expand or cut off."""
+"""Characters that some backend would decode, expand or cut off."""
 SHARED_FOLDERS = frozenset(
     f"/{name}"
     for name in ("", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "mnt", "media", "opt", "proc", "run")
 ) | {"/sbin", "/sys", "/tmp", "/usr", "/var", "/var/lib", "/var/tmp", "/Users"}
-"""Folders of the system or of everybody. A service that was started in one did not mean that jobs may read all of it."""
+"""Folders of the system or of all users. A service started in one of them must not let jobs read all of it."""
 OF_THE_SYSTEM = ("/dev", "/proc", "/sys", "/etc")
-"""What no default root ever holds, and no root that lies above."""
+"""Folders that belong to no default root, and to no root above them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder or file: its protocol, and its path by components. Of a store, the first one is the bucket or host."""
+    """A folder or file: its protocol, and its path as components. In a store, the first one is the bucket or host."""
 
     protocol: str
     parts: tuple[str, ...]
@@ -64,19 +64,19 @@ class Place:
         return f"/{path}" if self.protocol == LOCAL else f"{self.protocol}://{path}"
 
     def below(self, other: Place) -> bool:
-        """Whether it is the other, or lies somewhere in it."""
+        """Return whether this place is the other one, or inside it."""
         return self.protocol == other.protocol and self.parts[: len(other.parts)] == other.parts
 
     def real(self) -> Place:
-        """Where links lead today. Only for places on this machine."""
+        """Return the place with links resolved. Only for places on this machine."""
         return _local(os.path.realpath(str(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """``hidden``: whether what has a name that begins with a dot somewhere below the root belongs to it.
+    """A root. ``hidden``: names below it that begin with a dot belong to it, too.
 
-    The last ``made_by_jobs`` components of its path could be links that a job has put there, and are not followed.
+    The last ``made_by_jobs`` components of its path could be links that a job has created, and are not followed.
     """
 
     place: Place
@@ -84,7 +84,7 @@ class Root:
     made_by_jobs: int = 0
 
     def real(self) -> Root:
-        """Where links lead today. Only for roots on this machine."""
+        """Return the root with links resolved. Only for roots on this machine."""
         end = len(self.place.parts) - self.made_by_jobs
         above = Place(LOCAL, self.place.parts[:end]).real()
         return replace(self, place=Place(LOCAL, (*above.parts, *self.place.parts[end:])))
@@ -92,7 +92,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """A place that was found below a root: what files are reached through. ``AllowedRoots`` makes one; others come of it."""
+    """A place that was checked to be below a root; files are accessed only through it. Created by ``AllowedRoots``."""
 
     place: Place
     kind: Kind
@@ -104,13 +104,13 @@ class Allowed:
         return self.place.protocol == LOCAL
 
     def sub(self, parts: Sequence[str]) -> Allowed:
-        """What lies below it. Raises OutsideRoots where that is private, or hidden."""
+        """Return the place below it. Raises OutsideRoots if that is private or hidden."""
         inner = replace(self, place=Place(self.place.protocol, (*self.place.parts, *parts)))
         inner._refuse_outside(inner.place, self.roots, self.private)
         return inner
 
     def parent(self) -> Allowed | None:
-        """What it lies in; None where that is outside."""
+        """Return its parent folder; None if that is outside the roots."""
         outer = replace(self, place=Place(self.place.protocol, self.place.parts[:-1]))
         with suppress(OutsideRoots):
             outer._refuse_outside(outer.place, self.roots, self.private)
@@ -118,7 +118,7 @@ class Allowed:
         return None
 
     def real(self) -> Path:
-        """Where it is on this machine, links followed, and still below a root. Raises OutsideRoots if it is not."""
+        """Return its path with links resolved. Raises OutsideRoots if that is not below a root."""
         assert self.local, "a store has no links"
         real = self.place.real()
         roots = tuple(root.real() for root in self.roots if root.place.protocol == LOCAL)
@@ -129,7 +129,7 @@ class Allowed:
         return Path(str(real))
 
     def _link_that_leaves(self, roots: Sequence[Root]) -> str:
-        """Say which link on the way leads out of the roots, and of what lies outside no more than the link itself says."""
+        """Return which link in the path leads outside the roots, without revealing more than the link's own text."""
         path = Path("/")
         for part in self.place.parts:
             path /= part
@@ -137,7 +137,7 @@ class Allowed:
                 continue
             led_to = Place(LOCAL, Path(os.path.realpath(path)).parts[1:])
             if not any(led_to.below(root.place) for root in roots):
-                return f"{shown(str(path))} is a link to {shown(os.readlink(path))}, which is outside"
+                return f"{shown(str(path))} is a link to {shown(os.readlink(path))}, outside the allowed folders"
         return ""
 
     def _refuse_outside(self, place: Place, roots: Sequence[Root], private: Sequence[Place]) -> None:
@@ -155,7 +155,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class AllowedRoots:
-    """What jobs may touch. ``private`` are places on this machine that no root above them holds."""
+    """The places that jobs may use. ``private`` are places on this machine that are excluded from roots above them."""
 
     checkpoints: tuple[Root, ...] = ()
     data: tuple[Root, ...] = ()
@@ -163,12 +163,12 @@ class AllowedRoots:
 
     @classmethod
     def only(cls, folder: Path | str) -> AllowedRoots:
-        """All of one folder or URL, for checkpoints and data."""
+        """Return roots with one folder or URL, for checkpoints and data."""
         root = Root(place_of(str(folder)))
         return cls((root,), (root,))
 
     def with_run(self, run_dir: Path) -> AllowedRoots:
-        """With the checkpoints in a job's own run folder, wherever that is: the service chose it."""
+        """Return the roots with the checkpoints in a job's run folder added; the service chose that folder."""
         return self.with_checkpoints(run_dir / "checkpoints", made_by_jobs=2)
 
     def with_checkpoints(self, folder: Path, made_by_jobs: int = 0) -> AllowedRoots:
@@ -176,15 +176,15 @@ class AllowedRoots:
         return self if root in self.checkpoints else replace(self, checkpoints=(*self.checkpoints, root))
 
     def without(self, *private: Path | str) -> AllowedRoots:
-        """Nothing of these files and folders."""
+        """Return the roots without these files and folders."""
         return replace(self, private=(*self.private, *(_local(os.path.abspath(path)) for path in private)))
 
     def checkpoint_folder(self, url: str) -> Allowed:
-        """The folder of this path or URL. Raises OutsideRoots, and has touched nothing then."""
+        """Return the allowed folder of this path or URL. Raises OutsideRoots without accessing anything."""
         return self._allowed(url, "checkpoints", self.checkpoints)
 
     def data_file(self, path: str) -> Allowed:
-        """The file of this path. Raises OutsideRoots, and has touched nothing then."""
+        """Return the allowed file of this path. Raises OutsideRoots without accessing anything."""
         return self._allowed(path, "data", self.data)
 
     def _allowed(self, url: str, kind: Kind, roots: tuple[Root, ...]) -> Allowed:
@@ -198,7 +198,7 @@ class AllowedRoots:
 
 
 EVERYTHING = AllowedRoots((Root(Place(LOCAL, ())),), (Root(Place(LOCAL, ())),))
-"""For a user's own command line: it reads what the user may read, and no rights are crossed."""
+"""For a user's own command line, which may read what the user may read."""
 
 
 def defaults(
@@ -209,10 +209,10 @@ def defaults(
     working_folder: Path,
     private: Sequence[Path],
 ) -> AllowedRoots:
-    """The roots of the service of ``home``: those that were named, or the defaults.
+    """Return the roots of the service of ``home``: the named ones, or the defaults.
 
-    Always the home's own folders, and the checkpoints of jobs in ``runs``. In the place of what is given stands what lies
-    below ``working_folder``, without what is hidden there. Raises ConfigurationError for a root that can be none.
+    They always include the home's own folders and the checkpoints of jobs in ``runs``. The default is ``working_folder``
+    without hidden files. Raises ConfigurationError for an unusable root.
     """
     private_places = (_local(str(home)), *(_local(os.path.abspath(path)) for path in private))
     working_place = _local(str(working_folder))
@@ -227,56 +227,56 @@ def defaults(
 
 
 def place_of(url: str) -> Place:
-    """The place of an absolute path, or of a URL. Raises ConfigurationError that says what is wrong with it."""
+    """Return the place of an absolute path or a URL. Raises ConfigurationError with what is wrong."""
     if not isinstance(url, str) or not url or len(url) > URL_LENGTH_MAX:
-        raise ConfigurationError(detail=f"a path or URL has 1 to {URL_LENGTH_MAX:,} characters")
+        raise ConfigurationError(detail=f"a path or URL must have 1 to {URL_LENGTH_MAX:,} characters")
     if problem := _unfit(url):
         raise ConfigurationError(detail=problem)
     if "::" in url:
-        raise ConfigurationError(detail="protocols are not chained (`::`)")
+        raise ConfigurationError(detail="chained protocols (`::`) are not supported")
     matched = _PROTOCOL.fullmatch(url)
     protocol, path = matched.groups() if matched else (LOCAL, url)
     if matched and _OF_URLS.search(path):
-        raise ConfigurationError(detail='a URL has none of the characters % ? # * [ ] { } < > | " ^ ` @ here')
+        raise ConfigurationError(detail='a URL must not contain % ? # * [ ] { } < > | " ^ ` @ here')
     if protocol == LOCAL and not path.startswith("/"):
         raise ConfigurationError(detail="it is neither an absolute path nor a URL")
     if protocol not in STORES and protocol != LOCAL:
-        raise ConfigurationError(detail=f"{protocol!r} is no protocol of a store that is taken")
+        raise ConfigurationError(detail=f"{protocol!r} is not a supported protocol")
     path = path.removeprefix("/") if protocol == LOCAL else path
     parts = tuple(path.removesuffix("/").split("/")) if path.removesuffix("/") else ()
     if any(part in ("", ".", "..") for part in parts):
-        raise ConfigurationError(detail="it has an empty component, `.` or `..`")
+        raise ConfigurationError(detail="it contains an empty component, `.` or `..`")
     if any(len(part.encode()) > COMPONENT_BYTES_MAX for part in parts):
-        raise ConfigurationError(detail=f"a component has more than {COMPONENT_BYTES_MAX} bytes")
+        raise ConfigurationError(detail=f"a component exceeds {COMPONENT_BYTES_MAX} bytes")
     if protocol != LOCAL and not (parts and _AUTHORITY.fullmatch(parts[0])):
         raise ConfigurationError(
-            detail="a URL begins with the plain name of a bucket or host, without user and password"
+            detail="a URL must begin with the plain name of a bucket or host, without user and password"
         )
     return Place(protocol, parts)
 
 
 def name_parts(name: object) -> tuple[str, ...]:
-    """The components of a file's name, as folders, manifests, parts and archives have them. Raises DataError.
+    """Return the components of a file name in a folder, manifest, part or archive. Raises DataError.
 
-    The one place that decides it: relative, without `..`, so that what it names lies below whatever it is joined to.
+    A name is relative and without `..`, so that it stays below any folder that it is joined to. Decided only here.
     """
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH_MAX:
         raise DataError(
-            detail=f"{shown(name)} is no file's name: that is a text of 1 to {NAME_LENGTH_MAX:,} characters."
+            detail=f"{shown(name)} is not a file name, which is a text of 1 to {NAME_LENGTH_MAX:,} characters."
         )
     parts = tuple(name.split("/"))
-    problem = _unfit(name) or ("it is not relative, or goes up" if {"", ".", ".."} & set(parts) else "")
+    problem = _unfit(name) or ("it is absolute or leads upwards" if {"", ".", ".."} & set(parts) else "")
     if not problem and any(len(part.encode()) > COMPONENT_BYTES_MAX for part in parts):
-        problem = f"a component has more than {COMPONENT_BYTES_MAX} bytes"
+        problem = f"a component exceeds {COMPONENT_BYTES_MAX} bytes"
     if problem:
-        raise DataError(detail=f"{shown(name)} is no name of a file below a folder: {problem}.")
+        raise DataError(detail=f"{shown(name)} is not a valid file name below a folder: {problem}.")
     return parts
 
 
 def open_data(roots: AllowedRoots, path: str) -> IO[bytes]:
-    """The regular file of data at ``path``, open for reading. Raises OutsideRoots, ConfigurationError, OSError.
+    """Open the regular data file at ``path`` for reading. Raises OutsideRoots, ConfigurationError, OSError.
 
-    One of a store is read as far as it is asked for, and some megabytes ahead.
+    A file in a store is read on demand, some megabytes ahead.
     """
     allowed = roots.data_file(path)
     if not allowed.local:
@@ -288,13 +288,13 @@ def open_data(roots: AllowedRoots, path: str) -> IO[bytes]:
     try:
         return open_regular(folder, real.name)
     except DataError as error:
-        raise ConfigurationError(detail=f"data: {path} is no regular file, and cannot be read.") from error
+        raise ConfigurationError(detail=f"data: {path} is not a regular file.") from error
     finally:
         os.close(folder)
 
 
 def data_bytes(roots: AllowedRoots, path: str) -> int:
-    """The size of the file of data at ``path``. Raises as ``open_data``."""
+    """Return the size of the data file at ``path``. Raises as ``open_data`` does."""
     allowed = roots.data_file(path)
     if not allowed.local:
         store, place = store_of(allowed)
@@ -304,22 +304,22 @@ def data_bytes(roots: AllowedRoots, path: str) -> int:
 
 
 def store_of(allowed: Allowed) -> tuple[Any, str]:
-    """fsspec's file system of a place that is not on this machine, and the path in it. Raises ConfigurationError."""
-    import fsspec  # a sixth of what the command line imports, and most jobs have no store
+    """Return fsspec's file system of a place in a store, and the path in it. Raises ConfigurationError."""
+    import fsspec  # a sixth of what the command line would import, and most jobs use no store
 
     try:
         store, path = fsspec.core.url_to_fs(str(allowed.place))
     except Exception as error:
-        detail = f"{allowed.place} cannot be reached from here: {in_words(error)}."
+        detail = f"{allowed.place} cannot be reached: {in_words(error)}."
         raise ConfigurationError(detail=detail) from error
     return store, str(path)
 
 
 def open_folder(real: Path, parts: Sequence[str] = (), *, create: bool = False) -> int:
-    """A descriptor of a folder, no component of whose path is a link. The caller closes it.
+    """Return a descriptor of a folder without following links. The caller closes it.
 
-    ``real`` is a path without links; a link that has taken a component's place since is not followed. Raises DataError
-    where a component is one, or no folder; FileNotFoundError.
+    ``real`` is a path without links; a component that was replaced by a link since is not followed. Raises DataError if a
+    component is a link or not a folder, or FileNotFoundError.
     """
     descriptor = os.open("/", _FOLDER)
     for part in (*real.parts[1:], *parts):
@@ -327,7 +327,7 @@ def open_folder(real: Path, parts: Sequence[str] = (), *, create: bool = False) 
             inner = _open_inner(descriptor, part, create)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise DataError(detail=f"{shown(part)} is a link or a file, where a folder should be.") from error
+                raise DataError(detail=f"{shown(part)} is a link or a file, not a folder.") from error
             raise
         finally:
             os.close(descriptor)
@@ -336,31 +336,31 @@ def open_folder(real: Path, parts: Sequence[str] = (), *, create: bool = False) 
 
 
 def open_regular(folder: int, name: str) -> IO[bytes]:
-    """The regular file of that name in the folder, open for reading. Raises DataError for a link, a pipe, a device.
+    """Open the regular file of that name in the folder for reading. Raises DataError for a link, a pipe or a device.
 
-    It is looked at before it is opened, for opening some of these waits or does something, and again afterwards.
+    Its type is checked before opening, because opening a pipe or device may block or have effects, and again afterwards.
     """
     if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return os.fdopen(descriptor, "rb")
         os.close(descriptor)
-    raise DataError(detail=f"{shown(name)} is a link, a folder, a pipe or a device, and no regular file.")
+    raise DataError(detail=f"{shown(name)} is not a regular file, but a link, a folder, a pipe or a device.")
 
 
 def outside(url: str, kind: Kind, roots: Sequence[Root], reason: str = "") -> OutsideRoots:
-    """The same answer whatever lies there, or does not."""
+    """Return the refusal of a place. It does not depend on whether something exists there."""
     named = ", ".join(f"{root.place}" for root in roots) or "nothing"
-    refusal = f"{shown(url)} is no place for {kind} of jobs here" + (f" ({reason})" if reason else "")
+    refusal = f"{shown(url)} is not an allowed place for {kind} of jobs" + (f" ({reason})" if reason else "")
     remedy = (
-        f"Use a place below one of them; or have the service started with `atoll up --{kind} ROOT`, if jobs may "
+        f"Use a place below one of these; or restart the service with `atoll up --{kind} ROOT`, if jobs may "
         f"{'read and write' if kind == 'checkpoints' else 'read'} everything in ROOT."
     )
-    return OutsideRoots(detail=f"{refusal}. They may use what lies below: {named}.", remedy=remedy)
+    return OutsideRoots(detail=f"{refusal}. Allowed are places below: {named}.", remedy=remedy)
 
 
 def shown(value: object) -> str:
-    """A value of anybody's, for a message: in its own script, on one line, and short."""
+    """Return a foreign value for a message: in its own script, on one line, and short."""
     if not isinstance(value, str):
         return f"a {type(value).__name__}"
     text = printable.line(value[:SHOWN_MAX]).replace("\\", "\\\\").replace("'", "\\'")
@@ -368,21 +368,21 @@ def shown(value: object) -> str:
 
 
 def _roots_at(urls: Sequence[str], kind: Kind, home: Path) -> tuple[Root, ...]:
-    """The roots that were named when the service was started; a local path may be relative to where that was."""
+    """Return the roots named at the start of the service; local paths may be relative to its working folder."""
     own = _local(str(home))
     return tuple(Root(_root_place(url, kind, own)) for url in urls)
 
 
 def _root_place(url: str, kind: Kind, home: Place) -> Place:
-    local = re.match(r"[^/]*:", url) is None  # what is written as a URL is one, or wrong
+    local = re.match(r"[^/]*:", url) is None  # anything written as a URL must be a valid one
     try:
         place = place_of(os.path.abspath(url) if local and url else url)
     except (ConfigurationError, ValueError) as error:
-        raise ConfigurationError(detail=f"--{kind} {shown(url)} cannot be a root: {error}.") from error
+        raise ConfigurationError(detail=f"--{kind} {shown(url)} is not a valid root: {error}.") from error
     if place.protocol == LOCAL and place.real().below(home):
         own = Place(LOCAL, (*home.parts, kind))
         if not place.real().below(own):
-            detail = f"--{kind} {shown(url)} lies in the home folder {home}, which is private but for {own}."
+            detail = f"--{kind} {shown(url)} is in the home folder {home}, which is private except for {own}."
             raise ConfigurationError(detail=detail)
     return place
 
@@ -393,7 +393,7 @@ def _open_inner(folder: int, name: str, create: bool) -> int:
     except FileNotFoundError:
         if not create:
             raise
-    with suppress(FileExistsError):  # another made it in this instant
+    with suppress(FileExistsError):  # another process has just created it
         os.mkdir(name, dir_fd=folder)
     return os.open(name, _FOLDER, dir_fd=folder)
 
@@ -408,8 +408,8 @@ def _strictly_below(root: Place, secret: Place) -> bool:
 
 def _unfit(text: str) -> str:
     if any(category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
-        return "it has a character that is none of a name (NUL, another control character, half a surrogate pair)"
-    return "it has a backslash" if "\\" in text else ""
+        return "it contains a control character or half a surrogate pair"
+    return "it contains a backslash" if "\\" in text else ""
 
 
 def _local(path: str) -> Place:

@@ -1,11 +1,9 @@
-"""Threads for calls that may never return: so many at a time, each caller with a deadline.
+"""Threads for calls that may never return: a bounded number, and a deadline for each caller.
 
-Responsible for one bound: whatever a call waits for, at most ``threads_max`` threads wait with it. A caller whose time is
-over leaves, and the thread stays with the call, counted, until that returns. Nobody queues here: with all threads taken
-the next caller is refused at once. The threads are daemons, so that a process can end while a call hangs.
-
-It refuses to know what is called. ``concurrent.futures`` has neither of the two: its queue has no end, and its threads
-are waited for when the interpreter ends.
+At most ``threads_max`` threads wait for calls. A caller whose deadline has passed leaves; the thread stays with the call,
+and counts, until it returns. There is no queue: while all threads are busy, the next caller is refused at once. The threads
+are daemons, so that the process can exit while a call hangs. ``concurrent.futures`` has an unbounded queue, and the
+interpreter waits for its threads.
 
 Source: Nygard, Release It! (bulkheads, timeouts).
 """
@@ -24,7 +22,7 @@ Answer = TypeVar("Answer")
 
 
 class BoundedThreads:
-    """``name`` says in errors and in lists of threads what they are for."""
+    """``name`` says in errors, and in lists of threads, what the threads are for."""
 
     def __init__(self, name: str, threads_max: int) -> None:
         self.name = name
@@ -35,26 +33,26 @@ class BoundedThreads:
         self._busy_count = 0
 
     def begin(self, call: Callable[[], Answer]) -> Future[Answer]:
-        """The call is under way; its result comes in the future. Raises InfrastructureError if all threads are taken."""
+        """Start the call and return a future of its result. Raises InfrastructureError if all threads are busy."""
         with self._counting:
             if self._busy_count >= self.threads_max:
-                detail = f"All {self.threads_max} threads for {self.name} wait for answers that do not come."
+                detail = f"All {self.threads_max} threads for {self.name} are waiting for answers."
                 raise InfrastructureError(detail=detail, remedy="Try again in a moment.")
             self._busy_count += 1
             if self._thread_count < self._busy_count:
                 self._thread_count += 1
                 Thread(target=self._work, name=f"{self.name}-{self._thread_count}", daemon=True).start()
         future: Future[Answer] = Future()
-        future.set_running_or_notify_cancel()  # from here on nobody can take it back
+        future.set_running_or_notify_cancel()  # it can no longer be cancelled
         self._calls.put((future, call))
         return future
 
     def answer(self, call: Callable[[], Answer], within_s: float, whose: str) -> Answer:
-        """What the call returns. Raises InfrastructureError, naming ``whose`` answer it was, after ``within_s``."""
+        """Return the result of the call. Raises InfrastructureError after ``within_s``, naming ``whose`` answer it was."""
         try:
             return self.begin(call).result(within_s)
         except TimeoutError as error:
-            detail = f"{whose} has not answered within {within_s:g} s."
+            detail = f"{whose} did not answer within {within_s:g} s."
             raise InfrastructureError(detail=detail, remedy="Try again in a moment.") from error
 
     def _work(self) -> None:
@@ -68,9 +66,9 @@ class BoundedThreads:
             else:
                 self._free()
                 future.set_result(result)
-            del future, call  # nothing of it is held while the thread waits for the next
+            del future, call  # do not keep them alive while waiting for the next call
 
     def _free(self) -> None:
-        """Before the result is there: whoever has it may begin the next call at once."""
+        """Mark the thread as free before its result is set: the caller may start the next call at once."""
         with self._counting:
             self._busy_count -= 1

@@ -1,8 +1,8 @@
-"""Folders whose packages jobs may name, for what is not installed: ``atoll up --packages FOLDER``, and ``atoll join``.
+"""Folders with packages that are not installed and that jobs may name: ``atoll up --packages FOLDER``, and ``atoll join``.
 
-They come last on ``sys.path``, and a folder with a name that is a module already is refused, so they can take the place of
-nothing: neither of Python's modules, nor of atoll's, nor of installed ones. The working folder and PYTHONPATH are never
-looked at (``python_process``). Leaves to others: which packages a job may name (``atoll up --allow``).
+They come last on ``sys.path``, and a folder that contains the name of an existing module is refused, so they can shadow
+neither Python's modules, nor atoll's, nor installed ones. The working folder and PYTHONPATH are never used
+(``python_process``). ``atoll up --allow`` decides which packages a job may name.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.system import python_process
 
 VARIABLE = "ATOLL_PACKAGES"
-"""Tells a node's processes the folders, as PYTHONPATH would."""
+"""Passes the folders to a node's processes, as PYTHONPATH would."""
 SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES)
 REMEDY = (
-    "Install it in atoll's environment on every node, or name its folder with `atoll up --packages FOLDER` (and with "
-    "that of `atoll join` and `atoll check`). The working folder and PYTHONPATH are not looked at."
+    "Install it in atoll's environment on every node, or name its folder with `atoll up --packages FOLDER` (likewise "
+    "`atoll join` and `atoll check`). The working folder and PYTHONPATH are not used."
 )
 
 
 def resolved(folders: Iterable[str]) -> tuple[str, ...]:
-    """The folders, absolute and without links. Raises ConfigurationError for one that is unfit, or that would shadow."""
+    """Return the folders with links resolved. Raises ConfigurationError for an unusable one, or one that would shadow."""
     named = tuple(folders)
     if "" in named:  # which would be the working folder
-        raise ConfigurationError(detail="--packages is empty, as of a variable that is not set. Name a folder.")
+        raise ConfigurationError(detail="--packages is empty, as from an unset variable. Name a folder.")
     places = tuple(dict.fromkeys(map(os.path.realpath, named)))
     for place in places:
         _refuse_unfit(place)
@@ -39,13 +39,13 @@ def resolved(folders: Iterable[str]) -> tuple[str, ...]:
         if clashes:
             raise ConfigurationError(
                 detail=f"--packages {place}: {', '.join(clashes[:5])}{' …' * (len(clashes) > 5)} would not be found there, "
-                "for modules of these names exist already. Rename them, or give a folder that has only the packages of jobs."
+                "because modules of these names exist already. Rename them, or give a folder with only the jobs' packages."
             )
     return places
 
 
 def variables(folders: Iterable[str]) -> dict[str, str]:
-    """What a process must have in its environment to find packages in these folders."""
+    """Return the variables with which a process finds packages in these folders."""
     text = os.pathsep.join(folders)
     return {VARIABLE: text} if text else {}
 
@@ -59,23 +59,23 @@ def child_environment(caller: Mapping[str, str], folders: Iterable[str] = ()) ->
 
 
 def folders_in(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The folders that ``variables`` put there."""
+    """Return the folders in an environment with ``variables``."""
     return tuple(folder for folder in environment.get(VARIABLE, "").split(os.pathsep) if os.path.isabs(folder))
 
 
 def put_on_path() -> None:
-    """The packages of this process's folders can be imported, after everything else. Safe to call again."""
+    """Make the packages of this process's folders importable, after everything else. Idempotent."""
     sys.path += [folder for folder in folders_in(os.environ) if folder not in sys.path]
 
 
 def is_there(package: str, folders: Iterable[str]) -> bool:
-    """Whether the top of this package can be found here, without running any of it."""
+    """Return whether the top-level package can be found here. Runs none of its code."""
     top = package.partition(".")[0]
     return top in sys.builtin_module_names or PathFinder.find_spec(top, [*sys.path, *folders]) is not None
 
 
 def is_in(package: str, folder: str) -> bool:
-    """Whether the top of this package is in this folder, as a file or a folder."""
+    """Return whether the top-level package is in this folder, as a file or a folder."""
     top = os.path.join(folder, package.partition(".")[0])
     return os.path.isdir(top) or os.path.isfile(f"{top}.py")
 
@@ -83,22 +83,20 @@ def is_in(package: str, folder: str) -> bool:
 def _refuse_unfit(place: str) -> None:
     if not os.path.isdir(place):
         raise ConfigurationError(
-            detail=f"--packages {place}: there is no such folder. Give one that has packages in it."
+            detail=f"--packages {place}: the folder does not exist. Give one that contains packages."
         )
     if not os.access(place, os.R_OK | os.X_OK):
-        raise ConfigurationError(
-            detail=f"--packages {place} cannot be read by this user. Give them the right to read it."
-        )
+        raise ConfigurationError(detail=f"--packages {place} is not readable by this user. Change its permissions.")
     if os.pathsep in place:
-        raise ConfigurationError(detail=f"--packages {place}: its path has a {os.pathsep!r} in it. Rename the folder.")
+        raise ConfigurationError(detail=f"--packages {place}: its path contains {os.pathsep!r}. Rename the folder.")
     if os.stat(place).st_mode & stat.S_IWOTH:
         raise ConfigurationError(
-            detail=f"--packages {place} may be written by everybody, who could run code as you: chmod o-w {place}"
+            detail=f"--packages {place} is writable by all users, who could run code as you. Run chmod o-w {place}"
         )
 
 
 def _names(place: str) -> Iterator[str]:
-    """The modules and packages that can be imported from this folder; a folder counts once there is a module in it."""
+    """Yield the modules and packages that can be imported from this folder; a folder counts if it contains a module."""
     with os.scandir(place) as entries:
         for entry in entries:
             name = entry.name if entry.is_dir() else entry.name.partition(".")[0]
@@ -115,7 +113,7 @@ def _modules_in(folder: str) -> bool:
 
 
 def _owner(name: str, place: str, places: tuple[str, ...]) -> str:
-    """Whose module of this name there is elsewhere; empty where there is none."""
+    """Return the owner of a module of this name elsewhere; empty if there is none."""
     if name in sys.stdlib_module_names:
         return "of Python's library"
     others = [entry for entry in sys.path if entry != place]
@@ -130,5 +128,5 @@ def _owner(name: str, place: str, places: tuple[str, ...]) -> str:
 
 
 def _is_below(spec: ModuleSpec, place: str) -> bool:
-    """Whether the other way to it, as of an editable install, leads to the same folder."""
+    """Return whether the module's other location, as of an editable install, is in this folder."""
     return spec.origin is not None and Path(place) in Path(spec.origin).resolve().parents

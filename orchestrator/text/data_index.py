@@ -10,10 +10,9 @@
         uint64[listed]   their digests
     blake2b-128 of all of this
 
-Nothing in it depends on a length of sequences, on weights or on islands. Responsible for its bytes, and for saying what of a
-job it does not fit (``misfit``), which the service asks before anything is started and each island again. Refuses to know
-how files are cut and text becomes tokens: that is ``learners.streaming``, whose rules have the name ``cut_by``. Page:
-docs/reference/data-index.md.
+Nothing in it depends on sequence length, weights or islands. ``misfit`` says why a job cannot use an index; the service
+checks that before anything is started, and each island again. ``learners.streaming`` cuts files and makes tokens, by rules
+with the name ``cut_by``. Page: docs/reference/data-index.md.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FIELD = "data.index"
 MAGIC = b"atoll data index 1\n"
 DIGEST_BYTES = 16
 FILE_BYTES_MAX = 256 << 20
-"""Of an index: 8 bytes a piece of up to 1 MiB, so that 20 TB have less."""
+"""The limit of an index: with 8 bytes for each piece of up to 1 MiB, 20 TB of text stay below it."""
 HEADER_BYTES_MAX = 128 << 20
 PIECE_BYTES, LISTED_BYTES = 8, 16
 MAKE = "Make one with `atoll data index`."
@@ -45,7 +44,7 @@ FOLLOWS, IS_FOLLOWED, IS_NEXT = 29, 30, 31
 _COUNTED_WITH = re.compile(r"(bytes|[0-9a-f]{32})(\+begin)?")
 
 Named = tuple[str, int]
-"""A file: its name behind the last slash, and its size in bytes. Where it lies may differ from node to node."""
+"""A file: its name without folders, and its size in bytes. Its folder may differ from node to node."""
 
 
 class SourceFiles(Protocol):
@@ -74,9 +73,9 @@ class IndexedData(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IndexedSource:
-    """The files of one source, and the numbers of their pieces as they are stored: see the module.
+    """The files of one source, and the numbers of their pieces in the stored form: see the module.
 
-    ``name`` is that of the source in the specification; None fits any. ``cut_by`` names the rules of ``learners.streaming``.
+    ``name`` is the source's in the specification; None fits any. ``cut_by`` names the rules of ``learners.streaming``.
     """
 
     name: str | None
@@ -98,7 +97,7 @@ class DataIndex:
     sources: tuple[IndexedSource, ...]
 
     def content(self) -> bytes:
-        """The bytes of its file: the same for the same index."""
+        """Return the bytes of its file. Equal indexes have equal bytes."""
         sources = [
             {
                 "name": source.name,
@@ -122,29 +121,29 @@ class DataIndex:
 
 
 def listed(token_count: int, follows: bool, is_followed: bool, is_next: bool) -> int:
-    """What an index has of a document, or a part of one, that a job may hold out: its tokens, those around it, three bits.
+    """Encode a document, or a part of one, that a job may hold out: its tokens with those around it, and three bits.
 
-    It ``follows`` a part before it without an end between them, and ``is_followed`` so by one; ``is_next``: that one is
-    listed too, behind it.
+    ``follows``: a part precedes it without an end between them; ``is_followed``: likewise after it; ``is_next``: that
+    following part is the next entry.
     """
     return token_count | follows << FOLLOWS | is_followed << IS_FOLLOWED | is_next << IS_NEXT
 
 
 def of_listed(number: Any) -> tuple[Any, Any, Any, Any]:
-    """What ``listed`` was given, of one number or of an array of them; the last is whether, as truth values."""
+    """Decode what ``listed`` returns, of one number or an array of them; the last part as booleans."""
     bits = (number >> FOLLOWS & 1, number >> IS_FOLLOWED & 1, number >> IS_NEXT & 1 == 1)
     return number & (1 << FOLLOWS) - 1, *bits
 
 
 def numbers(tokens: Sequence[int], documents: Sequence[int], entries: Sequence[tuple[int, int, int]]) -> bytes:
-    """``IndexedSource.numbers``. ``entries`` are piece, ``listed`` and digest of each, in the order of the pieces."""
+    """Return ``IndexedSource.numbers``. ``entries`` are piece, ``listed`` and digest of each, in the order of pieces."""
     pieces, token_counts, digests = zip(*entries, strict=True) if entries else ((), (), ())
     columns = ((tokens, "I"), (documents, "I"), (pieces, "I"), (token_counts, "I"), (digests, "Q"))
     return b"".join(struct.pack(f"<{len(column)}{kind}", *column) for column, kind in columns)
 
 
 def read(roots: AllowedRoots, path: str) -> tuple[DataIndex, str]:
-    """The index at ``path`` and its digest. Raises OutsideRoots; ConfigurationError for one that is damaged or not there."""
+    """Read the index at ``path`` and return it with its digest. Raises OutsideRoots, or ConfigurationError if unusable."""
     try:
         with open_data(roots, path) as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -155,14 +154,14 @@ def read(roots: AllowedRoots, path: str) -> tuple[DataIndex, str]:
 
 
 def parse(content: bytes, path: str) -> tuple[DataIndex, str]:
-    """The index of these bytes, and its digest. Raises ConfigurationError, naming ``path``."""
+    """Return the index in these bytes, and its digest. Raises ConfigurationError, naming ``path``."""
     if not content.startswith(MAGIC):
-        raise _unusable(path, "is no index of data, or one of another version")
+        raise _unusable(path, "is not a data index, or is of another version")
     if len(content) > FILE_BYTES_MAX:
         raise _unusable(path, f"has more than {FILE_BYTES_MAX >> 20} MiB")
     body, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
     if blake2b(body, digest_size=DIGEST_BYTES).digest() != digest:
-        raise _unusable(path, "is damaged: its bytes are not those that its digest was made of")
+        raise _unusable(path, "is damaged: its digest does not match")
     end = body.find(b"\n", len(MAGIC), len(MAGIC) + HEADER_BYTES_MAX)
     try:
         header = json.loads(body[len(MAGIC) : end])
@@ -177,33 +176,32 @@ def parse(content: bytes, path: str) -> tuple[DataIndex, str]:
 
 
 def counted_with(tokenizer: str, begins: bool) -> str:
-    """What an index counts by: a tokenizer's digest, or `bytes`, and whether a token stands before each document."""
+    """Return the key of an index: the tokenizer's digest or `bytes`, and whether a token precedes each document."""
     return f"{tokenizer}+begin" if begins else tokenizer
 
 
 def count_around(tokenizer: str) -> int:
-    """How many tokens stand around each document, by what an index counts by."""
+    """Return the number of tokens around each document, for a key of ``counted_with``."""
     return 2 if tokenizer.endswith("+begin") else 1
 
 
 def ratio_held_out(section: IndexedData) -> float:
-    """The part of all documents that is held out by digest: none where every source names files for it."""
+    """Return the ratio of documents held out by digest: 0 if every source names files for it."""
     reserved = all(source.held_out for source in section.sources)
     return 0.0 if reserved else section.held_out_ratio
 
 
 def source_of(index: DataIndex, source: SourceFiles) -> IndexedSource | None:
-    """What the index has of a source of a specification, if it has it."""
+    """Return the index's entry for a source of a specification, or None."""
     return next((one for one in index.sources if one.name in (None, source.name)), None)
 
 
 def misfit(
     index: DataIndex, section: IndexedData, tokenizer: str, size_of: Callable[[str], int | None]
 ) -> Problem | None:
-    """What keeps a job with this ``data`` section from using the index; None if nothing does.
+    """Return why a job with this ``data`` section cannot use the index; None if it can.
 
-    ``tokenizer`` is what the job's tokens are ``counted_with``. ``size_of`` says the size of a file of the job where it is
-    known.
+    ``tokenizer`` is the job's key of ``counted_with``. ``size_of`` returns the size of a file of the job if it is known.
     """
     path = shown(section.index)
     if index.tokenizer != tokenizer:
@@ -218,7 +216,7 @@ def misfit(
         indexed = source_of(index, source)
         if indexed is None:
             names = ", ".join(shown(one.name) for one in index.sources[:SHOWN_MAX])
-            return _not_for(f"is {path}, which has the sources {names}, and not {source.name}.")
+            return _not_for(f"is {path}, which has the sources {names}, but not {source.name}.")
         if indexed.text_field != source.text_field:
             return _not_for(
                 f"is {path}, where the text of {source.name} is in the field {indexed.text_field!r}; the job's is in "
@@ -227,7 +225,7 @@ def misfit(
         kinds = (("files", source.files, indexed.files), ("held_out", source.held_out, indexed.held_out))
         for field, own, files in kinds:
             if difference := _difference(own, files, size_of):
-                return _not_for(f"is {path}, and of {field} of {source.name} {difference}.")
+                return _not_for(f"is {path}, which has other {field} of {source.name}: {difference}.")
     return None
 
 
@@ -239,24 +237,22 @@ def _in_words(counted: str) -> str:
 
 def _difference(paths: Sequence[str], files: Sequence[Named], size_of: Callable[[str], int | None]) -> str:
     if len(paths) != len(files):
-        return f"it has {len(files):,}, and the job {len(paths):,}"
+        return f"{len(files):,} in the index, {len(paths):,} in the job"
     for number, (path, (name, size)) in enumerate(zip(paths, files, strict=True)):
         if path.rpartition("/")[2] != name:
-            return f"number {number} is {shown(name)} there, and {shown(path)} in the job"
+            return f"number {number} is {shown(name)} in the index, {shown(path)} in the job"
         size_now = size_of(path)
         if size_now not in (None, size):
-            return f"{shown(path)} had {size:,} bytes, and has {size_now:,}"
+            return f"{shown(path)} had {size:,} bytes, and now has {size_now:,}"
     return ""
 
 
 def _not_for(message: str) -> Problem:
-    return Problem(
-        FIELD, message, "Make the index anew with `atoll data index` and this specification, or leave it out."
-    )
+    return Problem(FIELD, message, "Make a new index with `atoll data index` and this specification, or leave it out.")
 
 
 def _held_out(ratio: float) -> str:
-    return f"{ratio:g} of the documents (data.held_out_ratio)" if ratio else "files that its sources name, and no more"
+    return f"{ratio:g} of the documents (data.held_out_ratio)" if ratio else "only files that its sources name"
 
 
 def _unusable(path: str, what: str) -> ConfigurationError:

@@ -8,10 +8,10 @@
     anything else                                  text, UTF-8
     … behind it .gz .gzip .zst .zstd               compressed; JSON Lines and text alone
 
-The name decides what a file is read as, so that every node decides alike before a file is opened. The content must agree:
-``look`` refuses, with a remedy, a file whose first bytes say something else. So compressed, binary and JSON bytes are never
-taken for text. Streamed sources, ``source: files``, held-out text, `atoll data index` and `atoll tokenizer train` use this
-table, and the service does when a job is submitted. Refuses to know where files are, and how their records become text.
+The name decides how a file is read, so that every node decides the same before opening it. The content must agree: ``look``
+refuses a file whose first bytes are of another kind, so that compressed, binary and JSON bytes are never read as text.
+Streamed sources, ``source: files``, held-out text, `atoll data index`, `atoll tokenizer train` and the service at submission
+use this table.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import IO, Any
 from orchestrator.text.text_records import NAME_LENGTH_MAX, NotText, object_of, plain_line, text_of
 
 HEAD_BYTES = 256 << 10
-"""Of a file, decompressed, that are looked at."""
+"""How many bytes of a file are checked, after decompression."""
 HEAD_LINES = 100
 ZSTD_WINDOW_MAX = 128 << 20
-"""What a zstd frame may need of memory: `zstd --long=27`. More is decompressed by nobody's default either."""
+"""The memory that a zstd frame may need: `zstd --long=27`. Decoders refuse more by default as well."""
 RECORDS_MIN, RECORDS_RATIO_MIN = 3, 0.9
 """So many lines that are objects are records, whatever their fields are called, if so many of all first lines are."""
 CONTROL_RATIO_MAX = 0.01
@@ -52,7 +52,7 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """How a file is read. Files of one kind have about as many tokens for each stored byte."""
+    """The format and compression of a file. Files of one kind have about as many tokens per stored byte."""
 
     format: Format
     compression: Compression
@@ -71,9 +71,9 @@ class FileKind:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Why a file is not read, as a clause about it, and what to do.
+    """The reason why a file is not read, as a clause about it, and what to do.
 
-    ``is_kind``: it is another kind of file than its name says, or of none that is read; else only its text was not found.
+    ``is_kind``: its kind is wrong or unsupported; otherwise only its text was not found.
     """
 
     message: str
@@ -119,7 +119,7 @@ _REFUSED: dict[str, tuple[str, str]] = {
     **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".mobi", ".pptx"), ("a document", _CONVERT)),
     **dict.fromkeys(
         (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tiff", ".mp3", ".wav", ".flac", ".ogg", ".mp4", ".mkv"),
-        ("a picture or a recording", "Leave it out."),
+        ("an image or a recording", "Leave it out."),
     ),
 }
 """By the ending of a name: what a file is, and what to do."""
@@ -160,21 +160,21 @@ _CONTROLS = bytes(byte for byte in range(32) if byte not in _WHITE)
 
 
 def kind_of(path: str) -> FileKind:
-    """How a file with this name is read. A name that is refused (``refusal``) is taken as text."""
+    """Return how a file with this name is read. A refused name (``refusal``) counts as text."""
     stem, compression = _stem_of(path)
     return FileKind(_FORMATS.get(_ending(stem), Format.TEXT), compression)
 
 
 def refusal(path: str) -> Misfit | None:
-    """Why no file with this name is read; None for one that is."""
+    """Return the reason why no file with this name is read; None if it may be."""
     stem, compression = _stem_of(path)
     ending = _ending(stem)
     if ending in _REFUSED:
         what, remedy = _REFUSED[ending]
-        return Misfit(f"is {what} by its name, and nothing of that kind is read here", remedy)
+        return Misfit(f"is {what} by its name, which is not supported", remedy)
     kind = kind_of(path)
     if kind.format is Format.ARRAY_RECORD and "://" in path:
-        message = "is ArrayRecord in a store, and these files are read from disks only"
+        message = "is ArrayRecord in a store, but these files are read from disks only"
         return Misfit(message, "Copy it to the nodes, or use parquet.")
     if kind.is_compressed and not kind.has_lines:
         remedy = (
@@ -195,7 +195,7 @@ class Head:
     is_whole: bool
 
     def unreadable(self, text_field: str) -> list[str]:
-        """Why lines cannot be read, of those that are there to their end."""
+        """Return the reasons why complete lines cannot be read."""
         reasons, at = list[str](), 0
         for line in _lines(self.content, self.is_whole):
             try:
@@ -210,7 +210,7 @@ class Head:
 
 
 def look(path: str, file: IO[bytes], text_field: str) -> Misfit | Head | None:
-    """Why a file is not read, by its name and its first bytes; else the head of one that has lines, where it is to be had.
+    """Return why a file is not read, by its name and first bytes; otherwise the head of a file of lines, if available.
 
     Moves the position of ``file``. Raises what decompression raises for a file that is damaged (``DAMAGE``).
     """
@@ -239,7 +239,7 @@ def look(path: str, file: IO[bytes], text_field: str) -> Misfit | Head | None:
 
 
 def zstd_window(stored: bytes) -> int | None:
-    """The bytes of memory that a file's first zstd frame needs; None where that is not seen. RFC 8878, section 3.1.1.1."""
+    """Return the bytes of memory that a file's first zstd frame needs; None if unknown. RFC 8878, section 3.1.1.1."""
     if not stored.startswith(_ZSTD) or len(stored) < 18:
         return None
     flags = stored[4]
@@ -251,12 +251,12 @@ def zstd_window(stored: bytes) -> int | None:
 
 
 def window_too_large(window: int | None = None) -> tuple[str, str]:
-    """What to say of a zstd frame beyond ``ZSTD_WINDOW_MAX``, and the remedy."""
+    """Return the message about a zstd frame beyond ``ZSTD_WINDOW_MAX``, and the remedy."""
     most = f"{ZSTD_WINDOW_MAX >> 20} MiB"
     needs = f"of {window >> 20:,} MiB" if window is not None else f"above {most}"
     return (
-        f"was compressed by zstd with a window {needs}, and at most {most} are decompressed",
-        "Compress it anew with a smaller one: `zstd -d --long=31 < OLD.zst | zstd -o NEW.zst`.",
+        f"was compressed by zstd with a window {needs}, but at most {most} are supported",
+        "Compress it again with a smaller window: `zstd -d --long=31 < OLD.zst | zstd -o NEW.zst`.",
     )
 
 
@@ -277,7 +277,7 @@ def _ending(name: str) -> str:
 
 
 def _contradiction(path: str, stored: bytes) -> Misfit | None:
-    """What the stored bytes begin with, where it is not what the name says."""
+    """Return the mismatch between the stored bytes and the name, or None."""
     kind, compression = kind_of(path), _compression_of(stored)
     if not stored:
         return None
@@ -285,7 +285,7 @@ def _contradiction(path: str, stored: bytes) -> Misfit | None:
         if compression is kind.compression:
             return None
         ending = ".gz" if compression is Compression.GZIP else ".zst"
-        return Misfit(f"is compressed by {compression}, and its name says {kind}", f"Name it with {ending} at its end.")
+        return Misfit(f"is compressed by {compression}, but its name says {kind}", f"Add {ending} to its name.")
     if not kind.has_lines and stored.startswith(_BEGINNINGS[kind.format]):
         return None
     if foreign := _foreign(kind, stored):
@@ -306,16 +306,16 @@ def _compression_of(stored: bytes) -> Compression:
 
 
 def _foreign(kind: FileKind, content: bytes) -> Misfit | None:
-    """Content that begins as no text does."""
+    """Return the mismatch if the content begins as no text does, or None."""
     if content.startswith(_PARQUET) and kind.format is not Format.PARQUET:
-        return Misfit(f"is Parquet, and its name says {kind}", "Name it .parquet.")
+        return Misfit(f"is Parquet, but its name says {kind}", "Name it .parquet.")
     if content.startswith(_RECORDS) and kind.format is not Format.ARRAY_RECORD:
-        return Misfit(f"is ArrayRecord, and its name says {kind}", "Name it .arrayrecord.")
+        return Misfit(f"is ArrayRecord, but its name says {kind}", "Name it .arrayrecord.")
     for magic, what, remedy in _MAGIC:
         if content.startswith(magic) and (magic != b"BZh" or content[4:10] == _BZIP2_BLOCK):
-            return Misfit(f"is {what} by its first bytes, and its name says {kind}", remedy)
+            return Misfit(f"is {what} by its first bytes, but its name says {kind}", remedy)
     if content[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
-        return Misfit(f"is an archive of tar, and its name says {kind}", _UNPACK)
+        return Misfit(f"is a tar archive, but its name says {kind}", _UNPACK)
     for bom, encoding in _BOMS.items():
         if content.startswith(bom):
             remedy = f"Text is UTF-8 here: `iconv -f {encoding} -t UTF-8 OLD > NEW`."
@@ -326,12 +326,12 @@ def _foreign(kind: FileKind, content: bytes) -> Misfit | None:
 def _web_page(kind: FileKind, content: bytes) -> Misfit | None:
     if not _WEB_PAGE_BEGINS.match(content):
         return None
-    remedy = "A server may have sent it in the place of the file, to say why not: fetch the file again."
-    return Misfit(f"is a web page, and its name says {kind}", remedy)
+    remedy = "A server may have sent an error page instead of the file: download the file again."
+    return Misfit(f"is a web page, but its name says {kind}", remedy)
 
 
 def _unfit(path: str, kind: FileKind, head: bytes, is_whole: bool, field: str) -> Misfit | None:
-    """What keeps the decompressed beginning of a file from being lines of text, or of JSON objects."""
+    """Return why the decompressed head of a file is not lines of text, or of JSON objects; None if it is."""
     if kind.is_compressed and _compression_of(head) is not Compression.NONE:
         return Misfit(f"is compressed twice: inside is {_compression_of(head)}", "Compress it once.")
     if foreign := _foreign(kind, head):
@@ -401,7 +401,7 @@ def _no_objects(text: bytes, lines: list[bytes], field: str) -> Misfit | None:
 
 
 def _inner_records(line: bytes) -> str | None:
-    """The first field of an object that has a list of objects. A short name that needs no escape in a command."""
+    """Return the first field of an object that has a list of objects, if its name is short and needs no escape."""
     for name, value in (_object(line) or {}).items():
         if isinstance(value, list) and value and isinstance(value[0], dict) and re.fullmatch(r"\w{1,40}", name):
             return name
@@ -409,7 +409,7 @@ def _inner_records(line: bytes) -> str | None:
 
 
 def _is_json(path: str, lines: list[bytes], text: bytes, is_whole: bool, field: str) -> Misfit | None:
-    """Text whose lines are JSON objects with the text in them, or that is records; or one JSON value with objects in it."""
+    """Return a mismatch if text is JSON: lines of objects with text, records, or one value with objects in it."""
     objects = [one for one in map(_object, lines) if one is not None]
     have_text = [isinstance(one.get(field), str) for one in objects]
     are_records = len(objects) >= max(RECORDS_MIN, RECORDS_RATIO_MIN * len(lines))
@@ -423,7 +423,7 @@ def _is_json(path: str, lines: list[bytes], text: bytes, is_whole: bool, field: 
         return _misnamed(path, {field: ""}, field)
     form = "an array" if is_array else f"an object with {field!r} in it"
     remedy = f"Write one object a line: `jq -c '{'.[]' if is_array else '.'}' OLD > NEW.jsonl`."
-    return Misfit(f"is JSON, {form}, and its name says text", remedy)
+    return Misfit(f"is JSON, {form}, but its name says text", remedy)
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -434,7 +434,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_array(text: bytes) -> bool:
-    """Whether this is one JSON array of something. Text that begins with a bracket seldom is."""
+    """Return whether this is one JSON array. Text that begins with a bracket seldom is."""
     if not re.match(rb'\s*\[\s*["{\[]', text):
         return False
     try:
@@ -447,12 +447,12 @@ def _misnamed(path: str, first: dict[str, Any], field: str) -> Misfit:
     ending = next((ending for ending in _COMPRESSIONS if path.lower().endswith(ending)), "")
     named = field if field in first else next(iter(first), None)
     fields = f" with {named[:NAME_LENGTH_MAX]!r}" if named is not None else ""
-    message = f"is JSON Lines (the lines of its beginning are objects{fields}), and its name says text"
+    message = f"is JSON Lines (its first lines are objects{fields}), but its name says text"
     return Misfit(message, f"Name it .jsonl{ending}, and set text_field to the field that has the text.")
 
 
 def _zstd_head(file: IO[bytes]) -> bytes | None:
-    """None where the library is not installed: islands say so."""
+    """Return the decompressed head; None if the library is not installed, which islands report."""
     try:
         import zstandard
     except ImportError:
@@ -465,4 +465,4 @@ def _zstd_head(file: IO[bytes]) -> bytes | None:
 
 
 DAMAGE = (EOFError, OSError, zlib.error, ValueError)
-"""What ``look`` raises for a file that is damaged."""
+"""The exceptions that ``look`` raises for a damaged file."""

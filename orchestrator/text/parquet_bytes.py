@@ -1,7 +1,7 @@
-"""What a Parquet file says of its columns and pages, without decompressing anything.
+"""Read the columns and page sizes of a Parquet file without decompressing anything.
 
-It reads two structures in Thrift's compact form. The service finds the text's column with it, without a library of 50 MB.
-Islands find how large each page is before they have it decompressed, for that is what reading needs at once. Sources:
+It parses two structures in Thrift's compact form. The service finds the text column with it, without a library of 50 MB.
+Islands find the size of each page before decompressing it, which bounds the memory of reading. Sources:
 apache/parquet-format, parquet.thrift (FileMetaData, SchemaElement, PageHeader); Thrift's compact protocol.
 """
 
@@ -46,14 +46,14 @@ class Page:
 
 
 def columns(file: IO[bytes]) -> list[Column]:
-    """The top-level columns of a Parquet file. Raises ValueError for bytes that are none."""
+    """Return the top-level columns of a Parquet file. Raises ValueError for anything else."""
     size = file.seek(0, os.SEEK_END)
     if size < 12:
         raise ValueError(f"it has {size} bytes, too few for Parquet")
     file.seek(size - 8)
     tail = file.read(8)
     if tail[4:] != MAGIC:
-        raise ValueError("it does not end as Parquet does; a part of it is missing")
+        raise ValueError("its end is not that of a Parquet file; it is truncated")
     length = int.from_bytes(tail[:4], "little")
     if length > size - 12:
         raise ValueError("its footer is larger than the file")
@@ -67,7 +67,7 @@ def columns(file: IO[bytes]) -> list[Column]:
 
 
 def pages(file: IO[bytes], start: int, length: int) -> Iterator[Page]:
-    """The pages of a column's chunk, which has ``length`` bytes from ``start``. Raises ValueError for other bytes."""
+    """Yield the pages of a column chunk, which has ``length`` bytes from ``start``. Raises ValueError if damaged."""
     at, end = start, start + length
     while at < end:
         header, size = _header(file, at)
@@ -110,7 +110,7 @@ def _top_level(elements: list[dict[int, Any]]) -> Iterator[Column]:
 
 
 def _behind(elements: list[dict[int, Any]], at: int) -> int:
-    """The element behind one and all that is in it."""
+    """Return the index of the element after this one and its children."""
     waiting = 1
     while waiting and at < len(elements):
         waiting += elements[at].get(5, 0) - 1
@@ -119,7 +119,7 @@ def _behind(elements: list[dict[int, Any]], at: int) -> int:
 
 
 def _field_of(content: bytes, wanted: int) -> Any:
-    """One field of a struct, read no further."""
+    """Return one field of a struct, reading no further."""
     at, field = 0, 0
     while kind := content[at] & 15:
         field, at = _field(content, at, field)
@@ -163,7 +163,7 @@ def _value(content: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return _list(content, at, depth)
     if kind == 12:
         return _struct(content, at, depth)
-    raise ValueError("there is a kind of value that Parquet has not")
+    raise ValueError("it has a type of value that Parquet does not define")
 
 
 def _list(content: bytes, at: int, depth: int) -> tuple[list[Any], int]:

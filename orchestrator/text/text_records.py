@@ -1,8 +1,7 @@
 """One record of a data file: its text, or precisely why it has none.
 
-A record is a line of JSON Lines or of plain text, a row of Parquet or a record of ArrayRecord. The service looks at the
-first lines of a file with these functions, and islands read every record with them, so both say the same. Refuses to know
-files.
+A record is a line of JSON Lines or of plain text, a row of Parquet or a record of ArrayRecord. The service checks the first
+lines of a file with these functions, and islands read every record with them, so both report the same.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 from typing import Any
 
 NAMES_MAX, NAME_LENGTH_MAX = 8, 40
-"""Fields that a message names."""
+"""How many fields a message names, and their length."""
 _BOM = "\ufeff"
 _KINDS = {
     dict: "an object",
@@ -28,24 +27,24 @@ class NotText(ValueError):
 
 
 class NotUtf8(NotText):
-    """Its bytes are of no text in UTF-8."""
+    """A record that is not valid UTF-8."""
 
 
 def utf8(record: bytes) -> bytes:
-    """The record itself. Raises NotText for bytes that are not UTF-8."""
+    """Return the record. Raises NotText if it is not UTF-8."""
     _decoded(record)
     return record
 
 
 def plain_line(line: bytes) -> bytes:
-    """A line of plain text. Raises NotText for one that is not UTF-8, or has a NUL byte, which no text has."""
+    """Return a line of plain text. Raises NotText if it is not UTF-8, or has a NUL byte."""
     if b"\0" in line:
-        raise NotText(f"has a NUL byte (its byte {line.index(0):,}), and is no text")
+        raise NotText(f"has a NUL byte (its byte {line.index(0):,}), so it is not text")
     return utf8(line)
 
 
 def text_of(line: bytes, field: str) -> bytes | None:
-    """The text of a line's object; None where it is empty or null. Raises NotText, with the reason."""
+    """Return the text of a line's object; None if it is empty or null. Raises NotText with the reason."""
     fields = object_of(line)
     if field not in fields:
         raise NotText(f"has no field {field!r} (text_field){_named(fields)}")
@@ -53,16 +52,18 @@ def text_of(line: bytes, field: str) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise NotText(f"has {_kind_of(value)} in the field {field!r}, and no text")
+        raise NotText(f"has {_kind_of(value)} in the field {field!r}, not text")
     try:
         return value.encode() or None
     except UnicodeEncodeError as error:
         half = f"\\u{ord(value[error.start]):04x}"
-        raise NotText(f"has half of a surrogate pair, {half}, in the field {field!r}, which is no character") from error
+        raise NotText(
+            f"has half of a surrogate pair, {half}, in the field {field!r}, which is not a character"
+        ) from error
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """The line's JSON object. Raises NotText."""
+    """Return the line's JSON object. Raises NotText."""
     try:
         # floats, because an id of thousands of digits is no int for Python, and is not trained on
         value = json.loads(_decoded(line).removeprefix(_BOM), parse_int=float)
@@ -71,7 +72,7 @@ def object_of(line: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise NotText("is JSON that is nested too deeply") from error
     if not isinstance(value, dict):
-        raise NotText(f"is {_kind_of(value)}, and no JSON object")
+        raise NotText(f"is {_kind_of(value)}, not a JSON object")
     return value
 
 
@@ -88,6 +89,6 @@ def _kind_of(value: Any) -> str:
 
 def _named(one: dict[str, Any]) -> str:
     if not one:
-        return ", nor any other"
+        return "; it has no fields"
     names = ", ".join(repr(name[:NAME_LENGTH_MAX]) for name in list(one)[:NAMES_MAX])
     return f"; it has {names}{', …' if len(one) > NAMES_MAX else ''}"

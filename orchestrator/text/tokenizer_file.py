@@ -1,25 +1,24 @@
 """The file of a tokenizer, without the library that reads it: its digest, vocabulary, and the tokens around a document.
 
-Responsible for a job having one tokenizer (its digest is part of the specification), for its tokens being below the model's
-vocabulary before anything starts, and for choosing the tokens behind and before a document. The file may be anybody's: it
-is read whole within a limit, and parsed here as JSON or by the few fields of the protocol buffers that matter. Which of the
-two it is follows from its first byte, not from its name. How text becomes tokens: ``learners.tokenizer``.
+A job has one tokenizer (its digest is part of the specification), whose tokens must fit the model's vocabulary before
+anything starts. The tokens after and before each document are chosen here. The file is untrusted: it is read whole within a
+limit, and parsed as JSON or as the few protocol buffer fields that matter, depending on its first byte and not its name.
+``learners.tokenizer`` turns text into tokens.
 
 Only a *control* token may end or begin a document, because no text is ever encoded as one: ``special`` among
 ``added_tokens`` of a tokenizer.json, a piece of type CONTROL in SentencePiece. Gemma's vocabulary shows why: its ``</s>`` is
 an HTML tag, and its documents end with ``<eos>``.
 
-The token behind a document is the first control token that this finds:
+The token after a document is the first control token among these:
 
-    1. what is said of the end of text: ``eos_token`` of tokenizer_config.json and special_tokens_map.json, ``eos_token_id``
-       of generation_config.json and config.json (all beside the file), then SentencePiece's own eos; but not the end of a
-       turn. Chat models name that as their end, and their base models put another one between documents;
+    1. the stated end of text: ``eos_token`` of tokenizer_config.json and special_tokens_map.json, ``eos_token_id`` of
+       generation_config.json and config.json (all beside the file), then SentencePiece's own eos; but not the end of a
+       turn. Chat models name that as their end, while their base models put another one between documents;
     2. a usual name of it (``END_OF_TEXT``);
-    3. what 1. passed over, then a usual name of a turn's end.
+    3. the ones that step 1 skipped, then a usual name of a turn's end.
 
-The token before a document is the one that the tokenizer itself puts before a text: ``bos_token`` where
-tokenizer_config.json has ``add_bos_token: true``, none where it has false, else the one with which the template of
-tokenizer.json begins.
+The token before a document is the one that the tokenizer itself puts before a text: ``bos_token`` if tokenizer_config.json
+has ``add_bos_token: true``, none if it has false, else the one with which the template of tokenizer.json begins.
 """
 
 from __future__ import annotations
@@ -124,9 +123,9 @@ class _Vocabulary:
 
 
 def read(roots: AllowedRoots, path: str) -> TokenizerFile:
-    """The tokenizer's file at ``path``, with what the files beside it say.
+    """Read the tokenizer at ``path``, and what the files beside it state.
 
-    Raises OutsideRoots; ConfigurationError for one that is no tokenizer, or not there, and for a damaged file beside it.
+    Raises OutsideRoots, or ConfigurationError if it is missing or not a tokenizer, or a file beside it is damaged.
     """
     try:
         with open_data(roots, path) as file:
@@ -137,7 +136,7 @@ def read(roots: AllowedRoots, path: str) -> TokenizerFile:
         detail = f"data.tokenizer: {shown(path)} cannot be read here ({error.strerror or error})."
         raise ConfigurationError(detail=f"{detail} It must exist on every node.") from error
     except ConfigurationError as error:
-        detail = f"data.tokenizer: {shown(path)} is no regular file."
+        detail = f"data.tokenizer: {shown(path)} is not a regular file."
         raise ConfigurationError(
             detail=f"{detail} Name the tokenizer.json or .model itself, not its folder."
         ) from error
@@ -147,7 +146,7 @@ def read(roots: AllowedRoots, path: str) -> TokenizerFile:
     try:
         vocabulary = _sentencepiece(content) if is_sentencepiece else _tokenizer_json(content)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        detail = f"data.tokenizer: {shown(path)} is neither a tokenizer.json nor a model of SentencePiece"
+        detail = f"data.tokenizer: {shown(path)} is neither a tokenizer.json nor a SentencePiece model"
         raise ConfigurationError(detail=f"{detail} ({_seems(content) or type(error).__name__}).") from error
     beside = {
         name: _beside(roots, path, name)
@@ -168,28 +167,28 @@ def read(roots: AllowedRoots, path: str) -> TokenizerFile:
 
 
 def around(file: TokenizerFile, separator: int | None, begin_token: int | str, path: str) -> Around | Problem:
-    """The tokens that ``data.separator`` and ``data.begin_token`` ask for, or what is wrong with one of them."""
+    """Return the tokens for ``data.separator`` and ``data.begin_token``, or a problem with one of them."""
     for field, token in (("data.separator", separator), ("data.begin_token", begin_token)):
         if isinstance(token, int) and token >= file.vocabulary_size:
             last = file.vocabulary_size - 1
-            message = f"is {token:,}, and {shown(path)} has no token {token:,}: its last one is {last:,}."
+            message = f"is {token:,}, but {shown(path)} has no token {token:,}: its last one is {last:,}."
             return Problem(field, message, "Use a token of the tokenizer.")
     end = file.end_of_text if separator is None else separator
     if end is None:
         ordinary = ", ".join(repr(text) for text in END_OF_TEXT if text in file.tokens)
         detail = f"; {ordinary} is an ordinary token in it, which a text may contain" if ordinary else ""
         message = f"is not given, and {shown(path)} has no control token that is known to end a text{detail}."
-        return Problem("data.separator", message, "Set it to the token that shall stand between two documents.")
+        return Problem("data.separator", message, "Set it to the token to put between two documents.")
     if isinstance(begin_token, int):
         return Around(end, begin_token)
     return Around(end, file.begin_of_text if begin_token == AS_TOKENIZER else None)
 
 
 def misfit(vocabulary_size: int, model_size: int, path: str) -> str:
-    """What is wrong with a tokenizer of ``vocabulary_size`` for a model of ``model_size`` tokens; empty if nothing."""
+    """Return the problem of a tokenizer of ``vocabulary_size`` with a model of ``model_size`` tokens; empty if none."""
     if vocabulary_size <= model_size:
         return ""
-    return f"is {shown(path)} with {vocabulary_size:,} tokens, and the model has {model_size:,}."
+    return f"is {shown(path)} with {vocabulary_size:,} tokens, but the model has only {model_size:,}."
 
 
 MISFIT_REMEDY = "Set model.vocabulary_size to at least as many, or use the tokenizer that the model was made for."
@@ -227,7 +226,7 @@ def _begin_of_text(vocabulary: _Vocabulary, beside: Mapping[str, Mapping[str, An
 
 
 def _beside(roots: AllowedRoots, path: str, name: str) -> Mapping[str, Any]:
-    """The mapping in the JSON file of that name beside ``path``; empty where there is none. Raises ConfigurationError."""
+    """Return the mapping in the JSON file of that name beside ``path``, or an empty one. Raises ConfigurationError."""
     folder = path.rpartition("/")[0]
     try:
         with open_data(roots, f"{folder}/{name}") as file:
@@ -245,14 +244,14 @@ def _beside(roots: AllowedRoots, path: str, name: str) -> Mapping[str, Any]:
         return {}  # others call their files so, too
     if not isinstance(document, dict) or len(content) > BESIDE_BYTES_MAX:
         detail = (
-            f"data.tokenizer: {name} beside {shown(path)} is no JSON object of at most {BESIDE_BYTES_MAX >> 20} MiB."
+            f"data.tokenizer: {name} beside {shown(path)} is not a JSON object of at most {BESIDE_BYTES_MAX >> 20} MiB."
         )
-        raise ConfigurationError(detail=f"{detail} Use the one that was published, or remove it.")
+        raise ConfigurationError(detail=f"{detail} Use the published file, or remove it.")
     return document
 
 
 def _text(token: object) -> object:
-    """A token's text, which such files write as it is or as a mapping with its ``content``."""
+    """Return a token's text, which such files write plainly or as a mapping with its ``content``."""
     return token.get("content") if isinstance(token, dict) else token
 
 
@@ -264,9 +263,9 @@ def _ids(value: object) -> list[object]:
 
 
 def _seems(content: bytes) -> str:
-    """What a file seems to be that others call a tokenizer, with what to name instead; empty if nothing known."""
+    """Return what kind of tokenizer file this seems to be, and which file to name instead; empty if unknown."""
     if _TIKTOKEN.match(content):
-        return "it seems to be tiktoken's, which is not read: name the tokenizer.json of the same model"
+        return "it seems to be a tiktoken file, which is not supported: name the tokenizer.json of the same model"
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -275,7 +274,9 @@ def _seems(content: bytes) -> str:
         return ""
     listed = document.get("vocab")
     if isinstance(listed, list) and listed and isinstance(listed[0], dict) and "token_bytes" in listed[0]:
-        return "it is a Tekken file of mistral-common, which is not read: name the tokenizer.json of the same model"
+        return (
+            "it is a Tekken file of mistral-common, which is not supported: name the tokenizer.json of the same model"
+        )
     if "tokenizer_class" in document:
         return "it is a tokenizer_config.json: name the tokenizer.json beside it"
     if "architectures" in document or "model_type" in document:
@@ -300,7 +301,7 @@ def _tokenizer_json(content: bytes) -> _Vocabulary:
 
 
 def _template_begins(processor: Any) -> Iterator[str]:
-    """The special tokens with which post-processors begin a single text."""
+    """Yield the special tokens with which post-processors begin a single text."""
     if not isinstance(processor, dict):
         return
     for inner in processor.get("processors", ()):
@@ -346,7 +347,7 @@ def _message(value: memoryview | int) -> memoryview:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-    """The fields of a message in the protocol buffers' encoding: numbers, and the contents of what has a length."""
+    """Yield the fields of a protocol buffers message: numbers, and the contents of length-delimited fields."""
     at = 0
     while at < len(message):
         tag, at = read_varint(message, at)

@@ -42,7 +42,7 @@ def test_without_a_service_every_problem_of_a_file_is_told_at_once(tmp_path: Pat
     told = Installation(tmp_path).atoll("check", written(tmp_path, MISTAKES), code=2)
     for part in (
         "(4 problems)",
-        "islands.0.node_group: is 'us_east', and must be 1 to 40",
+        "islands.0.node_group: is 'us_east', but must be 1 to 40",
         "synchroniser.quorum: is 5, but the job has 2 islands",
         "budget.stepss: is unknown. Did you mean steps?",
         "trainer: 'learners.synthetic:creat' cannot be imported",
@@ -57,7 +57,7 @@ def test_with_a_service_the_fleet_is_checked_and_nothing_is_queued(
     told = service.atoll(
         "check", written(tmp_path, {**JOB, **MISTAKES, "trainer": "learners.synthetic:create"}), code=2
     )
-    assert "is 'us_east', but the fleet has asia, europe, us-east, us-west. Use us-east, if that is meant" in told
+    assert "is 'us_east', but the fleet has asia, europe, us-east, us-west. Use us-east, if you mean that" in told
     assert "must be 1 to 40" not in told
     document = {**JOB, "trainer": "learners.synthetic:create"}
     shown = service.atoll("check", written(tmp_path, document))

@@ -184,5 +184,7 @@ def test_what_cannot_be_gone_on_from_is_refused_with_the_reason(
     assert "seed was 0 and is 7" in refusal(http, other)
     assert "is not a job of this service" in refusal(http, service.spec(resume={"checkpoint": "nobody"}))
     assert "There is none" in refusal(http, service.spec(resume={"checkpoint": str(tmp_path)}))
-    assert "no protocol of a store" in refusal(http, service.spec(resume={"checkpoint": "no-such-protocol://bucket/x"}))
+    assert "not a supported protocol" in refusal(
+        http, service.spec(resume={"checkpoint": "no-such-protocol://bucket/x"})
+    )
     assert "resume.checkpoint" in service.atoll("submit", service.spec_file(), "--resume", "nobody", code=2)

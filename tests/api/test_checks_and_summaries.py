@@ -39,7 +39,7 @@ def test_a_fleet_check_names_what_no_group_can_ever_give() -> None:
     assert "4.5 cpus" in told["islands.cpus"].message
     assert "has 4 in total" in told["islands.cpus"].message
     assert "asia, europe, us-east, us-west" in told["islands.4.node_group"].message
-    assert "Use us-east, if that is meant" in told["evaluation.node_group"].remedy
+    assert "Use us-east, if you mean that" in told["evaluation.node_group"].remedy
     assert "which has none" in told["islands.2.accelerators"].message
     assert sections_of({"islands": "many"}) == {}
     assert sections_of({"islands": [{"node_group": "a", "count": 0}, {"node_group": "b"}]}).keys() == {1}

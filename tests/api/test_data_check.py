@@ -63,24 +63,24 @@ def test_files_that_are_what_they_should_be_have_no_problem(check: Check) -> Non
 @pytest.mark.parametrize(
     ("name", "field", "said"),
     [
-        ("gone.jsonl", "files.0", "which is not here. Correct the path"),
-        ("folder", "files.0", "is a folder, or no regular file. Name the files of a folder"),
+        ("gone.jsonl", "files.0", "which does not exist here. Correct the path"),
+        ("folder", "files.0", "is not a regular file. Name the files of a folder"),
         (
             "other.jsonl",
             "text_field",
             "its first 2 lines has no field 'text' (text_field); it has 'body', 'id'. Set it to",
         ),
-        ("other.parquet", "text_field", "has no such column, but 'id', 'body'. Set it to"),
-        ("numbers.parquet", "text_field", "has int64 in that column, and no text"),
-        ("zipped.txt", "files.0", "is compressed by gzip, and its name says text. Name it with .gz"),
+        ("other.parquet", "text_field", "has no such column; it has 'id', 'body'. Set it to"),
+        ("numbers.parquet", "text_field", "has int64 in that column, not text"),
+        ("zipped.txt", "files.0", "is compressed by gzip, but its name says text. Add .gz"),
         (
             "some.jsonl",
             "files.0",
-            "2 of the first records cannot be read, and data.unreadable_max is 0: the line at",
+            "2 of the first records cannot be read, but data.unreadable_max is 0: the line at",
         ),
         ("cut.jsonl.gz", "files.0", "it cannot be read: Compressed file ended before the end-of-stream marker"),
-        ("cut.parquet", "files.0", "it does not end as Parquet does; a part of it is missing"),
-        ("empty.jsonl", "files", "has empty files only"),
+        ("cut.parquet", "files.0", "its end is not that of a Parquet file; it is truncated"),
+        ("empty.jsonl", "files", "has only empty files"),
     ],
 )
 def test_what_an_island_would_end_by_is_told_at_submission_of_either_source(
@@ -139,7 +139,7 @@ def test_a_store_is_asked_and_one_that_does_not_answer_says_nothing(check: Check
     store.pipe_file("/checked/b.jsonl", LINES.replace(b"text", b"body"))
     assert check("memory://checked/a.jsonl") == {}
     assert list(check("memory://checked/b.jsonl")) == ["data.sources.0.text_field"]
-    assert "which is not there. Correct the URL" in str(check("memory://checked/c.jsonl")["data.sources.0.files.0"])
+    assert "which does not exist. Correct the URL" in str(check("memory://checked/c.jsonl")["data.sources.0.files.0"])
 
     def unreachable(*_: object) -> None:
         raise PermissionError("no credentials here")

@@ -64,10 +64,10 @@ def test_a_file_with_such_a_name_is_that_file_and_one_without_pattern_may_be_on_
 @pytest.mark.parametrize(
     ("files", "held_out", "field", "message"),
     [
-        (("nothing-*.jsonl",), (), "data.sources.0.files.0", "which no file here fits"),
+        (("nothing-*.jsonl",), (), "data.sources.0.files.0", "which matches no file here"),
         (("web-9.jsonl", "no/such/*.jsonl"), (), "data.sources.0.files.1", "whose folder cannot be read"),
-        (("*/web.jsonl",), (), "data.sources.0.files.0", "a folder's name is no pattern"),
-        (("code.jsonl",), ("nothing-*",), "data.sources.0.held_out.0", "which no file here fits"),
+        (("*/web.jsonl",), (), "data.sources.0.files.0", "only a file name may be a pattern"),
+        (("code.jsonl",), ("nothing-*",), "data.sources.0.held_out.0", "which matches no file here"),
         (("web-*.jsonl",), ("web-9.jsonl",), "data.sources.0.held_out", "has files on which islands train"),
     ],
 )

@@ -55,8 +55,8 @@ def test_memory_is_told_with_the_model_that_it_is_enough_for(findings: dict[str,
 def test_a_home_open_to_others_is_wrong_and_the_secret_is_not_told(findings: dict[str, CheckResult]) -> None:
     home = findings["home"]
     assert home.state is State.WRONG
-    assert "written by everybody" in home.detail
-    assert "read by others" in home.detail
+    assert "writable by all users" in home.detail
+    assert "readable by other users" in home.detail
     assert "chmod" in home.remedy
     assert "secret" not in home.detail + home.remedy
 

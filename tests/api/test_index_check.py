@@ -53,26 +53,26 @@ def test_its_digest_becomes_the_job_s(submit: Callable[..., JobSpec], name: str 
 @pytest.mark.parametrize(
     ("changed", "data", "problem"),
     [
-        (index(size=8), {}, r"data\.index: is .*a\.jsonl' had 8 bytes, and has 7\. Make the index anew"),
-        (index("code"), {}, r"has the sources 'code', and not web\. Make"),
+        (index(size=8), {}, r"data\.index: is .*a\.jsonl' had 8 bytes, and now has 7\. Make a new index"),
+        (index("code"), {}, r"has the sources 'code', but not web\. Make"),
         (index(text_field="body"), {}, r"the text of web is in the field 'body'; the job's is in 'text'\. Make"),
         (index(tokenizer="0" * 32), {}, r"counts tokens of the tokenizer with the digest 0{32}; the job has bytes"),
         (
             index(held_out_ratio=0.02),
             {},
-            r"leaves out 0\.02 of the documents .*; the job holds out files that its sources",
+            r"leaves out 0\.02 of the documents .*; the job holds out only files that its sources",
         ),
-        (index(), {"index_digest": "0" * 32}, r"data\.index_digest: is 0{32}, and the file has"),
-        (index(), {"sources": [{"name": "web", "files": ["/a.jsonl"]}]}, r"leaves out files .* holds out 0\.02"),
+        (index(), {"index_digest": "0" * 32}, r"data\.index_digest: is 0{32}, but the file has"),
+        (index(), {"sources": [{"name": "web", "files": ["/a.jsonl"]}]}, r"leaves out only files .* holds out 0\.02"),
         (
             index(),
             {"sources": [{"name": "web", "files": ["/b.jsonl", "/c"], "held_out": ["/d"]}]},
-            r"of files of web number 0 is 'a\.jsonl' there, and '/b\.jsonl' in the job",
+            r"other files of web: number 0 is 'a\.jsonl' in the index, '/b\.jsonl' in the job",
         ),
         (
             index(),
             {"sources": [{"name": "web", "files": ["/a.jsonl", "/elsewhere.jsonl"], "held_out": ["/d", "/e"]}]},
-            r"of held_out of web it has 1, and the job 2",
+            r"other held_out of web: 1 in the index, 2 in the job",
         ),
     ],
 )
@@ -94,11 +94,11 @@ def test_every_byte_of_it_counts(submit: Callable[..., JobSpec]) -> None:
     content = index().content()
     for at in range(len(content)):
         damaged = content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
-        with pytest.raises(ConfigurationError, match=r"is damaged|is no index of data"):
+        with pytest.raises(ConfigurationError, match=r"is damaged|is not a data index"):
             data_index.parse(damaged, "index")
-        with pytest.raises(ConfigurationError, match=r"is damaged|is no index of data"):
+        with pytest.raises(ConfigurationError, match=r"is damaged|is not a data index"):
             data_index.parse(content[:at], "index")
-    with pytest.raises(InvalidJobSpec, match=r"data\.index: .* is damaged: its bytes are not"):
+    with pytest.raises(InvalidJobSpec, match=r"data\.index: .* is damaged: its digest does not match"):
         submit(content[:-1])
 
 
@@ -119,6 +119,6 @@ def test_one_with_a_right_digest_and_nonsense_in_it_is_damaged() -> None:
 def test_only_streamed_text_has_an_index() -> None:
     document = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "data": {"index": "/data/index"}}
     with pytest.raises(
-        InvalidJobSpec, match=r"data\.index: is /data/index, and data\.source is builtin: only streamed"
+        InvalidJobSpec, match=r"data\.index: is /data/index, but data\.source is builtin: only streamed"
     ):
         parse_job(document)

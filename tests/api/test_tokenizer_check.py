@@ -48,12 +48,12 @@ def test_the_tokens_around_a_document_become_the_job_s(submit, tmp_path) -> None
 @pytest.mark.parametrize(
     ("tokens", "data", "problem"),
     [
-        ({"a": 0, "</s>": 256}, {}, r"data.tokenizer: is .* with 257 tokens, and the model has 256. Set model"),
+        ({"a": 0, "</s>": 256}, {}, r"data.tokenizer: is .* with 257 tokens, but the model has only 256. Set model"),
         ({"a": 0}, {}, r"data.separator: is not given, .* no control token that is known to end a text. Set it"),
         ({"a": 0, "<eos>": 1}, {}, r"data.separator: is not given, .*'<eos>' is an ordinary token in it.* Set it"),
         ({"a": 0}, {"separator": 1}, r"data.separator: is 1, .* has no token 1: its last one is 0. Use"),
         ({"a": 0, "</s>": 1}, {"begin_token": 2}, r"data.begin_token: is 2, .* has no token 2: its last one is 1. Use"),
-        ({"a": 0, "</s>": 1}, {"tokenizer_digest": "0" * 32}, r"data.tokenizer_digest: is 0{32}, and the file has"),
+        ({"a": 0, "</s>": 1}, {"tokenizer_digest": "0" * 32}, r"data.tokenizer_digest: is 0{32}, but the file has"),
         ({}, {}, r"data.tokenizer: .* is neither a tokenizer.json nor"),
         ({"a": 0}, {"tokenizer": "gone.json"}, r"data.tokenizer: .* cannot be read here"),
     ],
@@ -96,7 +96,7 @@ def test_a_downloaded_tokenizer_is_the_runs_copy_or_else_the_file_read_piece_by_
 def test_a_tokenizer_that_is_another_by_now_is_refused(tmp_path: Path) -> None:
     spec, roots = stored(tmp_path / "tokenizer.json", b"as it was"), AllowedRoots.only(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(b"as it is")
-    with pytest.raises(Conflict, match="and job mine was submitted with"):
+    with pytest.raises(Conflict, match="but job mine was submitted with"):
         tokenizer_of("mine", tmp_path / "run", spec, roots)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(Conflict, match="cannot be read here"):

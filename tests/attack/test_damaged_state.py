@@ -304,7 +304,7 @@ def test_a_log_is_read_from_its_end_however_long_it_is(tmp_path: Path) -> None:
     assert reader.read() == b"the last line\n"
     reader.close()
     os.mkfifo(folder / "controller-1.log")
-    with pytest.raises(NotFound, match="no regular file"):
+    with pytest.raises(NotFound, match="not a regular file"):
         LogReader(Logbook("controller", 1, False, folder / "controller-1.log"), tail=1)
 
 

@@ -218,9 +218,9 @@ def test_no_text_costs_more_than_its_length(made: Callable[[int], str]) -> None:
 
 
 def test_a_request_has_limits_of_its_own() -> None:
-    with pytest.raises(ConfigurationError, match="send it as that"):
+    with pytest.raises(ConfigurationError, match="Send it as JSON"):
         read_yaml("a: " + "x" * REQUEST.yaml_bytes_max)
-    with pytest.raises(ConfigurationError, match="Make it shorter"):
+    with pytest.raises(ConfigurationError, match="Shorten it"):
         read_json('"' + "x" * REQUEST.json_bytes_max + '"')
     with pytest.raises(ConfigurationError, match="300,000 keys and values"):
         read_json("[" + "1," * 400_000 + "1]")

@@ -183,7 +183,7 @@ def test_a_service_on_a_home_that_became_read_only_answers_and_can_be_ended(
     assert not there.home.running()
     said = there.atoll("up", "--control", CONTROL, code=1)
     assert "Read-only file system" in said
-    assert "Mount its disk writable" in said
+    assert "Mount the disk writable" in said
 
 
 def test_what_is_wrong_with_the_disk_under_rays_folder_is_said(tmp_path: Path) -> None:

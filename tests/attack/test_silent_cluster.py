@@ -185,7 +185,7 @@ def open_files(pid: int) -> list[str]:
 def test_threads_that_hang_are_counted_and_nobody_waits_behind_them() -> None:
     threads, gate = BoundedThreads("a test", 3), threading.Event()
     for _ in range(3):
-        with pytest.raises(InfrastructureError, match="has not answered within"):
+        with pytest.raises(InfrastructureError, match="did not answer within"):
             threads.answer(gate.wait, 0.01, "Nobody")
     with pytest.raises(InfrastructureError, match="All 3 threads"):
         threads.begin(gate.wait)

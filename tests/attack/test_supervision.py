@@ -375,7 +375,7 @@ def test_a_report_that_is_damaged_fails_the_verdict_and_nothing_else(desk: Desk)
     secret = desk.folder / "secret"
     secret.write_text("{}")
     path.symlink_to(secret)
-    with pytest.raises(Exception, match="no regular file"):
+    with pytest.raises(Exception, match="not a regular file"):
         desk.service.result(job, "report.json")
 
 

@@ -296,7 +296,7 @@ def test_a_file_of_another_size_is_refused(folder, make_job, tmp_path) -> None:
     data_indexing.make(make_job(data=data)["data"], tmp_path / "index", 1, progress=False)
     (tmp_path / "web.jsonl").write_bytes(content + content)
     text = Text({**make_job(data={**data, "index": str(tmp_path / "index")}), "roots": EVERYTHING})
-    with pytest.raises(ConfigurationError, match=f"had {len(content):,} bytes, and has {2 * len(content):,}"):
+    with pytest.raises(ConfigurationError, match=f"had {len(content):,} bytes, and now has {2 * len(content):,}"):
         text.draw(0, 1)
 
 

@@ -172,8 +172,8 @@ def test_a_name_of_what_is_not_read_is_refused_with_a_remedy(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "of", "remedy"),
     [
-        ("a.txt", "lines, gzip", r"Name it with \.gz at its end"),
-        ("a.jsonl", "lines, zstd", r"Name it with \.zst at its end"),
+        ("a.txt", "lines, gzip", r"Add \.gz to its name"),
+        ("a.jsonl", "lines, zstd", r"Add \.zst to its name"),
         ("a.jsonl.gz", "lines", "Give it the name of what it is"),
         ("a.txt", "parquet", r"Name it \.parquet"),
         ("a.txt", "lines", r"Name it \.jsonl, and set text_field"),
@@ -192,9 +192,9 @@ def test_a_name_of_what_is_not_read_is_refused_with_a_remedy(name: str) -> None:
         ("a.parquet", "git lfs", "git lfs pull"),
         ("a.jsonl.gz", "git lfs", "git lfs pull"),
         ("a.txt.gz", "zip", "Unpack it"),
-        ("a.jsonl", "web page", "fetch the file again"),
-        ("a.parquet", "web page", "fetch the file again"),
-        ("a.jsonl.gz", "web page", "fetch the file again"),
+        ("a.jsonl", "web page", "download the file again"),
+        ("a.parquet", "web page", "download the file again"),
+        ("a.jsonl.gz", "web page", "download the file again"),
         ("a.txt", "lines with a comment", r"Name it \.jsonl"),
         ("a.txt", "lines of a field each", r"Name it \.jsonl"),
         ("a.txt", "array of other fields", r"jq -c '\.\[\]'"),
@@ -241,6 +241,6 @@ def test_a_zstd_window_beyond_what_is_decompressed_is_told_with_the_remedy() -> 
     content = framed.compress(LINES) + framed.flush()
     seen = file_kinds.look("a.jsonl.zst", io.BytesIO(content), "text")
     assert isinstance(seen, file_kinds.Misfit)
-    assert "window of 256 MiB, and at most 128 MiB" in seen.message
+    assert "window of 256 MiB, but at most 128 MiB" in seen.message
     assert "zstd -d --long=31" in seen.remedy
     assert kind_of("a.jsonl.zst") == FileKind(Format.JSON_LINES, Compression.ZSTD)

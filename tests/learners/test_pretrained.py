@@ -375,8 +375,8 @@ UNFIT = {
     "no header": (overwritten("model.safetensors", b"\xff" * 64), "no safetensors file", "It must have"),
     "an empty file": (overwritten("model.safetensors", b""), "no safetensors file", "It must have"),
     "a pipe": (piped, "no regular file", "It must have"),
-    "a link that leads out": (linked, "no place for data", "--data ROOT"),
-    "files beside": (index_of({NORM: "../x.safetensors"}), "goes up", "It must have"),
+    "a link that leads out": (linked, "not an allowed place for data", "--data ROOT"),
+    "files beside": (index_of({NORM: "../x.safetensors"}), "leads upwards", "It must have"),
     "no map": (index_of([]), "no weight_map", "It must have"),
     "no texts": (index_of({NORM: 3}), "names files that are not", "It must have"),
     "a file without it": (index_of({"x": "model.safetensors"}), "which it has not", "Copy it anew"),
@@ -500,7 +500,7 @@ def test_weights_below_no_root_are_refused_and_nothing_of_them_is_said(tmp_path:
     exported(LLAMA, tmp_path)
     spec = parse_job(document(LLAMA, initial_weights=str(tmp_path)))
     (problem,) = weights_problems(spec, AllowedRoots.only(tmp_path / "data"))
-    assert "is no place for data of jobs here" in problem.message
+    assert "is not an allowed place for data of jobs" in problem.message
     assert "atoll up --data ROOT" in problem.remedy
 
 

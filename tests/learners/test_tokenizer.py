@@ -185,7 +185,7 @@ def test_tokens_that_the_model_has_not_are_refused_when_the_trainer_is_made(fold
     spec = make_job(data={**files, "tokenizer": str(folder / "tokenizer.json"), "sequence_length": 32})
     spec["roots"] = AllowedRoots.only(folder)
     with pytest.raises(
-        ConfigurationError, match=r"data.tokenizer: .* with 300 tokens, and the model has 256. Set model"
+        ConfigurationError, match=r"data.tokenizer: .* with 300 tokens, but the model has only 256. Set model"
     ):
         Text(spec, 256)
     assert Text(spec, 300).held_out_batches(8)[0].max() >= 256
@@ -193,7 +193,7 @@ def test_tokens_that_the_model_has_not_are_refused_when_the_trainer_is_made(fold
 
 def test_a_separator_that_no_byte_is_is_a_problem_of_the_specification() -> None:
     document = {"islands": [{"node_group": "here"}], "budget": {"steps": 1}}
-    with pytest.raises(InvalidJobSpec, match=r"data.separator: is 256, and bytes have no token above 255"):
+    with pytest.raises(InvalidJobSpec, match=r"data.separator: is 256, but bytes have no token above 255"):
         parse_job({**document, "data": {"separator": 256}})
 
 

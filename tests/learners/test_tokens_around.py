@@ -140,7 +140,7 @@ def test_what_others_call_a_tokenizer_is_refused_by_its_name(tmp_path: Path, nam
 
 def test_a_folder_is_refused_with_what_to_name(tmp_path: Path) -> None:
     (tmp_path / "Model").mkdir()
-    with pytest.raises(ConfigurationError, match=r"no regular file\. Name the tokenizer\.json"):
+    with pytest.raises(ConfigurationError, match=r"not a regular file\. Name the tokenizer\.json"):
         read(tmp_path / "Model")
 
 
@@ -161,7 +161,7 @@ def test_a_damaged_file_beside_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[")
     assert load(path).separator == 0, "it is no model's"
     (tmp_path / "generation_config.json").write_text("[")
-    with pytest.raises(ConfigurationError, match=r"generation_config\.json beside .* is no JSON object"):
+    with pytest.raises(ConfigurationError, match=r"generation_config\.json beside .* is not a JSON object"):
         load(path)
 
 
@@ -169,7 +169,7 @@ def test_a_token_that_is_given_stands_before_each_document_or_none(tmp_path: Pat
     path = FAMILIES["llama 3"].write(tmp_path)
     assert load(path, begin_token=3).beginning.tolist() == [3]
     assert load(path, begin_token="none").beginning.tolist() == []
-    with pytest.raises(ConfigurationError, match=r"data\.begin_token: is 999, and .* has no token 999"):
+    with pytest.raises(ConfigurationError, match=r"data\.begin_token: is 999, but .* has no token 999"):
         load(path, begin_token=999)
     begun = joined(tokenizer.Bytes(10, 2), [b"ab", b"c"])
     assert begun.tolist() == [2, 97, 98, 10, 2, 99]

@@ -35,7 +35,7 @@ def test_a_job_that_would_go_on_from_outside_its_roots_is_not_started_and_leaves
     outside, roots = tmp_path.parent / f"{tmp_path.name}-outside", AllowedRoots.only(tmp_path)
     for section in ({"resume": {"checkpoint": str(outside)}}, {"checkpoints": {"folder": str(outside)}}):
         spec = parse_job(synthetic(100, **section))
-        with pytest.raises(InfrastructureError, match="is no place for checkpoints of jobs here"):
+        with pytest.raises(InfrastructureError, match="is not an allowed place for checkpoints of jobs"):
             port.start_job("outside", spec, tmp_path / "outside", {}, roots)
         with pytest.raises(NotFound):
             port.status("outside")
@@ -45,7 +45,8 @@ def test_a_job_that_would_go_on_from_outside_its_roots_is_not_started_and_leaves
     ray.get(island.call(IslandInterface.save, Epoch(epoch), 77, str(outside)), timeout=PATIENCE_S)
     log = job.run_dir / "logs"
     job.wait_until(
-        lambda: "is no place for checkpoints" in "".join(p.read_text() for p in log.rglob("*.log")), "a refusal"
+        lambda: "is not an allowed place for checkpoints" in "".join(p.read_text() for p in log.rglob("*.log")),
+        "a refusal",
     )
     assert not outside.exists()
 
