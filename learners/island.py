@@ -133,7 +133,7 @@ class Island:
 
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: Carried) -> None:
         """Load the synchroniser's parameters, one payload per fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         contents = self._pulled(epoch, payloads)
 
         def load() -> tuple[tuple[Version, ...], int]:
@@ -147,7 +147,7 @@ class Island:
         self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, payloads: Sequence[Sequence[Carried]]
     ) -> None:
         """Do the same as ``load`` for an island of several hosts. ``payloads`` are in the order of the ranks."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         leader = self._leader
         assert leader is not None
 
@@ -165,7 +165,7 @@ class Island:
 
     def load_from(self, epoch: Epoch, count: int, donors: Mapping[str, IslandId], cursor: int) -> None:
         """Load the state of peers, named by their actors, directly from their processes (``CatchingUp.fetch``)."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         loop = self._built()
         self._catching_up.fetch(
             (epoch, count),
@@ -195,12 +195,12 @@ class Island:
 
     def resume(self, epoch: Epoch, cursor: int) -> None:
         """Continue with the state that this process held as a standby. ``CaughtUp`` or ``CatchUpFailure`` follows."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         self._catching_up.take(None, lambda: self._built().promote(self._shard_index, cursor))
 
     def load_saved(self, epoch: Epoch, folder: str, cursor: int) -> None:
         """Load this island's state from the checkpoint. ``CaughtUp`` or ``CatchUpFailure`` follows."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
 
         def load() -> tuple[tuple[Version, ...], int]:
             loop, leader = self._built(), self._leader
@@ -212,15 +212,15 @@ class Island:
         self._catching_up.take(self._island, load)
 
     def start(self, epoch: Epoch, anchor: ScheduleAnchor) -> None:
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         threading.Thread(target=self._start, args=(anchor,), name="start", daemon=True).start()
 
     def flush(self, epoch: Epoch) -> None:
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         self._built().flush()
 
     def drain(self, epoch: Epoch) -> None:
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         self._built().drain()
 
     def deliver(
@@ -240,7 +240,7 @@ class Island:
         Returns the version of the fragment that this process then holds, −1 for none. It is below ``version`` if the updates
         do not start from the version held here.
         """
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         loop = self._receiving()
         held = loop.published_version(fragment)
         if held >= version or since not in (None, held):
@@ -254,7 +254,7 @@ class Island:
 
         ``Saved`` or ``NotSaved`` follows.
         """
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         if checkpoint in self._saves:
             return  # this marker has arrived before
         self._saves.add(checkpoint)
@@ -267,28 +267,28 @@ class Island:
 
     def evaluate(self, epoch: Epoch, global_version: int, versions: tuple[Version, ...], limit_s: float | None) -> None:
         """Measure Θ between two steps. ``Evaluated`` or ``NotEvaluated`` follows."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         limit = math.inf if limit_s is None else limit_s
         self._built().request_evaluation(EvaluationRequest(global_version, versions, limit))
 
     def join_channel(self, epoch: Epoch, membership: Membership) -> None:
         """Join the job's channel, through which this synchroniser exchanges payloads."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         self._handed_over.join(membership, ray.util.get_node_ip_address())
 
     def hindrances(self, epoch: Epoch) -> tuple[str, ...]:
         """Return what currently blocks pulls of this process."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         return self._handed_over.hindrances()
 
     def holding(self, epoch: Epoch) -> Holding:
         """Return the part of the model that this process holds, and therefore needs of publications."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         return self._receiving().held.holding
 
     def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int) -> Carried | None:
         """Return the offer's bytes or a ticket for them; ``None`` if a newer offer has replaced it."""
-        self._outbox.heed(epoch)
+        self._outbox.check_epoch(epoch)
         content = self._receiving().take(fragment, offer)
         return None if content is None else self._handed_over.offer(epoch, fragment, offer, content)
 
@@ -407,7 +407,7 @@ class Island:
         """Return the trainer, the loop's plan, and how many devices of this host it uses."""
         device_count = None
         if rank is not None and not self._synthetic:
-            counts = link.join(rank)
+            counts = link.join_devices(rank)
             link.require_promised(spec, counts)  # every process has the same counts and reaches the same result
             device_count = counts[rank.number]
         trainer = trainer_of(spec, shard_index, shard_count)

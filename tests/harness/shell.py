@@ -191,7 +191,7 @@ class Shell(Job):
         if self.shard.state(effect.fragment).version == effect.version:
             for to in effect.recipients:
                 island = self.islands[to.island]
-                island.outbox.heed(self.files.epoch)
+                island.outbox.check_epoch(self.files.epoch)
                 self._deliver(island.loop, effect, to)
         self.reached("after publish")
 

@@ -27,7 +27,7 @@ def test_a_reader_that_waits_is_woken_by_the_first_report() -> None:
 def test_a_reader_that_waits_is_woken_by_what_a_new_synchroniser_is_to_hear_again() -> None:
     for _ in range(ATTEMPTS):
         outbox, got, came_late = Outbox(lambda: [OFFER]), list[Any](), threading.Event()
-        outbox.heed(Epoch(1))
+        outbox.check_epoch(Epoch(1))
 
         def read(outbox: Outbox = outbox, got: list[Any] = got, came_late: threading.Event = came_late) -> None:
             try:
@@ -37,7 +37,7 @@ def test_a_reader_that_waits_is_woken_by_what_a_new_synchroniser_is_to_hear_agai
 
         reader = threading.Thread(target=read)
         reader.start()
-        outbox.heed(Epoch(2))
+        outbox.check_epoch(Epoch(2))
         reader.join()
         if not came_late.is_set():
             break
