@@ -1,8 +1,8 @@
-"""The catch-up of one incarnation: it takes one state, whoever gives it, and reports that as often as it is asked to.
+"""The catch-up of one incarnation: loads exactly one state, from whichever source delivers first, and reports it.
 
-Responsible for two states never being mixed, whatever comes at the same time: the first that is whole is the island's. A
-repeated request gets the same report, for a restarted synchroniser may not know. Refuses to know what a state is made of
-(``loop``), how peers are reached, and what becomes of an island without one.
+Two states are never mixed, even if several arrive at the same time: the first complete one becomes the island's state. A
+repeated request gets the same report again, because a restarted synchroniser may not have it. What a state consists of is in
+``loop``; how peers are reached, and what happens to an island without a state, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from orchestrator.errors import in_words
 log = logging.getLogger(__name__)
 
 RequestNumber = tuple[int, int]
-"""The epoch of who requests, and its count of requests. Calls may overtake each other."""
+"""The epoch of the requester and its count of requests. A later call may arrive before an earlier one."""
 
 
 class CatchingUp:
-    """The catch-up of one incarnation. ``caught_up`` is its report, once it holds a state."""
+    """Catches up once. ``caught_up`` is the report, once the island holds a state."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -35,14 +35,17 @@ class CatchingUp:
         self.caught_up: CaughtUp | None = None
 
     def take(self, donor: IslandId | None, load: Callable[[], tuple[tuple[Version, ...], int]]) -> None:
-        """Have ``load`` take the state of ``donor`` and return its versions and step. ``CaughtUp`` or ``CatchUpFailure``."""
+        """Load the state of ``donor``.
+
+        ``load`` does it and returns versions and step. ``CaughtUp`` or ``CatchUpFailure`` follows.
+        """
         with self._lock:
             began = monotonic()
             if self.caught_up is None:
                 try:
                     versions, step = load()
                 except Exception as error:
-                    log.exception("the state of %s cannot be taken", donor or "the synchroniser")
+                    log.exception("the state of %s could not be loaded", donor or "the synchroniser")
                     self._outbox.put(CatchUpFailure(donor, in_words(error)))
                     return
                 self._has(CaughtUp(donor, versions, step, monotonic() - began))
@@ -58,10 +61,10 @@ class CatchingUp:
         *,
         of_one_boundary: bool,
     ) -> None:
-        """Take a state from these peers, by the names of their processes. ``CaughtUp`` follows.
+        """Fetch a state from these peers, named by their processes. ``CaughtUp`` follows.
 
-        And ``CatchUpFailure`` for each that gives nothing. Asked again, it goes on with these from what has come; a
-        ``number`` older than the latest is passed over.
+        ``CatchUpFailure`` follows for each peer that gives nothing. A repeated request continues with these peers and keeps
+        what has arrived. A request whose ``number`` is older than the latest is ignored.
         """
         with self._lock:
             if self.caught_up is not None:
@@ -81,12 +84,12 @@ class CatchingUp:
             self._fetching.ask(donors)
 
     def forget(self) -> None:
-        """This process is another incarnation from here on, and has yet to say that it holds a state."""
+        """Start over as another incarnation, which has not yet reported that it holds a state."""
         with self._lock:
             self.caught_up, self._fetching, self._latest = None, None, (0, 0)
 
     def _fetched(self, state: FetchedState, load: Callable[[FetchedState], None], began: float) -> None:
-        """Raises what ``load`` does."""
+        """Load the fetched state. Raises what ``load`` raises."""
         with self._lock:
             if self.caught_up is None:
                 load(state)

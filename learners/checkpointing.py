@@ -1,17 +1,16 @@
-"""An island's part of a checkpoint: its state at one boundary, written while it trains on, and read by its next incarnation.
+"""An island's part of a checkpoint: its state at one boundary, written while it trains and read by its next incarnation.
 
 Each process of an island writes the arrays that it owns, in plain safetensors files (``plain_arrays``). Rank 0 writes the
-part's document, with the digest of every file, when all of them are on the disk.
+part's document, with the digest of every file, once all of them are on disk.
 
-Each process of the next incarnation reads what is to lie on its devices, of the state and of Θ, and nothing else: it may be
-another number of hosts, and another mesh. Orbax wrote the arrays of earlier builds (``orbax_arrays``).
+Each process of the next incarnation reads only the state and the Θ that its own devices need. The number of hosts and the
+mesh may differ.
 
-Refuses to know: when checkpoints are taken, who else is in one, and Ray.
+Builds before ``plain_arrays`` wrote arrays with Orbax, each whole, from one process. They are read with TensorStore, which
+Orbax uses for writing: Orbax itself would synchronise all processes of the island. An array is one chunk, so it is in memory
+as a whole for a moment even if only a window of it is wanted.
 
-Arrays of an island as builds before ``learners.plain_arrays`` wrote them: by Orbax, each whole, from one process.
-
-They are read by TensorStore, which Orbax writes with: Orbax itself would have all processes of an island meet. An array is
-one chunk, so all of it is in memory for a moment, whatever window of it is wanted.
+When checkpoints are taken, and who takes part, is decided elsewhere. Nothing here uses Ray.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from orchestrator.replica.replica import Position
 _OUTLINE = "/.zarray"
 STEM = "arrays"
 ORBAX = STEM
-"""The folder of an earlier build's arrays."""
+"""The folder of arrays that an earlier build wrote."""
 
 
 def read_orbax(path: Path, wanted: Mapping[str, Window] | None) -> Arrays:
-    """What is wanted of the arrays in this folder, one after another; None: all. Raises DataError as ``plain_arrays``."""
-    import tensorstore  # which few ever need
+    """Read the wanted arrays of this folder, one after another (None: all). Raises DataError as ``plain_arrays`` does."""
+    import tensorstore  # rarely needed
 
     store = {"driver": "ocdbt", "base": f"file://{path.resolve()}"}
     try:
@@ -60,7 +59,7 @@ def read_orbax(path: Path, wanted: Mapping[str, Window] | None) -> Arrays:
             require_same_names(wanted, arrays, str(path))
         return {name: _window(name, array, wanted, path) for name, array in arrays.items()}
     except ValueError as error:
-        raise DataError(detail=f"{path} is no folder of arrays: {first_line(error)}.") from error
+        raise DataError(detail=f"{path} is not a folder of arrays: {first_line(error)}.") from error
 
 
 def _window(name: str, array: Any, wanted: Mapping[str, Window] | None, path: Path) -> np.ndarray:
@@ -74,9 +73,10 @@ def _window(name: str, array: Any, wanted: Mapping[str, Window] | None, path: Pa
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The state at a boundary. ``snapshot`` has left the devices; ``cursor`` is that of ``Part``.
+    """The state at a boundary. ``snapshot`` is a copy on the host; ``cursor`` is that of ``Part``.
 
-    ``held_seconds`` is how long the loop took over it. ``parts`` are the bounds of arrays of which this process has a part.
+    ``held_seconds`` is how long it stopped the loop. ``parts`` has the bounds of arrays of which this process has only a
+    part.
     """
 
     snapshot: Snapshot
@@ -94,7 +94,7 @@ def write(
     *,
     others: Callable[[], tuple[File, ...]] = tuple,
 ) -> Part:
-    """The part is on disk afterwards, whole. Raises OSError, or what ``others`` does.
+    """Write the island's part durably and return it. Raises OSError, or what ``others`` raises.
 
     ``others`` waits for the files of the island's other processes.
     """
@@ -120,7 +120,7 @@ def write(
 
 
 def write_rank(cut: Cut, folder: Folder, island: IslandId, rank: int) -> tuple[File, ...]:
-    """What this process of the island owns is on the disk afterwards, if it owns anything. Raises OSError."""
+    """Write the arrays that this process owns durably; nothing if it owns none. Raises OSError."""
     arrays = cut.snapshot.arrays()
     if not arrays:
         return ()
@@ -132,9 +132,9 @@ def write_rank(cut: Cut, folder: Folder, island: IslandId, rank: int) -> tuple[F
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one process of an island needs: of the state by the names of its arrays, of Θ by fragment and piece.
+    """The needs of one process of an island: state by the names of its arrays, and Θ by fragment and piece.
 
-    None needs all that there is.
+    None stands for everything.
     """
 
     state: Mapping[str, Window] | None = None
@@ -146,7 +146,7 @@ EVERYTHING = Needs()
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What is here of an island's state as the checkpoint has it, and of Θ at the cut by fragment, at ``versions``."""
+    """An island's state as read from a checkpoint, and Θ at the cut, by fragment, at ``versions``."""
 
     part: Part
     arrays: Arrays
@@ -168,18 +168,18 @@ class Restored:
 
 
 def restored(folder: Folder, island: IslandId, needs: Needs = EVERYTHING) -> Restored:
-    """What is needed of the island's state, and of Θ. Raises DataError when it is not there, or damaged."""
+    """Read what is needed of the island's state and of Θ. Raises DataError if it is missing or damaged."""
     manifest = manifest_of(folder)
     part = next((part for part in manifest.parts if part.island == island), None)
     if part is None:
-        raise DataError(detail=f"The checkpoint {folder.url} holds no state of {island}.")
+        raise DataError(detail=f"The checkpoint {folder.url} has no state of {island}.")
     outer = tuple(outer_windows(folder, manifest, needs.outer))
     versions = tuple(Version(fragment.version) for fragment in manifest.fragments)
     return Restored(part, read(folder, part, needs.state), versions, outer)
 
 
 def read(folder: Folder, part: Part, wanted: Mapping[str, Window] | None = None) -> Arrays:
-    """The arrays of the part, or what is wanted of them. Raises DataError when a file is not what it was."""
+    """Return the arrays of the part, or the wanted ones. Raises DataError if a file has changed since it was written."""
     own = folder.sub(part.island)
     plain = [file.name for file in part.files if "/" not in file.name and file.name.endswith(plain_arrays.SUFFIX)]
     if not plain:
@@ -195,7 +195,7 @@ def _read_orbax(own: Folder, part: Part, wanted: Mapping[str, Window] | None) ->
     listed = {file.name for file in part.files}
     if own.local is not None:
         if strangers := [name for name in own.names() if name.startswith(f"{ORBAX}/") and name not in listed]:
-            raise DataError(detail=f"{own.url}/{strangers[0]} is no file of the checkpoint, and would be read.")
+            raise DataError(detail=f"{own.url}/{strangers[0]} is not a file of the checkpoint. Remove it.")
         return read_orbax(own.local / ORBAX, wanted)
     with tempfile.TemporaryDirectory() as here:
         own.download(Path(here), sorted(listed))

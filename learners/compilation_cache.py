@@ -1,14 +1,14 @@
 """JAX's persistent compilation cache, made safe for many processes that start at once and may be killed.
 
-A restarted island finds its compiled step on disk and trains seconds earlier. When several islands start on one node, the
-first compiles and the others wait for it, instead of all compiling the same program on the same cores.
+A restarted island finds its compiled step on disk and starts training seconds earlier. If several islands start on one node,
+the first compiles and the others wait for it, instead of all compiling the same program on the same cores.
 
-JAX writes cache entries in place, without a lock. A process killed in the middle, or a disk that is full, would leave a torn
-entry that every later start reads, warns of and never replaces. So the holder of the lock leaves a mark for as long as it
-writes, and leaves it there if a write failed; who finds a mark with the lock free empties the cache.
+JAX writes cache entries in place, without a lock. A process that is killed meanwhile, or a full disk, would leave a torn
+entry, which every later start reads, warns of and never replaces. So the holder of the lock leaves a mark while it writes,
+and keeps the mark if a write failed. A process that finds a mark and a free lock empties the cache.
 
-Nothing of it is needed: where the folder cannot be made, locked or written, JAX compiles without it, and one warning of the
-process says why (``orchestrator.system.program_cache``).
+The cache is optional. If its folder cannot be created, locked or written, JAX compiles without it, and the process logs one
+warning with the reason (``orchestrator.system.program_cache``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from orchestrator.system import program_cache
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_MAX_S = 90.0
-"""After this long compile without the lock: its holder may be a stopped process, and islands never wait for others."""
+"""Compile without the lock after this long: its holder may be a stopped process, and islands never wait for others."""
 COMPLAINT_OF_JAX = "persistent compilation cache entry"
 
 _used: Path | None = None
@@ -40,9 +40,9 @@ _warned = False
 
 
 def directory() -> Path | None:
-    """JAX's own setting where there is one, else a folder of ours in the user's cache. None where only JAX can use it.
+    """Return JAX's configured folder, or ours in the user's cache. None if only JAX can use the configured one.
 
-    Raises InfrastructureError where nothing says where it is.
+    Raises InfrastructureError if there is no place for it.
     """
     configured = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     return program_cache.directory({**os.environ, **({program_cache.SETTING: configured} if configured else {})})
@@ -50,7 +50,7 @@ def directory() -> Path | None:
 
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
-    """Within it, JAX compiles through the cache, and no other process of ours on this host writes to it."""
+    """Let JAX compile through the cache, while no other process of ours on this host writes to it."""
     if not _enabled:
         yield
         return
@@ -65,7 +65,7 @@ def exclusive() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cache_in(folder: Path) -> Iterator[None]:
-    """JAX uses this folder. Raises InfrastructureError before the block, never behind it."""
+    """Make JAX use this folder. Raises InfrastructureError before the block runs, never after it."""
     with program_cache.open_lock(folder) as lock:
         is_held = _acquired(lock, folder)
         mark = folder / "being-written"
@@ -79,7 +79,7 @@ def _cache_in(folder: Path) -> Iterator[None]:
         for one in complaints:
             if COMPLAINT_OF_JAX not in str(one.message):
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-        if failed:  # an entry may be torn; the mark stays
+        if failed:  # an entry may be torn, so the mark stays
             _do_without(program_cache.unusable(folder, OSError(0, failed[0].rpartition(": ")[2])))
         elif is_held:
             with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def _cache_in(folder: Path) -> Iterator[None]:
 
 
 def _begin_writing(folder: Path, mark: Path) -> None:
-    """Empty the cache if its last writer did not finish, and leave a mark. Raises InfrastructureError."""
+    """Empty the cache if its last writer did not finish, then leave a mark. Raises InfrastructureError."""
     try:
         if mark.exists():
             for entry in folder.glob("*-cache"):
@@ -99,7 +99,7 @@ def _begin_writing(folder: Path, mark: Path) -> None:
 
 
 def _use(folder: Path) -> None:
-    """JAX decides at its first compilation whether it has a cache, and where, and then believes it for good."""
+    """Point JAX to this folder. JAX otherwise decides once, at its first compilation, whether it has a cache and where."""
     global _used
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -111,7 +111,7 @@ def _use(folder: Path) -> None:
 
 
 def _do_without(reason: InfrastructureError) -> None:
-    """JAX compiles without a cache from here on, until the next ``exclusive`` finds that it can be used."""
+    """Let JAX compile without a cache until the next ``exclusive`` finds a usable one."""
     global _used, _warned
     jax.config.update("jax_enable_compilation_cache", False)
     jax_cache.reset_cache()
@@ -122,7 +122,7 @@ def _do_without(reason: InfrastructureError) -> None:
 
 
 def _acquired(lock: IO[bytes], folder: Path) -> bool:
-    """Take the lock, waiting for it ``LOCK_WAIT_MAX_S`` at most. Raises InfrastructureError where there are no locks."""
+    """Take the lock, waiting at most ``LOCK_WAIT_MAX_S``. Raises InfrastructureError if the folder supports no locks."""
     give_up_at = time.monotonic() + LOCK_WAIT_MAX_S
     while not program_cache.take(lock, folder):
         if time.monotonic() > give_up_at:

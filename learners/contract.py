@@ -6,10 +6,6 @@ implementations: ``learners.jax_trainer`` (real) and ``learners.synthetic`` (rig
 
 Parameters cross this seam as ``dict[str, numpy.ndarray]``: names of pieces (``orchestrator.parameters.pieces``) to float32
 arrays. A piece is a tensor, or a part of one along an axis, as in ``embed[0:512]``.
-
-A snapshot that is in host memory when it is taken, whole.
-
-What an island's own failure is the end of, by its kind. Decides nothing else, and what follows is the core's.
 """
 
 from __future__ import annotations
@@ -30,9 +26,9 @@ Arrays = dict[str, np.ndarray]
 
 
 def broken_by(error: BaseException, step: int | None = None) -> Broken:
-    """Return what the island reports; ``step`` is the inner step that failed.
+    """Return the report for an island's failure; ``step`` is the inner step that failed.
 
-    A wrong specification is wrong at every start, so no further one is worth its while.
+    A wrong specification would fail again at every start, so the report says that restarting is useless.
     """
     if not isinstance(error, ConfigurationError):
         return Broken(in_words(error) if step is None else f"{in_words(error)} (at step {step:,})")
@@ -42,7 +38,7 @@ def broken_by(error: BaseException, step: int | None = None) -> Broken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One inner step, finished. ``loss`` is the training loss in nats per token, ``flaws`` those of all text read so far."""
+    """The result of one inner step. ``loss`` is in nats per token; ``flaws`` are those of all text read so far."""
 
     token_count: int
     loss: float
@@ -53,8 +49,8 @@ class StepResult:
 class HeldOutLoss:
     """Mean loss, in nats per token, over the first ``sequence_count`` held-out sequences, which took ``seconds``.
 
-    ``bits_per_byte`` is the same loss for a byte of text, by which tokenizers compare; None where nobody knows how many
-    bytes a token has. ``sources`` is by source, where the job has several.
+    ``bits_per_byte`` is the same loss per byte of text, which is comparable between tokenizers; None if the bytes of a
+    token are unknown. ``sources`` has the loss of each source if the job has several.
     """
 
     loss: float
@@ -66,11 +62,12 @@ class HeldOutLoss:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """The part of a piece that the devices of this process have.
+    """The part of a piece that the devices of this process hold.
 
-    ``bounds`` are start and stop along every axis, in the piece's own indices: a block, which is empty where the piece lies
-    on other processes' devices. ``processes`` have the same part, in ascending order; this one is among them. ``shape`` is
-    that of the whole piece, by which a checkpoint of another model is refused; None where the trainer does not say it.
+    ``bounds`` are start and stop along every axis, in the piece's own indices: a block, which is empty if only other
+    processes' devices hold the piece. ``processes`` have the same part, in ascending order; this one is among them.
+    ``shape`` is that of the whole piece, used to refuse a checkpoint of another model; None if the trainer does not provide
+    it.
     """
 
     bounds: tuple[tuple[int, int], ...]
@@ -79,34 +76,37 @@ class HeldPart:
 
 
 class Snapshot(Protocol):
-    """A copy of some pieces as they were when it was taken, on its way to host memory."""
+    """A copy of some pieces at the moment it was requested, on its way to host memory."""
 
     def arrays(self) -> Arrays:
-        """Wait for the copy and return it; safe to call from another thread, more than once."""
+        """Wait for the copy and return it. Any thread may call it, more than once."""
         ...
 
 
 class Trainer(Protocol):
     """One island's model, inner optimizer and data.
 
-    Built by ``create(spec, shard_index, shard_count)``: ``spec`` is the job specification as plain data (the output of
-    ``JobSpec.island_document``; ``learners.island_spec.IslandSpec.of`` reads it typed); shard ``shard_index`` of
-    ``shard_count`` of the training split is its data.
+    ``create(spec, shard_index, shard_count)`` builds it. ``spec`` is the job specification as plain data (the output of
+    ``JobSpec.island_document``), which ``learners.island_spec.IslandSpec.of`` reads as typed fields. Its data is shard
+    ``shard_index`` of ``shard_count`` of the training split.
     """
 
     @property
     def device_count(self) -> int: ...
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of all tensors; the same on every island."""
+        """Return the names and shapes of all tensors, which are the same on every island."""
         ...
 
     def roles(self) -> Roles:
-        """What the tensors are for, where their names do not say it; the same on every island."""
+        """Return the roles of tensors whose names do not show them; the same on every island."""
         ...
 
     def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
-        """The tensors of version 0, whole, or these pieces of them: a function of the specification and its seed alone."""
+        """Return the tensors of version 0, whole or these pieces of them.
+
+        They depend only on the specification and its seed.
+        """
         ...
 
     def warm_up(self) -> None:
@@ -114,86 +114,87 @@ class Trainer(Protocol):
         ...
 
     def step(self, schedule_step: int) -> StepResult:
-        """Take one inner step with the learning rate of the schedule at ``schedule_step``. Returns when it is done."""
+        """Take one inner step with the schedule's learning rate at ``schedule_step``. Returns when it is done."""
         ...
 
     def snapshot(self, pieces: Iterable[str]) -> Snapshot:
-        """Start copying these pieces to the host; the next step may begin at once."""
+        """Start copying these pieces to the host. The next step may begin at once."""
         ...
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace these pieces. The inner optimizer's state stays."""
+        """Replace these pieces. The inner optimizer's state does not change."""
         ...
 
     def add(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Add to these pieces, in float32, where they are. The inner optimizer's state stays."""
+        """Add to these pieces in place, in float32. The inner optimizer's state does not change."""
         ...
 
     def export_state(self, pieces: Iterable[str] | None = None) -> Snapshot:
-        """Everything a peer needs to go on from here but the data cursor, by plain names.
+        """Copy everything that a peer needs to continue from here except the data cursor, by plain names.
 
-        With ``pieces`` only what belongs to these, and what belongs to no tensor, such as a count of steps. The next step
-        may begin at once; on the devices there was never a copy of the whole.
+        With ``pieces``, only what belongs to these, and what belongs to no tensor, such as a count of steps. The next step
+        may begin at once. The devices never hold a copy of the whole.
         """
         ...
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load a peer's state, whole or all of its pieces. The data cursor stays this island's own."""
+        """Load a peer's state, whole or as all of its pieces. The data cursor does not change."""
         ...
 
     def cursor(self) -> int:
-        """How many batches of its shard this island has drawn."""
+        """Return how many batches of its shard this island has drawn."""
         ...
 
     def seek(self, cursor: int) -> None:
-        """Go on in the data as if ``cursor`` batches had been drawn."""
+        """Continue in the data as if ``cursor`` batches had been drawn."""
         ...
 
     def take_shard(self, index: int) -> None:
-        """From here on the data is that of this shard; for a standby that is promoted before its first step."""
+        """Draw from this shard from now on. Called on a standby that is promoted before its first step."""
         ...
 
     def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = inf) -> HeldOutLoss:
-        """The loss of these tensors, or all their pieces, on the held-out split: of fewer sequences where time is short.
+        """Return the loss of these tensors, or of all their pieces, on the held-out split; on fewer sequences if time is
+        short.
 
-        What is trained stays as it is. ``learners.held_out`` does the counting.
+        What is trained does not change. ``learners.held_out`` does the counting.
         """
         ...
 
     def unigram_loss(self) -> float:
-        """Loss on the held-out split of the best model that ignores context: what training has to beat."""
+        """Return the held-out loss of the best model that ignores context, which training has to beat."""
         ...
 
 
 class SpreadTrainer(Trainer, Protocol):
-    """A trainer of islands of several processes (``hosts`` above 1), each of which has one."""
+    """A trainer for islands with several processes (``hosts`` above 1). Each process has one."""
 
     def held(self, piece: str) -> HeldPart:
-        """The part of this piece that this process has, of an island of several: all of it where the island is one process.
+        """Return the part of this piece that this process holds: all of it if the island is one process.
 
-        Arrays that ``snapshot`` and ``export_state`` give are these parts. ``load``, ``add`` and ``import_state`` take
-        them, or whole pieces; so does ``evaluate``, but for pieces of one tensor either all or none.
+        ``snapshot`` and ``export_state`` return these parts. ``load``, ``add`` and ``import_state`` accept them, or whole
+        pieces; so does ``evaluate``, but for the pieces of one tensor either all or none.
         """
         ...
 
     def held_state(self, pieces: Iterable[str]) -> Mapping[str, HeldPart]:
-        """The parts that this process has of what ``export_state`` gives of these pieces, by the names there.
+        """Return the parts that this process holds of what ``export_state`` returns for these pieces, by the names there.
 
-        Asked only where some piece lies on several processes (``held``). Whole tensors are pieces, too.
+        Called only if some piece is on several processes (``held``). Whole tensors count as pieces.
         """
         ...
 
 
 class FragmentwiseTrainer(Trainer, Protocol):
-    """A trainer that needs not all of Θ on the host to measure it. Who overrides ``evaluate`` of one overrides both."""
+    """A trainer that can measure Θ without having all of it on the host. Override ``evaluate`` and this method together."""
 
     def evaluate_fragments(self, fragments: Iterable[Mapping[str, np.ndarray]], limit_s: float = inf) -> HeldOutLoss:
-        """As ``evaluate``, of tensors, or pieces of them, that come fragment by fragment; none is asked for twice."""
+        """Do the same as ``evaluate`` with tensors, or pieces of them, that arrive by fragment. Each is requested once."""
         ...
 
 
 class HostCopy:
-    """A ``contract.Snapshot`` that was complete from the start."""
+    """A ``Snapshot`` that is complete from the start."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays

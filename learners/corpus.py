@@ -1,9 +1,17 @@
-"""The text of a job that holds all of it in memory: found, in a fixed order, split by documents, and as tokens.
+"""Text that a job holds in memory as a whole: read in a fixed order, split by documents, tokenised, and cut into batches.
 
 The built-in corpus is the Python standard library's own source, without tests and installed packages: real text that is
-always there and never downloaded. Otherwise files, of any kind that is read (``text.file_kinds``). A record is a
-document, and so is a file of plain text. Everything here is a function of the documents' content alone: the same on every
-island and at every restart. Nothing here knows of batches, shards or JAX.
+always present and never downloaded. Otherwise the text is files of any supported kind (``text.file_kinds``). A record is a
+document, and so is a file of plain text. Everything depends only on the documents' content, so it is the same on every
+island and after every restart.
+
+The training split is cut into windows of ``sequence_length`` tokens. Window w belongs to shard w mod n for the whole job,
+and each shard is shuffled by the job's seed, differently in each epoch. When a job is resumed, ``resharding`` deals the rest
+to its islands. A stream counts sequences, so that islands may have different batch sizes: batch k of an island with batches
+of b is its sequences k·b up to (k + 1)·b. A sequence depends only on its number (grain's ``MapDataset`` has random access),
+so an island's position in its data is one integer, and returning to it costs nothing.
+
+Nothing here knows of JAX's devices, of steps or of the life of islands.
 """
 
 from __future__ import annotations
@@ -30,13 +38,13 @@ from orchestrator.system.roots import AllowedRoots, shown
 
 NOWHERE = AllowedRoots()
 TEXT_BYTES_MAX = 2 << 30
-"""Of all files together, for each island holds them: 2.5 times as much memory."""
+"""The limit for all files together, because each island holds them: in memory they take 2.5 times as much."""
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Two disjoint texts, each a one-dimensional array of tokens: whole documents, with the separator between them."""
+    """Two disjoint texts, each a one-dimensional array of tokens: whole documents with the separator between them."""
 
     training: np.ndarray
     held_out: np.ndarray
@@ -50,10 +58,10 @@ def load(
     tokenizer: Tokenizer | None = None,
     unreadable: Unreadable | None = None,
 ) -> Corpus:
-    """Read and split what the ``data`` section of a job specification names; files only below ``roots``.
+    """Read and split the text of the ``data`` section of a job specification; only files below ``roots``.
 
-    Raises ConfigurationError when a file cannot be read, or when there is too little text to hold some of it out;
-    UnreadableData when more records cannot be read than ``unreadable`` passes over.
+    Raises ConfigurationError if a file cannot be read, or if there is too little text to hold some of it out, and
+    UnreadableData if more records cannot be read than ``unreadable`` allows.
     """
     is_builtin = section.source == "builtin"
     documents = builtin_documents() if is_builtin else file_documents(section, roots, unreadable)
@@ -61,11 +69,11 @@ def load(
 
 
 def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_count: int) -> Draw:
-    """Return how to draw the batches of shard ``shard_index`` of ``shard_count``; ``spec.legs`` are earlier resumptions.
+    """Return a function that draws the batches of one shard of ``shard_count``. ``spec.legs`` are earlier resumptions.
 
-    Raises ConfigurationError when the corpus is too small to give every shard one batch.
+    Raises ConfigurationError if the corpus is too small to give every shard one batch.
     """
-    # grain takes 0.4 s to import, and the laboratory and the evaluator use this package without drawing batches
+    # grain takes 0.4 s to import, and the laboratory and the evaluator use this module without drawing batches
     import grain
 
     length, batch_size = spec.job.data.sequence_length, spec.batch_size
@@ -73,8 +81,8 @@ def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_coun
     cut_into = first_count(spec.legs, shard_count)
     if window_count // cut_into < batch_size:
         raise ConfigurationError(
-            detail=f"data: {window_count} sequences of {length} bytes do not give each of {cut_into} islands one "
-            f"batch of {batch_size}. Add text, or lower training.batch_size or data.sequence_length."
+            detail=f"data: {window_count} sequences of {length} bytes are too few to give each of {cut_into} islands "
+            f"one batch of {batch_size}. Add text, or lower training.batch_size or data.sequence_length."
         )
 
     @cache
@@ -90,15 +98,14 @@ def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_coun
 
 
 def builtin_documents() -> Iterator[bytes]:
-    """The standard library's modules, by path within it."""
+    """Yield the standard library's modules, ordered by path."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(_python_files(root), key=lambda path: path.relative_to(root).as_posix()):
         yield path.read_bytes()
 
 
 def file_documents(section: DataSection, roots: AllowedRoots, unreadable: Unreadable | None = None) -> Iterator[bytes]:
-    """The documents of ``data.files``, in the order given there. Raises OutsideRoots for one that lies below no root."""
-    # the name that its source has in counts
+    """Yield the documents of ``data.files``, in their order. Raises OutsideRoots for a file that is below no root."""
     reader, left = Reader(roots, section.text_field, unreadable or Unreadable(0), "files"), TEXT_BYTES_MAX
     for path in section.files:
         try:
@@ -106,9 +113,9 @@ def file_documents(section: DataSection, roots: AllowedRoots, unreadable: Unread
                 left -= len(document)
                 if left < 0:
                     detail = (
-                        f"data.files have more than {TEXT_BYTES_MAX >> 20:,} MiB of text, and each island holds it."
+                        f"data.files have more than {TEXT_BYTES_MAX >> 20:,} MiB of text; each island holds all of it."
                     )
-                    raise ConfigurationError(detail=f"{detail} Use source: streamed, which reads a part at a time.")
+                    raise ConfigurationError(detail=f"{detail} Use source: streamed, which reads parts when needed.")
                 yield document
         except OSError as error:
             detail = f"data.files: {shown(path)} cannot be read here ({error.strerror or error})."
@@ -118,10 +125,10 @@ def file_documents(section: DataSection, roots: AllowedRoots, unreadable: Unread
 def split(
     documents: Iterable[bytes], held_out_ratio: float, sequence_length: int, tokenizer: Tokenizer | None = None
 ) -> Corpus:
-    """Hold out those documents whose digests sort first, until they make up ``held_out_ratio`` of the bytes.
+    """Hold out the documents whose digests sort first, until they make up ``held_out_ratio`` of the bytes.
 
-    By digest and not by position, so that neighbours in a file do not end up on one side together. Equal documents
-    stay on one side. Raises ConfigurationError when either side is shorter than one sequence.
+    The choice is by digest, not by position, so that neighbours in a file are not all held out together. Equal documents
+    stay on the same side. Raises ConfigurationError if either side is shorter than one sequence.
     """
     chunks = [chunk for document in documents for chunk in parts(document)]
     digests = [hashlib.blake2b(chunk, digest_size=16).digest() for chunk in chunks]
@@ -151,33 +158,33 @@ def split(
 
 
 def held_out_sequences(corpus: Corpus, count: int, sequence_length: int) -> np.ndarray:
-    """Up to ``count`` sequences evenly spread over the held-out split: (sequences, sequence_length + 1) int32."""
+    """Return up to ``count`` sequences evenly spread over the held-out split: (sequences, sequence_length + 1) int32."""
     windows = (len(corpus.held_out) - 1) // sequence_length
     picked = np.arange(min(count, windows)) * windows // min(count, windows)
     return sequences_at(corpus.held_out, picked, sequence_length)
 
 
 def sequences_at(text: np.ndarray, windows: np.ndarray, sequence_length: int) -> np.ndarray:
-    """Windows by number, as int32 (windows, sequence_length + 1). Neighbours share one byte: each is predicted once."""
+    """Return these windows as int32 (windows, sequence_length + 1). Neighbours share one token: each is predicted once."""
     return text[windows[:, None] * sequence_length + np.arange(sequence_length + 1)].astype(np.int32)
 
 
 def unigram_loss(corpus: Corpus, sequences: np.ndarray) -> float:
-    """Nats per token, on the sequences' targets, of the training split's frequencies (one added to each count)."""
+    """Return nats per token, on the sequences' targets, of the training split's frequencies (one added to each count)."""
     return surprise(np.bincount(corpus.training, minlength=corpus.vocabulary_size), sequences)
 
 
 def surprise(counts: np.ndarray, sequences: np.ndarray) -> float:
-    """Nats per token of the sequences' targets where each token is as likely as its count, and one more, says."""
+    """Return nats per token of the sequences' targets if a token's probability is proportional to its count plus one."""
     smoothed = counts.astype(np.float64) + 1
     nats = -np.log(smoothed / smoothed.sum())
     return float(nats[sequences[:, 1:]].mean())
 
 
 def joined(tokenizer: Tokenizer, documents: Sequence[bytes]) -> np.ndarray:
-    """The documents' tokens one after the other, with what the tokenizer puts before each and the separator between them.
+    """Concatenate the documents' tokens, with the tokenizer's prefix before each and the separator between them.
 
-    Nothing stands before a ``Continuation``, a part of the same document. One-dimensional, of the tokenizer's dtype.
+    A ``Continuation``, a part of the same document, has no prefix. One-dimensional, of the tokenizer's dtype.
     """
     if not documents:
         return np.zeros(0, tokenizer.dtype)
@@ -190,12 +197,12 @@ def joined(tokenizer: Tokenizer, documents: Sequence[bytes]) -> np.ndarray:
 
 
 def text_bytes(documents: Sequence[bytes]) -> int:
-    """Bytes of the documents, each separator counted as one: what the joined tokens stand for."""
+    """Return the bytes that the joined tokens stand for, counting each separator as one."""
     return sum(map(len, documents)) + max(0, document_count(documents) - 1)
 
 
 def document_count(parts: Iterable[bytes]) -> int:
-    """How many documents these are, each with its continuations: so many have an end."""
+    """Return the number of documents: a document and its continuations have one end."""
     return sum(not isinstance(part, Continuation) for part in parts)
 
 

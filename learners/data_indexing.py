@@ -1,14 +1,14 @@
-"""Make the index of a data set: count the tokens of every piece of its files, once. `atoll data index` runs it.
+"""Create the index of a data set: count the tokens of every piece of its files, once. `atoll data index` runs this module.
 
-    python -m learners.data_indexing --output FILE [--processes N] [--json] < the data section of a specification, as JSON
+   python -m learners.data_indexing --output FILE [--processes N] [--json] < the data section of a specification, as JSON
 
-What is counted is written to FILE.partial piece by piece, so that the same command goes on wherever it was stopped:
+Counts are appended to FILE.partial piece by piece, so that the same command continues where it was stopped:
 
-    {"of": "<digest of everything that the index depends on>"}\\n
-    {"source": 0, "piece": 17, "tokens": …, …}\\n        a PieceCount; what is behind the last whole line is cut off
+   {"of": "<digest of everything that the index depends on>"}\\n
+   {"source": 0, "piece": 17, "tokens": …, …}\\n        a PieceCount; anything after the last complete line is cut off
 
-The same files give the same index, byte for byte. How many sequences there are, and which documents are held out one by one
-(those of small sources and of reserved files), is decided by each job: the index lists the tokens of all that might be.
+The same files give the same index, byte for byte. Each job decides how many sequences there are and which documents are held
+out one by one (those of small sources and of reserved files): the index lists the tokens of all candidates.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ANY_NAME = "files"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source of the section, with its files and those that it reserves."""
+    """A source of the section, with its files and its reserved files."""
 
     name: str | None
     reader: Reader
@@ -56,14 +56,14 @@ class Source:
     reserved: Files | None
 
     def empty(self) -> IndexedSource:
-        """Its files, with nothing counted."""
+        """Return an index entry for these files without counts."""
         held_out = () if self.reserved is None else _named(self.reserved)
         field, cut_by = self.reader.text_field, rules(self.files.paths)
         return IndexedSource(self.name, field, _named(self.files), held_out, cut_by, len(self.files.pieces), 0, b"")
 
 
 class Counts:
-    """What is counted so far, of each source and piece."""
+    """The counts so far, of each source and piece."""
 
     def __init__(self, sources: Sequence[Source], unreadable: Unreadable) -> None:
         self.sources, self._unreadable = sources, unreadable
@@ -71,7 +71,7 @@ class Counts:
         self.token_count = self.document_count = self.text_bytes = self.stored_bytes = self.cut_count = 0
 
     def add(self, count: PieceCount) -> None:
-        """Raises UnreadableData where more cannot be read than the job passes over."""
+        """Add a count. Raises UnreadableData if more cannot be read than the job allows."""
         files = self.sources[count.source].files
         path = files.paths[files.pieces.file[count.piece]]
         for place, reason in count.unreadable:
@@ -84,7 +84,7 @@ class Counts:
         self.cut_count += count.is_cut
 
     def holds(self, count: PieceCount) -> bool:
-        """Whether this can be a piece of the sources."""
+        """Return whether this is a piece of the sources."""
         return 0 <= count.source < len(self.sources) and 0 <= count.piece < len(self.sources[count.source].files.pieces)
 
     @property
@@ -96,7 +96,7 @@ class Counts:
         return len(self._unreadable.reasons)
 
     def missing(self) -> list[Task]:
-        """What is still to be counted; compressed files first, for each of them is one process's."""
+        """Return the pieces that are not yet counted, compressed files first, because each of them is one task."""
         work = []
         for number, source in enumerate(self.sources):
             pieces, wanted = source.files.pieces, dict[int, list[int]]()
@@ -111,7 +111,7 @@ class Counts:
         return sorted(work, key=lambda task: (not kind_of(task.path).is_compressed, -task.size))
 
     def sections(self) -> Iterator[IndexedSource]:
-        """The sources of the index, when all is counted."""
+        """Yield the sources of the index, once everything is counted."""
         for source, pieces in zip(self.sources, self.pieces, strict=True):
             ordered = [pieces[piece] for piece in range(len(pieces))]
             listed = [(count.piece, tokens, number) for count in ordered for number, tokens in count.listed]
@@ -121,7 +121,7 @@ class Counts:
 
 
 def make(document: Mapping[str, Any], output: Path, process_count: int, progress: bool) -> Counts | None:
-    """Write the index of this ``data`` section to ``output``; None where it is there already.
+    """Write the index of this ``data`` section to ``output``. Returns None if it exists already.
 
     A source whose name is None is of any job's source: the index was asked for by files.
 
@@ -156,12 +156,12 @@ def make(document: Mapping[str, Any], output: Path, process_count: int, progress
     return counts
 
 
-# ── where it was ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the partial file ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
 def _partial(output: Path, empty: DataIndex, counts: Counts, progress: bool) -> Iterator[IO[bytes]]:
-    """The file of what is counted, open behind its last whole line; what it holds is in ``counts``.
+    """Open the partial file after its last complete line, with its content added to ``counts``.
 
     Raises InfrastructureError while another process writes it.
     """
@@ -170,24 +170,24 @@ def _partial(output: Path, empty: DataIndex, counts: Counts, progress: bool) -> 
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            detail = f"{_partial_of(output)} is being written by another process, which makes this index."
-            raise InfrastructureError(detail=detail, remedy="Wait for it, or end it.") from error
+            detail = f"Another process is writing {_partial_of(output)} to create this index."
+            raise InfrastructureError(detail=detail, remedy="Wait until it ends, or stop it.") from error
         file.seek(0)
         whole = _read_back(file, first, counts)
         if not whole:
             if os.fstat(file.fileno()).st_size:
-                print(f"{_partial_of(output)} is of other files or rules, and begun anew", file=sys.stderr)
+                print(f"{_partial_of(output)} belongs to other files or rules; starting again", file=sys.stderr)
             file.truncate(0)
             file.write(first)
         else:
             file.truncate(whole)
             if progress and counts.piece_count:
-                print(f"goes on behind {counts.piece_count:,} pieces of {_partial_of(output)}", file=sys.stderr)
+                print(f"continuing after {counts.piece_count:,} pieces in {_partial_of(output)}", file=sys.stderr)
         yield file
 
 
 def _read_back(file: IO[bytes], first: bytes, counts: Counts) -> int:
-    """The bytes up to the end of the last whole line; 0 where the file is not of this index."""
+    """Add the file's counts and return the bytes up to the end of its last complete line; 0 for a file of another index."""
     with os.fdopen(os.dup(file.fileno()), "rb") as lines:
         if lines.readline() != first:
             return 0
@@ -216,7 +216,7 @@ def _piece_count(line: bytes) -> PieceCount | None:
 
 
 def _is_of(output: Path, empty: DataIndex) -> bool:
-    """Whether the file is there, and is the index of these files and rules."""
+    """Return whether the file is an index of these files and rules."""
     try:
         index, _ = data_index.read(EVERYTHING, os.path.abspath(output))
     except ConfigurationError:
@@ -226,14 +226,14 @@ def _is_of(output: Path, empty: DataIndex) -> bool:
 
 
 def _require_writable(output: Path) -> None:
-    """Before hours of counting. What is there must be an index, and not text by a slip of the hand."""
+    """Refuse to overwrite anything but an index, before hours of counting."""
     if output.is_dir():
         raise ConfigurationError(detail=f"--output {output} is a folder. Name a file in it.")
     if output.exists():
         with open(output, "rb") as file:
             if file.read(len(data_index.MAGIC)) not in (data_index.MAGIC, b""):
                 raise ConfigurationError(
-                    detail=f"--output {output} is there and no index. Remove it, or name another file."
+                    detail=f"--output {output} exists and is not an index. Remove it, or name another file."
                 )
 
 
@@ -241,7 +241,7 @@ def _partial_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.partial")
 
 
-# ── what is counted ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── counting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _source(name: str | None, section: SourceSection, unreadable: Unreadable) -> Source:
@@ -256,7 +256,7 @@ def _named(files: Files) -> tuple[tuple[str, int], ...]:
 
 
 def _listed(sources: Sequence[Source], progress: bool) -> frozenset[int]:
-    """The digests of the documents that a job may hold out one by one: all of small sources and of reserved files."""
+    """Return the digests of all documents that a job may hold out one by one: of small sources and of reserved files."""
     digests = set[int]()
     for source in sources:
         files = source.reserved if source.reserved is not None else source.files if source.files.is_small else None
@@ -274,7 +274,7 @@ def _listed(sources: Sequence[Source], progress: bool) -> frozenset[int]:
 
 
 def _shown(arriving: Iterable[PieceCount], counts: Counts, progress: bool) -> Iterator[PieceCount]:
-    """The same, with a line of progress each second."""
+    """Pass the counts on, and print a line of progress each second."""
     total = sum(len(source.files.pieces) for source in counts.sources)
     stored = sum(sum(source.files.sizes) for source in counts.sources)
     began = shown_at = time.monotonic()
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counts = make(json.load(sys.stdin), options.output, options.processes, progress=not options.json)
         index, name = data_index.read(EVERYTHING, os.path.abspath(options.output))
     except KeyboardInterrupt:
-        print(f"atoll: stopped. The same command goes on from {_partial_of(options.output)}.", file=sys.stderr)
+        print(f"atoll: stopped. The same command continues from {_partial_of(options.output)}.", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         print(f"atoll: {options.output} cannot be written: {error.strerror}.", file=sys.stderr)
@@ -347,9 +347,11 @@ def _summary(options: argparse.Namespace, index: DataIndex, name: str, counts: C
         f"of {facts['files']:,} files; without the {index.held_out_ratio:g} of them that are held out"
     )
     if counts is None:
-        return f"{text}. It was there already, and fits."
+        return f"{text}. The file existed already and is up to date."
     if counts.unreadable_count or counts.cut_count:
-        text += f"; {counts.unreadable_count:,} records and pieces cannot be read, {counts.cut_count:,} pieces were cut"
+        text += (
+            f"; {counts.unreadable_count:,} records and pieces could not be read, {counts.cut_count:,} pieces were cut"
+        )
     return f"{text}."
 
 

@@ -1,11 +1,10 @@
-"""The job's measuring stick as a Ray actor: the initial parameters, and the loss of any parameters on held-out data.
+"""The evaluator as a Ray actor: gives the initial parameters, and the held-out loss of any parameters.
 
-It builds a trainer like an island's and never trains. Where the process runs and what is measured when is not its
-business.
+It builds a trainer like an island's and never trains. Where the process runs, and what it measures when, is decided
+elsewhere.
 
-The whole job waits for the initial parameters, and nobody for a measurement: so it gives way to others, by ``niceness``,
-from its first measurement of Θ on and not before. At a low priority from its start, a busy machine kept jobs from
-beginning for minutes.
+The whole job waits for the initial parameters, but nothing waits for a measurement. So measurements run at a low priority
+(``niceness``), and the initial parameters do not: at a low priority on a busy host, they would delay the start by minutes.
 """
 
 from __future__ import annotations
@@ -46,23 +45,26 @@ class Evaluator:
         self._handed_over = HandedOver()
 
     def outline(self) -> ModelOutline:
-        """What fragments are made by, and the memory that the job needs is judged by."""
+        """Return what determines the fragments and the memory that the job needs."""
         trainer = self._built()
         with self._own_code("tensor_shapes"):
             return ModelOutline(dict(trainer.tensor_shapes()), dict(trainer.roles()))
 
     def initial_pieces(self, names: Sequence[str]) -> Tensors:
-        """These pieces of Θ at version 0."""
+        """Return these pieces of Θ at version 0."""
         trainer = self._built()
         with self._own_code("initial_parameters"):
             return trainer.initial_parameters(names)
 
     def join_channel(self, epoch: Epoch, membership: Membership) -> None:
-        """Take part in the job's channel, by which this synchroniser hands Θ over."""
+        """Join the job's channel, through which this synchroniser passes Θ."""
         self._handed_over.join(membership, ray.util.get_node_ip_address())
 
     def evaluate(self, epoch: Epoch, limit_s: float | None, *payloads: Carried) -> Measured:
-        """The held-out loss of Θ, a payload a fragment: one after another on the way to the devices, if the trainer can."""
+        """Return the held-out loss of Θ, one payload per fragment.
+
+        If the trainer can, one fragment at a time is on the host.
+        """
         self._give_way()
         trainer, limit = self._built(), math.inf if limit_s is None else limit_s
         fragments = (wire_format.decode(self._handed_over.received(epoch, payload)) for payload in payloads)
@@ -80,11 +82,11 @@ class Evaluator:
             return float(trainer.unigram_loss())
 
     def _own_code(self, method: str) -> AbstractContextManager[None]:
-        """An exit of the trainer's own code would end this process with nothing but "the actor died" to be told."""
+        """Turn an exit in the trainer's code into an error: otherwise the only message would be that the actor died."""
         return exits_as_errors(f"{method} of the trainer {self._trainer_name!r}")
 
     def _give_way(self) -> None:
-        """Whatever computes here, this thread and all that it has started, does so at the low priority from now on."""
+        """Lower the priority of this thread and of every thread started here, for good."""
         if self._niceness:
             lower_priority_of_new(self._before, self._niceness)
 
@@ -94,7 +96,7 @@ class Evaluator:
                 with exits_as_errors(f"trainer {self._trainer_name!r}"):
                     self._trainer = trainer_of(IslandSpec.of(self._document), 0, 1)
             except Exception:
-                log.exception("the model cannot be built")
+                log.exception("the model could not be built")
                 raise
         return self._trainer
 

@@ -1,6 +1,6 @@
-"""Functions of somebody's package that a job specification names: their import, their call, and calls of what they return.
+"""Functions of a user's package that a job specification names: importing them, calling them, and calling what they return.
 
-Whatever such code raises is the specification's fault, which is final, and not the island's, which would be started again.
+An error in such code is the specification's fault. It is final, unlike an island's own failure, after which it is restarted.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from orchestrator.system import user_packages
 
 OWN = "learners."
 SHOWN_MAX = 5
-"""Of the methods that a trainer lacks."""
-REMEDY = "Try it outside of a job first, with the job's specification as plain data."
+"""The most missing methods of a trainer that a message lists."""
+REMEDY = "Try it outside a job first, with the job's specification as plain data."
 
 
 def imported(field: str, path: str) -> Callable[..., Any]:
-    """The function ``package.module:function`` that stands in this field. Raises ConfigurationError where there is none."""
+    """Return the function ``package.module:function`` named in this field. Raises ConfigurationError if there is none."""
     module, _, name = path.partition(":")
     user_packages.put_on_path()
     try:
         factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # of a module as it runs, too
+    except (Exception, SystemExit) as error:  # the module's own code may raise anything
         raise ConfigurationError(
             detail=f"{field} {path!r} cannot be imported ({in_words(error)}). {_remedy(module)}"
         ) from error
     if not callable(factory):
-        raise ConfigurationError(detail=f"{field} {path!r} is {_kind(factory)}, and must be a function. Name one.")
+        raise ConfigurationError(detail=f"{field} {path!r} is {_kind(factory)}, but must be a function. Name one.")
     return factory
 
 
 def called(field: str, path: str, *arguments: Any) -> Any:
-    """What the function that stands in this field returns. Raises ConfigurationError where it does not return."""
+    """Call the function named in this field and return its result. Raises ConfigurationError if it raises."""
     return guarded(f"{field} {path!r}", imported(field, path))(*arguments)
 
 
 def trainer_of(spec: IslandSpec, shard_index: int, shard_count: int) -> Trainer:
-    """Return the trainer that the specification asks for. Raises ConfigurationError where a package's is none.
+    """Return the trainer that the specification asks for. Raises ConfigurationError if a package returns none.
 
-    What a package's code raises is final, but for errors of the system and lack of memory: another start may be luckier.
+    Errors of a package's code are final, except system errors and lack of memory, after which another start may succeed.
     """
     path, document = spec.job.trainer, spec.document
     make = imported("trainer", path)
@@ -56,14 +56,14 @@ def trainer_of(spec: IslandSpec, shard_index: int, shard_count: int) -> Trainer:
         shown, kind = ", ".join(lacking[:SHOWN_MAX]), _kind(built).removeprefix("of type ")
         raise ConfigurationError(
             detail=f"trainer {path!r} returns {kind}, which lacks {shown}{' …' if len(lacking) > SHOWN_MAX else ''}. "
-            "Return a trainer, with all methods of learners.contract.Trainer."
+            "Return a trainer with all methods of learners.contract.Trainer."
         )
     return built
 
 
 @contextmanager
 def exits_as_errors(subject: str) -> Iterator[None]:
-    """Raise ConfigurationError where code of a package wants to end the process, which is not its own."""
+    """Raise ConfigurationError if a package's code tries to end the process, which does not belong to it."""
     try:
         yield
     except SystemExit as error:
@@ -71,12 +71,12 @@ def exits_as_errors(subject: str) -> Iterator[None]:
 
 
 def guarded(subject: str, function: Any, but: tuple[type[Exception], ...] = ()) -> Callable[..., Any]:
-    """The function, which raises ConfigurationError, with the subject, for whatever it raises. It may be traced.
+    """Wrap the function so that any exception becomes a ConfigurationError with the subject. JAX may trace it.
 
-    What is short of memory is raised as it is, for the specification need not be wrong, and so are errors of ``but``.
+    Lack of memory is raised unchanged, because the specification need not be wrong, and so are the errors of ``but``.
     """
     if not callable(function):
-        raise ConfigurationError(detail=f"{subject} is {_kind(function)}, and must be a function. Return another one.")
+        raise ConfigurationError(detail=f"{subject} is {_kind(function)}, but must be a function. Return another one.")
 
     passed: tuple[type[Exception], ...] = (AtollError, MemoryError, *but)
 
@@ -93,7 +93,7 @@ def guarded(subject: str, function: Any, but: tuple[type[Exception], ...] = ()) 
 
 def _remedy(module: str) -> str:
     if user_packages.is_there(module, ()):
-        return "Name package.module:function of a package that is installed on every node."
+        return "Name package.module:function, from a package that is installed on every node."
     return user_packages.REMEDY
 
 

@@ -1,15 +1,14 @@
-"""What an island's process hands over and is handed through its job's channel (``orchestrator.channel.endpoint``).
+"""What a process of an island exchanges through its job's channel (``orchestrator.channel.endpoint``), and Θ as it arrived.
 
-It joins the channel once for each synchroniser; what needs the channel of a synchroniser that it has not joined yet waits a
-little. An offer is served until the synchroniser has it, or a newer one of its fragment takes its place; a part of the own
-state until its receiver has it, or no byte of it has moved for as long as its size explains (``transfer_limit``).
-Thread-safe.
+A process joins the channel once for each synchroniser. A call that needs the channel of a synchroniser before it is joined
+waits a little. An offer is served until the synchroniser has it or a newer offer of its fragment replaces it. A part of the
+own state is served until its receiver has it, or until no byte of it has moved for longer than its size explains
+(``state_transfer.held_s``). Thread-safe.
 
-Θ as it was published, fragment by fragment: the newest version that has come, whether it is adopted yet or not.
-
-What comes is values, or updates that lead from a version that is here to a newer one. An update is added to what is here,
-in float32, as the synchroniser did; the digest shows that the same bits came of it. What does not fit is not taken, and
-whoever sends hears which version is here. A process of an island of many hosts has its part of the pieces, and gets that.
+``PublishedFragments`` holds the newest version of each fragment that has arrived, adopted or not. A publication has values,
+or updates that lead from a version held here to a newer one. An update is added to the values here, in float32, as the
+synchroniser did; the digest shows that the result has the same bits. A publication that does not fit is dropped, and the
+sender learns which version is here. A process of an island of several hosts receives only its part of the pieces.
 """
 
 from __future__ import annotations
@@ -35,32 +34,32 @@ log = logging.getLogger(__name__)
 
 
 class PublishedFragments:
-    """Thread-safe; different fragments are taken at once."""
+    """The newest published version of each fragment. Thread-safe; different fragments can be taken at the same time."""
 
     def __init__(self, fragments: Sequence[Sequence[str]], holding: Holding = EVERYTHING) -> None:
-        """``fragments[p]`` names the pieces of fragment p of which something is here, and ``holding`` says what."""
+        """``fragments[p]`` names the pieces of fragment p of which this process holds a part; ``holding`` says which part."""
         self._fragments, self._holding = fragments, holding
         self._locks = [threading.Lock() for _ in fragments]
         self._newest: dict[FragmentId, PublishedVersion] = {}
 
     def hold(self, fragment: FragmentId, version: Version, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep what came in another way, of what is here, unless something newer is."""
+        """Keep a version that arrived in another way, unless a newer one is here."""
         with self._locks[fragment]:
             if self.version(fragment) < version:
                 self._newest[fragment] = PublishedVersion(version, arrays)
 
     def version(self, fragment: FragmentId) -> int:
-        """The version that is here; −1 if there is none."""
+        """Return the version that is here; −1 if there is none."""
         newest = self._newest.get(fragment)
         return -1 if newest is None else newest.version
 
     def at(self, fragment: FragmentId, version: Version) -> PublishedVersion | None:
-        """The fragment at this version, if that is the one that is here."""
+        """Return the fragment at this version, if it is the one that is here."""
         newest = self._newest.get(fragment)
         return newest if newest is not None and newest.version == version else None
 
     def values_at(self, versions: tuple[Version, ...]) -> Arrays | None:
-        """Θ by pieces, if all of it is here at these versions or later ones; no byte is sent for an evaluation."""
+        """Return Θ by pieces if all of it is here at these versions or later ones. Evaluations transfer no bytes."""
         newest = [self._newest.get(FragmentId(p)) for p in range(len(versions))]
         if any(here is None or here.version < version for here, version in zip(newest, versions, strict=True)):
             return None
@@ -74,10 +73,10 @@ class PublishedFragments:
         checked_digest: str,
         payloads: Sequence[bytes | memoryview],
     ) -> Arrays | None:
-        """The fragment at ``version``, from updates since the version ``since``, oldest first, or from its values.
+        """Take the fragment at ``version``: from updates since the version ``since``, oldest first, or from its values.
 
-        None where something as new is here, or the updates do not lead on from what is here. Raises InvalidPayload for
-        damaged bytes, and where not all came of what is here of the fragment.
+        Returns None if a version as new is here, or if the updates do not start from the version here. Raises InvalidPayload
+        for damaged bytes, and if a part of what this process holds of the fragment is missing.
         """
         with self._locks[fragment]:
             if self.version(fragment) >= version:
@@ -93,7 +92,7 @@ class PublishedFragments:
                     arrays = self._holding.added_to(arrays, wire_format.parse(payload))
                 if digest(arrays) != checked_digest:
                     log.error(
-                        "updates of fragment %d to version %d gave something else; it is asked for whole",
+                        "updates of fragment %d to version %d gave other bits than the synchroniser's; it is sent whole",
                         fragment,
                         version,
                     )
@@ -104,11 +103,11 @@ class PublishedFragments:
 
 
 JOIN_S = 10.0
-"""Calls may overtake the one by which this process joins, and that one may have to be repeated."""
+"""A call may arrive before the one that joins the channel, which may also have to be repeated."""
 
 
 class HandedOver:
-    """One process's; no member of any channel at first."""
+    """The exchanges of one process. It is in no channel at first."""
 
     def __init__(self) -> None:
         self._joined = threading.Condition()
@@ -117,7 +116,7 @@ class HandedOver:
         self._donated: dict[str, Payload] = {}
 
     def join(self, membership: Membership, host: str) -> None:
-        """Take part in the channel of this synchroniser, and no more in that of one before it, whose pulls are cancelled."""
+        """Join this synchroniser's channel. Leave the one of an earlier synchroniser, and cancel its pulls."""
         with self._joined:
             before = self._endpoint
             if before is not None and membership.epoch <= before.membership.epoch:
@@ -128,7 +127,7 @@ class HandedOver:
             before.close()
 
     def offer(self, epoch: Epoch, fragment: FragmentId, number: int, content: memoryview) -> Carried:
-        """The offer's content for a call to the synchroniser: the same, however often it asks."""
+        """Return the offer's content for a call to the synchroniser: the same for every call."""
         endpoint = self._of(epoch)
         with self._joined:
             served_number, served = self._offered.get(fragment, (0, None))
@@ -138,14 +137,14 @@ class HandedOver:
         return served.carried(SHARD)
 
     def release(self, fragment: FragmentId, number: int) -> None:
-        """Serve this offer no more, if it is served."""
+        """Stop serving this offer, if it is served."""
         with self._joined:
             if self._endpoint is not None and self._offered.get(fragment, (0, None))[0] == number:
                 del self._offered[fragment]
                 self._endpoint.withdraw_unheld()
 
     def donate(self, epoch: Epoch, receiver: str, content: memoryview) -> Carried:
-        """A part of the own state for a call to this process."""
+        """Return a part of the own state for a call to this process."""
         endpoint = self._of(epoch)
         with self._joined:
             terms, idle_s = endpoint.membership.terms, endpoint.server.idle_s
@@ -157,27 +156,30 @@ class HandedOver:
         return payload.carried(receiver)
 
     def forget_donation(self, name: str) -> None:
-        """The part under this name, which its ticket says, is served no more; others for the same process are."""
+        """Stop serving the part with this name, which its ticket has. Others for the same process are still served."""
         with self._joined:
             if self._donated.pop(name, None) is not None and self._endpoint is not None:
                 self._endpoint.withdraw_unheld()
 
     def received(self, epoch: Epoch, carried: Carried, abandoned: Callable[[], bool] = lambda: False) -> memoryview:
-        """What a call of this synchroniser, or of a process of its job, carried. It is cancelled when another is joined."""
+        """Return the payload that a call of this synchroniser, or of a process of its job, carried.
+
+        It is cancelled when another synchroniser's channel is joined.
+        """
         return self._of(epoch).received(carried, abandoned)
 
     def hindrances(self) -> tuple[str, ...]:
-        """What is in the way of what this process pulls, for operators."""
+        """Return, for operators, what currently blocks the pulls of this process."""
         with self._joined:
             endpoint = self._endpoint
         return () if endpoint is None else endpoint.hindrances()
 
     def subject(self, epoch: Epoch) -> str:
-        """What this process is called in the channel of this synchroniser."""
+        """Return the name of this process in the channel of this synchroniser."""
         return self._of(epoch).membership.subject
 
     def close(self) -> None:
-        """Take part in no channel any more."""
+        """Leave the channel."""
         with self._joined:
             before, self._endpoint, self._offered, self._donated = self._endpoint, None, {}, {}
         if before is not None:

@@ -1,8 +1,8 @@
-"""The measurement of a loss on held-out data, batch by batch, within a limit of time.
+"""The measurement of a loss on held-out data, batch by batch, within a time limit.
 
-Where all batches would take longer than the limit, half of them are measured, or a quarter, and so on, and at least one:
-always the first ones, so that losses of one size are over the same sequences. How many is known after the first batch, and
-looked at again after each. Refuses to know what computes the loss of a batch.
+If all batches would take longer than the limit, half of them are measured, or a quarter, and so on, and at least one. They
+are always the first ones, so losses of the same count are over the same sequences. The count is estimated after the first
+batch, and again after each. The caller computes the loss of a batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True, slots=True)
 class HeldOutBatch:
-    """(sequences, sequence_length + 1) int32 ``tokens`` of one source; a token stands for so many bytes, on average."""
+    """(sequences, sequence_length + 1) int32 ``tokens`` of one source, and the average bytes per token."""
 
     tokens: np.ndarray
     source: str
@@ -37,7 +37,7 @@ def measure(
     limit_s: float,
     clock: Callable[[], float] = monotonic,
 ) -> HeldOutLoss:
-    """The mean loss of the batches that fit. ``loss_of`` must not compile: that is not counted as measuring."""
+    """Return the mean loss of the batches that fit. ``loss_of`` must be compiled already, or it distorts the estimate."""
     losses: list[float] = []
     began, wanted = clock(), len(batches)
     while len(losses) < wanted:
@@ -52,7 +52,7 @@ def measure_by_source(
     limit_s: float,
     clock: Callable[[], float] = monotonic,
 ) -> HeldOutLoss:
-    """As ``measure``, with the loss of each source that was measured, and bits for each byte of text."""
+    """Do the same as ``measure``, and add the loss of each measured source and the bits per byte of text."""
     losses: list[float] = []
 
     def recorded(batch: HeldOutBatch) -> float:

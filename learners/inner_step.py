@@ -1,17 +1,16 @@
 """The inner step, as it is traced: one batch in, the next parameters and optimizer state out, and the loss.
 
-    batch ─▶ A microbatches ─▶ gradient of the objective of each ─▶ their mean ─▶ update ─▶ θ + scale · update
+   batch ─▶ A microbatches ─▶ gradient of the objective of each ─▶ their mean ─▶ update ─▶ θ + scale · update
 
-With accumulation a step holds the activations of one microbatch and the gradient twice; its result is that of the whole
-batch to float tolerance, except where an objective is no mean over sequences, such as a balance of experts, which then is
-each microbatch's own. What is reported is the plain loss, whatever is minimised.
+With accumulation a step holds the activations of one microbatch and the gradient twice. Its result is that of the whole
+batch to float tolerance, except if an objective is not a mean over sequences, such as a balance of experts, which is then
+that of each microbatch. The step reports the plain loss, whatever it minimises.
 
-This module knows nothing of devices, of where arrays lie, nor of when a step is taken.
+``DescentCheck`` tests whether a factory's optimizer descends. One with the wrong sign would train upwards, and one that
+never moves would not train at all. The slope of a step is the inner product of its update and its gradient: negative if the
+step goes downhill, and 0 if nothing moves. The loss of one step, or of one batch, is less reliable.
 
-Whether a factory's optimizer descends: one of the wrong sign would train upwards, and one that never moves not at all.
-
-The slope of a step is the inner product of its update and its gradient. It is negative if the step goes downhill, and 0 if
-nothing moves. Neither the loss of one step nor that of one batch says so as reliably.
+This module knows nothing of devices, of shardings, nor of when a step is taken.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from learners.model import Model
 from orchestrator.errors import ConfigurationError
 
 WITH_MOMENTUM = 5
-"""How many slopes in a row must be positive after a state was imported: its momentum may point against single gradients."""
+"""This many slopes in a row must be positive after an import, whose momentum may point against single gradients."""
 STILL_STEPS_MAX = 1_000
-"""Steps without any movement that a factory may begin with, in a job of twice as many or more."""
+"""The most steps without movement with which a factory may begin, in a job of twice as many or more."""
 InnerStep = Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, Any, jax.Array, jax.Array]]
 """(parameters, optimizer state, tokens, scale) → (parameters, optimizer state, loss, slope).
 
-Tokens are (batch, length + 1) int32; the scale is a float32 scalar (``schedules.update_scale``); the loss is in nats per
-token. The slope is the inner product of update and gradient, negative where the update points downhill; a float32 scalar.
-It is 0 unless the step was built to measure it, and where the update is no larger than the parameters' rounding."""
+Tokens are (batch, length + 1) int32; the scale is a float32 scalar (``inner.update_scale``); the loss is in nats per
+token. The slope is the inner product of update and gradient, negative if the update points downhill; a float32 scalar.
+It is 0 unless the step was built to measure it, and if the update is no larger than the parameters' rounding."""
 ROUNDING = 2.0**-22
-"""Updates below this part of the parameters come of rounding. schedule_free_adamw has such ones at a learning rate of 0."""
+"""Updates below this fraction of the parameters come from rounding. schedule_free_adamw has them at a learning rate of 0."""
 
 
 class DescentCheck:
-    """Judge the first slopes of a trainer; then judge nothing more.
+    """Judges the first slopes of a trainer, and no later ones.
 
-    A slope of 0 decides nothing: warm-up from a learning rate of 0, and updates that several steps collect, begin with them.
-    Too many of them are refused: more than half of the job's ``steps``, or than ``STILL_STEPS_MAX``.
+    A slope of 0 is inconclusive: warm-up from a learning rate of 0, and updates collected over several steps, begin with
+    it. Too many of them are refused: more than half of the job's ``steps``, or than ``STILL_STEPS_MAX``.
     """
 
     def __init__(self, factory: str, steps: int) -> None:
@@ -53,11 +52,11 @@ class DescentCheck:
         self._still_count, self._still_max = 0, min(STILL_STEPS_MAX, steps // 2)
 
     def state_was_imported(self) -> None:
-        """Begin again: the state may come from a peer, or from a checkpoint that another build wrote."""
+        """Start again: the state may come from a peer, or from a checkpoint of another build."""
         self._needed, self._positive_count, self._decided = WITH_MOMENTUM, 0, False
 
     def judge(self, slope: float) -> None:
-        """Raise ConfigurationError if the slopes so far show that the optimizer ascends, or does nothing."""
+        """Raise ConfigurationError if the slopes so far show that the optimizer ascends or does nothing."""
         if self._decided:
             return
         if not slope:
@@ -65,19 +64,19 @@ class DescentCheck:
             if self._still_count > self._still_max:
                 raise ConfigurationError(
                     detail=f"training.inner_optimizer.factory {self._factory!r} returns an optimizer that did not change "
-                    f"the parameters in {self._still_count:,} steps. Return one that moves them, such as optax.adamw(3e-4), "
-                    "or lower the number of steps that it waits for."
+                    f"the parameters in {self._still_count:,} steps. Return one that changes them, such as "
+                    "optax.adamw(3e-4), or lower the number of steps before its first update."
                 )
             return
-        if not slope > 0.0:  # downhill; or not a number, which is for the checks of contributions to refuse
+        if not slope > 0.0:  # downhill, or NaN, which the check of contributions refuses
             self._decided = True
             return
         self._positive_count += 1
         if self._positive_count >= self._needed:
             raise ConfigurationError(
                 detail=f"training.inner_optimizer.factory {self._factory!r} returns an optimizer that ascends: the inner "
-                f"product of its update and the gradient is {slope:.3g}, and must be negative. Updates are added to the "
-                "parameters, as everywhere in optax. Return a whole optimizer such as optax.adamw(3e-4); behind a bare "
+                f"product of its update and the gradient is {slope:.3g}, and must be negative. As everywhere in optax, "
+                "updates are added to the parameters. Return a complete optimizer such as optax.adamw(3e-4); after a bare "
                 "direction such as optax.scale_by_adam() chain optax.scale_by_learning_rate(3e-4)."
             )
 
@@ -90,16 +89,16 @@ def build(
     accumulation: int,
     measures_slope: bool = False,
 ) -> InnerStep:
-    """Return the step that minimises ``model.objective``, or its loss; it can be traced for any sharding.
+    """Return the step that minimises ``model.objective``, or else its loss. It can be traced for any sharding.
 
     ``optimizer`` follows optax's convention: its updates are added. ``accumulation`` is how many microbatches a batch has.
-    The z-loss is the model's to add, because only the model has logits. Raises ConfigurationError if ``z_loss`` is not 0 and
-    the model minimises nothing but its loss.
+    The model adds the z-loss, because only the model has logits. Raises ConfigurationError if ``z_loss`` is not 0 and the
+    model has no objective other than its loss.
     """
     if z_loss and model.objective is None:
         raise ConfigurationError(
-            detail=f"training.z_loss is {z_loss:g}, and this model minimises its plain loss. Set it to 0, or use a model "
-            "whose objective takes it from the specification."
+            detail=f"training.z_loss is {z_loss:g}, but this model minimises its plain loss. Set it to 0, or use a model "
+            "whose objective adds it."
         )
     value_and_grad = jax.value_and_grad(_objective(model), has_aux=True)
 
@@ -108,7 +107,7 @@ def build(
             (_, loss), gradient = value_and_grad(parameters, tokens)
             return gradient, loss
         batch, length = tokens.shape
-        # sequences a, a + A, … are microbatch a: where sequences lie on several devices, each device has some of every one
+        # sequences a, a + A, … are microbatch a, so that each device has some of every microbatch
         microbatches = tokens.reshape(batch // accumulation, accumulation, length).swapaxes(0, 1)
 
         def add(total: Any, microbatch: jax.Array) -> tuple[Any, None]:
@@ -141,7 +140,7 @@ def _inner_product(one: Any, other: Any) -> jax.Array:
 
 
 def _objective(model: Model) -> Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]:
-    """What is minimised, and the loss."""
+    """Return a function for the objective and the loss."""
     if model.objective is not None:
         return model.objective
 

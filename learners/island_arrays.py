@@ -1,17 +1,12 @@
-"""The arrays of one process of an island: its trainer's, what it has offered, what was published, and what plans do to them.
+"""The arrays of one process of an island: its trainer's, its offers, published versions, and what plans do to them.
 
-Responsible for carrying out a ``BoundaryPlan``: loading versions by their modes, taking snapshots, keeping those that are
-needed. A plan names arrays by fragment, version and number of offer only, so one process of an island can decide and each,
-which holds other pieces of the same tensors, carries out the same plan (``learners.group``).
+It carries out a ``BoundaryPlan``: loads versions by their modes, takes snapshots, and keeps those that are needed. A plan
+names arrays only by fragment, version and number of offer. So one process of an island can decide, and each carries out the
+same plan on its own pieces of the tensors (``learners.group``).
 
-Refuses to decide anything (``orchestrator.replica.replica``), to report, and to know whether there are other processes.
-
-The arithmetic of adoption: a published fragment combined with what is kept of the island's own.
-
-The rules, their sources, and which of them applies from where on are ``orchestrator.replica.work``'s. Arrays are float32, by
-tensor name, of the same names and shapes.
-
-What one process of an island has of the pieces, and of the state that belongs to them, by what its trainer says.
+Decisions are made in ``orchestrator.replica.replica``. Nothing here reports, or knows whether there are other processes. The
+rules of adoption, their sources, and where they apply are in ``orchestrator.replica.work``; their arithmetic is here
+(``mixed``, ``update``). Arrays are float32, by tensor name, with the same names and shapes.
 """
 
 from __future__ import annotations
@@ -41,13 +36,13 @@ from orchestrator.replica.work import AdoptionRule, LoadMode, Mix, Rebase, Repla
 
 Names = tuple[str, ...]
 Base = OfferedFragment | Mapping[str, np.ndarray]
-"""θ_since: an offer as it was decoded, or what was last adopted."""
+"""θ_since: an offer as it decodes, or the version that was adopted last."""
 
 
 class HeldPieces:
-    """What of the pieces this process has, and which of that it offers: of what several have, the first of them does.
+    """The part of the pieces that this process holds, and the part that it offers: the lowest rank offers a shared part.
 
-    ``pieces[p]`` are those of fragment p. ``rank`` is None where the island is one process, which has all and offers all.
+    ``pieces[p]`` are those of fragment p. ``rank`` is None if the island is one process, which holds and offers everything.
     """
 
     def __init__(self, trainer: Trainer, pieces: Sequence[Names], rank: int | None) -> None:
@@ -71,18 +66,18 @@ class HeldPieces:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this process has all of the model."""
+        """True if this process holds the whole model."""
         return not self.holding.parts
 
     def wanted(self, fragment: FragmentId) -> dict[str, Bounds] | None:
-        """What of a state of this fragment is to lie here, by the names of its arrays; None for all of it."""
+        """Return what belongs here of a state of this fragment, by the names of its arrays; None for all of it."""
         if self.is_whole:
             return None
         held = cast(SpreadTrainer, self._trainer).held_state(self._pieces[fragment])
         return {name: own.bounds for name, own in held.items()}
 
     def needs(self) -> Needs:
-        """What of a checkpoint is to lie here: of the state by whole tensors, in whatever pieces it was written."""
+        """Return what belongs here of a checkpoint. State is named by whole tensors, in whatever pieces it was written."""
         bounds = self.holding.bounds()
         outer = [
             {name: Window(bounds.get(name, whole(self._shape(name))), self._shape(name)) for name in names}
@@ -98,9 +93,9 @@ class HeldPieces:
         return named.shape(self._shapes[named.tensor])
 
     def gives(self, fragments: Iterable[int]) -> dict[str, Bounds] | None:
-        """What of a state of what it offers of these fragments this process gives; None for all of it.
+        """Return what this process gives of a state of these fragments; None for all of it.
 
-        Each block has one giver, so what belongs to a piece must lie like it.
+        Each block is given by one process, so state that belongs to a piece must be distributed like it.
         """
         if self.is_whole:
             return None
@@ -113,24 +108,25 @@ def _is_empty(part: HeldPart) -> bool:
 
 
 def mixed(published: Arrays, own: Arrays, alpha: float) -> Arrays:
-    """α·θ + (1 − α)·Θ."""
+    """Return α·θ + (1 − α)·Θ."""
     own_share = np.float32(alpha)
     return {name: own_share * own[name] + (1 - own_share) * array for name, array in published.items()}
 
 
 def update(published: Arrays, since: Arrays) -> Arrays:
-    """Θ − θ_since: what is added to θ where own work is kept, for Θ + (θ − θ_since) is θ + (Θ − θ_since).
+    """Return Θ − θ_since, which is added to θ to keep own work: Θ + (θ − θ_since) = θ + (Θ − θ_since).
 
-    It needs nothing of what is on the devices, so whoever receives a publication can work it out while steps go on.
+    It needs nothing from the devices, so the receiver of a publication can compute it while steps continue.
     """
     return {name: array - since[name] for name, array in published.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ArraysPlan:
-    """``fragments[p]`` names the pieces of fragment p; ``mix_alpha`` α weighs one's own. Offers travel in ``codec``.
+    """``fragments[p]`` names the pieces of fragment p; ``mix_alpha`` is α, the weight of the own ones; ``codec`` is that of
+    offers.
 
-    ``rank`` is this process's in an island of many hosts, of which each has what its trainer says; None: it is alone.
+    ``rank`` is this process's rank in an island of several hosts, whose parts the trainer knows; None for a single process.
     """
 
     fragments: tuple[tuple[str, ...], ...]
@@ -142,9 +138,9 @@ class ArraysPlan:
 
 @dataclass(frozen=True, slots=True)
 class StateRequest:
-    """Of a state at a boundary: these fragments, None for all.
+    """Asks for the state of these fragments at a boundary (None: of all).
 
-    With ``cut`` each process of the island keeps what it gives of them under that name, for those who come for it.
+    With ``cut`` each process of the island keeps its part of them under that name, for receivers to fetch.
     """
 
     fragments: Fragments = None
@@ -153,9 +149,9 @@ class StateRequest:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a peer gets: arrays, the versions of all fragments, and the logical step.
+    """The state for a peer: arrays, the versions of all fragments, and the logical step.
 
-    ``bounds`` are of what this process gives, where that is not all, and of no array else is anything given.
+    ``bounds`` lists the arrays this process contributes if it holds only a part; other arrays are not sent.
     """
 
     snapshot: Snapshot
@@ -165,18 +161,18 @@ class State:
     cut: str = ""
 
     def arrays(self) -> Arrays:
-        """Waits until they are on the host."""
+        """Wait until the arrays are on the host, and return them."""
         arrays = self.snapshot.arrays()
         return arrays if self.bounds is None else {name: arrays[name] for name in self.bounds}
 
     def blocks(self) -> list[Block]:
-        """The same, with where each lies."""
+        """Return the same arrays with their bounds."""
         return blocks_of(self.arrays(), self.bounds or {})
 
 
 @dataclass(slots=True)
 class Arrival:
-    """A published value. ``update`` is what it adds to own work since ``base``, if that was worked out already."""
+    """A published value. ``update`` is what it adds to own work since ``base``, if that was computed already."""
 
     published: Arrays
     base: Base | None = None
@@ -184,7 +180,10 @@ class Arrival:
 
 
 class IslandArrays:
-    """``lock`` guards what is named here against other threads, for moments only; its owner may hold it."""
+    """The arrays and what happens to them.
+
+    ``lock`` guards them against other threads, for short times; its owner may hold it.
+    """
 
     def __init__(self, trainer: Trainer, plan: ArraysPlan, lock: threading.Condition) -> None:
         self.trainer, self._plan, self._lock = trainer, plan, lock
@@ -192,23 +191,23 @@ class IslandArrays:
         self.published = PublishedFragments(self.held.fragments, self.held.holding)
         self._arrived: dict[FragmentId, dict[Version, Arrival]] = {}
         self._from_peers: dict[FragmentId, Mapping[str, np.ndarray]] = {}
-        """What peers gave, of the fragments of which no version was adopted since."""
+        """Peers' values of the fragments of which no version has been adopted since."""
         self._offered: dict[FragmentId, dict[int, OfferedFragment]] = {}
         self._adopted: dict[FragmentId, PublishedVersion] = {}
-        """Θ as the island stands on it, of the fragments whose values it has."""
+        """The version of Θ on which the island is based, for the fragments whose values it has."""
         self._residues: dict[FragmentId, Arrays] = {}
-        """What coding lost of the work in Θ, where that is not in θ by itself (``replica.work``)."""
+        """What the codec lost of the work in Θ, if θ does not contain it by itself (``replica.work``)."""
 
-    # ── a state to begin from ─────────────────────────────────────────────────────────────────────────────────────
+    # ── loading a state ───────────────────────────────────────────────────────────────────────────────────────────
 
     def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[Version], cursor: int) -> None:
-        """Begin from the synchroniser's parameters, of what is here, with a fresh inner optimizer."""
+        """Begin with this process's part of the synchroniser's parameters and a fresh inner optimizer."""
         self.trainer.load(arrays)
         self.trainer.seek(cursor)
         self._stand_on([{name: arrays[name] for name in names} for names in self.held.fragments], versions)
 
     def load_peer(self, state: FetchedState, cursor: int) -> None:
-        """Begin from what peers gave. Their uncontributed work is not ours to keep."""
+        """Begin with a peer's state. Its work that was not contributed is not kept as this island's."""
         self.trainer.import_state(state.arrays)
         self.trainer.seek(cursor)
         if self.rebases:
@@ -219,9 +218,9 @@ class IslandArrays:
                 self._adopted[FragmentId(p)] = published
 
     def load_saved(self, saved: Restored, cursor: int) -> None:
-        """Begin where the checkpoint cut this island. Work that Θ has moved past is overwritten, the rest goes on.
+        """Begin where the checkpoint cut this island. Work that Θ already contains is overwritten; the rest is kept.
 
-        All of it is of what is here.
+        All of ``saved`` is this process's part.
         """
         require_numbers(saved.arrays)
         self.trainer.import_state(saved.arrays)
@@ -238,21 +237,21 @@ class IslandArrays:
         shard_index: int,
         cursor: int,
     ) -> None:
-        """Begin from what a standby holds, on these versions, with an island's data."""
+        """Begin as an island from a standby's state, on these versions, with the island's data."""
         for adoption in adoptions:
             self.adopt(adoption, arrived[adoption.report.fragment])
         self.trainer.take_shard(shard_index)
         self.trainer.seek(cursor)
 
     def _stand_on(self, outer: Sequence[Mapping[str, np.ndarray]], versions: Sequence[Version]) -> None:
-        """The island stands on Θ, fragment by fragment."""
+        """Base the island on these fragments of Θ."""
         for p, (arrays, version) in enumerate(zip(outer, versions, strict=True)):
             fragment = FragmentId(p)
             self.published.hold(fragment, version, arrays)
             self._adopted[fragment] = PublishedVersion(version, arrays)
 
     def outer_values(self, payloads: Iterable[bytes | memoryview]) -> Arrays:
-        """What is here of Θ, whose fragments these payloads are. Raises InvalidPayload."""
+        """Decode what this process holds of Θ from the fragments' payloads. Raises InvalidPayload."""
         values: Arrays = {}
         for names, payload in zip(self.held.fragments, payloads, strict=True):
             values |= self.held.holding.own_values(wire_format.parse(payload), names)
@@ -265,10 +264,10 @@ class IslandArrays:
     # ── publications and offers ───────────────────────────────────────────────────────────────────────────────────
 
     def arrive(self, fragment: FragmentId, version: Version, arrays: Arrays, mode: LoadMode | None) -> None:
-        """Keep a published value until the plan of a boundary adopts it, or a later one.
+        """Keep a published value until the plan of a boundary adopts it or a later one.
 
-        ``mode`` is by what it would be loaded now: what can be worked out for that is, so that the loop's thread need not;
-        at the boundary it is looked whether the base is still this one.
+        ``mode`` is how it would be loaded now. What that needs is computed here, to save the loop's thread the time; the
+        boundary checks whether the base is still the same.
         """
         with self._lock:
             base = self._base(fragment, mode.since) if isinstance(mode, Rebase) else None
@@ -279,20 +278,23 @@ class IslandArrays:
             self._arrived.setdefault(fragment, {})[version] = arrival
 
     def forget_older(self, fragment: FragmentId) -> None:
-        """Keep only the newest of what has arrived of the fragment: no other will be adopted."""
+        """Keep only the newest arrival of the fragment, because no other will be adopted."""
         with self._lock:
             if arrivals := self._arrived.get(fragment):
                 newest = max(arrivals)
                 self._arrived[fragment] = {newest: arrivals[newest]}
 
     def ready_version(self, fragment: FragmentId) -> int:
-        """The newest version that lies ready, or was adopted; −1 for none. One that is still read does not yet."""
+        """Return the newest version that is ready or adopted; −1 for none.
+
+        A version that is still being read is not ready.
+        """
         with self._lock:
             adopted = self._adopted.get(fragment)
             return max([-1 if adopted is None else adopted.version, *self._arrived.get(fragment, {})])
 
     def take_arrived(self, actions: Iterable[Action]) -> dict[FragmentId, Arrival]:
-        """What these actions adopt, which is given out once; earlier versions of that are forgotten."""
+        """Return the arrivals that these actions adopt, once, and forget earlier versions of them."""
         taken: dict[FragmentId, Arrival] = {}
         with self._lock:
             for action in actions:
@@ -304,7 +306,7 @@ class IslandArrays:
         return taken
 
     def likely_mode(self, fragment: FragmentId, merged_offer: MergedOffer) -> LoadMode | None:
-        """By what a version with the island's offers up to ``merged_offer`` is likely loaded, as far as arrays tell."""
+        """Return how a version with the island's offers up to ``merged_offer`` would probably be loaded, as far as known."""
         with self._lock:
             if not self.rebases or not self._adopted:
                 return None
@@ -319,13 +321,13 @@ class IslandArrays:
         return self._from_peers.get(fragment, None if adopted is None else adopted.arrays)
 
     def offered(self, fragment: FragmentId, offer: int) -> OfferedFragment | None:
-        """Under the lock: the offer, if its snapshot is kept still."""
+        """Return the offer if its snapshot is still kept. Requires the lock to be held."""
         return self._offered.get(fragment, {}).get(offer)
 
-    # ── what a boundary asks for ──────────────────────────────────────────────────────────────────────────────────
+    # ── actions of a boundary ─────────────────────────────────────────────────────────────────────────────────────
 
     def adopt(self, action: AdoptVersion, arrival: Arrival) -> None:
-        """Load the version that has arrived over the fragment."""
+        """Load the arrived version into the fragment."""
         fragment, version, published = action.report.fragment, action.report.version, arrival.published
         match action.mode:
             case Replace(residue):
@@ -345,7 +347,7 @@ class IslandArrays:
         self._keep_offered(fragment, self._offered.get(fragment, {}), action.snapshots)
 
     def _with_residue(self, fragment: FragmentId, published: Arrays, whose: int | None) -> Arrays:
-        """Θ + e. The residue of the last adoption stays until that of a later offer takes its place."""
+        """Return Θ + e. The residue of the last adoption stays until that of a later offer replaces it."""
         if whose is None:
             self._residues.pop(fragment, None)
         elif whose:
@@ -377,7 +379,7 @@ class IslandArrays:
             self._offered[fragment] = {number: all_of_it[number] for number in needed}
 
     def cut(self, position: Position) -> Cut:
-        """What this process offers of the state. It has left the devices when this returns: the next step changes all."""
+        """Copy what this process offers of the state to the host, before the next step changes it."""
         began = monotonic()
         pieces = None if self._plan.rank is None else [name for names in self.held.offered for name in names]
         snapshot = HostCopy({}) if pieces == [] else self.trainer.export_state(pieces)
@@ -385,14 +387,14 @@ class IslandArrays:
         return Cut(snapshot, position, cursor, held_seconds=monotonic() - began, parts=self._parts_of(pieces or ()))
 
     def _parts_of(self, pieces: Sequence[str]) -> dict[str, Bounds]:
-        """Of what is exported of these pieces: the bounds of what this process has of it."""
+        """Return, for each exported array, the bounds of the part that this process holds."""
         if self.held.is_whole:
             return {}
         held = cast(SpreadTrainer, self.trainer).held_state(pieces)
         return {name: own.bounds for name, own in held.items()}
 
     def state(self, request: StateRequest, at: ExportState) -> State:
-        """All of the fragments' state that is here, or with ``request.cut`` what this process gives of it."""
+        """Return all of the fragments' state that is here, or with ``request.cut`` the part that this process gives."""
         fragments = range(len(self._plan.fragments)) if request.fragments is None else request.fragments
         if not request.cut or self.held.is_whole:
             pieces = None if request.fragments is None else [n for p in fragments for n in self._plan.fragments[p]]

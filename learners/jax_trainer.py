@@ -1,12 +1,13 @@
 """One island's training in JAX: parameters, AdamW state and data position on this process's devices.
 
 Implements ``contract.Trainer``. Knows nothing of fragments, versions, the synchroniser or Ray. Parameters, gradients and
-optimizer state lie sharded on the island's mesh (``learners.mesh``), and come and go shard by shard (``learners.shards``).
+optimizer state are sharded on the island's mesh (``learners.mesh``) and are read and written shard by shard
+(``learners.shards``).
 
-Three things keep steps back to back. Parameters and optimizer state are donated to the step, so it updates in place. A
-snapshot is a copy on the device, whose transfer to the host overlaps the steps that follow; the original cannot be used
-for that, because a donated array's pending transfer fails, and a NumPy view of it silently prevents donation on CPU. And
-the next batch is drawn while the devices work.
+Three things keep steps back to back. Parameters and optimizer state are donated to the step, so it updates them in place. A
+snapshot is a copy on the device, whose transfer to the host overlaps the following steps. The original cannot be
+transferred, because the pending transfer of a donated array fails, and a NumPy view of it silently prevents donation on CPU.
+And the next batch is drawn while the devices work.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ PARAMETERS, OPTIMIZER = "parameters/", "optimizer/"
 """Prefixes of the names in an exported state."""
 EVALUATION_BATCH_MAX = 32
 HEAP_STEPS = 5
-"""For how many inner steps' buffers a process on CPU takes memory before its first."""
+"""On CPU, a process allocates the buffers of this many inner steps before its first step."""
 HEAP_BYTES_MAX = 512 << 20
-"""But no more than this: larger models have longer steps, in which it does not matter."""
+"""The limit of that memory. Larger models have longer steps, for which it makes no difference."""
 
 
 def create(spec: Document, shard_index: int, shard_count: int) -> JaxTrainer:
@@ -58,9 +59,9 @@ def create(spec: Document, shard_index: int, shard_count: int) -> JaxTrainer:
 
 
 class JaxTrainer:
-    """See ``contract.Trainer``. ``draw`` makes the source of a shard's batches when the first one is needed.
+    """See ``contract.Trainer``. ``draw`` creates the source of a shard's batches when the first one is needed.
 
-    Not thread-safe: one thread at a time. Snapshots may be read from any thread.
+    Not thread-safe: one thread at a time. Any thread may read snapshots.
     """
 
     def __init__(
@@ -115,10 +116,11 @@ class JaxTrainer:
         return dict(self._initial) if pieces is None else taken(self._initial, pieces)
 
     def warm_up(self) -> None:
-        """Compile the step, and run it once on zeros, because a first run loads libraries and starts threads.
+        """Compile the step and run it once on zeros, because the first run loads libraries and starts threads.
 
-        That comes before anything is allocated: on the devices there is never more than a step needs. The text is read
-        meanwhile: XLA compiles without Python's lock. On CPU the heap grows now to what later steps want (``_grow_heap``).
+        This comes before anything is allocated, so the devices never hold more than a step needs. The text is read at the
+        same time: XLA compiles without Python's lock. On CPU the heap grows now to the size that later steps need
+        (``_grow_heap``).
         """
         with ThreadPoolExecutor(1) as beside:
             batch = beside.submit(self._batch)
@@ -138,24 +140,24 @@ class JaxTrainer:
             batch.result()
         self._allocate()
         if self._spec.job.evaluation.on == "islands":
-            self._held_out_loss()  # at a boundary, the island would stand still for it
+            self._held_out_loss()  # compiling it at a boundary would stop the island
 
     @property
     def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
-        """The inner step as it is run, of parameters, state, ``on_devices(batch)`` and scale; the first two are used up."""
+        """The compiled inner step of parameters, state, ``on_devices(batch)`` and scale. It consumes the first two."""
         return self._step or self._traced
 
     def on_devices(self, tokens: np.ndarray) -> jax.Array:
-        """A batch as ``program`` takes it."""
+        """Put a batch on the devices as ``program`` expects it."""
         return shards.batch_placed(tokens, self._batch_sharding)
 
     def arrays_on_devices(self) -> tuple[Mapping[str, jax.Array], Any]:
-        """The parameters and the optimizer's state, as the next step will change them."""
+        """Return the parameters and the optimizer's state, which the next step will change in place."""
         self._allocate()
         return self._parameters, self._state
 
     def memory_analysis(self) -> Any:
-        """XLA's figures of the step's memory on one device, in bytes; nothing is allocated. It is compiled for it."""
+        """Compile the step and return XLA's figures of its memory on one device, in bytes. Nothing is allocated."""
         return self._compiled_step().memory_analysis()
 
     def step(self, schedule_step: int) -> StepResult:
@@ -164,7 +166,7 @@ class JaxTrainer:
         scale = np.float32(inner.update_scale(self._inner, self._horizon_steps, schedule_step))
         self._parameters, self._state, loss, slope = self.program(self._parameters, self._state, batch, scale)
         self._cursor += 1
-        self._batch()  # the devices are at work: draw the next one meanwhile
+        self._batch()  # draw the next batch while the devices work
         if self._descent is not None:
             self._descent.judge(float(slope))
         return StepResult(batch.shape[0] * (batch.shape[1] - 1), float(loss), self._text.flaws())
@@ -177,7 +179,7 @@ class JaxTrainer:
         self._allocate()
         named = [piece_named(name) for name in pieces]
         copy = shards.DeviceCopy({piece.name: shards.taken(self._parameters[piece.tensor], piece) for piece in named})
-        self._to_host.submit(copy.arrays)  # it leaves the devices also if nobody ever asks for it
+        self._to_host.submit(copy.arrays)  # it leaves the devices even if nothing reads it
         return copy
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -187,9 +189,9 @@ class JaxTrainer:
         self._change(arrays, added=True)
 
     def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
-        """Each array goes to the host before the next: on the devices there is never more than one of them, or a piece.
+        """Copy the state to the host one array at a time: the devices never hold more than one array, or piece, extra.
 
-        The state changes with every step, so what has not left the devices by then would have to be copied there: all of it.
+        The copy is complete when this returns, because the next step changes the state in place.
         """
         self._allocate()
         return HostCopy(
@@ -207,7 +209,7 @@ class JaxTrainer:
         }
 
     def _state_of(self, pieces: Iterable[str]) -> Iterable[tuple[str, jax.Array, Piece]]:
-        """Every array of the state that belongs to these pieces, or to no tensor, and which piece of it does."""
+        """Yield every array of the state that belongs to these pieces, or to no tensor, with the piece of it that does."""
         wanted: dict[str | None, list[Piece]] = defaultdict(list, {None: [Piece("")]})
         for piece in map(piece_named, pieces):
             wanted[piece.tensor].append(piece)
@@ -216,16 +218,18 @@ class JaxTrainer:
                 yield replace(piece, tensor=name).name, array, piece
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises DataError when the state belongs to another model or optimizer; nothing is changed then.
+        """Load a peer's state. Raises DataError, and changes nothing, if it belongs to another model or optimizer.
 
-        Each array is let go of before the next comes: on the devices there is never more than one beside the state.
+        Each old array is released before the next new one is placed, so the devices never hold more than one extra.
         """
         self._allocate()
         state = joined(state)
         own = {name: array for name, (array, _) in self._named_state().items()}
         if own.keys() != state.keys():
             differing = sorted(own.keys() ^ state.keys())
-            raise DataError(detail=f"a peer's state does not fit this island's model: {differing[:4]} on one side only")
+            raise DataError(
+                detail=f"a peer's state does not fit this island's model: only one of them has {differing[:4]}"
+            )
         for name, array in own.items():
             shards.require_fitting(np.asarray(state[name]), array)
         del own, array
@@ -251,13 +255,13 @@ class JaxTrainer:
         self._shard_index, self._draw, self._drawn = index, None, None
 
     def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = math.inf) -> HeldOutLoss:
-        """As much as parameters need on the devices, where a step has as much for its gradient."""
+        """Measure whole parameters, which take as much memory on the devices as a step's gradient."""
         return self._measured(self._on_mesh(arrays), limit_s)
 
     def evaluate_fragments(
         self, fragments: Iterable[Mapping[str, np.ndarray]], limit_s: float = math.inf
     ) -> HeldOutLoss:
-        """As ``evaluate``. A tensor is on the host only until all of it has come."""
+        """Do the same as ``evaluate``. A tensor is on the host only until all of it has arrived."""
         return self._measured(self._brought(fragments), limit_s)
 
     def _measured(self, parameters: Mapping[str, jax.Array], limit_s: float) -> HeldOutLoss:
@@ -273,14 +277,14 @@ class JaxTrainer:
 
     @property
     def _held_out_max(self) -> int:
-        return min(EVALUATION_BATCH_MAX, self._spec.batch_size)  # activations fit where a step's do
+        return min(EVALUATION_BATCH_MAX, self._spec.batch_size)  # its activations need no more memory than a step's
 
     @property
     def _held_out_sharding(self) -> NamedSharding:
         return mesh.batch_sharding(self._mesh, len(self._text.held_out_batches(self._held_out_max)[0]))
 
     def _held_out_loss(self) -> Any:
-        """The loss of a held-out batch, compiled."""
+        """The compiled loss of a held-out batch."""
         if self._loss is None:
             tokens = self._text.held_out_batches(self._held_out_max)[0]
             batch = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=self._held_out_sharding)
@@ -293,7 +297,7 @@ class JaxTrainer:
 
     @cached_property
     def _initial(self) -> Arrays:
-        """On the host, whole. Of a model that can be traced one tensor after another is made, by all devices."""
+        """The initial parameters on the host. If the model can be traced, all devices create one tensor after another."""
         if not self._model.traceable:
             return dict(self._model.initialise(self._spec.job.seed))
         return {name: shards.taken(self._made(name), Piece(name)).on_host() for name in self._shapes}
@@ -307,7 +311,7 @@ class JaxTrainer:
 
     @cached_property
     def _shapes(self) -> Mapping[str, Shape]:
-        """Raises InvalidJobSpec where a mesh does not divide them: this island's, or that of any, where this is none."""
+        """The shapes of the parameters. Raises InvalidJobSpec if a mesh does not divide them (this island's, or any)."""
         initialise = partial(self._model.initialise, self._spec.job.seed)
         tensors = jax.eval_shape(initialise) if self._model.traceable else self._initial
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -321,18 +325,18 @@ class JaxTrainer:
 
     @cached_property
     def _outline(self) -> tuple[dict[str, Any], Any]:
-        """Shapes and types of the parameters and of the optimizer's state."""
+        """The shapes and types of the parameters and of the optimizer's state."""
         parameters = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in self._shapes.items()}
         return parameters, jax.eval_shape(self._optimizer.init, parameters)
 
     @cached_property
     def _sharded(self) -> tuple[dict[str, NamedSharding], Any]:
-        """Where these lie."""
+        """The shardings of the parameters and of the optimizer's state."""
         return self._shardings, mesh.like_parameters(self._outline[1], self._shapes, self._shardings, self._mesh)
 
     @property
     def _abstract(self) -> tuple[dict[str, Any], Any]:
-        """These with their shardings."""
+        """The outline with its shardings."""
 
         def lying(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -347,7 +351,7 @@ class JaxTrainer:
         return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, everywhere, everywhere))
 
     def _on_this_mesh(self, traced: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, in which ``mesh.constrained`` knows the mesh while it is traced."""
+        """Return the function so that ``mesh.constrained`` knows the mesh while it is traced."""
 
         def on_mesh(*arguments: Any) -> Any:
             with use_abstract_mesh(self._mesh.abstract_mesh):
@@ -356,7 +360,7 @@ class JaxTrainer:
         return on_mesh
 
     def trace(self) -> Any:
-        """The inner step as XLA takes it. Nothing is compiled or allocated: what a model cannot do shows all the same."""
+        """Lower the inner step for XLA, which reveals what a model cannot do. Nothing is compiled or allocated."""
         tokens = jax.ShapeDtypeStruct(self._batch_shape, np.int32, sharding=self._batch_sharding)
         return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32))
 
@@ -368,7 +372,7 @@ class JaxTrainer:
         return self._spec.batch_size, self._spec.job.data.sequence_length + 1
 
     def _allocate(self) -> None:
-        """Put parameters and optimizer state on the devices, unless they are there. The evaluator never needs them."""
+        """Put parameters and optimizer state on the devices, unless they are there. The evaluator never needs this."""
         if self._state is None:
             if self._model.traceable:
                 initialise = partial(self._model.initialise, self._spec.job.seed)
@@ -376,7 +380,7 @@ class JaxTrainer:
                 self._parameters = dict(program())
             else:
                 self._parameters = {name: self._placed(self._initial[name], name) for name in self._shapes}
-                del self._initial  # it would hold the host's memory; whoever needs it again has it made again
+                del self._initial  # frees the host's memory; it can be computed again
             self._state = jax.jit(self._optimizer.init, out_shardings=self._sharded[1])(self._parameters)
 
     def _placed(self, array: np.ndarray, tensor: str) -> jax.Array:
@@ -390,7 +394,7 @@ class JaxTrainer:
             self._parameters[piece.tensor] = shards.changed(current, piece, array, added=added)
 
     def _on_mesh(self, arrays: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """These tensors, or all their pieces, on the devices, perhaps still in the caller's memory; one after another."""
+        """Put these tensors, or all their pieces, on the devices one by one. They may still share the caller's memory."""
         of_tensor: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
         for name, array in arrays.items():
             of_tensor[piece_named(name).tensor][name] = array
@@ -402,7 +406,7 @@ class JaxTrainer:
         }
 
     def _brought(self, fragments: Iterable[Mapping[str, np.ndarray]]) -> dict[str, jax.Array]:
-        """All tensors on the devices, each as soon as it is whole. Raises DataError where one is not at the end."""
+        """Put each tensor on the devices as soon as it is complete. Raises DataError if one is incomplete at the end."""
         brought: dict[str, jax.Array] = {}
         incomplete: dict[str, np.ndarray] = {}
         missing_counts = {tensor: math.prod(shape) for tensor, shape in self._shapes.items()}
@@ -410,7 +414,7 @@ class JaxTrainer:
         def take(piece: Piece, array: np.ndarray) -> None:
             tensor, shape = piece.tensor, self._shapes[piece.tensor]
             if array.shape != piece.shape(shape):
-                raise DataError(detail=f"{piece.name} came in the shape {array.shape}, and has {piece.shape(shape)}.")
+                raise DataError(detail=f"{piece.name} has the shape {array.shape}, expected {piece.shape(shape)}.")
             if piece.bounds is not None:
                 if tensor not in incomplete:
                     incomplete[tensor] = np.empty(shape, np.float32)
@@ -424,18 +428,18 @@ class JaxTrainer:
         for arrays in fragments:
             for name in arrays:
                 take(piece_named(name), arrays[name])
-            del arrays  # before the next comes
+            del arrays  # before the next ones arrive
         if missing := sorted(tensor for tensor, count in missing_counts.items() if count):
-            raise DataError(detail=f"Not all came of {', '.join(missing[:3])}, which is to be measured.")
+            raise DataError(detail=f"Parts of {', '.join(missing[:3])} are missing, so it cannot be measured.")
         return brought
 
     def _on_host(self, array: jax.Array, piece: Piece) -> np.ndarray:
-        """The piece of ``array`` in host memory, where no later step changes it. Waits until it is there."""
+        """Copy the piece of ``array`` to the host, where no later step changes it, and wait for it."""
         part = shards.taken(array, piece, copied=False).on_host()
         return np.array(part) if self._devices[0].platform == "cpu" and not part.flags.owndata else part
 
     def _batch(self) -> np.ndarray:
-        """The batch at the cursor, drawn once."""
+        """Return the batch at the cursor. It is drawn once."""
         if self._draw is None:
             self._draw = self._make_draw(self._shard_index)
         if self._drawn is None or self._drawn[0] != self._cursor:
@@ -443,7 +447,7 @@ class JaxTrainer:
         return self._drawn[1]
 
     def _named_state(self) -> dict[str, tuple[jax.Array, str | None]]:
-        """Every array by its name, with the tensor that it belongs to."""
+        """Return every array by its name, with the tensor that it belongs to."""
         leaves = jax.tree_util.tree_leaves_with_path(self._state)
         named = {PARAMETERS + name: (array, name) for name, array in self._parameters.items()}
         return named | {
@@ -456,10 +460,10 @@ def _state_name(path: Any) -> str:
 
 
 def _grow_heap(step_bytes: int) -> None:
-    """Take from the kernel now the memory that steps will want later.
+    """Take from the kernel now the memory that steps will need later.
 
-    A step's buffers land elsewhere whenever a snapshot lies where the last step's were, and the first touch of that
-    many new pages made single steps three times as long. What is freed here stays the process's own under the
-    allocator's settings of ``orchestrator.runtime.settings``; elsewhere this changes nothing.
+    A step's buffers get other addresses whenever a snapshot occupies those of the last step, and the first touch of that
+    many new pages made single steps three times as long. Memory freed here stays with the process under the allocator's
+    settings of ``orchestrator.runtime.settings``; with other settings this has no effect.
     """
     np.ones(min(HEAP_STEPS * step_bytes, HEAP_BYTES_MAX), np.uint8)

@@ -1,10 +1,10 @@
-"""A look at what a job would run, without a cluster: its model, optimizer and text are made as an island makes them.
+"""Checks what a job would run, without a cluster: builds its model, optimizer and text as an island does.
 
-    python -m learners.job_check < SPECIFICATION.json > FINDINGS.json      as ``JobSpec.island_document`` of an entry
+   python -m learners.job_check < SPECIFICATION.json > FINDINGS.json      as ``JobSpec.island_document`` of an entry
 
-A process of its own, since code of the specification's packages runs here, as it runs in islands. It builds the trainer of
-the job's first entry, traces one inner step, and draws one batch; nothing is compiled, and nothing is trained. Whatever is
-wrong is found in one go, as problems. What such code prints goes to stderr. Refuses to know node groups, and memory.
+It is a process of its own because code of the specification's packages runs here, as in islands. It builds the trainer of
+the job's first entry, traces one inner step and draws one batch. Nothing is compiled or trained. It reports all problems
+together. What such code prints goes to stderr. Node groups and memory are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from orchestrator.system.roots import EVERYTHING
 
 SHOWN_TOKENS = 64
 FIELD = re.compile(r"(trainer|[a-z_]+(?:\.[a-z_0-9]+)+):? (.*)", re.DOTALL)
-"""How our own errors about a specification begin."""
+"""The beginning of our own errors about a specification."""
 
 
 def findings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the job would run, and the problems that came up: ``model`` and ``data`` are there as far as they work."""
+    """Return what the job would run and the problems found. ``model`` and ``data`` are present if they work."""
     spec = IslandSpec.of({**document, "roots": EVERYTHING})
     problems: list[Problem] = []
     result: dict[str, Any] = {"model": _attempted(lambda: _model(spec), problems)}
@@ -90,7 +90,7 @@ def _data(spec: IslandSpec) -> dict[str, Any]:
 
 def main() -> int:
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is printed by a package's code is no part of the answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a package's code is not part of the answer
     with answer:
         json.dump(findings(json.load(sys.stdin)), answer)
     return 0

@@ -1,12 +1,12 @@
-"""The loop of an island: a replica with a trainer and a thread, which takes inner steps back to back.
+"""The loop of an island: a replica, a trainer and a thread that takes inner steps back to back.
 
-At each boundary between two steps the loop asks its ``Replica`` what is to be done and does it: it loads what was
-published, takes snapshots, and puts reports into the outbox. An offer starts a copy and leaves a report; the bytes are
-fetched by other threads while steps go on. The loop waits for nobody. It knows the trainer by its contract only, and
-nothing of Ray or JAX: calls come in from any thread, reports go out through the outbox.
+At each boundary between two steps the loop asks its ``Replica`` what to do, and does it: it loads published versions, takes
+snapshots, and puts reports into the outbox. An offer starts a copy and leaves a report; other threads fetch the bytes while
+steps continue. The loop waits for nothing. It knows the trainer only by its contract, and nothing of Ray or JAX: calls come
+in from any thread, reports go out through the outbox.
 
-A state is taken whole or not at all, and only by an island that has none, or has not trained on it. What is decided, and in
-which order, is ``orchestrator.replica.replica``'s business.
+A state is loaded as a whole or not at all, and only by an island that has none or has not trained on it. What happens at a
+boundary, and in which order, is decided in ``orchestrator.replica.replica``.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from orchestrator.replica.replica import (
 from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Odometer
 
 LAST_PUBLICATIONS_S = 10.0
-"""So long an island that steps no more waits for the versions that it is to measure; one from a peer may never get them."""
+"""An island that has stopped stepping waits this long for the versions to measure. Those from a peer may never arrive."""
 DRAINING_POLL_S = 0.1
-"""How soon an island that drains, and waits for publications, notices anything else."""
+"""An island that drains and waits for publications notices anything else within this time."""
 WHOLE = StateRequest()
 UNWATCHED = StepLimits(limit_s=None)
 NOTHING_ARRIVED: Mapping[FragmentId, Arrival] = MappingProxyType({})
@@ -60,11 +60,12 @@ NOTHING_ARRIVED: Mapping[FragmentId, Arrival] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
+    """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` is α, the weight of the own
+    ones.
 
-    ``rank`` is this process's in an island of many hosts; None: it is alone.
-    ``step_limits`` are those of a loop that has a thread of its own.
-    ``tokens_per_schedule_step`` are those of an inner step of all islands together. Offers travel in ``codec``.
+    ``rank`` is this process's rank in an island of several hosts; None for an island of one process.
+    ``step_limits`` apply to a loop with a thread of its own.
+    ``tokens_per_schedule_step`` are those of an inner step of all islands together. Offers are encoded by ``codec``.
     """
 
     fragments: tuple[tuple[str, ...], ...]
@@ -95,7 +96,7 @@ class LoopPlan:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """Measure Θ at these versions, or later ones. One of more than ``limit_s`` measures fewer sequences."""
+    """Asks to measure Θ at these versions or later ones. Fewer sequences are measured if it would exceed ``limit_s``."""
 
     global_version: int
     versions: tuple[Version, ...]
@@ -104,7 +105,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A boundary as it was decided: its plan, what it adopts, whose cuts it makes, and the schedule step behind it."""
+    """The decisions for a boundary: its plan, what it adopts, the requested cuts, and the schedule step after it."""
 
     plan: BoundaryPlan
     arrived: Mapping[FragmentId, Arrival]
@@ -113,42 +114,42 @@ class Decided:
 
 
 class Group(Protocol):
-    """The other processes of an island of many hosts, as its loop sees them (``learners.group.leader``)."""
+    """The other processes of an island of several hosts, as its loop uses them (``learners.group.leader``)."""
 
     tokens_per_step: int
-    """Of an inner step of the island: a boundary is decided while the step before it goes on."""
+    """The tokens of an inner step of the island. They are known in advance: a boundary is decided during the step before."""
 
     def order(self, decided: Decided) -> None:
-        """Have every process carry this out at the next boundary, and take the step behind it."""
+        """Have every process carry this out at the next boundary, and take the step after it."""
         ...
 
     def refresh(self) -> None:
-        """Learn what lies ready everywhere, while nobody steps."""
+        """Find out what every process holds, while none takes steps."""
         ...
 
     def common_version(self, fragment: FragmentId) -> int:
-        """The version of the fragment that lies ready in every other process; −1 where it is not the same in all."""
+        """Return the version of the fragment that every other process holds; −1 if they differ."""
         ...
 
     def promote(self, adoptions: Sequence[AdoptVersion], shard_index: int, cursor: int) -> None:
-        """Have the others begin as an island, from what they hold and these versions. Raises what fails there."""
+        """Have the others begin as an island with what they hold and these versions. Raises if that fails in one."""
         ...
 
 
 class IslandLoop:
-    """One incarnation's training. ``load`` or its like once, then ``start``; all else at any time, from any thread.
+    """One incarnation's training. Call one ``load…`` or ``promote``, then ``start``; the rest at any time, from any thread.
 
-    Whoever wants the steps taken in its own thread calls ``open`` in the place of ``start``, and then ``advance``.
+    To take the steps in a thread of one's own, call ``open`` instead of ``start``, and then ``advance``.
     """
 
     def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox, group: Group | None = None) -> None:
         self._trainer, self._plan, self._outbox, self._group = trainer, plan, outbox, group
         self._changed = threading.Condition()
-        """Guards the replica and the arrays that are named to it, for moments only."""
+        """Guards the replica and the arrays that it refers to, for short times only."""
         self._replica = Replica(plan.policy)
         self._arrays = IslandArrays(trainer, plan.arrays, self._changed)
         self._waiting: dict[FragmentId, Publication] = {}
-        """Of an island of many hosts: what has come here, and perhaps not yet everywhere."""
+        """In an island of several hosts: publications that have arrived here but perhaps not yet in every process."""
         self._decided: Decided | None = None
         self._evaluation: EvaluationRequest | None = None
         self._evaluation_report: tuple[int, Evaluated | NotEvaluated | None] = (-1, None)
@@ -168,13 +169,13 @@ class IslandLoop:
 
     @property
     def held(self) -> HeldPieces:
-        """What this process has of the model."""
+        """The part of the model that this process holds."""
         return self._arrays.held
 
-    # ── a state to begin from ─────────────────────────────────────────────────────────────────────────────────────
+    # ── loading a state ───────────────────────────────────────────────────────────────────────────────────────────
 
     def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[Version], step: int, cursor: int) -> None:
-        """Begin from the synchroniser's parameters, of what is here, with a fresh inner optimizer."""
+        """Begin with this process's part of the synchroniser's parameters and a fresh inner optimizer."""
         with self._loading:
             self._require_idle(versions)
             self._arrays.load(arrays, versions, cursor)
@@ -182,7 +183,7 @@ class IslandLoop:
                 self._replica.hold(versions, step)
 
     def load_peer(self, state: FetchedState, cursor: int) -> None:
-        """Begin from what peers gave. Their uncontributed work is not ours to count, or to keep."""
+        """Begin with a peer's state. Its work that was not contributed is neither counted nor offered by this island."""
         with self._loading:
             self._require_idle(state.versions)
             self._arrays.load_peer(state, cursor)
@@ -190,7 +191,7 @@ class IslandLoop:
                 self._replica.hold(state.versions, state.step)
 
     def load_saved(self, saved: Restored, cursor: int) -> None:
-        """Begin where the checkpoint cut this island. Work that Θ has moved past is overwritten, the rest goes on."""
+        """Begin where the checkpoint cut this island. Work that Θ already contains is overwritten; the rest is kept."""
         with self._loading:
             self._require_idle(saved.versions)
             self._arrays.load_saved(saved, cursor)
@@ -198,9 +199,9 @@ class IslandLoop:
                 self._replica.hold_saved(saved.position, saved.versions)
 
     def promote(self, shard_index: int, cursor: int) -> tuple[tuple[Version, ...], int]:
-        """Make a standby's process an island's; return the versions and the logical step that it begins from.
+        """Turn a standby's process into an island's. Returns the versions and the logical step at which it begins.
 
-        It begins from the state that was loaded and what was published since. Asked again before ``start``, it returns the
+        It begins with the state that was loaded and what was published since. A second call before ``start`` returns the
         same.
         """
         with self._loading:
@@ -217,24 +218,24 @@ class IslandLoop:
             return versions, step
 
     def outer_values(self, payloads: Sequence[bytes | memoryview]) -> Arrays:
-        """What is here of Θ, whose fragments these payloads are. Raises InvalidPayload."""
+        """Decode what this process holds of Θ from the fragments' payloads. Raises InvalidPayload."""
         return self._arrays.outer_values(payloads)
 
     def _require_idle(self, versions: Sequence[Version]) -> None:
-        """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""
+        """Refuse before anything changes: a catch-up may be requested twice, and the second must not disturb training."""
         if self._replica.holds_state:
-            raise InternalError(detail="an island was given a state while it has one: it keeps the first that came.")
+            raise InternalError(detail="an island that has a state was given another one; it keeps the first.")
         self._replica.require_count(versions)
 
-    # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
+    # ── called by other threads ───────────────────────────────────────────────────────────────────────────────────
 
     def start(self, anchor: ScheduleAnchor = NO_ANCHOR) -> None:
-        """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
+        """Train until flushed, drained or stopped. A later call cancels a drain, or has no effect."""
         self.open(anchor)
         self._run_in_thread()
 
     def open(self, anchor: ScheduleAnchor = NO_ANCHOR) -> None:
-        """As ``start``, but steps are taken by whoever calls ``advance``."""
+        """Do the same as ``start``, but the caller takes the steps with ``advance``."""
         with self._changed:
             begins = not self._replica.started
             self._replica.start(anchor)
@@ -242,13 +243,13 @@ class IslandLoop:
             self._give_states()
 
     def drain(self) -> None:
-        """Finish the step and step no more; offer all work, again what a version lacks, then say ``Drained``."""
+        """Finish the step and take no more; offer all work, again if a version lacks it, then report ``Drained``."""
         with self._changed:
             self._replica.drain()
         self._run_in_thread()
 
     def flush(self) -> None:
-        """Finish the step, offer all work not yet offered, say ``Flushed`` (whenever asked) and step no more. Returns."""
+        """Finish the step, offer all work not yet offered, report ``Flushed`` (after every call) and take no more steps."""
         with self._changed:
             self._replica.flush()
         if not self._replica.holds_state or self._ended.is_set():
@@ -257,7 +258,7 @@ class IslandLoop:
             self._run_in_thread()
 
     def stop(self) -> None:
-        """End after the present step, offering nothing; returns when the loop has ended. Offers stay takeable."""
+        """End after the current step without an offer, and wait for the loop's end. Offers can still be fetched."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -269,9 +270,9 @@ class IslandLoop:
         checked_digest: str,
         payloads: Sequence[bytes | memoryview],
     ) -> int:
-        """Take a publication's bytes (``PublishedFragments.take``) and have it adopted at the next boundary.
+        """Take a publication's bytes (``PublishedFragments.take``) and queue it for adoption at the next boundary.
 
-        Returns the version that is here now, −1 for none: below the publication's if the bytes did not lead to it.
+        Returns the version that is then here, −1 for none. It is below the publication's if the bytes did not lead to it.
         """
         fragment, version = publication.fragment, publication.version
         arrays = self._arrays.published.take(fragment, version, since, checked_digest, payloads)
@@ -280,7 +281,7 @@ class IslandLoop:
         return self._arrays.published.version(fragment)
 
     def published_version(self, fragment: FragmentId) -> int:
-        """The version of Θ's fragment that is here, adopted yet or not; −1 for none."""
+        """Return the version of Θ's fragment that is here, adopted or not; −1 for none."""
         return self._arrays.published.version(fragment)
 
     def deliver(
@@ -292,7 +293,7 @@ class IslandLoop:
         merged_offer: MergedOffer = 0,
         anchor: ScheduleAnchor = NO_ANCHOR,
     ) -> None:
-        """Have a published value adopted at the next boundary, unless it is no news (``Publication``)."""
+        """Queue a published value for adoption at the next boundary, unless it is not newer (``Publication``)."""
         self._arrays.published.hold(fragment, version, arrays)
         self._deliver(Publication(fragment, version, step, merged_offer, anchor), arrays)
 
@@ -310,7 +311,7 @@ class IslandLoop:
                 self._arrays.forget_older(fragment)
 
     def _note_common(self) -> None:
-        """Under the lock: what has come to every process of the island may be adopted."""
+        """Queue publications that have arrived in every process of the island. Requires ``_changed`` to be held."""
         if self._group is not None:
             for fragment, publication in list(self._waiting.items()):
                 if self._group.common_version(fragment) == publication.version:
@@ -318,36 +319,36 @@ class IslandLoop:
                     del self._waiting[fragment]
 
     def take(self, fragment: FragmentId, offer: int) -> memoryview | None:
-        """The offer's payload, once it is on the host; ``None`` if a newer offer replaced it, or it was merged."""
+        """Return the offer's payload, once it is on the host; ``None`` if it was replaced by a newer offer or merged."""
         with self._changed:
             fetched = self._replica.fetched(fragment, offer)
             offered = self._arrays.offered(fragment, offer) if fetched else None
         return None if offered is None else offered.payload()
 
     def standing_offers(self) -> list[Offer]:
-        """The latest offer of each fragment, but for those whose work is in a version that was adopted."""
+        """Return the latest offer of each fragment, except those whose work is in a version that was adopted."""
         with self._changed:
             standing = self._replica.standing_offers()
             return [offer for offer in standing if self._arrays.offered(offer.fragment, offer.offer) is not None]
 
     def export_state(self, timeout_s: float, request: StateRequest = WHOLE) -> State:
-        """The state that a peer needs to begin from here, or the part of it that this process gives.
+        """Copy the state that a peer needs to begin from here, or this process's part of it.
 
-        Taken at one boundary, so it is consistent, and in an island of many hosts the same in all of its processes; the
-        copy to the host happens in the calling thread. Versions are always those of all fragments.
-        Raises InfrastructureError when this island does not train, or reaches no boundary in time.
+        The state is from one boundary, so it is consistent, in all processes of an island of several hosts. The copy to the
+        host happens in the calling thread. Versions are always those of all fragments.
+        Raises InfrastructureError if this island does not train, or reaches no boundary in time.
         """
         return self._exports.ask(request, timeout_s)
 
     def export_fragments(self, timeout_s: float, cut: str = "") -> list[State]:
-        """What ``export_state`` gives of each fragment, all at the same boundary. Raises as that one."""
+        """Return what ``export_state`` returns for each fragment, all at the same boundary. Raises as it does."""
         requests = self._exports.request_all([StateRequest((p,), cut) for p in range(self.fragment_count)])
         return [self._exports.wait(request, timeout_s) for request in requests]
 
     def request_evaluation(self, request: EvaluationRequest) -> None:
         """Measure Θ at the next boundary at which it is here; ``Evaluated`` or ``NotEvaluated`` follows.
 
-        A later request takes the place of one that waits; one that was answered gets its answer again.
+        A later request replaces a waiting one; a repeated request that was answered gets its answer again.
         """
         with self._changed:
             begun, report = self._evaluation_report
@@ -359,16 +360,16 @@ class IslandLoop:
             self._evaluate_in_thread()
 
     def request_cut(self, of: Hashable = None) -> Future[Cut]:
-        """The state at the next boundary, before what is delivered from now on is adopted; raises as ``export_state``.
+        """Return the state at the next boundary, before later publications are adopted. Raises as ``export_state``.
 
-        ``of`` is what the cut is for, which the other processes of the island learn.
+        ``of`` says what the cut is for; the other processes of the island get it, too.
         """
         return self._cuts.request(of)
 
     # ── the loop's own thread ─────────────────────────────────────────────────────────────────────────────────────
 
     def _run_in_thread(self) -> None:
-        """At most one thread in the loop's life."""
+        """Start the loop's thread, at most once."""
         with self._changed:
             if self._thread is not None:
                 return
@@ -389,7 +390,7 @@ class IslandLoop:
                 if continuation is Continuation.AWAIT_PUBLICATION:
                     with self._changed:
                         self._changed.wait_for(lambda: self._replica.has_publications, DRAINING_POLL_S)
-        except (Exception, SystemExit) as error:  # it must be reported: nothing catches what this thread raises
+        except (Exception, SystemExit) as error:  # report it: nothing else catches what this thread raises
             logging.getLogger(__name__).exception("the island's loop failed")
             self._outbox.put(broken_by(error, self._replica.step))
         finally:
@@ -399,7 +400,7 @@ class IslandLoop:
             self._evaluate_in_thread()
 
     def advance(self) -> Continuation:
-        """One boundary, and the inner step after it if one follows, in the calling thread."""
+        """Carry out one boundary, and take the inner step after it if one follows, in the calling thread."""
         with self._watch.other_work():
             decided = self._decided or self._decide()
             self._decided = None
@@ -408,7 +409,7 @@ class IslandLoop:
                 self._evaluate()
             steps = decided.plan.continuation is Continuation.STEP
             if steps and self._group is not None:
-                # the next boundary is decided here, as if the step were done, and the others learn of it meanwhile
+                # decide the next boundary now, as if the step were done; the message to the others travels meanwhile
                 with self._changed:
                     self._replica.step_taken(self._group.tokens_per_step)
                 self._decided = self._decide()
@@ -417,10 +418,10 @@ class IslandLoop:
         return decided.plan.continuation
 
     def _decide(self) -> Decided:
-        """The next boundary, of which every process of the island hears."""
+        """Decide the next boundary, and tell every process of the island."""
         with self._changed:
             self._note_common()
-            # the cuts are looked at under the lock: a marker that came before any publication here is seen before it
+            # read the cuts under the lock: a marker that arrived before any publication here is seen before it
             cuts = self._cuts.waiting()
             plan = self._replica.boundary(cut=bool(cuts), requests=self._exports.waiting())
             decided = Decided(plan, self._arrays.take_arrived(plan.actions), cuts, self._replica.schedule_step)
@@ -429,7 +430,7 @@ class IslandLoop:
         return decided
 
     def give_all(self) -> None:
-        """The last boundary: adopt, offer all work not yet offered, and say ``Flushed``."""
+        """Carry out the last boundary: adopt, offer all work not yet offered, and report ``Flushed``."""
         with self._changed:
             self._replica.flush()
         self.advance()
@@ -449,7 +450,7 @@ class IslandLoop:
         self._carry_out(actions)
 
     def train(self) -> None:
-        """One inner step, measured and counted."""
+        """Take one inner step, and count and time it."""
         self._step(self._replica.schedule_step)
 
     def _step(self, schedule_step: int) -> None:
@@ -461,7 +462,9 @@ class IslandLoop:
             with self._changed:
                 self._replica.step_taken(result.token_count)
         elif result.token_count != self._group.tokens_per_step:
-            raise InternalError(detail=f"a step of {self._group.tokens_per_step} tokens was {result.token_count}.")
+            raise InternalError(
+                detail=f"a step had {result.token_count} tokens instead of {self._group.tokens_per_step}."
+            )
         gap = 0.0 if self._last_step_end is None else ended - self._last_step_end
         self._last_step_end = ended
         self._odometer.count(ended - began, gap)
@@ -472,7 +475,7 @@ class IslandLoop:
     # ── Θ on held-out data ────────────────────────────────────────────────────────────────────────────────────────
 
     def _evaluate(self) -> None:
-        """Measure Θ if it is here as it is wanted. The time counts as no gap between steps: it is reported as what it is."""
+        """Measure Θ if the requested version is here. The time is reported separately, not as a gap between steps."""
         with self._changed:
             request = self._evaluation
             arrays = None if request is None else self._arrays.published.values_at(request.versions)
@@ -486,8 +489,8 @@ class IslandLoop:
             seconds = monotonic() - began
             by_byte = (measured.bits_per_byte, measured.sources)
             report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds, *by_byte)
-        except (Exception, SystemExit) as error:  # training does not depend on being watched
-            logging.getLogger(__name__).exception("Θ cannot be measured here")
+        except (Exception, SystemExit) as error:  # a failed measurement must not stop training
+            logging.getLogger(__name__).exception("Θ could not be measured")
             report = NotEvaluated(request.global_version, in_words(error))
         if self._last_step_end is not None:
             self._last_step_end += monotonic() - began
@@ -496,7 +499,7 @@ class IslandLoop:
         self._say(report, self._replica.step)
 
     def _evaluate_in_thread(self) -> None:
-        """No boundary follows: what waits to be measured is measured once it is here."""
+        """Measure what is still waiting once it is here, because no boundary follows."""
         if self._evaluation is not None and not self._stopping.is_set():
             threading.Thread(target=self._evaluate_after_end, name="evaluate", daemon=True).start()
 
@@ -512,13 +515,13 @@ class IslandLoop:
                     return
                 if monotonic() > until:
                     self._evaluation = None
-                    self._outbox.put(NotEvaluated(request.global_version, "Θ is not here as it is"))
+                    self._outbox.put(NotEvaluated(request.global_version, "this version of Θ did not arrive"))
                     return
                 self._changed.wait(DRAINING_POLL_S)
         with self._loading:
             self._evaluate()
 
-    # ── what a boundary asks for ──────────────────────────────────────────────────────────────────────────────────
+    # ── actions of a boundary ─────────────────────────────────────────────────────────────────────────────────────
 
     def _carry_out(
         self,
@@ -540,7 +543,7 @@ class IslandLoop:
                     requests = cast(tuple[StateRequest, ...], action.requests)
                     self._exports.answer(partial(self._arrays.state, at=action), requests)
                 case SendReport():
-                    self._ended.set()  # first: from now on it is ``flush`` that reports to whoever flushes again
+                    self._ended.set()  # first, so that later flushes are answered by ``flush``
                     self._say(action.report, self._replica.step)
                 case _:
                     assert_never(action)
@@ -549,7 +552,7 @@ class IslandLoop:
         return self._arrays.cut(position)
 
     def _say(self, report: IslandReport, step: int) -> None:
-        """Report it, and before it the progress so far, unless that was reported already."""
+        """Report it, after the progress so far unless that was reported already."""
         self._report_progress(step)
         self._outbox.put(report)
 

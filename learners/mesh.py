@@ -1,8 +1,8 @@
 """The mesh of an island's devices, and the part of each tensor that every device holds.
 
-What dimensions are is what a model says (``Model.axes``); ``specification.device_mesh`` says which axis splits which.
-Of a tensor that a model says nothing of, the longest dimension that ``fsdp`` divides is split. A mesh that divides a batch,
-the devices or a tensor not evenly is refused before anything is allocated.
+A model names the dimensions of its tensors (``Model.axes``), and ``specification.device_mesh`` says which mesh axis splits
+which dimension. Of a tensor without names, the longest dimension that ``fsdp`` divides is split. A mesh that does not evenly
+divide a batch, the devices or a tensor is refused before anything is allocated.
 
 Source: fully sharded data parallelism as in ZeRO-3, arXiv:1910.02054; tensor parallelism as in Megatron-LM,
 arXiv:1909.08053; both by annotation of shardings alone, GSPMD, arXiv:2105.04663.
@@ -31,10 +31,10 @@ Axes = Mapping[str, tuple[str | None, ...]]
 
 
 def of_island(spec: IslandSpec, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh that the specification asks for, of these devices; all along ``data`` where it asks for none.
+    """Return the mesh that the specification asks for, of these devices; all along ``data`` if it asks for none.
 
-    Raises InvalidJobSpec where there are others than promised, also processors in place of accelerators, or they do not
-    divide.
+    Raises InvalidJobSpec if the devices are not those promised (CPUs instead of accelerators, for example), or if their
+    number is not divisible.
     """
     section = {} if spec.own is None else _mesh_of(spec.own)
     promised = spec.accelerator_count * spec.host_count
@@ -43,9 +43,9 @@ def of_island(spec: IslandSpec, devices: Sequence[jax.Device]) -> Mesh:
         problems = [
             Problem(
                 f"{spec.path}.accelerators",
-                f"promises {promised} devices (accelerators x hosts) of kind {spec.own.accelerator!r}, and "
+                f"promises {promised} devices (accelerators x hosts) of kind {spec.own.accelerator!r}, but "
                 f"there are {len(devices)} of kind {devices[0].device_kind!r}.",
-                "Set accelerators to what each host has, or repair the host: without its driver JAX takes the processor.",
+                "Set accelerators to what each host has, or repair the host: without its driver, JAX uses the CPU.",
             )
         ]
     if problems:
@@ -55,18 +55,18 @@ def of_island(spec: IslandSpec, devices: Sequence[jax.Device]) -> Mesh:
 
 
 def batch_sharding(mesh: Mesh, sequence_count: int) -> NamedSharding:
-    """Sequences along ``data`` and ``fsdp``; a batch that these do not divide is computed by every device."""
+    """Split sequences along ``data`` and ``fsdp``. If these do not divide a batch, every device computes all of it."""
     divides = sequence_count % batch_ways(mesh) == 0
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES if divides else None))
 
 
 def batch_ways(mesh: Mesh) -> int:
-    """Into how many parts a batch is split."""
+    """Return the number of parts into which a batch is split."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def shardings(mesh: Mesh, shapes: Mapping[str, Shape], axes: Axes, roles: Roles = BY_NAME) -> dict[str, NamedSharding]:
-    """Where every tensor lies. The mesh is one that ``require_division`` lets pass."""
+    """Return the sharding of every tensor. The mesh must have passed ``require_division``."""
     named = {name: _dimensions(name, shape, axes, roles) for name, shape in shapes.items()}
     return {
         name: NamedSharding(mesh, PartitionSpec(*device_mesh.split(shape, named[name], mesh.shape)))
@@ -75,10 +75,10 @@ def shardings(mesh: Mesh, shapes: Mapping[str, Shape], axes: Axes, roles: Roles 
 
 
 def require_division(spec: IslandSpec, shapes: Mapping[str, Shape], axes: Axes, roles: Roles) -> None:
-    """Raise InvalidJobSpec where the mesh of this island does not divide the model's tensors.
+    """Raise InvalidJobSpec if the mesh of this island does not divide the model's tensors.
 
-    In a process that is no island's, as the evaluator, which is asked for the shapes before any island is placed: where that
-    of any island of the job does not.
+    In a process of no island, such as the evaluator, which gives the shapes before any island is placed, every island's mesh
+    is checked.
     """
     meshes = {f"islands.{index}": _mesh_of(entry) for index, entry in enumerate(spec.job.islands)}
     if spec.own is not None:
@@ -100,10 +100,10 @@ def _mesh_of(entry: IslandsSection) -> dict[str, Any]:
 def like_parameters(
     state: Any, shapes: Mapping[str, Shape], sharding_of: Mapping[str, NamedSharding], mesh: Mesh
 ) -> Any:
-    """Where the leaves of an optimizer's state lie, found by structure; ``state`` has shapes, abstract or not.
+    """Return the shardings of an optimizer's state, found by structure. ``state`` has shapes, abstract or not.
 
-    A leaf that belongs to a tensor (``tensor_of``) lies like it. Of any other the longest dimension is split along ``fsdp``
-    where that divides it: vectors and counts are everywhere.
+    A leaf that belongs to a tensor (``tensor_of``) is sharded like it. Of any other leaf the longest dimension is split
+    along ``fsdp`` if that divides it; vectors and counts are replicated.
     """
 
     def of_leaf(path: Any, leaf: Any) -> NamedSharding:
@@ -116,20 +116,20 @@ def like_parameters(
 
 
 def tensor_of(path: Any, shape: Shape, shapes: Mapping[str, Shape]) -> str | None:
-    """The tensor to which a leaf of an optimizer's state belongs: it has its shape, and the way there ends in its name.
+    """Return the tensor to which a leaf of an optimizer's state belongs: it has its shape, and its path ends in its name.
 
-    Moments are kept in trees like that of the parameters. What is kept of a tensor in another shape, such as the factors of
-    its second moment, belongs to none: it cannot be cut like it.
+    Moments are kept in trees like that of the parameters. A statistic with another shape, such as the factors of the second
+    moment, belongs to no tensor, because it cannot be cut like one.
     """
     key = getattr(path[-1], "key", None) if path else None
     return key if isinstance(key, str) and shapes.get(key) == shape else None
 
 
 def constrained(value: jax.Array, *dimensions: str | None) -> jax.Array:
-    """``value`` where its dimensions say: for a model's loss, to keep activations split as it means.
+    """Constrain ``value`` to the sharding of its dimensions. A model's loss uses it to keep activations split.
 
-    Each is ``"batch"``, a name of ``Model.axes`` or None. Of an activation, unlike of a tensor, ``width`` is whole: along
-    ``fsdp`` lie its sequences. Without a mesh, or where the sizes do not divide, nothing happens.
+    Each dimension is ``"batch"``, a name of ``Model.axes`` or None. Of an activation, unlike of a tensor, ``width`` is not
+    split: ``fsdp`` splits its sequences. Without a mesh, or if a size is not divisible, nothing happens.
     """
     lengths = dict(get_abstract_mesh().shape)
     if math.prod(lengths.values()) == 1:
@@ -147,24 +147,24 @@ def constrained(value: jax.Array, *dimensions: str | None) -> jax.Array:
 
 
 def _grid(lengths: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
-    """The devices in an array of these lengths: as their wires lie, if then each process has a box of it."""
+    """Arrange the devices in an array of these lengths: along their interconnect, if each process then has a box of it."""
     plain = np.array(sorted(devices, key=lambda device: (device.process_index, device.id))).reshape(lengths)
     if devices[0].platform != "tpu":
         return plain
     try:
         wired = mesh_utils.create_device_mesh(lengths, devices, allow_split_physical_axes=True)
-    except (NotImplementedError, ValueError, AssertionError):  # no such mesh on these wires: slower, and right
+    except (NotImplementedError, ValueError, AssertionError):  # no such mesh on this interconnect: slower, but correct
         return plain
     return wired if _boxes(wired) else plain
 
 
 def require_boxes(mesh: Mesh) -> None:
-    """Raise ConfigurationError unless each process has a box of the mesh: what it holds of a tensor is one block then."""
+    """Raise ConfigurationError unless the devices of each process form a box, so that its part of a tensor is one block."""
     if not _boxes(mesh.devices):
         lengths = ", ".join(f"{axis} {length}" for axis, length in mesh.shape.items())
         raise ConfigurationError(
-            detail=f"The mesh {lengths} gives a process devices that are no box of it, so that its part of a tensor is no "
-            "block. Choose lengths of which each divides the devices of a host, or is a multiple of them."
+            detail=f"In the mesh {lengths}, the devices of a process do not form a box, so its part of a tensor is not one "
+            "block. Choose lengths that each divide the number of devices of a host, or are a multiple of it."
         )
 
 
@@ -178,12 +178,12 @@ def _boxes(grid: np.ndarray) -> bool:
 
 
 def _dimensions(name: str, shape: Shape, axes: Axes, roles: Roles) -> tuple[str | None, ...]:
-    """What the tensor's dimensions are: as the model says, or unnamed but for the stacked ones."""
+    """Return the names of the tensor's dimensions: those of the model, or only those of stacked dimensions."""
     if name in axes:
         if len(axes[name]) != len(shape):
             raise ConfigurationError(
-                detail=f"Model.axes names {len(axes[name])} dimensions of {name}, whose shape is {shape}. Name each, or "
-                "use None for those that have no name."
+                detail=f"Model.axes names {len(axes[name])} dimensions of {name}, whose shape is {shape}. Name each one, "
+                "or use None for those without a name."
             )
         return axes[name]
     stacked = roles[name].stacked_axes if name in roles else 0

@@ -1,6 +1,6 @@
-"""The model that a job specification asks for: a preset, a decoder by configuration, or a factory of somebody's package.
+"""The model that a job specification asks for: a preset, a decoder by configuration, or a factory of a user's package.
 
-Responsible for choosing and for refusing what is none. Refuses to know how a model computes (``learners.models``).
+It chooses the model and refuses anything that is not one. How a model computes is in ``learners.models``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["AXES", "Model", "build"]
 def build(spec: IslandSpec | Document) -> Model:
     """Return the model that a job specification asks for, parsed or as plain data.
 
-    ``model.factory`` names ``package.module:function`` of an installed package; it is called with the specification.
-    Raises ConfigurationError when there is no such function or it returns neither a ``Model`` nor a module
+    ``model.factory`` names ``package.module:function`` of an installed package, which is called with the specification.
+    Raises ConfigurationError if there is no such function, or if it returns neither a ``Model`` nor a module
     (``learners.models.modules``).
     """
     spec = IslandSpec.of(spec)
@@ -63,7 +63,7 @@ def _from_factory(path: str, spec: IslandSpec) -> Model:
 
 
 def _checked(path: str, own: Model) -> Model:
-    """The same, whose functions raise ConfigurationError for what they raise, and for results that cannot be trained."""
+    """Return the model with functions that raise ConfigurationError for errors and for results that cannot be trained."""
     subject = f"{{}} of the model that model.factory {path!r} returns"
     initialise = guarded(subject.format("initialise"), own.initialise)
 
@@ -72,7 +72,7 @@ def _checked(path: str, own: Model) -> Model:
         what = _wrong_with(tensors, own.traceable)
         if what:
             raise ConfigurationError(
-                detail=f"{subject.format('initialise')} makes {what}. It must return float32 arrays by name."
+                detail=f"{subject.format('initialise')} returns {what}. It must return float32 arrays by name."
             )
         return dict(tensors)
 
@@ -85,7 +85,7 @@ def _checked(path: str, own: Model) -> Model:
             if len(every) != count or any(getattr(each, "shape", None) != () for each in every):
                 shown = ", ".join(str(getattr(each, "shape", type(each).__name__)) for each in every)
                 raise ConfigurationError(
-                    detail=f"{subject.format(name)} makes {shown} of tokens {tokens.shape}. It must return "
+                    detail=f"{subject.format(name)} returns {shown} for tokens {tokens.shape}. It must return "
                     f"{'a scalar' if count == 1 else 'two scalars'}: the mean over all positions."
                 )
             return result
@@ -101,7 +101,7 @@ def _checked(path: str, own: Model) -> Model:
 
 
 def _wrong_with(tensors: Any, traceable: bool) -> str:
-    """What keeps these from being a model's parameters; empty if nothing. NumPy's other floats become float32 later."""
+    """Return why these cannot be a model's parameters; empty if they can. NumPy's other float types are converted later."""
     if not isinstance(tensors, Mapping):
         return f"{type(tensors).__name__}"
     if not tensors:

@@ -1,7 +1,7 @@
-"""Parameters from a safetensors file into an Orbax checkpoint: ``python -m learners.orbax_export FILE FOLDER``.
+"""Write parameters from a safetensors file as an Orbax checkpoint: ``python -m learners.orbax_export FILE FOLDER``.
 
-The checkpoint is one flat mapping of names to float32 arrays, as ``learners.model.build(spec)`` takes them; it is there
-whole or not at all. A process of its own, started by ``atoll export``.
+The checkpoint is a flat mapping of names to float32 arrays, as ``learners.model.build(spec)`` accepts them. It is written as
+a whole or not at all. ``atoll export`` starts this as a process of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 
 def write(file: Path, folder: Path) -> None:
-    """``folder``, which must not exist, is a checkpoint of the tensors in ``file`` afterwards."""
+    """Write a checkpoint of the tensors in ``file`` to ``folder``, which must not exist."""
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder.resolve(), load_file(file))
 

@@ -1,22 +1,21 @@
-"""The island's reliable outbox for several threads: the loop puts reports in, and Ray's threads read and command.
+"""The island's outbox, the offers in it, and the priorities of the threads around it.
 
-Thread-safe. What is reported again, and who is fenced, is ``orchestrator.replica.outbox``'s business.
+The loop puts reports in, and Ray's threads read them and deliver commands. Which reports are sent again, and which commands
+are fenced, is decided in ``orchestrator.replica.outbox``. Thread-safe.
 
-Priorities of threads of islands and evaluators: those that compute on the host's cores give way to the service's.
+An ``OfferedFragment`` is a snapshot of an island's parameters, its payload, and what the synchroniser decodes from that.
 
-Linux keeps niceness per thread, and a thread hands it on to those it starts: XLA's pool and the island's loop. Without it
-four islands on two cores starve the synchroniser for seconds, and every process looks dead. Ray's own threads keep theirs.
+   payload   Δ = Θ_base − θ in the codec, encoded when it is first fetched; every fetch gets the same bytes
+   decoded   θ as the synchroniser decodes it, Θ_base − Δ̂; θ itself before the first fetch, or if nothing is lost
+   residue   θ − decoded
 
-An offered fragment: a snapshot of an island's parameters, its payload, and what the synchroniser makes of that.
+If the island does not hold Θ_base, its parameters themselves are the payload, and nothing is lost. In an island of several
+hosts each process offers the pieces that it owns, and decodes all that it holds. Pieces that several processes hold are
+encoded alike by each of them, so they stay equal everywhere.
 
-    payload   Δ = Θ_base − θ in the codec, once somebody fetches it; the same bytes as often as it is fetched
-    decoded   θ as the synchroniser decodes it, Θ_base − Δ̂; θ itself while nobody has fetched it, or nothing is lost
-    residue   θ − decoded
-
-Where the island does not hold Θ_base, its parameters themselves are the payload, and nothing is lost. Thread-safe.
-
-Of an island of many hosts each process offers the pieces that it owns, and decodes all that it holds: pieces that several
-hold are coded by each of them alike, so that they stay the same everywhere.
+Threads that compute on the host's cores run at a lower priority than the service's. Linux keeps niceness per thread, and a
+new thread inherits it: XLA's pool, and the island's loop. Without this, four islands on two cores starve the synchroniser
+for seconds, and every process looks dead. Ray's own threads keep their priority.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class PublishedVersion(NamedTuple):
 
 
 class OfferedFragment:
-    """``base`` is what the island stands on, None where it does not hold that; residues are kept if they are wanted.
+    """``base`` is the published version on which the island is based; None if it does not hold it.
 
-    ``owned`` are the pieces of which this process offers what it has, each with the bounds of that, None for all of it.
+    ``owned`` are the pieces that this process offers, each with the bounds of its part, or None for all of it.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class OfferedFragment:
         self._lock = threading.Lock()
 
     def payload(self) -> memoryview:
-        """The bytes for the synchroniser, once the snapshot is on the host."""
+        """Return the bytes for the synchroniser, once the snapshot is on the host."""
         with self._lock:
             if self._base is None or self._codec == EXACT:
                 assert self._snapshot is not None
@@ -81,7 +80,7 @@ class OfferedFragment:
             return self._written(self._coded())
 
     def arrays(self) -> Arrays:
-        """What is decoded of it."""
+        """Return what the synchroniser decodes from it."""
         with self._lock:
             if self._content is not None:
                 return self._decoded(self._content)
@@ -89,13 +88,13 @@ class OfferedFragment:
             return self._snapshot.arrays()
 
     def merge(self) -> None:
-        """A version has this offer in it, so it was decoded somewhere, be it that another process of the island sent it."""
+        """Record that a version contains this offer: it was decoded, even if another process of the island sent it."""
         with self._lock:
             if self._base is not None and self._codec != EXACT:
                 self._coded()
 
     def residue(self) -> Arrays | None:
-        """None where nothing was lost."""
+        """Return what the codec lost; None if it lost nothing."""
         with self._lock:
             return self._residue
 
@@ -106,7 +105,7 @@ class OfferedFragment:
         return wire_format.written(content)
 
     def _coded(self) -> EncodedTensors:
-        """Under the lock: the snapshot in its codec, which is a fraction of it and takes its place."""
+        """Return the snapshot in its codec, which is much smaller and replaces it. Requires the lock to be held."""
         if self._content is None:
             assert self._snapshot is not None
             assert self._base is not None
@@ -126,27 +125,27 @@ TRAINING_NICENESS = 10
 
 
 def lower_priority(niceness: int = TRAINING_NICENESS) -> None:
-    """Lower the priority of this thread, and of those it starts from now on."""
+    """Lower the priority of this thread, and of the threads that it starts from now on."""
     _lower(0, niceness)
 
 
 def thread_ids() -> frozenset[int]:
-    """The threads that this process has."""
+    """Return the threads that this process has."""
     return frozenset(int(task.name) for task in Path("/proc/self/task").iterdir()) if _PER_THREAD else frozenset()
 
 
 def lower_priority_of_new(before: frozenset[int], niceness: int = TRAINING_NICENESS) -> None:
-    """Lower the priority of this thread, and of every one that was not among ``before``."""
+    """Lower the priority of this thread, and of every thread that is not in ``before``."""
     lower_priority(niceness)
     for thread in thread_ids() - before:
         try:
             _lower(thread, niceness)
         except ProcessLookupError:
-            continue  # it has ended
+            continue  # the thread has ended
 
 
 def _lower(thread: int, niceness: int) -> None:
-    """0 is the calling one. Only root could raise a priority again, so what is lower already stays."""
+    """Lower the priority of a thread, 0 being the calling one. Only root could raise it, so a lower one is kept."""
     os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), niceness))
 
 
@@ -154,14 +153,17 @@ _PER_THREAD = Path("/proc/self/task").is_dir()
 
 
 class Outbox:
-    """``standing`` returns what a new synchroniser may not know: offers not merged as far as this island knows; until it
-    holds a state, that it is ready for one. It is called under the outbox's lock, so whoever it asks must hold no lock of
-    its own while it puts reports in."""
+    """The reports of an island, for several threads.
+
+    ``standing`` returns what a new synchroniser may not know: offers that are not merged as far as this island knows, and
+    before it holds a state, that it is ready for one. It is called with the outbox's lock held, so whatever it calls must
+    hold no lock of its own while it puts reports in.
+    """
 
     def __init__(self, standing: Callable[[], Iterable[IslandReport]] = lambda: ()) -> None:
         self._standing = standing
         self._changed = threading.Condition()
-        self._reading = threading.Lock()  # one long poll at a time; a second waits for the first
+        self._reading = threading.Lock()  # one long poll at a time; a second one waits
         self._outbox = ReliableOutbox()
 
     def put(self, report: IslandReport) -> None:
@@ -170,7 +172,7 @@ class Outbox:
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> list[IslandReport]:
-        """All reports that nobody read, oldest first; waits for one up to ``timeout_s``. Each is given out once."""
+        """Return all unread reports, oldest first, after waiting for one up to ``timeout_s``. Each is returned once."""
         taken: list[IslandReport] = []
 
         def took() -> bool:
@@ -182,14 +184,14 @@ class Outbox:
         return taken
 
     def check_epoch(self, epoch: Epoch) -> None:
-        """Note the epoch that commands. Raises Fenced when a newer one has commanded."""
+        """Note the epoch of a command. Raises Fenced if a newer one has commanded."""
         with self._changed:
             if self._outbox.check_epoch(epoch):
                 self._outbox.restate(self._standing())
                 self._changed.notify_all()
 
     def read(self, epoch: Epoch, after: int, acknowledged: int, timeout_s: float) -> Numbered:
-        """The reports behind number ``after``, oldest first; waits for one. Those up to ``acknowledged`` are forgotten."""
+        """Return the reports after number ``after``, oldest first; waits for one. Forget those up to ``acknowledged``."""
         self.check_epoch(epoch)
         with self._reading, self._changed:
             self._outbox.acknowledge(acknowledged)
@@ -197,6 +199,6 @@ class Outbox:
             return self._outbox.read(after)
 
     def forget(self) -> None:
-        """Forget what was put in until now: the next reader is another incarnation's."""
+        """Forget all reports: the next reader is that of another incarnation."""
         with self._changed:
             self._outbox.forget_all()

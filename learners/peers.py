@@ -1,10 +1,10 @@
-"""The way to the states of peers, from process to process: calls ask for them, and the job's channel brings them.
+"""Fetches the states of peers, from process to process: calls request them, and the job's channel transfers them.
 
-A peer that is one process gives all of a fragment. Of one that is spread over hosts, and to one that is, each process gives
-its part: the peer holds a boundary still under a name, and each receiving process gets from each of its processes the
-windows that it needs (``state_parts``).
+A peer with one process gives all of a fragment. If the peer or the receiver is spread over hosts, each process gives its
+part: the peer keeps the state of one boundary under a name, and each receiving process gets the windows that it needs from
+each of the peer's processes (``state_transfer``).
 
-Refuses to know when states are wanted, and from whom (``catching_up``).
+When states are fetched, and from which peers, is decided in ``catching_up``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from orchestrator.parameters.parts import Bounds
 
 ABSENCE_CHECK_S = 1.0
 PULLS_MAX = 4
-"""Processes of a peer from which one process pulls at once."""
+"""The most processes of a peer from which one process pulls at the same time."""
 
 
 class Absence:
-    """Whether another island's process is gone, called as often as one likes: it is asked once a second at most."""
+    """Tells whether another island's process is gone. It may be called often: it asks the process once a second at most."""
 
     def __init__(self, actor: ActorHandle[IslandInterface]) -> None:
         self._actor, self._lock = actor, threading.Lock()
@@ -52,14 +52,14 @@ class Absence:
                         self._hello = self._actor.call(IslandInterface.hello)
                 except ActorDiedError:
                     self._gone = True
-                except RayError:  # it is not answered, which says nothing of the channel
+                except RayError:  # the call failed, which says nothing about the channel
                     self._hello = self._actor.call(IslandInterface.hello)
                 self._asked_at = time.monotonic()
             return self._gone
 
 
 class Peers:
-    """``bytes_per_s`` limits what a donor gives, ``fragment_sizes`` are in parameters."""
+    """The other islands. ``bytes_per_s`` limits a donor's rate; ``fragment_sizes`` are in parameters."""
 
     def __init__(
         self, handed_over: HandedOver, bytes_per_s: float | None = None, fragment_sizes: Sequence[int] = ()
@@ -67,9 +67,9 @@ class Peers:
         self._handed_over, self._bytes_per_s, self._sizes = handed_over, bytes_per_s, fragment_sizes
 
     def state(self, epoch: Epoch, process: str, fragment: int, *, in_parts: bool) -> dict[str, Any]:
-        """``IslandInterface.export_state``'s answer, with the arrays under ``"arrays"`` where it is not to be had in parts.
+        """Return the answer of ``IslandInterface.export_state``, with ``"arrays"`` unless it comes in parts.
 
-        Asked for with a limit, for links that the service does not watch, and pulled without one.
+        The call has a time limit, for links that the service does not watch; the pull has none.
         """
         donor, receiver = _actor(process), self._handed_over.subject(epoch)
         call = donor.call(IslandInterface.export_state, epoch, fragment, receiver, in_parts)
@@ -79,9 +79,9 @@ class Peers:
         return reply
 
     def part(self, order: FetchPart, wanted: Mapping[str, Bounds] | None) -> Arrays:
-        """What is wanted of a fragment's state, from all the processes that have parts of it; None wants all.
+        """Fetch what is wanted of a fragment's state from all the processes that have parts of it; None wants all.
 
-        Raises DataError where they have not all of it, or it has no numbers.
+        Raises DataError if a part is missing, or contains NaN or Inf.
         """
         processes = len(order.processes)
         with ThreadPoolExecutor(min(PULLS_MAX, processes), "fetch-part") as pulling:
@@ -91,11 +91,11 @@ class Peers:
         return arrays
 
     def forget(self, order: FetchPart) -> None:
-        """What was held for this order has arrived, or is not wanted any more."""
+        """Tell the donor's processes to drop what they keep for this order."""
         for process in order.processes:
             try:
                 _actor(process).call(IslandInterface.forget_part, order.cut, order.fragment)
-            except ValueError:  # it is gone
+            except ValueError:  # the process is gone
                 continue
 
     def _part_of(self, order: FetchPart, process: str, wanted: Mapping[str, Bounds] | None) -> list[Block]:

@@ -1,17 +1,16 @@
 """An island's arrays in plain safetensors files, of which each of its processes reads the windows that it needs.
 
-    arrays.safetensors, arrays.1.safetensors, …      of rank 0, or of an island of one process
-    arrays-RANK.safetensors, …                       of another process
-    parts.json                                       in a file, as bytes: the bounds of arrays that are parts of others
+   arrays.safetensors, arrays.1.safetensors, …      of rank 0, or of an island of one process
+   arrays-RANK.safetensors, …                       of another process
+   parts.json                                       in a file, as bytes: the bounds of arrays that are parts of others
 
-Files are kept small, for a store is given a file in one piece. They are read through ``checkpoints.blocks``, and so a
-header is not believed before it was checked; what it says is, then, only what somebody once wrote. Names of types are
-safetensors' own, and NumPy's where it has none.
+Files are kept small, because a store takes a file in one piece. They are read through ``checkpoints.blocks``, so a header is
+verified before it is used, and contains only what was written. Types have safetensors' names, and NumPy's for those that it
+does not know.
 
-Named arrays of any type as one run of bytes, and a table that says what lies in it.
-
-Nothing is converted and nothing parsed: a state has moments, counters and keys of whatever types its optimizer chose. Copies
-are NumPy's, which lets other threads run meanwhile.
+``flattened`` and ``restored`` turn named arrays of any type into one run of bytes with a table, and back, for the wire.
+Nothing is converted or parsed: a state has moments, counters and keys of whatever types its optimizer uses. NumPy does the
+copying, so other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from orchestrator.parameters.parts import Bounds, index_of, intersection, shape_
 from orchestrator.parameters.pieces import piece_named
 
 ALIGNMENT_BYTES = 64
-"""Of each array's begin: a cache line, and more than any type needs."""
+"""The alignment of each array: a cache line, and more than any type needs."""
 
 
 class ArrayPlace(NamedTuple):
-    """One array's name, type and shape; the arrays lie behind each other in the table's order, each aligned."""
+    """One array's name, type and shape. The arrays follow each other in the table's order, each aligned."""
 
     name: str
     dtype: np.dtype
@@ -55,7 +54,7 @@ class ArrayPlace(NamedTuple):
 
 
 def flattened(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[ArrayPlace, ...], memoryview]:
-    """The table, and the bytes, row-major."""
+    """Return the table and the bytes, row-major."""
     table = tuple(ArrayPlace(name, array.dtype, array.shape) for name, array in sorted(arrays.items()))
     content = np.zeros(sum(place.padded_byte_count for place in table), np.uint8)
     at = 0
@@ -66,10 +65,10 @@ def flattened(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[ArrayPlace, ...],
 
 
 def restored(table: tuple[ArrayPlace, ...], content: memoryview) -> Arrays:
-    """The arrays, as views of ``content``. Raises DataError if the table is of other bytes."""
+    """Return the arrays as views of ``content``. Raises DataError if the table does not fit the bytes."""
     size = sum(place.padded_byte_count for place in table)
     if size != len(content):
-        raise DataError(detail=f"arrays of {size:,} bytes are announced, and {len(content):,} came.")
+        raise DataError(detail=f"arrays of {size:,} bytes are announced, but {len(content):,} bytes arrived.")
     arrays: Arrays = {}
     at = 0
     for place in table:
@@ -82,7 +81,7 @@ def restored(table: tuple[ArrayPlace, ...], content: memoryview) -> Arrays:
 PARTS = "parts.json"
 SUFFIX = ".safetensors"
 FILE_BYTES_MAX = 1 << 30
-"""A file has more only where one array has."""
+"""A file is larger only if a single array is."""
 HEADER_BYTES_MAX = 64 << 20
 _SIZE_BYTES, _ALIGNMENT_BYTES = 8, 64
 _SAFETENSORS_NAMES = {
@@ -100,7 +99,7 @@ _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in a file, where its bytes begin. It lies at ``bounds`` of the array of its name."""
+    """An array in a file, and where its bytes begin. ``bounds`` is its place in the array with its name."""
 
     name: str
     file: SoundFile
@@ -111,9 +110,9 @@ class StoredArray:
 
 
 def write(folder: Folder, stem: str, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bounds]) -> list[File]:
-    """All of these arrays are in files of the folder afterwards, one at least. Raises OSError, and DataError for a type.
+    """Write all of these arrays to files of the folder, at least one. Raises OSError, and DataError for unknown types.
 
-    Beside the arrays no more memory is needed than one that is not row-major takes.
+    Besides the arrays it needs only the memory of one array that is not row-major.
     """
     files: list[File] = []
     for number, names in enumerate(_by_file(arrays)):
@@ -126,11 +125,11 @@ def write(folder: Folder, stem: str, arrays: Mapping[str, np.ndarray], bounds: M
 
 
 def stored(file: SoundFile) -> list[StoredArray]:
-    """What lies in the file. Raises DataError unless it is a file of arrays."""
+    """Return the arrays in the file. Raises DataError unless it is a file of arrays."""
     try:
         header_bytes = int.from_bytes(file.read(0, _SIZE_BYTES), "little")
         if header_bytes > HEADER_BYTES_MAX:
-            raise ValueError(f"its header is said to have {header_bytes:,} bytes")
+            raise ValueError(f"its header claims to have {header_bytes:,} bytes")
         begin = _SIZE_BYTES + header_bytes
         header = json.loads(file.read(_SIZE_BYTES, begin))
         header.pop("__metadata__", None)
@@ -138,14 +137,14 @@ def stored(file: SoundFile) -> list[StoredArray]:
         parts = _bounds_in(entries.pop(PARTS, None))
         return [_placed(array, parts.get(name)) for name, array in entries.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(detail=f"{file.name} is no file of arrays: {first_line(error)}.") from error
+        raise DataError(detail=f"{file.name} is not a file of arrays: {first_line(error)}.") from error
 
 
 def read(arrays: Iterable[StoredArray], wanted: Mapping[str, Window] | None, where: str) -> Arrays:
-    """What is wanted, by names of whole tensors, whatever pieces and parts it was written in; None: all, by its own names.
+    """Return what is wanted, by names of whole tensors, in whatever pieces and parts it was written (None: all, as named).
 
-    Nothing else is read, but for blocks in which something of it lies, and nothing else is held. Raises DataError where
-    parts are not whole, or of a model that is another.
+    Only blocks that contain some of it are read, and only what is wanted is held. Raises DataError if parts are missing or
+    belong to another model.
     """
     by_name: dict[str, dict[Bounds, StoredArray]] = {}
     for array in arrays:
@@ -171,9 +170,9 @@ def read(arrays: Iterable[StoredArray], wanted: Mapping[str, Window] | None, whe
 
 
 def require_same_names(wanted: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
-    """Raises DataError where a state has other arrays than those that are wanted."""
+    """Raise DataError if a state has other arrays than the wanted ones."""
     if differing := sorted(wanted.keys() ^ there.keys()):
-        detail = f"the state in {where} does not fit this island's model: {differing[:4]} on one side only"
+        detail = f"the state in {where} does not fit this island's model: only one of them has {differing[:4]}"
         raise DataError(detail=detail)
 
 
@@ -190,13 +189,13 @@ def _by_file(arrays: Mapping[str, np.ndarray]) -> Iterator[list[str]]:
 
 
 def _chunks(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
-    """A safetensors file, array by array: those of larger types first, so that each is aligned."""
+    """Yield a safetensors file, array by array: larger types first, so that each array is aligned."""
     header, at = {}, 0
     names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
     for name in names:
         array = arrays[name]
         if array.dtype not in _CODES:
-            raise DataError(detail=f"{name} is of the type {array.dtype}, which no checkpoint can hold.")
+            raise DataError(detail=f"{name} has the type {array.dtype}, which a checkpoint cannot hold.")
         offsets = [at, at + array.nbytes]
         header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": offsets}
         at += array.nbytes
@@ -211,7 +210,7 @@ def _entry(file: SoundFile, begin: int, name: str, entry: Mapping[str, Any]) -> 
     dtype, shape, (start, stop) = _TYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
     counts = [*shape, start, stop]
     if any(type(count) is not int or count < 0 for count in counts) or begin + stop > file.size:
-        raise ValueError(f"{name} cannot lie at {start} to {stop}")
+        raise ValueError(f"{name} cannot be at {start} to {stop}")
     if stop - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{name} of shape {shape} cannot have {stop - start:,} bytes")
     return StoredArray(name, file, begin + start, dtype, shape, whole(shape))
@@ -236,7 +235,7 @@ def _placed(array: StoredArray, bounds: Bounds | None) -> StoredArray:
 
 
 def _in_tensor(array: StoredArray) -> tuple[str, Bounds]:
-    """The tensor of which this is a piece, or a part of one, and where in it that lies."""
+    """Return the tensor of which this is a piece, or a part of one, and its place there."""
     piece = piece_named(array.name)
     if piece.bounds is None or piece.bounds[0] >= len(array.bounds):
         return array.name, array.bounds
@@ -246,9 +245,9 @@ def _in_tensor(array: StoredArray) -> tuple[str, Bounds]:
 
 
 def _whole_shape(name: str, own: Mapping[Bounds, StoredArray]) -> tuple[int, ...]:
-    """The shape of what these parts are. Raises DataError where they are not all of it once, and of one type."""
+    """Return the shape of the array that these parts form. Raises DataError unless they cover it once, with one type."""
     dimensions, types = ({len(bounds) for bounds in own}, {array.dtype for array in own.values()})
     shape = tuple(max(bounds[axis][1] for bounds in own) for axis in range(min(dimensions)))
     if len(dimensions) > 1 or len(types) > 1 or not tiles(list(own), shape):
-        raise DataError(detail=f"The parts of {name} in the checkpoint, {sorted(own)}, are not all of it once.")
+        raise DataError(detail=f"The parts of {name} in the checkpoint, {sorted(own)}, do not cover it exactly once.")
     return shape

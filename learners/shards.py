@@ -1,17 +1,17 @@
-"""Pieces of sharded tensors on their way between the host and the devices, shard by shard: no device ever has all of one.
+"""Moves pieces of sharded tensors between the host and the devices, shard by shard: no device ever holds a whole one.
 
-    taken     a copy of a piece on the devices, each of what it has of it
-    on_host   what this process's devices have of it, put together from their shards
-    placed    a host array on the devices, each with its shard
-    changed   a piece replaced, or added to, in the tensor's own memory
+   taken     a copy of a piece on the devices, each with its part
+   on_host   what this process's devices hold of it, put together from their shards
+   placed    a host array on the devices, each with its shard
+   changed   a piece replaced, or added to, in the tensor's own memory
 
-The programs are ``shard_map``s without any communication, so every process of an island may run them when it likes. In a
-process that has some of an island's devices an array of the host is this process's part of a piece (``held``), one block of
-it; what is given may be that, or the whole piece.
+The programs are ``shard_map``s without communication, so every process of an island may run them at any time. If a
+process has only some of an island's devices, a host array is this process's part of a piece (``held``), one block of
+it. Arguments may be that part, or the whole piece.
 
-A piece that is cut along the very axis by which its tensor is sharded lies on some devices only. Programs are the same on
-all devices, so each works on a window of its shard that is long enough for what it may have of the piece, min(piece, shard)
-entries, and what is beside the piece in it is left out, or left alone.
+A piece that is cut along the axis by which its tensor is sharded is on some devices only. Programs are the same on all
+devices. So each works on a window of its shard that is large enough for its part of the piece, min(piece, shard) entries.
+What the window contains besides the piece is left out, or left unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Box = tuple[slice, ...]
 
 
 def held(sharding: NamedSharding, shape: Shape, piece: Piece) -> Box:
-    """The part of the piece that the devices of this process have: a block, which may be empty, in the piece's own indices.
+    """Return the part of the piece that the devices of this process hold: a block, maybe empty, in the piece's own indices.
 
     Copies on other devices, or of other processes, are the same block (``mesh.require_boxes``).
     """
@@ -49,7 +49,7 @@ def held(sharding: NamedSharding, shape: Shape, piece: Piece) -> Box:
 
 
 def held_part(sharding: NamedSharding, shape: Shape, piece: Piece) -> HeldPart:
-    """As ``held``, and which processes have the same."""
+    """Return the same as ``held``, with the processes that hold it."""
     of_process: dict[int, list[Box | None]] = defaultdict(list)
     every: Mapping[Any, Box | None] = sharding.devices_indices_map(shape)
     for device, index in every.items():
@@ -63,21 +63,21 @@ def held_part(sharding: NamedSharding, shape: Shape, piece: Piece) -> HeldPart:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A piece of a tensor on the devices. A block is where in the piece it lies, what of a shard it is, and the shard."""
+    """A piece of a tensor on the devices. A block is its place in the piece, its place in a shard, and the shard."""
 
     shape: Shape
-    """Of the part that this process has."""
+    """The shape of the part that this process holds."""
     origin: tuple[int, ...]
     blocks: tuple[tuple[Box, Box, jax.Array], ...]
     dtype: Any
 
     def start(self) -> None:
-        """Start on the way to the host."""
+        """Start the copy to the host."""
         for _, _, shard in self.blocks:
             shard.copy_to_host_async()
 
     def on_host(self) -> np.ndarray:
-        """Wait until it is on the host. Of one shard it may be a view of the device's memory, which it keeps alive then."""
+        """Wait until it is on the host. A single shard may be a view of the device's memory, which it keeps alive."""
         if len(self.blocks) == 1:
             (_, within, shard) = self.blocks[0]
             whole: np.ndarray = np.asarray(shard)
@@ -90,7 +90,7 @@ class Taken:
 
 
 def taken(array: jax.Array, piece: Piece, *, copied: bool = True) -> Taken:
-    """A copy of the piece of ``array``; of a whole tensor without one where ``copied`` is false."""
+    """Copy the piece of ``array`` on the devices. A whole tensor is not copied if ``copied`` is false."""
     sharding, shape = named(array), array.shape
     on_devices = array
     window = _Window.of(sharding, shape, piece)
@@ -112,31 +112,31 @@ def taken(array: jax.Array, piece: Piece, *, copied: bool = True) -> Taken:
 
 
 def placed(array: np.ndarray, sharding: NamedSharding, shape: Shape, dtype: Any, *, owned: bool = True) -> jax.Array:
-    """All of a tensor on the devices, in memory of its own, or perhaps in the caller's where it is not to be ``owned``.
+    """Put all of a tensor on the devices, in its own memory if ``owned``, otherwise perhaps in the caller's.
 
-    Raises DataError unless ``array`` is the tensor, or what this process has of it.
+    Raises DataError unless ``array`` is the tensor, or this process's part of it.
     """
     on_devices = _put(_fitting(array, sharding, shape, dtype), sharding)
     return _copy(on_devices, sharding=sharding) if owned else on_devices
 
 
 def put_in_place_of(current: jax.Array, array: np.ndarray) -> jax.Array:
-    """``array`` where ``current`` lies, in memory of its own. Raises as ``placed``."""
+    """Put ``array`` on the devices like ``current``, in its own memory. Raises as ``placed``."""
     return placed(array, named(current), current.shape, current.dtype)
 
 
 def require_fitting(array: np.ndarray, current: jax.Array) -> None:
-    """Raises DataError unless ``array`` can be put in the place of ``current``."""
+    """Raise DataError unless ``array`` can replace ``current``."""
     _fitting(array, named(current), current.shape, current.dtype)
 
 
 def batch_placed(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """On the devices, perhaps still in the caller's memory. Every process has the whole array."""
+    """Put it on the devices, perhaps still in the caller's memory. Every process has the whole array."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def changed(current: jax.Array, piece: Piece, array: np.ndarray, *, added: bool) -> jax.Array:
-    """``current`` with the piece replaced by ``array``, or increased by it; ``current`` itself is used up."""
+    """Return ``current`` with the piece replaced by ``array``, or increased by it. It consumes ``current``."""
     sharding, shape = named(current), current.shape
     source = _fitting(array, sharding, shape, current.dtype, piece)
     window = _Window.of(sharding, shape, piece)
@@ -153,7 +153,7 @@ def changed(current: jax.Array, piece: Piece, array: np.ndarray, *, added: bool)
 
 
 def programs(tensor: jax.Array, name: str) -> list[str | None]:
-    """What XLA makes of taking this piece of ``tensor``, of replacing it and of adding to it, as text."""
+    """Return XLA's programs for taking this piece of ``tensor``, for replacing it and for adding to it, as text."""
     piece, sharding = piece_named(name), named(tensor)
     if piece.bounds is None:
         compiled = [_copy.lower(tensor, sharding=sharding), _increase.lower(tensor, tensor, sharding=sharding)]
@@ -172,9 +172,9 @@ def programs(tensor: jax.Array, name: str) -> list[str | None]:
 
 
 class DeviceCopy:
-    """A ``contract.Snapshot``: device arrays of its own, never donated, on their way to the host.
+    """A ``Snapshot`` of device arrays of its own, never donated, on their way to the host.
 
-    Until the arrays are asked for it holds device memory; after that only host memory.
+    It holds device memory until the arrays are requested; after that only host memory.
     """
 
     def __init__(self, pieces: Mapping[str, Taken]) -> None:
@@ -184,7 +184,7 @@ class DeviceCopy:
             piece.start()
 
     def arrays(self) -> Arrays:
-        """Read-only. On CPU these may be views of a device's memory, which they keep alive."""
+        """Return read-only arrays. On CPU these may be views of a device's memory, which they keep alive."""
         with self._lock:
             while self._pieces:
                 name = next(iter(self._pieces))
@@ -198,9 +198,9 @@ class DeviceCopy:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What each device does with a piece along ``axis``, by which its tensor is sharded ``ways`` ways.
+    """The work of each device on a piece along ``axis``, by which its tensor is sharded ``ways`` ways.
 
-    ``length`` entries of a shard of ``shard_length``, from where ``first`` says; for all of a tensor, its whole shard.
+    ``length`` entries of a shard of ``shard_length``, beginning at ``first``; for a whole tensor, the whole shard.
     """
 
     shape: Shape
@@ -229,12 +229,12 @@ class _Window:
         return (*self.shape[: self.axis], self.ways * self.length, *self.shape[self.axis + 1 :])
 
     def first(self, shard: int) -> int:
-        """Where in the tensor the window of this shard begins."""
+        """Return where in the tensor the window of this shard begins."""
         begins = shard * self.shard_length
         return begins + min(max(self.start - begins, 0), self.shard_length - self.length)
 
     def block(self, bounds: list[tuple[int, int]]) -> tuple[Box, Box]:
-        """Where in the piece a shard of what was taken lies, and which part of that shard does."""
+        """Return the place in the piece of a taken shard, and the place in that shard."""
         box, within = [slice(*side) for side in bounds], [slice(0, stop - start) for start, stop in bounds]
         if self.axis >= 0 and self.length:
             first = self.first(bounds[self.axis][0] // self.length)
@@ -244,7 +244,7 @@ class _Window:
         return tuple(box), tuple(within)
 
     def part(self, source: _HostArray, index: Box) -> np.ndarray:
-        """What a device gets for its window: what ``source`` has of the piece there, and zeros beside it."""
+        """Return the window's content for a device: the piece's values from ``source``, and zeros elsewhere."""
         bounds = _bounds(index, self.taken_shape)
         box, within = self.block(bounds)
         inside = all(side.start < side.stop for side in box)
@@ -259,12 +259,12 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _HostArray:
-    """An array of the host, which lies at ``origin`` of its piece."""
+    """An array of the host, at ``origin`` of its piece."""
 
     array: np.ndarray
     origin: tuple[int, ...]
     shape: Shape
-    """Of the whole piece."""
+    """The shape of the whole piece."""
 
     def at(self, box: Box) -> np.ndarray:
         part: np.ndarray = self.array[
@@ -274,7 +274,7 @@ class _HostArray:
 
 
 WHOLE = Piece("")
-"""As a piece of any tensor."""
+"""A whole tensor as a piece."""
 
 
 def _fitting(array: np.ndarray, sharding: NamedSharding, shape: Shape, dtype: Any, piece: Piece = WHOLE) -> _HostArray:
@@ -285,19 +285,19 @@ def _fitting(array: np.ndarray, sharding: NamedSharding, shape: Shape, dtype: An
     elif array.shape == tuple(side.stop - side.start for side in part):
         origin = tuple(side.start for side in part)
     else:
-        raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {whole}")
+        raise DataError(detail=f"an array of shape {array.shape} cannot replace one of shape {whole}")
     return _HostArray(array.astype(dtype, copy=False), origin, whole)
 
 
 def _hull(indices: Iterable[Box | None], shape: Shape) -> list[tuple[int, int]]:
-    """The smallest block around these, by its start and stop along every axis."""
+    """Return the smallest block around these, by its start and stop along every axis."""
     every = [_bounds(index, shape) for index in indices]
     along = (zip(*sides, strict=True) for sides in zip(*every, strict=True))
     return [(min(starts), max(stops)) for starts, stops in along]
 
 
 def _put(source: _HostArray, sharding: NamedSharding) -> jax.Array:
-    """Perhaps still in the caller's memory."""
+    """Put it on the devices, perhaps still in the caller's memory."""
 
     def shard(index: Box | None) -> np.ndarray:
         return source.at(tuple(slice(*side) for side in _bounds(index, source.shape)))
@@ -312,7 +312,7 @@ def named(array: jax.Array) -> NamedSharding:
 
 
 def _bounds(index: Box | None, shape: Shape) -> list[tuple[int, int]]:
-    """Start and stop along every axis."""
+    """Return start and stop along every axis."""
     assert index is not None
     return [side.indices(size)[:2] for side, size in zip(index, shape, strict=True)]
 
@@ -325,7 +325,7 @@ def _copy(array: jax.Array, *, sharding: NamedSharding) -> jax.Array:
 
 @partial(jax.jit, static_argnames=("sharding", "axis", "length"))
 def _take(array: jax.Array, start: int, *, sharding: NamedSharding, axis: int, length: int) -> Any:
-    """The start is an argument, so that all pieces of one length share one program."""
+    """Take the window. The start is an argument, so that all pieces of one length share one program."""
 
     def of_shard(shard: jax.Array, start: jax.Array) -> jax.Array:
         first = _first(shard, start, length, sharding, axis)
@@ -368,7 +368,7 @@ def _increase(array: jax.Array, part: jax.Array, *, sharding: NamedSharding) -> 
 
 
 def _on_each(of_shard: Any, sharding: NamedSharding, argument_count: int) -> Any:
-    """Arrays are sharded alike, numbers are everywhere."""
+    """Map the function over shards: arrays are sharded alike, numbers are replicated."""
     everywhere = PartitionSpec()
     arrays = 1 if argument_count == 2 else 2
     specs = (sharding.spec,) * arrays + (everywhere,) * (argument_count - arrays)
@@ -376,11 +376,11 @@ def _on_each(of_shard: Any, sharding: NamedSharding, argument_count: int) -> Any
 
 
 def _shard_start(shard: jax.Array, sharding: NamedSharding, axis: int) -> Any:
-    """Where in the tensor the shard of this device begins."""
+    """Return where in the tensor the shard of this device begins."""
     along = sharding.spec[axis] if axis < len(sharding.spec) else None
     return 0 if along is None else jax.lax.axis_index(along) * shard.shape[axis]
 
 
 def _first(shard: jax.Array, start: jax.Array, length: int, sharding: NamedSharding, axis: int) -> Any:
-    """Where in the shard its window begins: ``_Window.first``."""
+    """Return where in the shard its window begins: ``_Window.first``."""
     return jnp.clip(start - _shard_start(shard, sharding, axis), 0, shard.shape[axis] - length)

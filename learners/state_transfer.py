@@ -1,32 +1,26 @@
-"""The fetch of a state from peers, fragment by fragment: from one that holds a boundary still, or from several at once.
+"""The transfer of a state from a training island to another: what a donor gives, how it is fetched, and its time limits.
 
-    donor A ──0──▶ ──2──▶ ──3──▶ ✗ dies with 3
-    donor B ──1──▶ ──────4─────▶ ──3──▶            each chunk of one boundary of its donor, with that donor's versions
+   donor A ──0──▶ ──2──▶ ──3──▶ ✗ dies with 3
+   donor B ──1──▶ ──────4─────▶ ──3──▶            each chunk from one boundary of its donor, with that donor's versions
 
-With ``of_one_boundary`` a donor gives all its chunks of the same one, and a state that one donor gave is whole.
+``Exports`` collects requests for the state at the next boundary. An island that does not train has no state to give.
+``HeldStates`` and ``CutStates`` keep what was copied until receivers have it; ``Throttle`` limits the rate.
 
-A donor that is free takes the next fragment. What has arrived stays when a donor goes away, and the others give what it
-still owed. A chunk with NaN or Inf is refused, and its donor with it. Thread-safe; blocks nobody but its own threads.
+``StateFetch`` fetches a state fragment by fragment, from one donor or several. A donor that is free gives the next fragment.
+If a donor goes away, what has arrived is kept, and the others give the rest. A chunk with NaN or Inf is refused, and its
+donor with it: a donor may have diverged unnoticed. With ``of_one_boundary`` all chunks of a donor are from the same
+boundary, so a state from a single donor is consistent. Thread-safe; only its own threads block.
 
-Refuses to choose donors (``core.island_record``), and to know how they are reached.
+``windows`` and ``put_together`` move parts of a state between processes that divide the arrays differently, because of other
+meshes or numbers of hosts. Arrays keep their types.
 
-Parts of a state on their way from the processes that have them to those that need them, by windows of arrays.
+   giver      blocks (an array and its bounds) ─▶ windows: the parts of them that are wanted
+   receiver   blocks of all givers ─▶ put_together: what is wanted, once all of it has arrived
 
-    giver      blocks (an array and its bounds) ─▶ windows: what of them lies in what is wanted
-    receiver   blocks of all givers ─▶ put_together: what is wanted, once it is all there
+Time limits depend on the size: a fixed one would be too short for a large model, or make a small one wait for a dead line.
+If the service notices that a donor is gone or silent, nothing waits that long.
 
-Whoever gives and whoever wants may be cut differently: meshes, and numbers of hosts, may differ. Arrays keep their types.
-
-Requests for a training island's state, from any thread, and the boundary at which all of them get the same one.
-
-Responsible for the waiting requests, their timeouts, the rate of bytes, and for refusing requests that cannot be answered:
-an island that does not train has no state to give. Refuses to know what a state is made of, but for its being finite: a
-donor may have diverged without knowing it.
-
-How long the transfer of a state between islands may take before another donor is asked: by its size.
-
-A limit that were the same for all would be too short for a large model, or leave a small one waiting for a dead line. Where
-the service notices that a donor is gone, or silent, nobody waits so long.
+Donors are chosen in ``core.island_record``; how they are reached is in ``peers``.
 """
 
 from __future__ import annotations
@@ -49,45 +43,45 @@ from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.parameters.parts import Bounds, index_of, intersection, shape_of, tiles, whole, within
 
 STATE_BYTES_PER_PARAMETER = 12
-"""A parameter and Adam's two moments, in float32: what most states have. An estimate is enough here."""
+"""A parameter and Adam's two moments, in float32, which is what most states have. An estimate is enough here."""
 BOUNDARY_S = 30.0
-"""A donor takes no longer than this to come to a boundary between two steps."""
+"""A donor reaches a boundary between two steps within this time."""
 ANSWER_S = 5.0
 TO_HOST_BYTES_PER_S = 100_000_000
-"""A state leaves the devices faster than this: all of it, before the first fragment of one boundary can be given."""
+"""A state leaves the devices faster than this. All of it must, before the first fragment of a boundary can be given."""
 SLOWEST_BYTES_PER_S = 1_000_000
-"""A line slower than this is as good as none: a billion parameters would take more than three hours."""
+"""A slower line is useless: a billion parameters would take more than three hours."""
 QUEUE_S, REQUESTS_AHEAD_MAX = 60.0, 4
-"""Of a donor that limits its own rate: so long a queue is borne whatever is asked for, and so many requests of this size."""
+"""For a donor with a limited rate: the queue that is acceptable anyway, and the number of requests of this size ahead."""
 Selection = TypeVar("Selection")
 State = TypeVar("State")
 Block = tuple[str, Bounds, np.ndarray]
-"""A name, where in the array of this name it lies, and the values."""
+"""A name, a place in the array with this name, and the values there."""
 log = logging.getLogger(__name__)
 Fragments = tuple[int, ...] | None
 """The fragments requested; ``None`` for all."""
 
 
 def queue_s(byte_count: int, bytes_per_s: float | None) -> float:
-    """How long a donor with this limit on its rate may let a request wait, its own bytes included."""
+    """Return how long a donor with this rate limit may let a request wait, including its own bytes."""
     return 0.0 if bytes_per_s is None else QUEUE_S + (REQUESTS_AHEAD_MAX + 1) * byte_count / bytes_per_s
 
 
 def held_s(byte_count: int, stall_s: float, bytes_per_s: float | None) -> float:
-    """How long a donor holds so many bytes of which none moves, for whoever was told of them.
+    """Return how long a donor holds this many bytes if none of them moves.
 
-    ``stall_s`` is the pull's own limit of progress. It may have to wait for another of this size, at the cap of the link.
+    ``stall_s`` is the pull's limit of progress. The pull may have to wait for another of this size, at the cap of the link.
     """
     return ANSWER_S + stall_s + byte_count / min(SLOWEST_BYTES_PER_S, bytes_per_s or SLOWEST_BYTES_PER_S)
 
 
 def limit_s(byte_count: int, bytes_per_s: float | None) -> float:
-    """How long whoever requests so many bytes waits for them, from a donor with this limit on its rate."""
+    """Return how long a requester of this many bytes waits for them, from a donor with this rate limit."""
     return BOUNDARY_S + ANSWER_S + byte_count / SLOWEST_BYTES_PER_S + queue_s(byte_count, bytes_per_s)
 
 
 class Exports(Generic[Selection, State]):
-    """Closed until training begins, and again when it has ended."""
+    """Requests for the state at the next boundary. Closed before training begins and after it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,23 +93,23 @@ class Exports(Generic[Selection, State]):
             self._is_open = True
 
     def ask(self, selection: Selection, timeout_s: float) -> State:
-        """``selection`` of the state at the next boundary. Raises InfrastructureError when there is none, or not in time."""
+        """Return ``selection`` of the state at the next boundary. Raises InfrastructureError if there is none in time."""
         return self.wait(self.request(selection), timeout_s)
 
     def wait(self, request: Future[State], timeout_s: float) -> State:
-        """What was requested. Raises InfrastructureError when it does not come in time."""
+        """Wait for a request's result. Raises InfrastructureError if it does not come in time."""
         try:
             return request.result(timeout_s)
         except TimeoutError as error:
-            detail = f"no boundary between steps came within {timeout_s} s."
-            raise InfrastructureError(detail=detail, remedy="Ask another donor.") from error
+            detail = f"no boundary between steps was reached within {timeout_s} s."
+            raise InfrastructureError(detail=detail, remedy="Request it from another donor.") from error
 
     def request(self, selection: Selection) -> Future[State]:
-        """``selection`` of the state at the next boundary, to be waited for elsewhere. Raises as ``ask``."""
+        """Request ``selection`` of the state at the next boundary. The caller waits for the result. Raises as ``ask``."""
         return self.request_all([selection])[0]
 
     def request_all(self, selections: Sequence[Selection]) -> list[Future[State]]:
-        """All of them at the same boundary. Raises as ``ask``."""
+        """Request all of them at the same boundary. Raises as ``ask``."""
         futures: list[Future[State]] = [Future() for _ in selections]
         with self._lock:
             if not self._is_open:
@@ -124,12 +118,12 @@ class Exports(Generic[Selection, State]):
         return futures
 
     def waiting(self) -> tuple[Selection, ...]:
-        """What is waited for, each selection once."""
+        """Return the selections that have waiting requests, each once."""
         with self._lock:
             return tuple(dict.fromkeys(selection for selection, _ in self._requests))
 
     def answer(self, take: Callable[[Selection], State], selections: Iterable[Selection]) -> None:
-        """At a boundary, answer the requests for these selections; ``take`` is called once for each that is waited for."""
+        """Answer the requests for these selections, at a boundary. ``take`` is called once for each that is requested."""
         wanted = set(selections)
         with self._lock:
             requests = [request for request in self._requests if request[0] in wanted]
@@ -146,10 +140,10 @@ class Exports(Generic[Selection, State]):
 
 
 class HeldStates(Generic[State]):
-    """States of one boundary each, by fragment, which receivers take fragment by fragment. Thread-safe.
+    """States of one boundary each, which receivers fetch fragment by fragment. Thread-safe.
 
-    A fragment is kept until its receiver asks for another one: then it has arrived. What nobody asks for any more is let go
-    of after ``idle_s``, at the next request of anybody.
+    A fragment is kept until its receiver requests another, which shows that it has arrived. States that nothing requests are
+    dropped after ``idle_s``, at the next request of any receiver.
     """
 
     def __init__(
@@ -161,7 +155,7 @@ class HeldStates(Generic[State]):
         self._latest: dict[str, tuple[int, float]] = {}
 
     def give(self, receiver: str, fragment: int) -> State:
-        """The fragment at the boundary at which this receiver first asked; at a new one if that is not there any more."""
+        """Return the fragment at the boundary of this receiver's first request; at a new one if that has been dropped."""
         with self._lock:
             now, idle_s = self._clock(), self._idle_s()
             for idle in [name for name, (_, at) in self._latest.items() if now - at > idle_s]:
@@ -176,9 +170,9 @@ class HeldStates(Generic[State]):
 
 
 class CutStates(Generic[State]):
-    """States by the name of their boundary and by fragment, which receivers come for. Thread-safe.
+    """States by the name of their boundary and by fragment, for receivers to fetch. Thread-safe.
 
-    They are kept until ``forget``; of what nobody comes for any more all is let go of after ``idle_s``, at the next request.
+    They are kept until ``forget``. States that nothing fetches are dropped after ``idle_s``, at the next request.
     """
 
     def __init__(self, idle_s: Callable[[], float], clock: Callable[[], float] = monotonic) -> None:
@@ -194,12 +188,12 @@ class CutStates(Generic[State]):
             self._changed.notify_all()
 
     def state(self, cut: str, fragment: int, timeout_s: float) -> State:
-        """What is kept under this name, once it is. Raises InfrastructureError when it does not come in time."""
+        """Wait for the state with this name and return it. Raises InfrastructureError if it does not come in time."""
         with self._changed:
             self._touch(cut)
             if not self._changed.wait_for(lambda: fragment in self._states.get(cut, {}), timeout_s):
-                detail = f"fragment {fragment} of the state {cut} is not kept here."
-                raise InfrastructureError(detail=detail, remedy="Ask for a new one.")
+                detail = f"this process does not keep fragment {fragment} of the state {cut}."
+                raise InfrastructureError(detail=detail, remedy="Request a new one.")
             return self._states[cut][fragment]
 
     def forget(self, cut: str, fragment: int) -> None:
@@ -211,7 +205,7 @@ class CutStates(Generic[State]):
                 self._touched_at.pop(cut, None)
 
     def _touch(self, cut: str) -> None:
-        """Under the lock."""
+        """Note the use of a state, and drop idle ones. Requires the lock to be held."""
         now, idle_s = self._clock(), self._idle_s()
         for idle in [name for name, at in self._touched_at.items() if now - at > idle_s]:
             del self._touched_at[idle]
@@ -228,7 +222,7 @@ class Throttle:
         self._free_at = 0.0
 
     def wait(self, size: int, timeout_s: float) -> None:
-        """Returns when they may have gone. Raises InfrastructureError at once when that takes longer than ``timeout_s``."""
+        """Wait until these bytes may be sent. Raises InfrastructureError at once if that takes longer than ``timeout_s``."""
         if self.bytes_per_s is None:
             return
         with self._lock:
@@ -244,22 +238,22 @@ class Throttle:
 
 
 def require_numbers(state: Mapping[str, np.ndarray]) -> None:
-    """Raises DataError, naming tensors, when a peer's state holds anything that is not finite."""
+    """Raise DataError, naming tensors, if a peer's state contains NaN or Inf."""
     if not_finite := sorted(name for name, array in state.items() if not np.isfinite(array).all()):
-        raise DataError(detail=f"the state that a peer gave contains NaN or Inf in {', '.join(not_finite[:3])}.")
+        raise DataError(detail=f"the peer's state contains NaN or Inf in {', '.join(not_finite[:3])}.")
 
 
 def blocks_of(arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bounds]) -> list[Block]:
-    """These arrays as blocks; those without bounds are whole. Raises DataError where one has not its bounds' shape."""
+    """Return these arrays as blocks; those without bounds are whole. Raises DataError if a shape contradicts its bounds."""
     blocks = [(name, bounds.get(name, whole(array.shape)), array) for name, array in arrays.items()]
     for name, own, array in blocks:
         if shape_of(own) != array.shape:
-            raise DataError(detail=f"{name} is said to be the part {own}, and has the shape {array.shape}.")
+            raise DataError(detail=f"{name} is announced as the part {own}, but has the shape {array.shape}.")
     return blocks
 
 
 def windows(blocks: Iterable[Block], wanted: Mapping[str, Bounds] | None) -> list[Block]:
-    """What of these blocks lies in what is wanted, as views; None wants all of them."""
+    """Return the parts of these blocks that are wanted, as views; None wants all of them."""
     if wanted is None:
         return list(blocks)
     cut = []
@@ -270,9 +264,9 @@ def windows(blocks: Iterable[Block], wanted: Mapping[str, Bounds] | None) -> lis
 
 
 def put_together(blocks: Iterable[Block], wanted: Mapping[str, Bounds] | None) -> Arrays:
-    """What is wanted, of these blocks; None: whole arrays, of all names. A block that comes twice counts once.
+    """Put together what is wanted from these blocks; None: whole arrays, with all names. Repeated blocks count once.
 
-    Raises DataError where they are not all of it, each value once.
+    Raises DataError unless the blocks cover it exactly once.
     """
     by_name: dict[str, dict[Bounds, np.ndarray]] = defaultdict(dict)
     for name, bounds, array in blocks:
@@ -288,7 +282,7 @@ def _one(name: str, own: Mapping[Bounds, np.ndarray], wanted: Bounds) -> np.ndar
     if (array := own.get(wanted)) is not None:
         return array
     if not tiles([within(bounds, wanted) for bounds in own], shape_of(wanted)):
-        raise DataError(detail=f"The parts that came of {name}, {sorted(own)}, are not all of {wanted} once.")
+        raise DataError(detail=f"The parts of {name} that arrived, {sorted(own)}, do not cover {wanted} exactly once.")
     together = np.empty(shape_of(wanted), next(iter(own.values())).dtype)
     for bounds, array in own.items():
         together[index_of(within(bounds, wanted))] = array
@@ -296,21 +290,21 @@ def _one(name: str, own: Mapping[Bounds, np.ndarray], wanted: Bounds) -> np.ndar
 
 
 def _cut(array: np.ndarray, bounds: Bounds) -> np.ndarray:
-    """A view, also of an array without axes."""
+    """Return a view, also of an array without axes."""
     return array[index_of(bounds)] if bounds else array
 
 
 def _hull(own: Iterable[Bounds]) -> Bounds:
-    """From the origin to where the last ends."""
+    """Return the smallest bounds from the origin that contain all of these."""
     stops = zip(*([stop for _, stop in bounds] for bounds in own), strict=True)
     return tuple((0, max(each)) for each in stops)
 
 
 @dataclass(frozen=True, slots=True)
 class DonorReply:
-    """Fragments of a state, and the versions of all and the step at their boundary.
+    """Fragments of a state, with the versions of all fragments and the step at their boundary.
 
-    ``chunk`` is what the other processes of an island call their parts of it, which they have then.
+    ``chunk`` is the name of these fragments' parts in the other processes of an island, which have them by then.
     """
 
     arrays: Arrays
@@ -321,7 +315,7 @@ class DonorReply:
 
 @dataclass(frozen=True, slots=True)
 class Donor:
-    """``give`` returns these fragments, or raises whatever went wrong."""
+    """A peer to fetch from. ``give`` returns these fragments, or raises."""
 
     island: IslandId
     give: Callable[[tuple[int, ...]], DonorReply]
@@ -329,9 +323,9 @@ class Donor:
 
 @dataclass(frozen=True, slots=True)
 class FetchedState:
-    """A state to begin from. ``donor`` is whose clock was furthest; ``sources`` by fragment, empty if of one boundary.
+    """A complete state. ``donor`` is the one with the latest step; ``sources`` is by fragment, empty if of one boundary.
 
-    ``chunks`` are those that it was put together from, in the order in which the later takes precedence.
+    ``chunks`` are the chunks that form it, in the order in which later ones take precedence.
     """
 
     donor: IslandId
@@ -351,9 +345,9 @@ class _Chunk:
 
 
 class StateFetch:
-    """``take`` gets the whole, and may raise: then all is to be asked for anew. ``failed`` names donors that gave nothing.
+    """Fetches a state from donors. ``take`` gets the whole; if it raises, everything is requested again.
 
-    Whoever has taken it calls ``close``.
+    ``failed`` is called with each donor that gave nothing. Call ``close`` once the state is taken.
     """
 
     def __init__(
@@ -373,7 +367,7 @@ class StateFetch:
         self._over = False
 
     def ask(self, donors: Mapping[str, Donor]) -> None:
-        """Take the rest from these, by the names of their processes. Who is not among them is asked for nothing more."""
+        """Fetch the rest from these donors, named by their processes. Other donors get no more requests."""
         with self._changed:
             new = {} if self._over else {name: donor for name, donor in donors.items() if name not in self._donors}
             self._donors = {} if self._over else {name: self._donors.get(name, donors[name]) for name in donors}
@@ -383,13 +377,13 @@ class StateFetch:
             threading.Thread(target=self._fetch, args=(name, donor), name="fetch", daemon=True).start()
 
     def close(self) -> None:
-        """Nothing is needed any more: donors are asked for nothing, and what they gave is let go of."""
+        """Stop requesting, and drop what has arrived."""
         with self._changed:
             self._over = True
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Under the lock."""
+        """Drop everything and start again. Requires the lock to be held."""
         self._donors, self._fetching, self._chunks = {}, {}, {}
         self._changed.notify_all()
 
@@ -397,7 +391,7 @@ class StateFetch:
         try:
             while wanted := self._next(name, donor):
                 self._keep(name, wanted, self._chunk_of(donor, wanted))
-        except Exception as error:  # a dead donor is only one of the ways; the service chooses another
+        except Exception as error:  # a dead donor, for example; the service chooses another
             with self._changed:
                 if self._donors.get(name) is donor:
                     del self._donors[name]
@@ -408,9 +402,12 @@ class StateFetch:
             self._failed(donor.island, error)
 
     def _next(self, name: str, donor: Donor) -> tuple[int, ...]:
-        """The fragments to request from this donor, none if it is not needed; waits while all missing are on their way."""
+        """Return the fragments to request from this donor, none if it is not needed.
+
+        Waits while all missing are requested.
+        """
         with self._changed:
-            while self._donors.get(name) is donor:  # else it is asked for nothing, or by another thread
+            while self._donors.get(name) is donor:  # otherwise it was dropped, or another thread serves it
                 missing = [p for p in range(self._count) if p not in self._chunks and p not in self._fetching]
                 if missing:
                     wanted = tuple(missing[:1])
@@ -422,12 +419,12 @@ class StateFetch:
     def _chunk_of(self, donor: Donor, wanted: tuple[int, ...]) -> _Chunk:
         reply = donor.give(wanted)
         if len(reply.versions) != self._count:
-            raise DataError(detail=f"{len(reply.versions)} versions came for {self._count} fragments.")
+            raise DataError(detail=f"{len(reply.versions)} versions arrived for {self._count} fragments.")
         require_numbers(reply.arrays)
         return _Chunk(donor.island, reply)
 
     def _keep(self, name: str, wanted: tuple[int, ...], chunk: _Chunk) -> None:
-        """Keep the chunk, unless its fragments are here already. The last one's thread hands the whole over, or raises."""
+        """Keep the chunk, unless its fragments are here. The thread with the last chunk calls ``take``, or raises."""
         with self._changed:
             if self._over:
                 return
@@ -450,7 +447,7 @@ class StateFetch:
         in_order = sorted(chunks, key=lambda chunk: chunk.reply.step)
         arrays: Arrays = {}
         for chunk in in_order:
-            arrays.update(chunk.reply.arrays)  # what belongs to no tensor is in each: the furthest donor's stays
+            arrays.update(chunk.reply.arrays)  # every chunk has what belongs to no tensor: the latest donor's remains
         furthest = max(chunks, key=lambda chunk: chunk.reply.step)
         donors = tuple(chunk.donor for chunk in chunks)
         sources = () if self._of_one_boundary and len(set(donors)) == 1 else donors

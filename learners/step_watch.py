@@ -1,18 +1,15 @@
-"""The watch over an island's loop: a step that does not end is reported, by another thread than the one that takes it.
+"""Two watches over an island: one over the length of its steps, and one over the synchroniser's polls.
 
-A trainer that sleeps for ever, or waits for a lock that nobody gives back, still answers every question of the
-synchroniser, and reports nothing. The watch ticks each second and adds up the time of the work that the loop is in. Only
-time in which the watch itself ran counts: a tick that comes late adds ``TICK_MAX_S``, whether the process was stopped, the
-machine slept, or nothing got a processor. Hence a machine that stands still hangs nobody.
+``StepWatch`` reports a step that does not end, from its own thread. A trainer that sleeps for ever, or waits for a lock that
+is never released, still answers every call of the synchroniser, and reports nothing. The watch ticks each second and adds up
+the time of the current work. Only time in which the watch itself ran counts: a late tick adds ``TICK_MAX_S``, whether the
+process was stopped, the machine slept, or no processor was free. So a machine that stands still causes no report. It reports
+after a quarter of the limit (``core.vocabulary.StepLimits``), after half of it, at the limit, and then again and again. What
+follows is decided in ``core.island_life``.
 
-Responsible for noticing, and for saying it when a quarter of the limit is over, half of it, and the limit
-(``core.vocabulary.StepLimits``), and then again and again. What follows is decided elsewhere (``core.island_life``).
-
-The island's watchdog: it ends an island that no synchroniser has polled for too long.
-
-A cut that lasts, or the end of the cluster, can leave an island behind that nobody knows of any more, and its accelerators
-would train for nobody. The timeout is longer than the longest cut that a job is to survive. Time in which the process was
-stopped does not count: no poll could have arrived in it.
+``Watchdog`` ends an island that no synchroniser has polled for too long. After a long partition, or the end of the cluster,
+an island may be forgotten, and its accelerators would train in vain. The timeout is longer than the longest partition that a
+job must survive. Time in which the process was stopped does not count, because no poll could have arrived.
 """
 
 from __future__ import annotations
@@ -32,14 +29,14 @@ from orchestrator.core.vocabulary import Duration, StepLimits
 TICK_S = 1.0
 TICK_MAX_S = 2.0
 NAMED_RATIO = 0.25
-"""Of its limit a step has passed when it is first reported."""
+"""A step is first reported after this fraction of its limit."""
 STEPS_BEFORE_USUAL = 5
-"""Until a process has taken so many, its steps compile: they have no median."""
+"""A process's first steps compile. Until it has taken this many, there is no median."""
 STEPS_KEPT = 64
 
 
 class Watchdog:
-    """Runs from its construction on; ``expired`` is called once, in the watchdog's own thread."""
+    """Runs from its construction on. Calls ``expired`` once, from its own thread."""
 
     def __init__(self, timeout_s: float, expired: Callable[[], None], tick_s: float = TICK_S) -> None:
         self._timeout_s, self._expired, self._tick_s = timeout_s, expired, tick_s
@@ -47,11 +44,11 @@ class Watchdog:
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def reset(self) -> None:
-        """A synchroniser has just polled."""
+        """Start the timeout again: a synchroniser has polled."""
         self._silent_s = 0.0
 
     def stop(self) -> None:
-        """No synchroniser polls this process, which ends with another."""
+        """Stop watching: no synchroniser polls this process, which ends with another one."""
         self._timeout_s = math.inf
 
     def _run(self) -> None:
@@ -62,13 +59,13 @@ class Watchdog:
 
 
 class StepWatch:
-    """``report`` is called from the watch's own thread. Everything else is called from the loop's."""
+    """Watches the loop's work. Calls ``report`` from its own thread; its methods are called from the loop's."""
 
     def __init__(self, limits: StepLimits, report: Callable[[Overdue], None]) -> None:
         self._limits, self._report = limits, report
         self._seconds: deque[Duration] = deque(maxlen=STEPS_KEPT)
         self._work = 0
-        """Counts the pieces of work that were begun and ended: odd while one is under way."""
+        """Incremented at the beginning and the end of each piece of work: odd while one is in progress."""
         self._usual: Duration = 0.0
         self._seen, self._awake, self._next = 0, 0.0, 0.0
         self._ticked_at = 0.0
@@ -85,7 +82,7 @@ class StepWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around an inner step, which has a usual length."""
+        """Watch an inner step, which has a usual length."""
         self._usual = median(self._seconds) if len(self._seconds) >= STEPS_BEFORE_USUAL else 0.0
         began = monotonic()
         self._work += 1
@@ -97,7 +94,7 @@ class StepWatch:
 
     @contextmanager
     def other_work(self) -> Iterator[None]:
-        """Around what has no usual length: a boundary, an evaluation."""
+        """Watch work without a usual length: a boundary, an evaluation."""
         self._usual = 0.0
         self._work += 1
         try:
@@ -106,7 +103,7 @@ class StepWatch:
             self._work += 1
 
     def tick(self, now: float) -> Overdue | None:
-        """What is to be reported now, if anything. Ticks are to come each second."""
+        """Return what to report now, if anything. Called every second."""
         passed, self._ticked_at = min(now - self._ticked_at, TICK_MAX_S), now
         work, usual = self._work, self._usual
         limit_s = self._limits.limit(usual)

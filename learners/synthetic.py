@@ -1,10 +1,10 @@
 """An island without JAX: tensors of the right sizes, steps of the right length, a loss that falls. For tests and drills.
 
-"Training" pulls each parameter towards a hidden target, with noise of the shard's own, so islands drift apart and a merge
-of their parameters is better than any of them. A step lasts ``synthetic.step_s`` by a deadline clock: what the
-arithmetic takes is part of it, and time lost to others (a stopped process) is not made up for.
+"Training" moves each parameter towards a hidden target, with noise that depends on the shard, so islands drift apart and a
+merge of their parameters is better than any of them. A step lasts ``synthetic.step_s`` by a deadline clock, including its
+arithmetic. Time lost to other processes (while this one is stopped) is not made up for.
 
-Must not import JAX, even indirectly: its processes start in a tenth of a second and cost next to no memory.
+It must not import JAX, even indirectly: its processes start in a tenth of a second and need little memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import BY_NAME, Roles, joined, piece_named, taken
 
 PULL = 0.02
-"""How much of its distance to the target a parameter covers in one step."""
+"""The fraction of the distance to its target that a parameter covers in one step."""
 NOISE = 0.01
 BLOCK_MAX = 1 << 20
 """A step touches at most this many parameters, so that large models keep short steps."""
@@ -31,7 +31,7 @@ LOSS_FIRST, LOSS_LAST = math.log(256), 1.0
 
 
 def create(spec: Document, shard_index: int, shard_count: int) -> SyntheticTrainer:
-    """Return the synthetic trainer of shard ``shard_index``; ``shard_count`` matters to a job that was resumed."""
+    """Return the synthetic trainer of shard ``shard_index``. ``shard_count`` matters to a resumed job."""
     return SyntheticTrainer(spec, shard_index, shard_count)
 
 
@@ -96,7 +96,7 @@ class SyntheticTrainer:
         return HeldPart(tuple((0, size) for size in shape), tuple(range(self._host_count)))
 
     def snapshot(self, pieces: Iterable[str]) -> HostCopy:
-        # a step makes new arrays, so the present ones may be handed out as they are
+        # a step creates new arrays, so the present ones can be given away as they are
         return HostCopy(taken(self._parameters, pieces))
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -138,13 +138,13 @@ class SyntheticTrainer:
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _renewed(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """Views of the present values that ``arrays`` are for, in memory that no snapshot shares."""
+        """Return views of the present values of these pieces, in memory that no snapshot shares."""
         pieces = [piece_named(name) for name in arrays]
         for piece in pieces:
             shape = piece.shape(self._shapes[piece.tensor])
             if arrays[piece.name].shape != shape:
                 actual = arrays[piece.name].shape
-                raise DataError(detail=f"{piece.name}: shape {actual} cannot take the place of {shape}")
+                raise DataError(detail=f"{piece.name}: shape {actual} cannot replace {shape}")
         self._parameters |= {tensor: self._parameters[tensor].copy() for tensor in {piece.tensor for piece in pieces}}
         return taken(self._parameters, arrays)
 
@@ -153,7 +153,7 @@ class SyntheticTrainer:
         return {name: generator.standard_normal(shape, np.float32) for name, shape in self._shapes.items()}
 
     def _loss(self, arrays: Mapping[str, np.ndarray]) -> float:
-        """From ln 256 at a random place to LOSS_LAST at the target, by mean squared distance."""
+        """Map the mean squared distance to a loss, from ln 256 at a random place to LOSS_LAST at the target."""
         squares = math.fsum(float(np.vdot(d := arrays[name] - self._target[name], d)) for name in sorted(arrays))
         distance = squares / sum(array.size for array in arrays.values())
         return LOSS_LAST + (LOSS_FIRST - LOSS_LAST) * distance / 2  # two standard normals are √2 apart
@@ -169,7 +169,7 @@ class SyntheticTrainer:
 
 
 def _shapes(parameter_count: int, fragment_count: int) -> dict[str, tuple[int, ...]]:
-    """Two matrices a fragment and an embedding, ``parameter_count`` in all but for rounding."""
+    """Return two matrices per fragment and an embedding, with ``parameter_count`` parameters up to rounding."""
     count = 2 * fragment_count
     columns = 8 if parameter_count >= 16 * (count + 1) else 1
     rows = max(1, parameter_count // (count + 1) // columns)

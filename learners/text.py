@@ -1,8 +1,8 @@
-"""What a trainer needs of the text that its job trains on: batches by number, held-out sequences, a loss to beat.
+"""What a trainer needs of a job's text: batches by number, held-out sequences, and a unigram loss to compare with.
 
-The one thing through which a trainer reaches data; it knows of no devices, of no steps and of no islands' lives. Behind it
-is either a corpus in memory (``corpus``) or files that are read as they are needed (``streaming``). Nothing is read before
-it is needed, and then it is shared by the shards, the held-out sequences and the unigram loss.
+Trainers reach data only through this module. It knows nothing of devices, steps or the life of islands. The text is either
+in memory (``corpus``) or in files that are read when needed (``streaming``). Nothing is read before it is needed; then the
+shards, the held-out sequences and the unigram loss share it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Behind(Protocol):
 
 
 class Text:
-    """The text of a job specification's ``data`` section; ``spec.roots`` says which files may be read.
+    """The text of a job specification's ``data`` section. Only files below ``spec.roots`` are read.
 
-    Raises ConfigurationError, when it is made, for a tokenizer with tokens that a model of ``vocabulary_size`` has not.
+    Raises ConfigurationError, on construction, if the tokenizer has tokens that a model of ``vocabulary_size`` lacks.
     """
 
     def __init__(self, spec: IslandSpec | Document, vocabulary_size: int | None = None) -> None:
@@ -48,36 +48,36 @@ class Text:
         self._text: Behind = Streamed(spec, own) if section.source == "streamed" else InMemory(spec, own)
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
-        """How to draw the batches of a shard. Raises ConfigurationError where the text is too little for so many."""
+        """Return a function that draws the batches of a shard. Raises ConfigurationError if there is too little text."""
         return self._text.draw(shard_index, shard_count)
 
     def union_draw(self, shard_count: int) -> Draw:
-        """How to draw what all shards together draw: batch k holds every shard's batch k, in the shards' order.
+        """Return a function that draws what all shards together draw: batch k is every shard's batch k, in order.
 
-        For the data-parallel baseline, which so sees the same tokens in the same order.
+        The data-parallel baseline uses it to see the same tokens in the same order.
         """
         draws = [self.draw(index, shard_count) for index in range(shard_count)]
         return lambda number: np.concatenate([draw(number) for draw in draws])
 
     def held_out_batches(self, batch_max: int) -> list[np.ndarray]:
-        """The held-out sequences in batches of one shape, of at most ``batch_max`` sequences."""
+        """Return the held-out sequences in batches of one shape, with at most ``batch_max`` sequences."""
         return [batch.tokens for batch in self._text.held_out_batches(batch_max)]
 
     def measure(self, loss_of: Callable[[np.ndarray], float], batch_max: int, limit_s: float) -> HeldOutLoss:
-        """The held-out loss, of the first batches where all of them would take more than ``limit_s`` seconds."""
+        """Return the held-out loss; of the first batches if all would take more than ``limit_s`` seconds."""
         return measure_by_source(self._text.held_out_batches(batch_max), loss_of, limit_s)
 
     def unigram_loss(self) -> float:
-        """Nats per token, on the held-out sequences, of the training text's token frequencies."""
+        """Return nats per token, on the held-out sequences, of the training text's token frequencies."""
         return self._text.unigram_loss()
 
     def flaws(self) -> DataFlaws:
-        """What was not read as it lies in the files, so far."""
+        """Return what could not be read as it is in the files, so far."""
         return self._text.flaws()
 
 
 class InMemory:
-    """The built-in corpus, or ``data.files``, whole."""
+    """The built-in corpus or ``data.files``, held in memory."""
 
     def __init__(self, spec: IslandSpec, tokens: tokenizer.Tokenizer) -> None:
         self._spec, self._tokenizer = spec, tokens

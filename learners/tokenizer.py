@@ -1,10 +1,10 @@
 """Text to tokens and their count: bytes, a ``tokenizer.json`` of Hugging Face's tokenizers, or SentencePiece's ``.model``.
 
-What a document says is text, and never a control token: a ``<|endoftext|>`` in it becomes the tokens of these letters. Bytes
-that are no UTF-8 become the replacement character, but for ``bytes``, which takes them as they are. Models that put a space
-before each text put none before a ``Continuation``, which is in the middle of one. The libraries are an
-extra (``atoll[text]``), and work in threads of their own without Python's lock. Which tokens stand around a document:
-``orchestrator.text.tokenizer_file`` chooses them, and whoever joins documents puts them there (``learners.corpus``).
+The content of a document is text, never a control token: a ``<|endoftext|>`` in it becomes the tokens of these letters.
+Bytes that are not UTF-8 become the replacement character, except for the tokenizer ``bytes``, which takes them as they are.
+Models that put a space before each text put none before a ``Continuation``, which begins inside a text. The libraries are an
+extra (``atoll[text]``), and work in their own threads without Python's lock. ``orchestrator.text.tokenizer_file`` chooses
+the tokens around a document, and ``learners.corpus`` puts them there.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ from orchestrator.text.data_index import counted_with
 
 NEWLINE = 10
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
-"""``normalizer_spec.add_dummy_prefix: false`` of SentencePiece's ``ModelProto``. Behind a message it takes precedence."""
+"""``normalizer_spec.add_dummy_prefix: false`` of SentencePiece's ``ModelProto``.
+
+Appended to a model, it takes precedence.
+"""
 SPACE = "\u2581"
-"""As SentencePiece writes a space."""
+"""SentencePiece's character for a space."""
 
 
 Result = TypeVar("Result")
 
 
 class Tokenizer(Protocol):
-    """``separator`` stands between two documents, ``beginning`` before each: one token or none, of ``dtype``.
+    """``separator`` comes between two documents, ``beginning`` before each: one token or none, of ``dtype``.
 
-    Token values are below ``vocabulary_size``. ``digest`` is that of the file, with what else an index counts by.
+    Token values are below ``vocabulary_size``. ``digest`` covers the file and everything else that counts depend on.
     """
 
     vocabulary_size: int
@@ -48,15 +51,15 @@ class Tokenizer(Protocol):
     digest: str
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """The tokens of each text, one-dimensional, of ``dtype``, without what stands around it."""
+        """Return the tokens of each text, one-dimensional, of ``dtype``, without separators and beginnings."""
         ...
 
     def counts(self, texts: Sequence[bytes]) -> list[int]:
-        """How many tokens ``encode`` gives for each text, in less time."""
+        """Return the number of tokens that ``encode`` gives for each text, in less time."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of these tokens, for people: what is no character shows as one that stands for it."""
+        """Return the text of these tokens, for display. What is not a character shows as a replacement."""
         ...
 
     @property
@@ -83,7 +86,7 @@ class Bytes:
 
 
 class FromFile:
-    """A tokenizer that is a file. The library's object is made when the first text comes."""
+    """A tokenizer from a file. The library's object is created for the first text."""
 
     def __init__(self, file: tokenizer_file.TokenizerFile, separator: int, begin_token: int | None = None) -> None:
         self.vocabulary_size, self.separator = file.vocabulary_size, separator
@@ -105,7 +108,7 @@ class FromFile:
         return self._by_part(texts, lambda library, strings: library.counts(strings))
 
     def _by_part(self, texts: Sequence[bytes], work: Callable[[_Library, list[str]], Sequence[Result]]) -> list[Result]:
-        """The results for all texts in order; those that begin inside a document are worked on apart."""
+        """Return the results for all texts in order. Texts that begin inside a document are handled separately."""
         strings = _strings(texts)
         inside = [n for n, text in enumerate(texts) if isinstance(text, Continuation)]
         if not inside:
@@ -124,7 +127,7 @@ class FromFile:
 
     @cached_property
     def _library_inside(self) -> _Library:
-        """The same for texts that begin inside a document."""
+        """The library's object for texts that begin inside a document."""
         return self._loaded(inside=True)
 
     def _loaded(self, *, inside: bool) -> _Library:
@@ -136,9 +139,9 @@ class FromFile:
             raise ConfigurationError(detail=detail) from error
         try:
             return kind(library, self._file, inside=inside)
-        except Exception as error:  # the libraries raise what they like for a file that is none
+        except Exception as error:  # the libraries raise anything for an invalid file
             detail = f"data.tokenizer: {name} cannot read the file: {str(error).rstrip('.')}."
-            remedy = f"Write it anew with the {name} that is installed on the nodes."
+            remedy = f"Write it again with the {name} that is installed on the nodes."
             raise ConfigurationError(detail=f"{detail} {remedy}") from error
 
 
@@ -151,10 +154,10 @@ class _Library(Protocol):
 
 
 class _SentencePiece:
-    """Matches no control piece in a text, by its own rules."""
+    """Never matches a control piece in a text, by SentencePiece's own rules."""
 
     def __init__(self, library: Any, file: tokenizer_file.TokenizerFile, *, inside: bool) -> None:
-        """``inside``: no space is put before a text, unless the model takes away the one behind the text before."""
+        """Load it; ``inside`` a document without the space before a text, unless the model removes the one after a text."""
         self._processor = library.SentencePieceProcessor(model_proto=file.content)
         if inside and self._processor.normalize("a ").endswith(SPACE):
             self._processor = library.SentencePieceProcessor(model_proto=file.content + NO_DUMMY_PREFIX)
@@ -171,9 +174,9 @@ class _SentencePiece:
 
 
 class _Tokenizers:
-    """Does not extract control tokens from a text. A model that has them in its own vocabulary may find them all the same.
+    """Does not extract control tokens from a text. A model that has them in its vocabulary may still find them.
 
-    A unigram model does, and one of words. Then the text is cut inside what was found, and its parts are encoded.
+    A unigram model does, and a word model. Then the text is cut inside the match, and its parts are encoded.
     """
 
     def __init__(self, library: Any, file: tokenizer_file.TokenizerFile, *, inside: bool) -> None:
@@ -208,7 +211,7 @@ class _Tokenizers:
         ]
 
     def _without_control_tokens(self, text: str) -> list[int]:
-        """The tokens of a text in which the model has found control tokens."""
+        """Return the tokens of a text in which the model has found control tokens."""
         parts, tokens = [text], list[int]()
         while parts:
             encoded = self._tokenizer.encode(part := parts.pop(), add_special_tokens=False)
@@ -224,7 +227,7 @@ class _Tokenizers:
 
 
 def _without_prefix(content: str) -> str:
-    """A tokenizer.json without the space that it puts before a text, unless it strips the one behind the text before."""
+    """Return a tokenizer.json without the space before a text, unless it strips the one after the text before."""
     document = json.loads(content)
     steps = [step for part in ("normalizer", "pre_tokenizer") for step in _steps(document.get(part))]
     if any(step.get("type") == "Strip" for step in steps):
@@ -243,7 +246,7 @@ def _without_prefix(content: str) -> str:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, those of its sequences included."""
+    """Yield the steps of a normalizer or pre-tokenizer, including those of its sequences."""
     if isinstance(part, dict):
         yield part
         for inner in (*part.get("normalizers", ()), *part.get("pretokenizers", ())):
@@ -251,14 +254,14 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def load(section: DataSection, roots: AllowedRoots) -> Tokenizer:
-    """The tokenizer of a ``data`` section. Raises ConfigurationError, also for another file than the job began with."""
+    """Return the tokenizer of a ``data`` section. Raises ConfigurationError, also if the file differs from the job's."""
     path, separator, begin_token = section.tokenizer, section.separator, section.begin_token
     wanted = section.tokenizer_digest
     if path == BYTES:
         return Bytes(separator, begin_token if isinstance(begin_token, int) else None)
     file = tokenizer_file.read(roots, path)
     if wanted not in (None, file.digest):
-        detail = f"data.tokenizer: {path} has the digest {file.digest} here, and {wanted} where the job was submitted."
+        detail = f"data.tokenizer: {path} has the digest {file.digest} here, but {wanted} where the job was submitted."
         raise ConfigurationError(detail=f"{detail} Every node must have the same file.")
     around = tokenizer_file.around(file, separator, begin_token, path)
     if isinstance(around, Problem):
@@ -267,7 +270,7 @@ def load(section: DataSection, roots: AllowedRoots) -> Tokenizer:
 
 
 def require_fit(tokenizer: Tokenizer, section: DataSection, model_size: int) -> None:
-    """Raises ConfigurationError for a tokenizer with tokens that the model does not have."""
+    """Raise ConfigurationError if the tokenizer has tokens that the model lacks."""
     if problem := tokenizer_file.misfit(tokenizer.vocabulary_size, model_size, section.tokenizer):
         raise ConfigurationError(detail=f"data.tokenizer: {problem} {tokenizer_file.MISFIT_REMEDY}")
 

@@ -1,9 +1,9 @@
 """Train a tokenizer: byte-level BPE over given files, written as a ``tokenizer.json``. `atoll tokenizer train` runs it.
 
-    python -m learners.tokenizer_training FILES… --vocabulary-size N --output FILE [--text-field NAME] [--json]
+   python -m learners.tokenizer_training FILES… --vocabulary-size N --output FILE [--text-field NAME] [--json]
 
-The files are of the kinds that ``data.sources`` takes (``orchestrator.text.file_kinds``), and read a piece at a time. A name
-may be a pattern. The same files give the same tokenizer, byte for byte. Every byte is a token, so that no text is unknown;
+The files are of the kinds that ``data.sources`` takes (``orchestrator.text.file_kinds``), and are read a piece at a time. A
+name may be a pattern. The same files give the same tokenizer, byte for byte. Every byte is a token, so no text is unknown;
 token 0 is ``<|endoftext|>``, the separator.
 """
 
@@ -26,12 +26,12 @@ from orchestrator.text import tokenizer_file
 
 END_OF_TEXT = tokenizer_file.END_OF_TEXT[0]
 VOCABULARY_MIN, VOCABULARY_MAX = 257, 1 << 20
-"""All bytes and the end of a text; and four times what any model has."""
+"""All bytes and the end of a text; and four times the vocabulary of any model."""
 PROGRESS_S = 1.0
 
 
 def train(paths: Sequence[str], vocabulary_size: int, text_field: str, progress: bool) -> tuple[bytes, int, int]:
-    """The tokenizer's file, the bytes of text that it is of, and its number of tokens: fewer where there is little text.
+    """Return the tokenizer's file, the bytes of text it was trained on, and its tokens: fewer if there is little text.
 
     Raises ConfigurationError for files that cannot be read, or have no text.
     """
@@ -56,7 +56,7 @@ def train(paths: Sequence[str], vocabulary_size: int, text_field: str, progress:
 
 
 class _Texts:
-    """The documents of all files, counted, with a line of progress each second."""
+    """The documents of all files. Counts them, and prints a line of progress each second."""
 
     def __init__(self, paths: Sequence[str], text_field: str, progress: bool) -> None:
         self._paths, self._progress = paths, progress
@@ -82,7 +82,7 @@ class _Texts:
 
 
 def _paths(name: str) -> list[str]:
-    """The file of this name, or those that it fits as a pattern. Raises ConfigurationError for a folder, and for none."""
+    """Return the file with this name, or those that match it as a pattern. Raises ConfigurationError if there is none."""
     if "://" in name or os.path.isfile(name):
         return [name if "://" in name else os.path.abspath(name)]
     if os.path.isdir(name):
@@ -90,7 +90,7 @@ def _paths(name: str) -> list[str]:
     if glob.has_magic(name) and not os.path.lexists(name):
         if paths := sorted(path for path in glob.glob(name) if os.path.isfile(path)):
             return [os.path.abspath(path) for path in paths]
-        raise ConfigurationError(detail=f"{name} is a pattern that fits no file. Correct it, or name the files.")
+        raise ConfigurationError(detail=f"{name} is a pattern that matches no file. Correct it, or name the files.")
     return [os.path.abspath(name)]
 
 

@@ -1,7 +1,8 @@
-"""A process of an island of many hosts that is not rank 0: it carries out what rank 0 decides, and says what it holds.
+"""A process of an island of several hosts other than rank 0: carries out what rank 0 decides, and reports what it holds.
 
-Responsible for the same arrays' other parts: adoptions, offers and cuts in rank 0's order, at the same boundaries. Decides
-nothing, reports nothing to the service, and ends with rank 0. What fails here fails the island, by rank 0's report.
+It adopts, offers and cuts its own parts of the same arrays, in rank 0's order and at the same boundaries. It decides
+nothing, reports nothing to the service, and ends with rank 0. If something fails here, rank 0 reports that the island
+failed.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from orchestrator.replica.replica import AdoptVersion, CutState, ExportState, Of
 log = logging.getLogger(__name__)
 
 OFFER_S = 60.0
-"""How much later than rank 0 this process may come to the boundary of an offer; steps bind them closer together."""
+"""This process may reach the boundary of an offer this much later than rank 0. Steps keep them closer together."""
 
 
 class Follower:
-    """``take_state`` fetches or loads what rank 0 names into the arrays that it is given; ``save`` is told of each cut.
+    """``take_state`` fetches or loads the state that rank 0 names into the given arrays. ``save`` gets each cut.
 
-    ``give`` gets what this process gives of a fragment's state to peers, by the name of the boundary that it is of.
+    ``give`` gets this process's part of a fragment's state, for peers, with the name of the boundary that it is from.
     """
 
     def __init__(
@@ -69,19 +70,19 @@ class Follower:
 
     @property
     def held(self) -> HeldPieces:
-        """As ``IslandLoop.held``."""
+        """The same as ``IslandLoop.held``."""
         return self._arrays.held
 
     def run(self) -> None:
-        """Do what rank 0 says, until its line ends: raises LinkEnded."""
+        """Carry out rank 0's orders until its line ends. Raises LinkEnded."""
         self._line.send(self._prepared)
         while True:
             self._carry_out(self._line.receive())
 
-    # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
+    # ── called by other threads ───────────────────────────────────────────────────────────────────────────────────
 
     def published_version(self, fragment: FragmentId) -> int:
-        """As ``IslandLoop.published_version``."""
+        """Do the same as ``IslandLoop.published_version``."""
         return self._arrays.published.version(fragment)
 
     def receive(
@@ -91,7 +92,7 @@ class Follower:
         checked_digest: str,
         payloads: Sequence[bytes | memoryview],
     ) -> int:
-        """As ``IslandLoop.receive``: it lies ready, and rank 0 says when it is adopted."""
+        """Do the same as ``IslandLoop.receive``. The version waits here until rank 0 orders its adoption."""
         fragment, version = publication.fragment, publication.version
         arrays = self._arrays.published.take(fragment, version, since, checked_digest, payloads)
         if arrays is not None:
@@ -100,7 +101,7 @@ class Follower:
         return self._arrays.published.version(fragment)
 
     def take(self, fragment: FragmentId, offer: int) -> memoryview | None:
-        """As ``IslandLoop.take``: this process's part of the payload."""
+        """Do the same as ``IslandLoop.take`` for this process's part of the payload."""
         with self._changed:
             self._changed.wait_for(lambda: self._latest_offer >= offer, OFFER_S)
             offered = self._arrays.offered(fragment, offer)
@@ -124,8 +125,8 @@ class Follower:
                     assert_never(order)
         except LinkEnded:
             raise
-        except (Exception, SystemExit) as error:  # whatever failed must be said: rank 0 reports it
-            log.exception("what rank 0 wants fails here")
+        except (Exception, SystemExit) as error:  # every failure must reach rank 0, which reports it
+            log.exception("an order of rank 0 failed here")
             self._line.send(Failed(broken_by(error)) if isinstance(order, Beat) else Done(in_words(error)))
         else:
             self._line.send(Done())
@@ -156,7 +157,7 @@ class Follower:
             self._trainer.step(beat.schedule_step)
 
     def _export(self, action: ExportState) -> None:
-        """Of the requests that go to every process, this one's part."""
+        """Cut this process's part for requests that go to every process."""
         for request in cast(tuple[StateRequest, ...], action.requests):
             if request.cut and not self._arrays.held.is_whole:
                 assert request.fragments is not None

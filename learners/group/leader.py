@@ -1,13 +1,13 @@
-"""Rank 0's end of the links to the other processes of its island: orders out, answers in, and what all of them hold.
+"""Rank 0's end of the links to the other processes of its island: sends orders, takes answers, knows what all of them hold.
 
-    boundary k       rank 0 carries out the plan of k, which all got during the step before
-                     it decides k + 1 as if step k were done, and sends that: the step's length is the message's time
-    step k           the others carry out k when they come to it, say what they hold, and step
+   boundary k       rank 0 carries out the plan of k, which every process got during the step before
+                    it decides k + 1 as if step k were done, and sends that: the message travels during step k
+   step k           the others carry out k when they reach it, report what they hold, and step
 
-So a boundary costs no round trip, whatever the distance; rank 0 is at most one boundary ahead of what the others have said.
-A version is common, and may be adopted, once the same one lies ready in every process.
+So a boundary costs no round trip, whatever the distance. Rank 0 is at most one boundary ahead of the others' reports.
+A version is common, and may be adopted, once every process holds the same one.
 
-Refuses to decide (``orchestrator.replica``), and to know arrays.
+Decisions are made in ``orchestrator.replica``. This module knows no arrays.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 AHEAD_MAX = 2
-"""Boundaries that may be under way: the one that is carried out, and the next, which travels meanwhile."""
+"""Boundaries that may be under way: the one being carried out, and the next, whose message is travelling."""
 
 
 class Leader:
-    """``lines`` by rank. ``failed`` is called with what another process says it fails by, ``lost`` when one is gone."""
+    """``lines`` are by rank. ``failed`` is called with the reason if another process fails, ``lost`` if one is gone."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Leader:
         self._broken: Broken | None = None
         self._number = 0
         self._calling = threading.Lock()
-        """Calls come one at a time."""
+        """Only one call is in progress at a time."""
         self.becomes: tuple[IslandId, Logbook] | None = None
-        """What a standby's processes are promoted to."""
+        """The island that a standby's processes are promoted to."""
         for rank, line in self._lines.items():
             threading.Thread(target=self._receive, args=(rank, line), name=f"rank-{rank}", daemon=True).start()
 
@@ -69,7 +69,7 @@ class Leader:
         self._beat(decided.plan.actions, decided.cuts, decided.schedule_step if steps else None)
 
     def refresh(self) -> None:
-        """Learn what lies ready everywhere now, while nobody steps."""
+        """Find out what every process holds now, while none takes steps."""
         number = self._beat((), (), None)
         self._wait(lambda: all(news.number >= number for news in self._news.values()))
 
@@ -85,20 +85,20 @@ class Leader:
     # ── other orders ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def device_count(self) -> int:
-        """The devices of the others, once their models are built. Raises InfrastructureError where one is not."""
+        """Return the devices of the others, once their models are built. Raises InfrastructureError if one cannot be."""
         self._wait(lambda: self._prepared.keys() == self._lines.keys())
         return sum(prepared.device_count for prepared in self._prepared.values())
 
     def processes(self) -> tuple[str, ...]:
-        """What the others are called, by rank, once their models are built."""
+        """Return the names of the others, by rank, once their models are built."""
         return tuple(self._prepared[rank].process for rank in sorted(self._lines))
 
     def call(self, order: Order | Mapping[int, Order]) -> None:
-        """Have all others do this, each its own by rank. Raises InfrastructureError with what the first says against it."""
+        """Have all others carry this out, each its own order by rank. Raises InfrastructureError with the first problem."""
         self.call_beside(order, lambda: None)
 
     def call_beside(self, order: Order | Mapping[int, Order], own: Callable[[], Result]) -> Result:
-        """As ``call``; ``own`` is what this process does meanwhile, and may raise. All have ended when this returns."""
+        """Do the same as ``call`` while this process runs ``own``, which may raise. Returns when all have ended."""
         with self._calling:
             with self._changed:
                 self._done = {}
@@ -113,17 +113,17 @@ class Leader:
         self._wait(lambda: self._done.keys() == self._lines.keys())
         for rank, done in sorted(self._done.items()):
             if done.problem:
-                raise InfrastructureError(detail=f"the process of host {rank} says: {done.problem}")
+                raise InfrastructureError(detail=f"the process of host {rank} reports: {done.problem}")
 
     def written(self, cut: Hashable) -> tuple[File, ...]:
-        """The files that the others wrote of this cut, once all have. Raises InfrastructureError where one could not."""
+        """Return the files that the others wrote of this cut, once all have. Raises InfrastructureError if one failed."""
         keys = [(rank, cut) for rank in self._lines]
         self._wait(lambda: all(key in self._written for key in keys))
         with self._changed:
             parts = [self._written.pop(key) for key in keys]
         for (rank, _), part in zip(keys, parts, strict=True):
             if part.problem:
-                raise InfrastructureError(detail=f"the process of host {rank} says: {part.problem}")
+                raise InfrastructureError(detail=f"the process of host {rank} reports: {part.problem}")
         return tuple(file for part in parts for file in part.files)
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Leader:
         return self._number
 
     def _wait(self, situation: Callable[[], bool]) -> None:
-        """Raises InfrastructureError when another process has failed meanwhile."""
+        """Wait for the situation. Raises InfrastructureError if another process fails meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: self._broken is not None or situation())
             if self._broken is not None:
@@ -177,4 +177,4 @@ class Leader:
 
 
 def _ignored(_: str) -> None:
-    """It was closed here."""
+    """Do nothing: this process closed the line itself."""

@@ -1,26 +1,20 @@
-"""The link between the processes of an island of many hosts: a TCP connection between rank 0 and each of the others.
+"""The link between the processes of an island of several hosts: a TCP connection between rank 0 and each of the others.
 
-    rank 0 ── orders ──▶ rank i        frame: size (u32) · HMAC-SHA256 of (direction, rank, number, message) · message
-    rank 0 ◀─ answers ── rank i        message: pickled frozen data (``messages``)
+   rank 0 ── orders ──▶ rank i        frame: size (u32) · HMAC-SHA256 of (direction, rank, number, message) · message
+   rank 0 ◀─ answers ── rank i        message: pickled frozen data, the classes below
 
-The key is the incarnation's own. It comes by the service's calls, and is never on a disk; a frame that nobody who has it
-made is not unpickled, and one that comes twice or out of turn is not either. What is said is not secret: it names arrays,
-and carries no more of them than JAX's collectives on the same line do.
+The key belongs to the incarnation. It arrives in the service's calls and is never on a disk. A frame is unpickled only if a
+holder of the key made it, and if it is the next one: repeated frames and frames out of turn are refused. Messages are not
+secret: they name arrays, and carry only payloads so small that any call of the service would carry them too.
 
-Messages go one way each, beside steps: nobody waits for an answer to one (``leader``). A connection's end is how the death
-of a process is known to the others within a round trip, whatever becomes of the service.
-Refuses to know what messages mean.
+Messages are sent while steps go on, and no sender waits for an answer (``leader``). When a process dies, its connection
+ends, so the others know within a round trip, whatever happens to the service.
 
-What the processes of an island of many hosts say to each other.
+``join_devices`` makes the devices of all hosts one set: it starts JAX's distributed runtime before any device is used.
 
-Rank 0 says what is to be done, and the others what they hold and how it went. All of it is frozen data; arrays are named,
-not carried, but for payloads so small that any call of the service would carry them too.
-
-The devices of an island of many hosts as one: JAX's distributed runtime, begun before any of its devices is used.
-
-Source: JAX 0.10.2, as measured: its preemption notifier swallows SIGTERM, and its own way of noticing a death takes its
-heartbeat's timeout and then hangs or aborts. So the one is off, the other as good as: who dies is noticed by the link
-(``link``), and a process that is merely stopped for a while must not end the others.
+Source: JAX 0.10.2, as measured: its preemption notifier swallows SIGTERM, and it notices a death only after its heartbeat's
+timeout, and then hangs or aborts. So the notifier is off, and the heartbeat practically is: the link notices a death, and a
+process that is stopped for a while must not end the others.
 """
 
 from __future__ import annotations
@@ -47,14 +41,17 @@ from orchestrator.replica.replica import Action, AdoptVersion
 from orchestrator.system.logbook import Logbook
 
 INITIALISED_S = 300
-"""For the last process to come: it may have to import JAX on a busy machine. A death before that ends all by the link."""
+"""The time for the last process to arrive, which may import JAX on a busy machine.
+
+A death before that is seen by the link.
+"""
 HEARTBEAT_S = 7 * 86_400
 JOIN_S = 60.0
-"""So long after rank 0 has begun the others must have joined; each does so before it imports anything large."""
+"""The others must join within this time after rank 0 has begun. Each does so before it imports anything large."""
 HELLO_S = 5.0
 MESSAGE_BYTES_MAX = 64 << 20
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
-"""Seconds, seconds, probes: a host that lost its power says nothing more, and is gone after 40 s."""
+"""Seconds, seconds, probes: a host that loses its power sends nothing, and is considered gone after 40 s."""
 _SIZE = struct.Struct("<I")
 _NUMBER = struct.Struct("<BIQ")
 _DIGEST = "sha256"
@@ -62,8 +59,8 @@ _DIGEST_BYTES = 32
 FROM_RANK_0, TO_RANK_0 = 0, 1
 
 
-def join(rank: Rank) -> tuple[int, ...]:
-    """Make this process one of the island's; return how many devices are on each of its hosts, by rank."""
+def join_devices(rank: Rank) -> tuple[int, ...]:
+    """Make this process one of the island's in JAX. Returns how many devices each host has, by rank."""
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)
@@ -83,7 +80,7 @@ def join(rank: Rank) -> tuple[int, ...]:
 
 
 def require_promised(spec: IslandSpec, device_counts: Sequence[int]) -> None:
-    """Raises InvalidJobSpec where a host of this island has fewer devices than its entry promises. Counts are by rank."""
+    """Raise InvalidJobSpec if a host of this island has fewer devices than its entry promises. Counts are by rank."""
     promised = spec.accelerator_count
     short = [f"host {number} has {count}" for number, count in enumerate(device_counts) if count < promised]
     if short:
@@ -92,7 +89,7 @@ def require_promised(spec: IslandSpec, device_counts: Sequence[int]) -> None:
             problems=(
                 Problem(
                     f"{spec.path}.accelerators",
-                    f"promises {promised} devices of each host, and {few}.",
+                    f"promises {promised} devices per host, but {few}.",
                     "Lower accelerators, or repair the host: its drivers, or what else uses its devices.",
                 ),
             )
@@ -104,7 +101,7 @@ def require_promised(spec: IslandSpec, device_counts: Sequence[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Boundary ``number``: carry these out, say what you hold, and take the step behind it; None: none follows."""
+    """Boundary ``number``: carry out these actions, report what you hold, and take the step after it (None: no step)."""
 
     number: int
     actions: tuple[Action, ...]
@@ -114,7 +111,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class TakeOuter:
-    """Begin from the synchroniser's parameters: one payload a fragment, of what this process holds."""
+    """Begin with the synchroniser's parameters: one payload per fragment, of what this process holds."""
 
     epoch: Epoch
     versions: tuple[Version, ...]
@@ -125,7 +122,7 @@ class TakeOuter:
 
 @dataclass(frozen=True, slots=True)
 class TakeSaved:
-    """Begin from the state that the checkpoint in ``folder`` has of this island."""
+    """Begin with this island's state in the checkpoint in ``folder``."""
 
     folder: str
     cursor: int
@@ -133,9 +130,9 @@ class TakeSaved:
 
 @dataclass(frozen=True, slots=True)
 class FetchPart:
-    """Get from these processes of a peer, by their names, what of a fragment's state is to lie here, and keep it.
+    """Fetch what belongs here of a fragment's state from these processes of a peer, and keep it.
 
-    ``cut`` is what they call the boundary that it is of, ``chunk`` what ``TakePeer`` calls it.
+    ``cut`` is the peer's name for the boundary of the state, ``chunk`` the name that ``TakePeer`` will use.
     """
 
     epoch: Epoch
@@ -147,7 +144,7 @@ class FetchPart:
 
 @dataclass(frozen=True, slots=True)
 class TakePeer:
-    """Begin from these chunks of a peer's state: of what is in several, the last one's stays."""
+    """Begin with these chunks of a peer's state. Of an array in several chunks, the last one counts."""
 
     chunks: tuple[str, ...]
     versions: tuple[Version, ...]
@@ -157,7 +154,7 @@ class TakePeer:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """Begin as this island, which has this logbook, from what a standby holds and these versions."""
+    """Become this island, with this logbook, from what the standby holds and these versions."""
 
     island: IslandId
     book: Logbook
@@ -177,7 +174,7 @@ Order = Beat | StateOrder | Promote
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The model is built, on so many devices of this host. ``process`` is what others call this process."""
+    """The model is built, on this many devices of this host. ``process`` is this process's name for others."""
 
     device_count: int
     process: str = ""
@@ -185,7 +182,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Boundary ``number`` is carried out; ``versions`` of all fragments lie ready here, −1 for none."""
+    """Boundary ``number`` is carried out. ``versions`` of all fragments are held here, −1 for none."""
 
     number: int
     versions: tuple[int, ...]
@@ -193,14 +190,14 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What rank 0 last wanted, other than a boundary, is done; ``problem`` says why it is not."""
+    """Rank 0's last order, other than a boundary, is carried out; ``problem`` says why it failed."""
 
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """This process's part of a cut is on the disk, in these files of the island's folder; ``problem`` says why not."""
+    """This process's part of a cut is on disk, in these files of the island's folder; ``problem`` says why it is not."""
 
     cut: Hashable
     files: tuple[File, ...]
@@ -209,7 +206,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """This process cannot go on, and so the island cannot."""
+    """This process cannot continue, and so neither can the island."""
 
     report: Broken
 
@@ -218,11 +215,11 @@ Answer = Prepared | News | Done | Written | Failed
 
 
 class LinkEnded(InfrastructureError):
-    """The process at the other end is gone, or what comes from there is not what it sent."""
+    """The process at the other end is gone, or its messages are not authentic."""
 
 
 class Line:
-    """One connection. One thread may send while another receives. Raises LinkEnded."""
+    """One connection. One thread may send while another receives. Its methods raise LinkEnded."""
 
     def __init__(self, connection: socket.socket, key: bytes, rank: int, *, leads: bool) -> None:
         self._connection, self._key, self._rank = connection, key, rank
@@ -233,7 +230,7 @@ class Line:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
-            if hasattr(socket, name):  # Linux's; elsewhere the system's own patience
+            if hasattr(socket, name):  # Linux only; other systems use their defaults
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: Any) -> None:
@@ -249,7 +246,7 @@ class Line:
     def receive(self) -> Any:
         content = _frame(self._connection, MESSAGE_BYTES_MAX, self._key, self._incoming, self._rank, self._received)
         self._received += 1
-        return pickle.loads(content)  # only its island's processes have the key
+        return pickle.loads(content)  # safe: only processes of this island have the key
 
     def close(self) -> None:
         with suppress(OSError):
@@ -258,15 +255,15 @@ class Line:
 
 
 def listener(host: str) -> socket.socket:
-    """Rank 0's, at any free port of this address."""
+    """Listen for rank 0 at any free port of this address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family)
 
 
 def admitted(listening: socket.socket, size: int, key: bytes, join_s: float = JOIN_S) -> dict[int, Line]:
-    """The lines to ranks 1 to ``size`` − 1, once all have joined. Who has not the key is turned away.
+    """Return the lines to ranks 1 to ``size`` − 1, once all have joined. Connections without the key are closed.
 
-    Raises LinkEnded when some have not joined in time.
+    Raises LinkEnded if some have not joined in time.
     """
     lines: dict[int, Line] = {}
     listening.settimeout(join_s)
@@ -282,14 +279,14 @@ def admitted(listening: socket.socket, size: int, key: bytes, join_s: float = JO
             connection.close()
     except TimeoutError as error:
         missing = ", ".join(str(rank) for rank in range(1, size) if rank not in lines)
-        raise LinkEnded(detail=f"the processes of the hosts {missing} have not joined within {join_s:g} s.") from error
+        raise LinkEnded(detail=f"the processes of hosts {missing} have not joined within {join_s:g} s.") from error
     finally:
         listening.close()
     return lines
 
 
 def joined(address: tuple[str, int], rank: int, key: bytes) -> Line:
-    """The line of this rank to rank 0. Raises LinkEnded."""
+    """Connect this rank to rank 0. Raises LinkEnded."""
     try:
         connection = socket.create_connection(address, timeout=JOIN_S)
     except OSError as error:
@@ -302,25 +299,25 @@ def joined(address: tuple[str, int], rank: int, key: bytes) -> Line:
 
 
 def _rank_of(connection: socket.socket, key: bytes) -> int:
-    """The rank that greets, which the greeting's code covers."""
+    """Receive a greeting and return its rank, which the greeting's HMAC covers."""
     connection.settimeout(HELLO_S)
     size, mac = _head(connection)
     if size != _NUMBER.size:
-        raise LinkEnded(detail="this is no greeting.")
+        raise LinkEnded(detail="the peer did not send a greeting.")
     content = _exactly(connection, size)
     _, rank, _ = _NUMBER.unpack(content)
     if not hmac.compare_digest(mac, _mac(key, TO_RANK_0, rank, 0, content)):
-        raise LinkEnded(detail="this greeting is a stranger's.")
+        raise LinkEnded(detail="the greeting was not made with this island's key.")
     return int(rank)
 
 
 def _frame(connection: socket.socket, bytes_max: int, key: bytes, direction: int, rank: int, number: int) -> bytes:
     size, mac = _head(connection)
     if size > bytes_max:
-        raise LinkEnded(detail=f"a message of {size:,} bytes is announced, and none may be above {bytes_max:,}.")
+        raise LinkEnded(detail=f"a message of {size:,} bytes is announced; the maximum is {bytes_max:,}.")
     content = _exactly(connection, size)
     if not hmac.compare_digest(mac, _mac(key, direction, rank, number, content)):
-        raise LinkEnded(detail=f"a message on the line of rank {rank} is not what was sent there.")
+        raise LinkEnded(detail=f"a message on the line of rank {rank} is not authentic.")
     return content
 
 

@@ -1,11 +1,10 @@
-"""The decoder family in JAX: what ``orchestrator.models.decoder.DecoderSection`` says, computed.
+"""The decoder family in JAX: computes the model that ``orchestrator.models.decoder.DecoderSection`` describes.
 
 Layers are stacked and run by one ``jax.lax.scan``, so that a model of 48 layers compiles like one of one layer. Parameters
-are float32; matrices multiply in the compute type, to which each layer's are cast when it is its turn. Norms, rotary
+are float32; matrices multiply in the compute type, to which each layer's are cast just before use. Norms, rotary
 positions, softmax, routing and loss are float32. The loss never holds all positions' logits at once (``_loss``).
 
-This module knows nothing of optimizers, devices, data or fragments: ``Model.axes`` say which dimensions mean what, and
-whoever has a mesh splits by them.
+This module knows nothing of optimizers, devices, data or fragments. ``Model.axes`` names dimensions, by which a mesh splits.
 
 Sources: RoPE arXiv:2104.09864; GQA arXiv:2305.13245; GLU variants arXiv:2002.05202; norms of queries and keys
 arXiv:2302.05442; soft-capping and mixed windows as in Gemma 2 and 3, arXiv:2408.00118, arXiv:2503.19786; balance of experts
@@ -31,7 +30,7 @@ Remat = Literal["none", "dots", "full"]
 Tensors = Mapping[str, jax.Array]
 
 LOGITS_MAX = 2**25
-"""Of one sequence at once: 128 MiB in float32. More positions are taken one stretch after another."""
+"""Logits of one sequence computed at once: 128 MiB in float32. More positions are computed in stretches."""
 ACTIVATIONS = ("batch", None, "width")
 """The dimensions of the residual stream."""
 
@@ -61,7 +60,7 @@ def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z
 
 
 def roles(config: DecoderSection) -> Roles:
-    """Of stacked tensors, by layer or by layer and expert; norms do not decay. The others are what their names say."""
+    """Return the roles of stacked tensors, by layer or by layer and expert; norms do not decay. Other names show theirs."""
     return {
         name: Role(stacked_axes=stacked_axes(name), decays=not name.endswith("norm"))
         for name in parameter_shapes(config)
@@ -70,10 +69,10 @@ def roles(config: DecoderSection) -> Roles:
 
 
 def flops_per_token(config: DecoderSection, length: int) -> float:
-    """Floating-point operations of matrix products for one token of a sequence so long, forward and backward.
+    """Return the floating-point operations of matrix products per token of such a sequence, forward and backward.
 
-    Of the experts those that are active count; of attention the positions that the masks leave. What remat computes again
-    does not count: it is no part of the model.
+    Only active experts count, and only the positions that the masks leave. What remat computes again does not count, because
+    it is not part of the model.
     """
     shapes = parameter_shapes(config)
     matrices = 0.0
@@ -90,9 +89,9 @@ def flops_per_token(config: DecoderSection, length: int) -> float:
 
 
 def initial_parameters(config: DecoderSection, seed: Any) -> dict[str, jax.Array]:
-    """Normal with variance 1/inputs; what is added to the residual stream shrinks with depth (as in GPT-2).
+    """Draw parameters: normal with variance 1/inputs; those added to the residual stream shrink with depth (as in GPT-2).
 
-    A tensor depends on its own name, shape and the seed alone. An unembedding of its own starts at zero, gains at one.
+    A tensor depends only on its own name and shape and on the seed. A separate unembedding starts at zero, gains at one.
     """
     key = jax.random.key(seed)
     parameters = {}
@@ -111,7 +110,7 @@ def initial_parameters(config: DecoderSection, seed: Any) -> dict[str, jax.Array
 
 
 def logits(config: DecoderSection, dtype: Any, parameters: Tensors, inputs: jax.Array) -> jax.Array:
-    """(batch, length) int → (batch, length, vocabulary) float32; position t sees inputs 0 to t only."""
+    """Map (batch, length) int to (batch, length, vocabulary) float32. Position t sees only inputs 0 to t."""
     stream, _ = _stream(config, dtype, "none", parameters, inputs)
     return _scores(config, parameters, stream)
 
@@ -119,10 +118,10 @@ def logits(config: DecoderSection, dtype: Any, parameters: Tensors, inputs: jax.
 def _loss(
     config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, tokens: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Mean cross-entropy of each next token, mean log²Z, and the balance of experts; all scalar float32.
+    """Return the mean cross-entropy of each next token, mean log²Z, and the balance of experts; all scalar float32.
 
-    Where a sequence's logits are many, positions are taken in equal stretches, the last filled up with what weighs nothing,
-    and each stretch's logits are computed again for the gradient instead of being held.
+    If a sequence has many logits, positions are computed in equal stretches, the last padded with zero weight. The
+    logits of each stretch are computed again for the gradient instead of being kept.
     """
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     stream, balance = _stream(config, dtype, remat, parameters, inputs)
@@ -153,9 +152,9 @@ def _loss(
 def _surprise(
     config: DecoderSection, parameters: Tensors, stream: jax.Array, targets: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """−ln of each target's probability, and ln Z: (batch, length) float32 each.
+    """Return −ln of each target's probability, and ln Z: (batch, length) float32 each.
 
-    The target's score is a masked sum, not a gather, so that a vocabulary that is split over devices stays split.
+    The target's score is a masked sum, not a gather, so that a vocabulary split over devices stays split.
     """
     scores = _scores(config, parameters, stream)
     is_target = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 2) == targets[..., None]
@@ -164,7 +163,7 @@ def _surprise(
 
 
 def _scores(config: DecoderSection, parameters: Tensors, stream: jax.Array) -> jax.Array:
-    """The logits of a normalised stream, float32.
+    """Return the logits of a normalised stream, float32.
 
     The matrix is cast here, within each stretch of the loss, so that its gradient is summed over stretches in float32.
     """
@@ -176,7 +175,7 @@ def _scores(config: DecoderSection, parameters: Tensors, stream: jax.Array) -> j
 def _stream(
     config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, inputs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The residual stream behind the last norm, (batch, length, width) in ``dtype``, and the mean balance of experts."""
+    """Return the last normalised residual stream, (batch, length, width) in ``dtype``, and the mean balance of experts."""
     stream = constrained(parameters["embed"][inputs].astype(dtype), *ACTIVATIONS)
     if config.embedding_scale:
         stream = stream * jnp.asarray(math.sqrt(config.width), dtype)
@@ -203,7 +202,7 @@ def _stream(
 def _attention(
     config: DecoderSection, tensors: Tensors, x: jax.Array, is_global: jax.Array, rotations: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
-    """Causal self-attention of one layer: (batch, length, width) → the same."""
+    """Apply causal self-attention of one layer: (batch, length, width) → the same."""
     batch, length, _ = x.shape
 
     def heads(name: str, count: int) -> jax.Array:
@@ -232,7 +231,7 @@ def _attention(
 def _attended(
     config: DecoderSection, window: int | None, query: jax.Array, key: jax.Array, value: jax.Array
 ) -> jax.Array:
-    """What positions take from those before them: (batch, length, heads, size), heads of query over heads of key."""
+    """Attend to earlier positions: returns (batch, length, heads, size). Heads of query share heads of key."""
     scale = config.attention_scale or config.head_size**-0.5
     if config.attention_softcap is None:
         sides = None if window is None else (window - 1, 0)
@@ -247,7 +246,7 @@ def _attended(
 
 
 def _feedforward(config: DecoderSection, tensors: Tensors, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The gated hidden layer, or the token's experts; and their balance, 0 without."""
+    """Apply the gated hidden layer, or the token's experts. Also returns the balance of experts, 0 without experts."""
     if config.experts is not None:
         return _experts(config, config.experts, tensors, x)
     gate, up = x @ tensors["feedforward.gate"], x @ tensors["feedforward.up"]
@@ -257,9 +256,10 @@ def _feedforward(config: DecoderSection, tensors: Tensors, x: jax.Array) -> tupl
 def _experts(
     config: DecoderSection, experts: ExpertsSection, tensors: Tensors, x: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Each token through its ``active`` best experts, weighted; none is dropped. And the balance, 1 where all are even.
+    """Pass each token through its ``active`` best experts, weighted. No token is dropped. Also returns the balance, 1 if
+    even.
 
-        balance = E · Σ_e f_e · p_e    f_e: of the choices of all tokens, those of e, per token; p_e: mean probability
+        balance = E · Σ_e f_e · p_e    f_e: choices of expert e per token, over all tokens; p_e: its mean probability
 
     Rows of tokens are sorted by expert, and each expert multiplies its own (``jax.lax.ragged_dot``).
     """
@@ -287,7 +287,7 @@ def _activated(config: DecoderSection, gate: jax.Array) -> jax.Array:
 
 
 def _normalised(config: DecoderSection, x: jax.Array, gain: jax.Array) -> jax.Array:
-    """Root mean square 1 along the last axis, times the gain; computed in float32, returned in x's own type."""
+    """Scale to root mean square 1 along the last axis, times the gain; computed in float32, returned in x's own type."""
     wide = x.astype(jnp.float32)
     scaled = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_epsilon)
     return (scaled * (1 + gain if config.gain_from_one else gain)).astype(x.dtype)
@@ -302,7 +302,7 @@ def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
 
 
 def frequencies(config: DecoderSection) -> tuple[np.ndarray, np.ndarray]:
-    """Radians per position of each pair of a head's dimensions, (size / 2,) float64: of global layers, of windows."""
+    """Return radians per position of each pair of a head's dimensions, (size / 2,) float64: global layers, then windows."""
     exponents = -np.arange(0, config.head_size, 2) / config.head_size
     of_all, of_window = config.rope_theta**exponents, config.window_rope_theta**exponents
     scaling = config.rope_scaling
@@ -310,14 +310,14 @@ def frequencies(config: DecoderSection) -> tuple[np.ndarray, np.ndarray]:
         return of_all, of_window
     if scaling.kind == "linear":
         return of_all / scaling.factor, of_window
-    waves = scaling.original_length * of_all / (2 * np.pi)  # of each pair, so many in a text of that length
+    waves = scaling.original_length * of_all / (2 * np.pi)  # of each pair, in a text of that length
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     share = np.clip((waves - low) / (high - low), 0, 1)
     return of_all * (share + (1 - share) / scaling.factor), of_window
 
 
 def _rotations(config: DecoderSection, length: int) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines, (2, length, 1, size / 2) float32, of global layers and of those with a window."""
+    """Return cosines and sines, (2, length, 1, size / 2) float32, of global layers and of those with a window."""
     positions = jnp.arange(length, dtype=jnp.float32)[:, None, None]
     angles = [positions * np.float32(each) for each in frequencies(config)]
     of_all, of_window = (jnp.stack([jnp.cos(angle), jnp.sin(angle)]) for angle in angles)

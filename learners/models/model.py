@@ -1,8 +1,7 @@
-"""What a model is to whoever trains it: data, with functions for how its parameters start and what they lose on a batch.
+"""What a model is to a trainer: data, and functions for its initial parameters and its loss on a batch.
 
-This module knows no model; ``learners.model.build`` makes the one that a specification asks for.
-
-The loss of a language model, and what a step minimises where that is more, both from the same logits.
+This module knows no particular model; ``learners.model.build`` builds the one that a specification asks for. ``losses``
+derives the loss of a language model, and what a step minimises if that differs, from the same logits.
 
 Source: the z-loss is that of PaLM, arXiv:2204.02311, section 5.
 """
@@ -21,13 +20,13 @@ from orchestrator.parameters.pieces import Roles
 
 Tensors = Mapping[str, jax.Array]
 Logits = Callable[[Tensors, jax.Array], jax.Array]
-"""(batch, length, vocabulary) of tokens (batch, length)."""
+"""Maps tokens (batch, length) to logits (batch, length, vocabulary)."""
 AXES = ("layers", "experts", "vocabulary", "width", "heads", "hidden")
 """The names of dimensions: stacked layers, experts, tokens, the residual stream, all heads together, a hidden layer."""
 
 
 def losses(logits: Logits, z_loss: float) -> dict[str, Any]:
-    """``Model.loss``, and ``Model.objective`` where the mean of log²Z counts by ``z_loss``, Z being a softmax's divisor."""
+    """Return ``Model.loss``, and ``Model.objective`` if ``z_loss`` weighs the mean of log²Z, Z being a softmax's divisor."""
 
     def both(parameters: Tensors, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         scores = logits(parameters, tokens[:, :-1]).astype(jnp.float32)
@@ -43,23 +42,23 @@ def losses(logits: Logits, z_loss: float) -> dict[str, Any]:
 class Model:
     """The model of a trainer, as a user's factory returns it.
 
-    initialise(seed)               float32 tensors by name: a function of the seed alone. NumPy on the host; or, with
+    initialise(seed)               float32 tensors by name, which depend only on the seed. NumPy on the host; or, with
                                    ``traceable``, JAX that can be traced (``jax.random``), which is run sharded on
                                    the devices
     loss(parameters, tokens)       scalar float32, mean nats per token; tokens (batch, length + 1) int32: all but the
                                    last are read, all but the first predicted
-    objective(parameters, tokens)  what a step minimises, where that is more than the loss, such as a balance of
-                                   experts; and the loss, from the same forward pass
-    roles                          what tensors are for, by name, where the name does not say it: embedding-like,
-                                   stacked by layer or expert, free of weight decay
-    axes                           what a tensor's dimensions are, by name, one of ``AXES`` or None each: what a mesh
-                                   splits. Of a tensor that is missing the longest dimension is split
+    objective(parameters, tokens)  what a step minimises, if that is more than the loss (for a balance of experts,
+                                   say); and the loss, from the same forward pass
+    roles                          the roles of tensors whose names do not show them: embedding-like, stacked by layer
+                                   or expert, free of weight decay
+    axes                           the names of each tensor's dimensions, from ``AXES`` or None, by which a mesh splits
+                                   it. Of a tensor that is missing here the longest dimension is split
     vocabulary_size                token values are below it
-    flops_per_token(length)        floating-point operations of a training step for each token of a sequence so long,
-                                   forward and backward; None where nobody has counted them
-    initial_weights(pieces)        these pieces of version 0, or all tensors with None, where that is not what
-                                   ``initialise`` makes: NumPy float32 by name. Only whoever makes version 0 calls it;
-                                   islands get theirs from the synchroniser
+    flops_per_token(length)        floating-point operations of a training step per token of a sequence of this length,
+                                   forward and backward; None if unknown
+    initial_weights(pieces)        these pieces of version 0 (None: all tensors), if that is not the result of
+                                   ``initialise``: NumPy float32 by name. Called only where version 0 is made; islands
+                                   get theirs from the synchroniser
     """
 
     initialise: Callable[[Any], Mapping[str, Any]]

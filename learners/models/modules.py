@@ -1,14 +1,14 @@
 """Modules of other libraries as a ``Model``: Flax NNX and Equinox, for ``model.factory``.
 
-A factory returns a module; its own parameters are the tensors, named by the way to each, as in ``layers.0.query.kernel``. It
-is a function of tokens to logits, and the loss is the mean cross-entropy of each next token. To begin with a seed, the
-factory is called once more with that seed in its specification, which may be traced.
+A factory returns a module. Its parameters are the tensors, named by their paths, as in ``layers.0.query.kernel``. The module
+maps tokens to logits, and the loss is the mean cross-entropy of each next token. To initialise with a seed, the factory is
+called again with that seed in its specification, possibly while it is traced.
 
-    Flax NNX   module(tokens): (batch, length) int32 → (batch, length, vocabulary)
-    Equinox    module(tokens): (length,) int32 → (length, vocabulary), one sequence, as modules are there
+   Flax NNX   module(tokens): (batch, length) int32 → (batch, length, vocabulary)
+   Equinox    module(tokens): (length,) int32 → (length, vocabulary), one sequence, as is usual there
 
-Refused is what an island could not merge or give to a peer: parameters that are not float32, and state beside them, such as
-running statistics. The libraries are imported only where a factory returns a module of theirs.
+Anything that an island could not merge or give to a peer is refused: parameters that are not float32, and other state, such
+as running statistics. Each library is imported only if a factory returns one of its modules.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from learners.models.model import Logits, Model, Tensors, losses
 from orchestrator.errors import ConfigurationError
 
 Make = Callable[[Any], Any]
-"""A module from a seed."""
+"""Returns a module for a seed."""
 
 
 def model_of(module: Any, make: Make, z_loss: float = 0.0) -> Model | None:
-    """The module, which ``make`` makes, as a model; None if it is of no library that is known here.
+    """Return the module as a model; None if it comes from no library known here. ``make`` creates it.
 
-    Raises ConfigurationError for one that cannot be trained.
+    Raises ConfigurationError if it cannot be trained.
     """
     libraries = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
     if "flax" in libraries:
@@ -44,8 +44,8 @@ def _of_flax(module: Any, make: Make, z_loss: float) -> Model:
     definition, parameters, chance, rest = parts
     for path, variable in nnx.to_flat_state(rest):
         raise ConfigurationError(
-            detail=f"model.factory returned a module with {_named(path)}, a {type(variable).__name__}, which is no "
-            "parameter: islands merge parameters only. Use layers without state of their own, such as RMSNorm."
+            detail=f"model.factory returned a module with {_named(path)}, a {type(variable).__name__}, which is not a "
+            "parameter: islands merge only parameters. Use layers without other state, such as RMSNorm."
         )
     paths = {_named(path): path for path, _ in nnx.to_flat_state(parameters)}
 
@@ -81,23 +81,23 @@ def _of_equinox(module: Any, make: Make, z_loss: float) -> Model:
 
 
 def _model(parameters: Tensors, initialise: Callable[[Any], Tensors], apply: Logits, z_loss: float) -> Model:
-    """Raises ConfigurationError unless parameters are float32, and tokens become logits of them."""
+    """Build the model. Raises ConfigurationError unless parameters are float32 and tokens become logits."""
     if other := sorted(name for name, array in parameters.items() if array.dtype != jnp.float32):
         raise ConfigurationError(
-            detail=f"model.factory returned a module whose {other[0]} is {parameters[other[0]].dtype}; parameters are "
-            "float32 here. Compute in another type instead (in Flax dtype, not param_dtype)."
+            detail=f"model.factory returned a module whose {other[0]} is {parameters[other[0]].dtype}; parameters must be "
+            "float32. Set another type for computation instead (in Flax dtype, not param_dtype)."
         )
     tokens = jax.ShapeDtypeStruct((2, 3), jnp.int32)
     try:
         shape = jax.eval_shape(apply, dict(parameters), tokens).shape
-    except Exception as error:  # whatever a user's module may raise
+    except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(
             detail=f"model.factory returned a module that cannot be called with tokens ({type(error).__name__}: {error}). "
-            "It is given token ids, and returns logits."
+            "It gets token ids and must return logits."
         ) from error
     if len(shape) != 3 or shape[:2] != tokens.shape:
         raise ConfigurationError(
-            detail=f"model.factory returned a module that makes {shape} of tokens {tokens.shape}; it must return logits, "
+            detail=f"model.factory returned a module that maps tokens {tokens.shape} to {shape}; it must return logits, "
             "one for each token of the vocabulary, for each position."
         )
 

@@ -1,15 +1,14 @@
-"""The plain transformer: a small byte-level decoder in JAX, for jobs on a few CPU cores as much as accelerators.
+"""The plain transformer: a small byte-level decoder in JAX, for jobs on a few CPU cores as well as on accelerators.
 
-Parameters are a flat dictionary of
-float32 tensors with plain names (``blocks.0.attention.query``), one tensor per matrix and layer, unstacked: a fragment
-is a set of names, and small tensors pack evenly into many fragments. Names with ``embed`` in them are embedding-like
-to the merge arithmetic; there are no biases and no norm gains, so everything else is a matrix.
+Parameters are a flat dictionary of float32 tensors with plain names (``blocks.0.attention.query``), one tensor per matrix
+and layer, unstacked: a fragment is a set of names, and small tensors pack evenly into many fragments. Names that contain
+``embed`` are embedding-like to the merge arithmetic; there are no biases and no norm gains, so everything else is a matrix.
 
 This module knows nothing of optimizers, devices, data files or fragments.
 
-Choices: RMS norm without gain before each half-block, rotary positions, squared
-ReLU (Primer, arXiv:2109.08668; GELU costs a quarter of a nano step on a CPU), heads of 64, an unembedding of its own
-that starts at zero, so that the loss before the first step is exactly that of guessing.
+Choices: RMS norm without gain before each half-block, rotary positions, squared ReLU (Primer, arXiv:2109.08668; GELU costs a
+quarter of a nano step on a CPU), heads of 64, and a separate unembedding that starts at zero, so that the loss before the
+first step is exactly that of guessing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from orchestrator.models.presets import Architecture, parameter_shapes
 
 
 def transformer(architecture: Architecture, compute_dtype: Any, z_loss: float = 0.0) -> Model:
-    """Return the built-in transformer; matrices multiply in ``compute_dtype``, norms, softmax and loss in float32."""
+    """Return the built-in transformer. Matrices multiply in ``compute_dtype``; norms, softmax and loss are float32."""
     dtype = jnp.dtype(compute_dtype)
     return Model(
         initialise=lambda seed: _initial_parameters(architecture, seed),
@@ -39,7 +38,7 @@ def transformer(architecture: Architecture, compute_dtype: Any, z_loss: float = 
 
 
 def logits(architecture: Architecture, dtype: Any, parameters: Mapping[str, jax.Array], inputs: jax.Array) -> jax.Array:
-    """(batch, length) int → (batch, length, vocabulary) float32; position t sees inputs 0 to t only."""
+    """Map (batch, length) int to (batch, length, vocabulary) float32. Position t sees only inputs 0 to t."""
     length = inputs.shape[1]
     causal = jnp.where(np.tril(np.ones((length, length), bool)), 0.0, -jnp.inf).astype(jnp.float32)
     rotation = _rotation(length, architecture.head_size)
@@ -59,13 +58,13 @@ def logits(architecture: Architecture, dtype: Any, parameters: Mapping[str, jax.
 
 
 def _flops_per_token(architecture: Architecture, length: int) -> float:
-    """Of matrix products, forward and backward; of attention those that the mask leaves, (length + 1) / 2 positions."""
+    """Count matrix products, forward and backward; in attention those that the mask leaves, (length + 1) / 2 positions."""
     matrices = architecture.parameter_count - architecture.vocabulary_size * architecture.width
     return 6.0 * matrices + 12.0 * architecture.layer_count * architecture.width * (length + 1) / 2
 
 
 def _initial_parameters(architecture: Architecture, seed: int) -> dict[str, np.ndarray]:
-    """Normal with variance 1/inputs; what is added to the residual stream shrinks with depth (as in GPT-2)."""
+    """Draw parameters: normal with variance 1/inputs; those added to the residual stream shrink with depth (as in GPT-2)."""
     generator = np.random.default_rng(seed)
     parameters = {}
     for name, shape in parameter_shapes(architecture).items():
@@ -82,7 +81,7 @@ def _initial_parameters(architecture: Architecture, seed: int) -> dict[str, np.n
 def _attention(
     head_size: int, block: Mapping[str, jax.Array], x: jax.Array, causal: jax.Array, rotation: tuple[Any, Any]
 ) -> jax.Array:
-    """Causal self-attention: (batch, length, width) → the same; scores and softmax in float32."""
+    """Apply causal self-attention: (batch, length, width) → the same; scores and softmax in float32."""
     batch, length, width = x.shape
     heads = (batch, length, width // head_size, head_size)
     query = _rotate((x @ block["attention.query"]).reshape(heads), rotation)
@@ -101,7 +100,7 @@ def _normalise(x: jax.Array) -> jax.Array:
 
 
 def _rotation(length: int, head_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines (length, 1, head_size / 2) float32 of rotary positions, arXiv:2104.09864."""
+    """Return cosines and sines (length, 1, head_size / 2) float32 of rotary positions, arXiv:2104.09864."""
     frequencies = 10_000.0 ** (-np.arange(0, head_size, 2) / head_size)
     angles = np.arange(length)[:, None, None] * frequencies
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

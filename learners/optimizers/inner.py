@@ -1,37 +1,32 @@
 """The inner optimizer of a job specification, in optax's convention: updates are added to the parameters.
 
-    kind     gradient ─▶ clipped by global norm ─▶ direction ─▶ + weight decay · θ ─▶ × lr_ratio of its group ─▶ × −1
-    factory  gradient ─▶ clipped, if `clip_norm` is written ─▶ the factory's optimizer ─▶ × lr_ratio of its group
+   kind     gradient ─▶ clipped by global norm ─▶ direction ─▶ + weight decay · θ ─▶ × lr_ratio of its group ─▶ × −1
+   factory  gradient ─▶ clipped, if `clip_norm` is set ─▶ the factory's optimizer ─▶ × lr_ratio of its group
 
-A step is θ ← θ + scale · update, where ``schedules.update_scale`` is the learning rate of a kind, and the part of its own
-learning rate that a factory's optimizer takes at this point of the schedule.
+A step is θ ← θ + scale · update. ``update_scale`` is the learning rate of a kind. For a factory's optimizer, which has its
+own learning rate, it is the fraction of it at this point of the schedule.
 
-Every moment that has a tensor's shape lies in a tree like that of the parameters, under the tensor's name: so a state can be
-cut, sent and sharded as parameters are. What an optimizer keeps in other shapes, such as a count, or Adafactor's factors of
-rows and columns, is of no tensor and goes as a whole.
+Every moment with a tensor's shape is in a tree like that of the parameters, under the tensor's name, so that a state can be
+cut, sent and sharded like parameters. What an optimizer keeps in other shapes, such as a count, or Adafactor's factors of
+rows and columns, belongs to no tensor and is sent as a whole.
+
+A group of settings names tensors by a pattern, by their use, or by both. The first group that fits a tensor applies to it.
+
+   embedding  its rows are looked up, or scored, one by one
+   matrix     two dimensions, besides those that number layers and experts
+   vector     everything else: gains, biases, and stacks of them
+
+The learning rate is a pure function of the position in the schedule. It is not part of an optimizer's state: the schedule
+follows what the whole job has trained (``orchestrator.replica.replica``), an optimizer's moments what this island has. So it
+is computed outside and passed to each step.
+
+   cosine  warm-up, then half a cosine down to lr · lr_final_ratio at the horizon
+   linear  warm-up, then a line down to it
+   wsd     warm-up, constant, and a line down to it over the last ``decay_ratio`` of the horizon
 
 This module knows nothing of fragments, islands or devices. Sources: AdamW, arXiv:1711.05101; Muon, arXiv:2502.16982; Lion,
-arXiv:2302.06675; Adafactor, arXiv:1804.04235. All directions are optax's.
-
-The group of each tensor: what of the inner optimizer's settings applies to it.
-
-A group names tensors by a pattern, by what they are for, or by both; of the groups that fit a tensor the first counts.
-
-    embedding  its rows are looked up, or scored, one by one
-    matrix     two dimensions, beside those that number layers and experts
-    vector     all else: gains, biases, and what is stacked of them
-
-The learning rate of an inner step: a pure function of where the job is in its schedule.
-
-It is not part of an optimizer's own state: the schedule goes by what the whole job has trained
-(``orchestrator.replica.replica``), an optimizer's moments by what this island has. So it is computed outside and
-enters each step as an argument.
-
-    cosine  warm-up, then half a cosine down to lr · lr_final_ratio at the horizon
-    linear  warm-up, then a line down to it
-    wsd     warm-up, constant, and a line down to it over the last ``decay_ratio`` of the horizon
-
-Sources: cosine, arXiv:1608.03983; warm-up, stable, decay, arXiv:2404.06395.
+arXiv:2302.06675; Adafactor, arXiv:1804.04235; cosine, arXiv:1608.03983; warm-up, stable, decay, arXiv:2404.06395. All
+directions are optax's.
 """
 
 from __future__ import annotations
@@ -53,12 +48,15 @@ from orchestrator.parameters.pieces import BY_NAME, Roles, role_of
 from orchestrator.specification.sections import InnerOptimizerSection, OptimizerGroupSection
 
 MUON_RMS = 0.2
-"""Of an update of Muon, as AdamW's is: so that both take the same learning rate (arXiv:2502.16982, section 2.2)."""
+"""The root mean square of an update of Muon, as in AdamW, so that both use the same learning rate.
+
+Source: arXiv:2502.16982, section 2.2.
+"""
 Tensors = Mapping[str, jax.Array]
 
 
 def learning_rate(section: InnerOptimizerSection, horizon_steps: int, step: int) -> float:
-    """The learning rate of the inner step that starts at step ``step`` of the schedule (0 for the first).
+    """Return the learning rate of the inner step that starts at step ``step`` of the schedule (0 for the first).
 
     ``section`` is ``training.inner_optimizer`` of the job specification. Linear from lr / warm-up to lr over
     ``warmup_steps``, then by ``schedule``; constant from ``horizon_steps`` on.
@@ -80,10 +78,10 @@ def learning_rate(section: InnerOptimizerSection, horizon_steps: int, step: int)
 
 
 def update_scale(section: InnerOptimizerSection, horizon_steps: int, step: int) -> float:
-    """Return what the optimizer's update is multiplied by in the inner step that starts at ``step`` of the schedule.
+    """Return the factor of the optimizer's update in the inner step that starts at ``step`` of the schedule.
 
-    The updates of a kind have no learning rate, so this is the learning rate. A factory's optimizer brings its own, which
-    the schedule takes a part of: from 1 / warm-up to 1, then down to ``lr_final_ratio``.
+    The updates of a kind have no learning rate, so this is the learning rate. A factory's optimizer has its own, of which
+    this is the fraction: from 1 / warm-up to 1, then down to ``lr_final_ratio``.
     """
     lr = learning_rate(section, horizon_steps, step)
     return lr / section.lr if section.factory else lr
@@ -91,7 +89,7 @@ def update_scale(section: InnerOptimizerSection, horizon_steps: int, step: int) 
 
 @dataclass(frozen=True, slots=True)
 class TensorSettings:
-    """``lr_ratio`` multiplies the step's learning rate; the decay of a step is lr · lr_ratio · weight_decay · θ."""
+    """Settings of a tensor. ``lr_ratio`` multiplies the learning rate; weight decay is lr · lr_ratio · weight_decay · θ."""
 
     use: str
     lr_ratio: float
@@ -99,7 +97,7 @@ class TensorSettings:
 
 
 def use_of(tensor: str, dimension_count: int, roles: Roles) -> str:
-    """What the tensor is for: ``embedding``, ``matrix`` or ``vector``."""
+    """Return the use of the tensor: ``embedding``, ``matrix`` or ``vector``."""
     role = role_of(tensor, dimension_count, roles)
     if role.embedding:
         return "embedding"
@@ -109,12 +107,12 @@ def use_of(tensor: str, dimension_count: int, roles: Roles) -> str:
 def settings_of(
     dimension_counts: Mapping[str, int], section: InnerOptimizerSection, roles: Roles
 ) -> dict[str, TensorSettings]:
-    """The settings of every tensor, by name; ``section`` is ``training.inner_optimizer`` of the job specification.
+    """Return the settings of every tensor, by name. ``section`` is ``training.inner_optimizer`` of the job specification.
 
-    Where its group says nothing of weight decay, it has that of all, unless its role says that it has none.
+    A group without a weight decay has the general one, unless the tensor's role excludes it.
 
-    Raises ConfigurationError for a group that is not the first to fit any tensor: its pattern is misspelt, or those before
-    it take all.
+    Raises ConfigurationError for a group that is not the first to fit any tensor: its pattern is misspelt, or earlier groups
+    take all its tensors.
     """
     groups = section.groups
     fitting: set[int] = set()
@@ -133,7 +131,7 @@ def settings_of(
         names = ", ".join(sorted(dimension_counts)[:4])
         raise ConfigurationError(
             detail=f"training.inner_optimizer.groups.{idle[0]} applies to no tensor. Its tensors and role must fit one that "
-            f"no group before it takes; the model's tensors are called {names}, …"
+            f"no earlier group takes; the model's tensors are called {names}, …"
         )
     return settings
 
@@ -144,10 +142,10 @@ def _fits(group: OptimizerGroupSection, name: str, use: str) -> bool:
 
 
 def build(section: InnerOptimizerSection, roles: Roles = BY_NAME) -> optax.GradientTransformation:
-    """Return the optimizer. Its updates point downhill; multiply them by ``schedules.update_scale(…)`` and add them.
+    """Return the optimizer. Its updates point downhill; multiply them by ``update_scale(…)`` and add them.
 
-    ``section`` is ``training.inner_optimizer`` of the job specification. Raises ConfigurationError for a factory that cannot
-    be used. The optimizer's ``init`` raises it where a group applies to no tensor.
+    ``section`` is ``training.inner_optimizer`` of the job specification. Raises ConfigurationError if its factory cannot be
+    used. The optimizer's ``init`` raises it if a group applies to no tensor.
     """
     parts: list[optax.GradientTransformation] = []
     if section.clip_norm is not None:
@@ -167,7 +165,7 @@ def _direction(section: InnerOptimizerSection, roles: Roles) -> optax.GradientTr
     kind = section.kind
     if kind == "lion":
         return optax.scale_by_lion(b1=section.beta1, b2=section.beta2)
-    if kind == "adafactor":  # without the scale of parameters, so that a learning rate means what it does elsewhere
+    if kind == "adafactor":  # without scaling by parameters, so that learning rates are comparable
         return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
     adam = optax.scale_by_adam(b1=section.beta1, b2=section.beta2)
     return adam if kind == "adamw" else _muon(section, adam, roles)
@@ -176,7 +174,7 @@ def _direction(section: InnerOptimizerSection, roles: Roles) -> optax.GradientTr
 def _muon(
     section: InnerOptimizerSection, others: optax.GradientTransformation, roles: Roles
 ) -> optax.GradientTransformation:
-    """Muon for matrices, each layer and expert of a stack by itself; ``others`` for embeddings and vectors."""
+    """Return Muon for matrices, each layer and expert of a stack separately, and ``others`` for embeddings and vectors."""
 
     def dimensions(tensors: Tensors) -> dict[str, contrib.MuonDimensionNumbers]:
         numbers: dict[str, contrib.MuonDimensionNumbers] = jax.tree.map(
@@ -189,7 +187,7 @@ def _muon(
         return {name: "muon" if use == "matrix" else "others" for name, use in uses.items()}
 
     def even(updates: Tensors, parameters: Any) -> Any:
-        """What is orthogonal has singular values of 1, and so a smaller root mean square the larger it is."""
+        """Scale updates to a common root mean square: an orthogonal matrix has a smaller one the larger it is."""
         return jax.tree.map(lambda update: MUON_RMS * max(update.shape[-2:]) ** 0.5 * update, updates)
 
     muon = optax.chain(
@@ -206,7 +204,7 @@ def _decay(section: InnerOptimizerSection, roles: Roles) -> optax.GradientTransf
 
 
 def _by_groups(section: InnerOptimizerSection, roles: Roles, *, decays: bool) -> optax.GradientTransformation:
-    """Apply the rate of every tensor's own group, and its decay if ``decays``."""
+    """Apply the rate of each tensor's group, and its weight decay if ``decays``."""
 
     def settings(tensors: Tensors) -> dict[str, TensorSettings]:
         return settings_of({name: tensor.ndim for name, tensor in tensors.items()}, section, roles)
@@ -233,14 +231,14 @@ def _from_factory(path: str, section: InnerOptimizerSection) -> optax.GradientTr
     if not isinstance(built, optax.GradientTransformation):
         raise ConfigurationError(
             detail=f"{field} {path!r} returned {type(built).__name__}; it must return an optax.GradientTransformation "
-            "whose updates are added to the parameters, such as optax.adamw(3e-4). Of optax.MultiSteps return "
+            "whose updates are added to the parameters, such as optax.adamw(3e-4). For optax.MultiSteps return its "
             "gradient_transformation()."
         )
     if unread := own.unread():
         name = unread[0]
         raise ConfigurationError(
-            detail=f"training.inner_optimizer.{name} is {own[name]:g}, and the factory {path!r} never reads it, "
-            f'so it would change nothing. Let the factory use section["{name}"], or remove the field.'
+            detail=f"training.inner_optimizer.{name} is {own[name]:g}, but the factory {path!r} never reads it, "
+            f'so it has no effect. Let the factory use section["{name}"], or remove the field.'
         )
     subject = f"{{}} of the transformation that {field} {path!r} returns"
     init, run = guarded(subject.format("init"), built.init), guarded(subject.format("update"), built.update)
@@ -250,7 +248,7 @@ def _from_factory(path: str, section: InnerOptimizerSection) -> optax.GradientTr
         if any(jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
             raise ConfigurationError(
                 detail=f"{field} {path!r} returned a transformation that keeps a jax.random.key in its state, as "
-                "optax.add_noise does. A state must be numbers, so that it can be saved and sent. Keep "
+                "optax.add_noise does. A state must consist of numbers, so that it can be saved and sent. Keep "
                 "jax.random.key_data(key) instead, or leave the noise out."
             )
         return state
@@ -260,8 +258,8 @@ def _from_factory(path: str, section: InnerOptimizerSection) -> optax.GradientTr
         is_pair = isinstance(result, tuple) and len(result) == 2
         if not is_pair or _outline(result[0]) != _outline(updates):
             raise ConfigurationError(
-                detail=f"{subject.format('update')} makes {'updates of other shapes' if is_pair else 'no pair'}. It must "
-                "return an update for each gradient, of its shape, and the next state."
+                detail=f"{subject.format('update')} returns {'updates of other shapes' if is_pair else 'no pair'}. It must "
+                "return an update of the same shape for each gradient, and the next state."
             )
         next_updates, next_state = result
         return next_updates, next_state
@@ -270,7 +268,7 @@ def _from_factory(path: str, section: InnerOptimizerSection) -> optax.GradientTr
 
 
 class _Section(dict[str, Any]):
-    """The section as a factory gets it, which knows what of it was read."""
+    """The section for a factory. It records which settings were read."""
 
     _SETTINGS = ("lr", "beta1", "beta2", "momentum", "weight_decay")
 
@@ -280,7 +278,7 @@ class _Section(dict[str, Any]):
         self._unread = {name for name in self._SETTINGS if section[name] != defaults[name].default}
 
     def unread(self) -> list[str]:
-        """The settings that differ from their defaults and were not read."""
+        """Return the settings that differ from their defaults and were not read."""
         return sorted(self._unread)
 
     def __getitem__(self, name: str) -> Any:
@@ -295,7 +293,7 @@ class _Section(dict[str, Any]):
         self._unread.discard(name)
         return super().pop(name, *default)
 
-    def __iter__(self) -> Iterator[str]:  # also what ``**section`` goes by
+    def __iter__(self) -> Iterator[str]:  # ``**section`` uses it, too
         return super().__iter__()
 
     def items(self) -> Any:

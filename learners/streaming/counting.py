@@ -1,24 +1,21 @@
-"""Processes that count the tokens of pieces of files, each piece once: what an index is made of.
+"""Counts the tokens of pieces of files: once for an index, or as an island needs them.
 
-A process takes one file's pieces at a time and sends each as soon as it is counted, so that nothing but the piece at hand is
-lost when it is stopped. It reads and tokenises as islands do. Responsible for what is in a piece's count; refuses to know
-where counts are training (``learners.data_indexing``).
+``counts`` runs processes for an index. Each takes pieces of one file at a time and sends every count at once, so that only
+the current piece is lost when it is stopped. It reads and tokenises as islands do.
 
-The tokens of a source's pieces, counted as an island comes to them, and kept on the node for its next life.
+``TokenCounts`` are the counts of one source, kept on the node for an island's next life:
 
-    piece tokens crc32
-      a line for each piece, of all islands of the node; what is damaged is passed over
+   piece tokens crc32
+     a line for each piece, of all islands of the node; damaged lines are ignored
 
-The numbers follow from the files, the tokenizer and what is held out, which the name of the file is a digest of. So every
-island counts the same, and the file only saves time: without it an island that begins again reads the pieces that its
-shard has drawn. Responsible for numbers; who reads the pieces is ``streamed``.
+The counts depend only on the files, the tokenizer and what is held out; the name of the file is a digest of these. So every
+island counts the same, and the file only saves time: without it a restarted island reads the pieces that its shard has
+drawn.
 
-The text of one source as tokens: how many each piece has, and groups of pieces as an island draws from them.
-
-How many tokens a piece has is said by an index, or counted the first time that somebody asks: for that a piece is read, and
-its tokens are held for a while, because the group that it belongs to is usually read next. A piece that has other tokens
-when it is read (its file changed, or a store failed) is cut or repeated to the number that was counted, so that no place
-behind it moves; the group marks where.
+``SourceTokens`` gives the text of a source as tokens, in groups of pieces. The tokens of a piece are counted by an index, or
+when first needed: then the piece is read, and its tokens are kept for a while, because its group is usually read next. If a
+piece has other tokens when it is read (its file changed, or a store failed), it is cut or repeated to the counted number, so
+that no later place moves; the group records where.
 """
 
 from __future__ import annotations
@@ -55,16 +52,16 @@ UNKNOWN = -1
 log = logging.getLogger(__name__)
 
 LINE_BYTES, LINES_PER_PIECE = 32, 16
-"""Read back at most: islands of one node that count the same piece write a line each."""
+"""Lines read back per piece: islands of one node that count the same piece write a line each."""
 WRITTEN_TOGETHER = 64
 MANY = 256
 
 Count = Callable[[Sequence[int]], Iterable[tuple[int, int]]]
-"""The tokens of pieces, each with its number. They are read for it."""
+"""Reads pieces and returns the tokens of each, with its number."""
 
 
 class TokenCounts:
-    """The counts of one source of ``piece_count`` pieces, for all threads of an island. ``path`` is None to keep nothing."""
+    """The counts of one source of ``piece_count`` pieces, for all threads of an island. ``path`` None keeps no file."""
 
     def __init__(self, piece_count: int, path: Path | None) -> None:
         self._path = path
@@ -73,14 +70,14 @@ class TokenCounts:
         self._read_back()
 
     def of(self, pieces: np.ndarray, count: Count) -> np.ndarray:
-        """The tokens of these pieces: (pieces,) int64. Those not known yet are counted. Raises what ``count`` raises."""
+        """Return the tokens of these pieces: (pieces,) int64. Unknown ones are counted. Raises what ``count`` raises."""
         missing = pieces[self._known[pieces] == UNKNOWN].tolist()
         counted = list[tuple[int, int]]()
         if len(missing) >= MANY:
             log.info("%d pieces are read to count their tokens, before the next sequence is drawn", len(missing))
         try:
             for piece, tokens in count(missing) if missing else ():
-                if self._known[piece] == UNKNOWN:  # two threads may count the same piece
+                if self._known[piece] == UNKNOWN:  # another thread may have counted the same piece
                     self._known[piece] = tokens
                     counted.append((piece, tokens))
                 if len(counted) == WRITTEN_TOGETHER:
@@ -92,7 +89,7 @@ class TokenCounts:
         return tokens_of
 
     def forget(self) -> None:
-        """Remove what is kept: the text is not what was counted. This life goes on with its numbers."""
+        """Remove the file, because the text is not what was counted. This life continues with its counts."""
         with self._lock:
             if self._path is not None:
                 self._path.unlink(missing_ok=True)
@@ -120,12 +117,12 @@ class TokenCounts:
                 with open(self._path, "ab", buffering=0) as file:
                     file.write(lines)
             except OSError as error:
-                log.info("counts of tokens are not kept in %s: %s", self._path, error.strerror or error)
+                log.info("token counts cannot be kept in %s: %s", self._path, error.strerror or error)
                 self._path = None
 
 
 def kept_in(folder: Path, *of: object) -> Path:
-    """The file for the counts that depend on all of ``of``."""
+    """Return the file for the counts that depend on all of ``of``."""
     return folder / f"{blake2b(repr(of).encode(), digest_size=16).hexdigest()}.tokens"
 
 
@@ -143,7 +140,7 @@ def _parsed(line: bytes) -> tuple[int, int] | None:
 
 
 TASK_PIECES = 8
-"""Of a file that is not compressed; one that is, is decompressed by one process."""
+"""Pieces of an uncompressed file in a task. One process decompresses a whole compressed file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +158,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class PieceCount:
-    """``piece`` of ``source``: its documents, their bytes, and their tokens with those that stand around each.
+    """The count of ``piece`` of ``source``: documents, their bytes, and their tokens with those around each.
 
-    Those that are held out by ratio are left out. ``listed`` are digest and tokens of each that a job may hold out one by
-    one, as ``data_index.listed`` has them. ``unreadable`` are place and reason of what was passed over, and ``is_cut`` tells
-    of too much text.
+    Documents held out by ratio are excluded. ``listed`` are digest and tokens of each that a job may hold out one by one, as
+    in ``data_index.listed``. ``unreadable`` are place and reason of what could not be read; ``is_cut`` means that there was
+    too much text.
     """
 
     source: int
@@ -179,7 +176,7 @@ class PieceCount:
 
 
 def tasks(source: int, path: str, size: int, first: int, missing: Sequence[int], count: int, field: str) -> list[Task]:
-    """The work on one file, of whose ``count`` pieces these are ``missing``."""
+    """Return the tasks for the ``missing`` pieces of a file with ``count`` pieces."""
     whole = kind_of(path).is_compressed
     step = max(1, len(missing) if whole else TASK_PIECES)
     parts = (frozenset(missing[at : at + step]) for at in range(0, len(missing), step))
@@ -189,10 +186,10 @@ def tasks(source: int, path: str, size: int, first: int, missing: Sequence[int],
 def counts(
     work: Sequence[Task], section: DataSection, held_out: HeldOut, listed: Set[int], process_count: int
 ) -> Generator[PieceCount, None, None]:
-    """Every piece of ``work`` as it is counted, by so many processes. They end when this does.
+    """Yield every piece of ``work`` as it is counted, by this many processes, which end with the generator.
 
-    ``listed`` are the digests of documents that a job may hold out one by one. Raises what a process has raised of ours, and
-    InfrastructureError for one that has died.
+    ``listed`` are the digests of documents that a job may hold out one by one. Raises our errors from a process, and
+    InfrastructureError if a process has died.
     """
     waiting = list(reversed(work))
     with _processes(min(process_count, len(work)), (section, held_out, frozenset(listed))) as ends:
@@ -217,16 +214,18 @@ def _received(end: Connection) -> Any:
     try:
         return end.recv()
     except (EOFError, ConnectionError) as error:
-        detail = "A process that counts tokens has died; its reason, if it had one, is above."
-        remedy = "If there is none, it was killed for want of memory: give fewer --processes. The same command goes on."
+        detail = "A process that counts tokens has died; its reason, if any, is above."
+        remedy = (
+            "If there is none, it was killed for lack of memory: give fewer --processes. The same command continues."
+        )
         raise InfrastructureError(detail=detail, remedy=remedy) from error
 
 
 @contextmanager
 def _processes(count: int, arguments: tuple[Any, ...]) -> Iterator[list[Connection]]:
-    context = get_context("spawn")  # libraries of tokenizers keep threads, which do not survive a fork
+    context = get_context("spawn")  # tokenizer libraries keep threads, which do not survive a fork
     started, ends = [], []
-    resource_tracker.ensure_running()  # it takes the mask away again when it is started
+    resource_tracker.ensure_running()  # started now, because starting it resets the signal mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for _ in range(count):
@@ -247,11 +246,11 @@ def _processes(count: int, arguments: tuple[Any, ...]) -> Iterator[list[Connecti
 
 
 def _work(end: Connection, section: DataSection, held_out: HeldOut, listed: frozenset[int]) -> None:
-    """Count what is asked for until nobody asks any more."""
-    # Ctrl-C reaches all of them, and is answered by who started them, with the signal blocked from their first instant
+    """Count requested tasks until there are no more requests."""
+    # Ctrl-C reaches all processes, but only the parent answers it; the signal is blocked from the start
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["RAYON_NUM_THREADS"] = "1"  # each process has one core, or they get in each other's way
-    logging.disable()  # what could not be read is sent along
+    os.environ["RAYON_NUM_THREADS"] = "1"  # each process has one core; more threads would compete
+    logging.disable()  # what could not be read is sent to the parent
     try:
         tokens = tokenizer.load(section, EVERYTHING)
         while True:
@@ -266,7 +265,7 @@ def _work(end: Connection, section: DataSection, held_out: HeldOut, listed: froz
 
 
 def counted(task: Task, tokens: tokenizer.Tokenizer, held_out: HeldOut, listed: Set[int]) -> Iterator[PieceCount]:
-    """The pieces of a task, in turn."""
+    """Yield the counts of a task's pieces, in order."""
     unreadable = Unreadable(most=1 << 62)
     reader = Reader(EVERYTHING, task.text_field, unreadable)
     if kind_of(task.path).is_compressed:
@@ -297,7 +296,7 @@ def counted(task: Task, tokens: tokenizer.Tokenizer, held_out: HeldOut, listed: 
 def _listed(
     parts: Sequence[bytes], numbers: Sequence[int], lengths: Sequence[int], listed: Set[int]
 ) -> Iterator[tuple[int, int]]:
-    """Digest and tokens of each part that a job may hold out one by one, with how it lies among the others."""
+    """Yield digest and tokens of each part that a job may hold out one by one, with its position among the others."""
     follows = [isinstance(part, Continuation) for part in parts] + [False]
     for at, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
         if number in listed:
@@ -306,15 +305,15 @@ def _listed(
 
 
 HELD_BYTES_MAX = 32 << 20
-"""Tokens of a source's pieces that were counted and not yet read."""
+"""The limit of tokens of a source's pieces that were counted but not yet read."""
 
 Read = Callable[[Sequence[int]], Iterator[tuple[int, np.ndarray]]]
-"""The tokens of pieces, each with its number, a separator behind each document."""
+"""Reads pieces and yields the tokens of each with its number, with a separator after each document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Neighbouring tokens. ``is_repeated`` says that they begin in a range that repeats others; ``omitted`` tokens are
+    """Neighbouring tokens. ``is_repeated`` means that they begin in a range that repeats others; ``omitted`` tokens are
     missing among them.
     """
 
@@ -325,8 +324,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class GroupText:
-    """The tokens of a group. ``repeats`` are ranges of tokens that repeat others; ``omissions`` are places and how many
-    tokens are missing there.
+    """The tokens of a group. ``repeats`` are ranges of tokens that repeat others; ``omissions`` are places, with the
+    number of tokens that are missing there.
     """
 
     tokens: np.ndarray
@@ -334,14 +333,17 @@ class GroupText:
     omissions: tuple[tuple[int, int], ...] = ()
 
     def window(self, first: int, count: int) -> Window:
-        """``count`` tokens from ``first``, or as many as there are."""
+        """Return ``count`` tokens from ``first`` on, or as many as there are."""
         is_repeated = any(start <= first < end for start, end in self.repeats)
         omitted = sum(tokens for at, tokens in self.omissions if first < at <= first + count)
         return Window(self.tokens[first : first + count], is_repeated, omitted)
 
 
 class SourceTokens:
-    """For all threads of an island. ``misread`` is called with a piece, its counted tokens and those that it has."""
+    """The tokens of a source, for all threads.
+
+    ``misread`` is called with a piece, its counted tokens and its actual ones.
+    """
 
     def __init__(
         self, counts: np.ndarray | TokenCounts, read: Read, separator: int, misread: Callable[[int, int, int], None]
@@ -351,11 +353,11 @@ class SourceTokens:
         self._lock = threading.Lock()
 
     def of(self, pieces: np.ndarray) -> np.ndarray:
-        """How many tokens these pieces have: (pieces,) int64. Raises what reading raises."""
+        """Return the number of tokens of these pieces: (pieces,) int64. Raises what reading raises."""
         return self._counts[pieces] if isinstance(self._counts, np.ndarray) else self._counts.of(pieces, self._count)
 
     def text(self, pieces: Sequence[int]) -> GroupText:
-        """The tokens of these pieces, one piece behind the other, as many as were counted. Raises what reading raises."""
+        """Return the tokens of these pieces, in order, as many as were counted. Raises what reading raises."""
         counted = self.of(np.array(pieces, np.int64)).tolist()
         with self._lock:
             texts = {piece: self._held.pop(piece) for piece in pieces if piece in self._held}

@@ -1,21 +1,18 @@
-"""The documents of one piece of a file: no more of it is read than the piece needs.
+"""The documents of one piece of a file, read without more of the file than the piece needs.
 
-    Parquet               rows r·i/n up to r·(i+1)/n
-    ArrayRecord           records likewise; a record is a text
-    JSON Lines, text      the lines that begin in bytes b·i/n up to b·(i+1)/n
-    … compressed          the lines that begin in what the compressed bytes of that range hold; what lies before them in the
-                          file must be decompressed as well, so that many files are better than large ones
+   Parquet               rows r·i/n up to r·(i+1)/n
+   ArrayRecord           records likewise; a record is a text
+   JSON Lines, text      the lines that begin in bytes b·i/n up to b·(i+1)/n
+   … compressed          the lines that begin in the decompressed content of that range; everything before it in the file
+                         must be decompressed as well, so many files are better than large ones
 
-What a file is, ``text.file_kinds`` says, and refuses a file whose content says something else. Every document of a
+``text.file_kinds`` determines the kind of a file, and refuses a file whose content is of another kind. Every document of a
 file is in exactly one of its n pieces, whatever n is. A file of plain text is one document. It is read as blocks of lines,
-which end behind lines that are chosen by their content, so that a passage gives the same blocks wherever it is; a block
-that follows on the one before is a ``Continuation``. Files are anybody's: a line, a record and a piece have a largest size,
-a file has the size that it was listed with, and what is malformed, bytes that are not UTF-8 included, is counted
-(``Unreadable``) up to the job's limit. Nothing here knows of tokens.
-
-Compressed text, decompressed as far as it is read, within bounds of memory and of size.
-
-The bounds are for files of anybody: text that expands thousandfold, frames that need gigabytes, files that end too soon.
+which end after lines that are chosen by their content, so that a passage gives the same blocks wherever it is. A block
+that follows another is a ``Continuation``. Files are untrusted: lines, records and pieces have a maximum size, a
+file must have the size with which it was listed, and malformed content, including bytes that are not UTF-8, is counted
+(``Unreadable``) up to the job's limit. Compressed text is decompressed as far as it is read, within limits of memory and
+size: it may expand thousandfold, have frames that need gigabytes, or end too soon. Nothing here knows of tokens.
 """
 
 from __future__ import annotations
@@ -50,15 +47,15 @@ from orchestrator.text.file_kinds import (
 from orchestrator.text.text_records import NotText, NotUtf8, plain_line, text_of, utf8
 
 EXPANSION_MAX = 1000
-"""Bytes for each that is stored: compressed text has up to a hundred."""
+"""The most bytes per stored byte: compressed text has up to a hundred."""
 EXPANDED_MIN = 64 << 20
-"""So much any file may have."""
+"""The size that any file may have, however small it is stored."""
 FRAME_BYTES = 1 << 12
-"""Of a zstd frame, decompressed at once: at most 128 MiB, if somebody means harm."""
+"""Input decompressed at once from a zstd frame: at most 128 MiB of text, if it is malicious."""
 
 
 class Expanded(io.RawIOBase):
-    """Decompressed text, as long as it is not thousands of times what is stored: then somebody means harm, or erred."""
+    """Decompressed text, up to a maximum expansion. More is malicious or a mistake."""
 
     def __init__(self, text: Any, stored_bytes: int) -> None:
         self._text, self._left = text, EXPANDED_MIN + EXPANSION_MAX * stored_bytes
@@ -70,26 +67,26 @@ class Expanded(io.RawIOBase):
         count: int = self._text.readinto(buffer)
         self._left -= count
         if self._left < 0:
-            raise ValueError(f"decompressed it is more than {EXPANSION_MAX:,} times its size")
+            raise ValueError(f"decompressed it is more than {EXPANSION_MAX:,} times its stored size")
         return count
 
 
 def decompressed(file: IO[bytes], compression: Compression) -> Any:
-    """The file's text as an unbuffered reader. Raises ConfigurationError where a library is missing."""
+    """Return the file's text as an unbuffered reader. Raises ConfigurationError if a library is missing."""
     if compression is Compression.GZIP:
         return gzip.GzipFile(fileobj=file)
     try:
         import zstandard
     except ImportError as error:
-        detail = "The package zstandard is not installed here, which .zst needs. Install atoll[text] on every node."
+        detail = "The package zstandard, which .zst needs, is not installed here. Install atoll[text] on every node."
         raise ConfigurationError(detail=detail) from error
     return _Zstandard(file, zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX), zstandard.ZstdError)
 
 
 class _Zstandard(io.RawIOBase):
-    """The text of one zstd frame after another. Raises EOFError for a file that ends within one.
+    """The text of one zstd frame after another. Raises EOFError if the file ends within a frame.
 
-    The library's own reader ends there too, as if that were the text's end.
+    The library's own reader would end there as if the text were complete.
     """
 
     def __init__(self, file: IO[bytes], decompressor: Any, failure: type[Exception]) -> None:
@@ -126,35 +123,35 @@ class _Zstandard(io.RawIOBase):
 
 
 DOCUMENT_BYTES_MAX = 1 << 16
-"""Longer documents of text count as several parts, so that one long file can still be split."""
+"""Longer documents of text are split into several parts, so that a single long file can still be divided."""
 LINE_BYTES_MAX = 16 << 20
 LONG_LINE = "Break it up; a job may also read the file with source: files"
 PIECE_TEXT_MAX = 64 << 20
-"""Of one piece, decompressed: sixteen times what is to be expected, and still to be held."""
+"""The limit of one piece, decompressed: sixteen times the expected size, and still small enough for memory."""
 BLOCK_BYTES = 1 << 20
 EXPANDED_BYTES = 16 << 10
-"""Decompressed at once: lines of these belong to the same stored bytes, which should be far fewer than a piece has."""
+"""Bytes decompressed at once. Their lines count as in the same stored bytes, which must be far fewer than a piece's."""
 PASSAGE_BYTES = 1 << 13
-"""Of a block of plain text, on average; at most ``DOCUMENT_BYTES_MAX``."""
+"""The average size of a block of plain text; the maximum is ``DOCUMENT_BYTES_MAX``."""
 RECORDS, RECORDS_BYTES = 256, 32 << 20
-"""Of an ArrayRecord, read at once, at most."""
-NO_MEMORY = "it needs more memory than there is. Write the file anew with smaller rows or row groups"
+"""The limits of a read from an ArrayRecord."""
+NO_MEMORY = "it needs more memory than there is. Write the file again with smaller rows or row groups"
 ATTEMPTS, PAUSE_S = 3, 2.0
-"""To read a piece of a store."""
+"""Attempts and pause for reading a piece from a store."""
 
 log = logging.getLogger(__name__)
 
 
 class Continuation(bytes):
-    """A part of a document that follows directly on the part before it: no separator stands between the two."""
+    """A part of a document that directly follows the part before it, without a separator."""
 
 
 class Foreign(ValueError):
-    """A file whose content is not what its name says."""
+    """A file's content is of another kind than its name says."""
 
 
 def chosen(documents: Iterable[bytes], is_wanted: Callable[[bytes], bool]) -> Iterator[bytes]:
-    """The documents that are wanted. A part whose predecessor is not wanted follows on nothing any more."""
+    """Yield the wanted documents. A part whose predecessor is not wanted is no continuation."""
     follows = False
     for document in documents:
         if is_wanted(document):
@@ -165,7 +162,7 @@ def chosen(documents: Iterable[bytes], is_wanted: Callable[[bytes], bool]) -> It
 
 
 def parts(document: bytes) -> Iterator[bytes]:
-    """The document in parts of at most ``DOCUMENT_BYTES_MAX``, cut between characters."""
+    """Yield the document in parts of at most ``DOCUMENT_BYTES_MAX``, cut between characters."""
     start, part = 0, bytes
     while start < len(document):
         end = _character(document, min(len(document), start + DOCUMENT_BYTES_MAX))
@@ -174,7 +171,7 @@ def parts(document: bytes) -> Iterator[bytes]:
 
 
 def _character(text: bytes, at: int) -> int:
-    """Where the character that byte ``at`` is in begins; ``at`` itself in what is no UTF-8."""
+    """Return where the character with byte ``at`` begins; ``at`` itself if it is not UTF-8."""
     for start in range(at, max(0, at - 4), -1):
         if start == len(text) or text[start] & 0xC0 != 0x80:
             return start
@@ -183,7 +180,7 @@ def _character(text: bytes, at: int) -> int:
 
 @dataclass
 class Unreadable:
-    """What could not be read, and pieces that were cut, each counted once, for all threads of an island."""
+    """Unreadable records and pieces, and pieces that were cut, each counted once, for all threads of an island."""
 
     most: int
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -194,7 +191,7 @@ class Unreadable:
     def add(
         self, path: str, place: int, what: str, reason: str, source: str = "", *, is_not_utf8: bool = False
     ) -> None:
-        """Raises UnreadableData when there are more than the job passes over. ``place`` tells apart what is of one file."""
+        """Count a failure. Raises UnreadableData above the job's limit. ``place`` distinguishes failures in one file."""
         reason = reason.rstrip(".")
         with self._lock:
             if (path, place) in self.reasons:
@@ -205,17 +202,17 @@ class Unreadable:
             self._of_source[source] = so_far[0] + 1, so_far[1] + is_not_utf8
         what_and_why = f"{shown(path)}, {what}: {reason}"
         if count > self.most:
-            raise UnreadableData(detail=f"{what_and_why}. It is the {count:,}. that cannot be read.", most=self.most)
-        log.warning("%s; it is passed over, as %d of at most %d", what_and_why, count, self.most)
+            raise UnreadableData(detail=f"{what_and_why}. This is failure {count:,} of this kind.", most=self.most)
+        log.warning("%s; it is skipped, as failure %d of at most %d", what_and_why, count, self.most)
 
     def by_source(self) -> tuple[SourceFlaws, ...]:
-        """What could not be read of each source, by its name."""
+        """Return what could not be read of each source, by its name."""
         with self._lock:
             return tuple(SourceFlaws(name, *counts) for name, counts in sorted(self._of_source.items()))
 
 
 def place_in(path: str, place: int) -> str:
-    """What a place of ``Unreadable`` is called."""
+    """Return the words for a place of ``Unreadable``."""
     if place < 0:
         return f"piece {-place}"
     kind = kind_of(path)
@@ -226,7 +223,7 @@ def place_in(path: str, place: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How to read pieces of one source's files."""
+    """Reads pieces of one source's files."""
 
     roots: AllowedRoots
     text_field: str
@@ -235,9 +232,9 @@ class Reader:
     _looked_at: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def documents(self, path: str, number: int, count: int, size: int | None = None) -> list[bytes]:
-        """The documents of piece ``number`` of ``count`` of a file; none, where that is counted as unreadable.
+        """Return the documents of piece ``number`` of ``count`` of a file; none if the piece counts as unreadable.
 
-        So it is of a file that has no longer ``size`` bytes: its pieces are others now. Raises UnreadableData, and
+        A file that no longer has ``size`` bytes is unreadable, because its pieces have moved. Raises UnreadableData, and
         OutsideRoots.
         """
         where, attempts = f"piece {number + 1} of {count}", ATTEMPTS if "://" in path else 1
@@ -252,7 +249,7 @@ class Reader:
             except MemoryError:
                 self.unreadable.add(path, -1 - number, where, NO_MEMORY, self.source)
                 break
-            except Exception as error:  # whatever a library or a store says of a file
+            except Exception as error:  # a library or a store may raise anything
                 if attempt + 1 < attempts and not isinstance(error, AtollError):
                     time.sleep(PAUSE_S * (attempt + 1))
                     continue
@@ -260,7 +257,7 @@ class Reader:
         return []
 
     def pieces(self, path: str, count: int, size: int) -> Iterator[tuple[int, list[bytes]]]:
-        """All pieces of a file in turn, each as ``documents`` has it; what is compressed is decompressed only once."""
+        """Yield all pieces of a file in order, each as from ``documents``. A compressed file is decompressed only once."""
         following = 0
         if kind_of(path).is_compressed:
             try:
@@ -269,7 +266,7 @@ class Reader:
                     yield number, documents
             except (UnreadableData, ConfigurationError):
                 raise
-            except Exception as error:  # whose pieces it is of, and whether another attempt helps, is seen below
+            except Exception as error:  # reading by pieces, below, finds the piece, and whether a retry helps
                 log.info("%s is read piece by piece: %s", shown(path), first_line(error))
         for number in range(following, count):
             yield number, self.documents(path, number, count, size)
@@ -293,16 +290,16 @@ class Reader:
             total += len(document)
             if total > PIECE_TEXT_MAX:
                 mebibytes = PIECE_TEXT_MAX >> 20
-                log.warning("%s: piece %d has more than %d MiB of text; the rest is left out", path, number, mebibytes)
+                log.warning("%s: piece %d has more than %d MiB of text; the rest is skipped", path, number, mebibytes)
                 self.unreadable.cut.add((path, number))
                 return
             yield document
 
     def whole(self, path: str, bytes_max: int) -> Iterator[bytes]:
-        """Every document of a file, one of plain text as one: for text that is held in memory anyway.
+        """Yield every document of a file, plain text as one document: for text that is held in memory anyway.
 
         A line may have any length. Raises as ``documents``; ConfigurationError for more than ``bytes_max`` of lines; OSError
-        for a file that is not here.
+        if the file is not here.
         """
         with open_data(self.roots, path) as file:
             try:
@@ -324,7 +321,7 @@ class Reader:
                 self.unreadable.add(path, -1, "the file", str(error), self.source)
             except MemoryError:
                 self.unreadable.add(path, -1, "the file", NO_MEMORY, self.source)
-            except Exception as error:  # whatever a library says of a file
+            except Exception as error:  # a library may raise anything
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 self.unreadable.add(path, -1, "the file", reason, self.source)
 
@@ -358,9 +355,9 @@ class Reader:
                 yield from self._texts(path, _lines(file, path, number, count))
 
     def _require_kind(self, path: str, file: IO[bytes]) -> None:
-        """Look at a file's name and first bytes before any of it is read.
+        """Check a file's name and first bytes before reading it.
 
-        Raises ConfigurationError for a name of what is not read, Foreign for bytes that contradict the name.
+        Raises ConfigurationError if files with this name cannot be read, Foreign if the bytes contradict the name.
         """
         if path in self._looked_at:
             return
@@ -369,7 +366,7 @@ class Reader:
         try:
             head = file_kinds.look(path, file, self.text_field)
         except file_kinds.DAMAGE:
-            return  # reading says what is damaged, and where
+            return  # reading finds what is damaged, and where
         if isinstance(head, Misfit) and head.is_kind:
             raise Foreign(str(head))
         self._looked_at.add(path)
@@ -404,14 +401,12 @@ class Reader:
         return texts if kind_of(path).format is Format.JSON_LINES else _blocks(texts)
 
     def _read(self, path: str, lines: Iterable[tuple[int, str, bytes | None]]) -> Iterator[tuple[int, bytes]]:
-        """The texts of lines, each of which has a place and what that is called, as far as they can be read."""
+        """Yield the readable texts of lines. Each line has a place, and words for it."""
         is_json = kind_of(path).format is Format.JSON_LINES
         for at, what, line in lines:
             try:
                 if line is None:
-                    raise NotText(
-                        f"is longer than {LINE_BYTES_MAX >> 20} MiB, which is the most that is read. {LONG_LINE}"
-                    )
+                    raise NotText(f"is longer than the maximum of {LINE_BYTES_MAX >> 20} MiB. {LONG_LINE}")
                 if is_json:
                     text = text_of(line, self.text_field) if line.strip() else None
                 else:
@@ -437,11 +432,14 @@ def _too_much(path: str, bytes_max: int) -> ConfigurationError:
     detail = (
         f"data.files: {shown(path)} has more than {bytes_max >> 20:,} MiB of text, and each island holds all of it."
     )
-    return ConfigurationError(detail=f"{detail} Use source: streamed, which reads a part at a time.")
+    return ConfigurationError(detail=f"{detail} Use source: streamed, which reads parts when needed.")
 
 
 def _is_plain(content: bytes) -> bool:
-    """Whether it is UTF-8 without a NUL byte, looked at by parts, for characters take four times the memory."""
+    """Return whether it is UTF-8 without a NUL byte.
+
+    It is decoded by parts, because characters take four times the memory.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for start in range(0, len(content), BLOCK_BYTES):
@@ -457,13 +455,13 @@ def _range(total: int, number: int, count: int) -> tuple[int, int]:
 
 
 def _array_records(file: IO[bytes], number: int, count: int) -> Iterator[tuple[int, bytes]]:
-    """Records with their numbers, so many at once as have ``RECORDS_BYTES``, by those before."""
+    """Yield records with their numbers. Each read has about ``RECORDS_BYTES``, estimated from the records before."""
     try:
         from array_record.python.array_record_module import ArrayRecordReader
     except ImportError as error:
         detail = "data.sources: the package array_record is not installed here. Install it on every node."
         raise ConfigurationError(detail=detail) from error
-    # by the descriptor that was opened below a root: the name may lead elsewhere by now
+    # open it by the descriptor that was opened below a root, because the name may lead elsewhere by now
     reader = ArrayRecordReader(f"/proc/self/fd/{file.fileno()}")
     try:
         at, last = _range(reader.num_records(), number, count)
@@ -479,13 +477,13 @@ def _array_records(file: IO[bytes], number: int, count: int) -> Iterator[tuple[i
 
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines of one text, put together. A block ends behind a line whose checksum says so: see ``PASSAGE_BYTES``.
+    """Combine the lines of one text into blocks. A block ends after a line chosen by its checksum: see ``PASSAGE_BYTES``.
 
     A long line is several blocks, so that text without lines can still be divided. All but the first are continuations.
     """
     part: type[bytes] = bytes
     for block in _joined(lines):
-        # one of twice the size that it should have is cut, but never lines that are shorter than that
+        # a block of twice the maximum is cut, but shorter lines never are
         for one in parts(block) if len(block) >= 2 * DOCUMENT_BYTES_MAX else (block,):
             yield part(one)
             part = Continuation
@@ -505,13 +503,13 @@ def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 def _require_size(file: IO[bytes], size: int) -> None:
     if (size_now := file.seek(0, os.SEEK_END)) != size:
-        raise ValueError(f"it has {size_now:,} bytes, and had {size:,} when the job's text was listed")
+        raise ValueError(f"it has {size_now:,} bytes, but had {size:,} when the job's text was listed")
 
 
 def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tuple[int, bytes | None]]:
-    """The lines that begin in the range, each with the byte where it begins, decompressed.
+    """Yield the lines that begin in the range, each with the byte where it begins, decompressed.
 
-    None for one that is too long, also if it only covers the range, with its last byte: so each piece of it says the same.
+    A line that is too long is None, also if it only covers the range, with its last byte: so each of its pieces reports it.
     """
     size = file.seek(0, os.SEEK_END)
     first, last = _range(size, number, count)
@@ -520,7 +518,7 @@ def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tupl
             if place >= first or line is None:
                 yield at, line
         return
-    # of the line that byte ``first`` − 1 is in, only the end is read: if that byte ends it, the next begins at ``first``
+    # of the line that contains byte ``first`` − 1 only the end is read: if that byte ends it, the next begins at ``first``
     at = file.seek(max(0, first - 1))
     stored: Any = file
     text = io.BufferedReader(stored, BLOCK_BYTES)
@@ -531,13 +529,13 @@ def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tupl
     while at < last:
         line, length = _line(text)
         if not length:
-            raise EOFError(f"it ends at byte {at:,}, and should have {size:,}")
+            raise EOFError(f"it ends at byte {at:,}, but should have {size:,} bytes")
         yield (at if line is not None else at + length - 1), line
         at += length
 
 
 def _is_too_long(file: IO[bytes], within: int, end: int) -> bool:
-    """Whether the line that covers byte ``within`` and ends at ``end`` is longer than may be."""
+    """Return whether the line that covers byte ``within`` and ends at ``end`` is too long."""
     start = max(0, end - LINE_BYTES_MAX - 1)
     if start >= within:
         return True
@@ -547,7 +545,7 @@ def _is_too_long(file: IO[bytes], within: int, end: int) -> bool:
 
 
 def _compressed_lines(file: IO[bytes], path: str, size: int, last: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """The lines that are decompressed of the first ``last`` bytes: each with its place in these, and as ``_lines``."""
+    """Yield the decompressed lines of the first ``last`` bytes: each with its place in these, and as ``_lines``."""
     file.seek(0)
     stored: Any = Expanded(decompressed(file, kind_of(path).compression), size)
     text, at = io.BufferedReader(stored, EXPANDED_BYTES), 0
@@ -560,7 +558,7 @@ def _compressed_lines(file: IO[bytes], path: str, size: int, last: int) -> Itera
 
 
 def _line(text: io.BufferedReader[Any]) -> tuple[bytes | None, int]:
-    """The next line and its length; None for one that is too long."""
+    """Return the next line and its length; None for a line that is too long."""
     pieces = _pieces_of_line(text)
     line = next(pieces, b"")
     more = sum(map(len, pieces))
@@ -568,7 +566,7 @@ def _line(text: io.BufferedReader[Any]) -> tuple[bytes | None, int]:
 
 
 def _pieces_of_line(text: io.BufferedReader[Any]) -> Iterator[bytes]:
-    """One line, as far as the largest one that is taken, and then what is too much of it."""
+    """Yield one line up to the maximum length, and then the rest of it."""
     while piece := text.readline(LINE_BYTES_MAX):
         yield piece
         if piece.endswith(b"\n"):

@@ -1,13 +1,11 @@
-"""The files of a source as their sizes say: looked at, and cut into pieces. Nothing of them is read here.
+"""The files of a source, by their sizes: checked, and cut into pieces; and the index of a job's data. No text is read here.
 
-Islands, which read some of the pieces, and whoever counts all of them once for an index, must cut the same way: ``rules``
-has another value wherever they would not.
+Islands, which read some of the pieces, and the indexing, which counts all of them once, must cut files in the same way:
+``rules`` changes whenever they would not.
 
-The index of a job's data, as its islands use it: what each piece trains with, to the token.
-
-Responsible for refusing an index that does not fit the files, the tokenizer, the rule by which documents are held out, or
-the rules by which this build cuts files. Which file it is follows from the specification, as does its digest. Its bytes:
-``orchestrator.text.data_index``.
+An index gives the exact tokens of each piece. It is refused if it does not fit the files, the tokenizer, the rule for
+held-out documents, or the rules by which this build cuts files. The specification names the file and its digest. Its format
+is in ``orchestrator.text.data_index``.
 """
 
 from __future__ import annotations
@@ -32,17 +30,17 @@ from orchestrator.text.data_index import FIELD, IndexedSource
 from orchestrator.text.file_kinds import Compression, Format, kind_of
 
 SMALL_BYTES = 8 << 20
-"""Files of no more, as stored, are looked through for documents to hold out."""
+"""The documents of a source up to this size, as stored, are all examined for holding out."""
 ATTEMPTS, PAUSE_S = documents.ATTEMPTS, documents.PAUSE_S
-"""To ask a store for a size."""
+"""Attempts and pause for a store's answer about a size."""
 TRAINING, HELD_OUT = "training", "held out"
-"""What files are for."""
+"""The two purposes of files."""
 LOOKERS = 16
 GZIP_BYTES = getattr(gzip, "READ_BUFFER_SIZE", io.DEFAULT_BUFFER_SIZE)
-"""That Python's versions read at once."""
+"""The read size of this version of Python."""
 VERSION, PLAIN_TEXT = 1, "one document"
-"""Of what is in a piece, and of its documents, where no constant tells; and of plain text alone."""
-INDEX_ANEW = "Make the index anew with `atoll data index`."
+"""The version of the cutting rules that no constant shows; and the rules for plain text alone."""
+INDEX_ANEW = "Create the index again with `atoll data index`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +58,9 @@ class Files:
 
 
 def located(roots: AllowedRoots, paths: Sequence[str], name: str, what: str) -> Files:
-    """The files of the source ``name``, ``what`` they are for.
+    """Return the files of the source ``name``; ``what`` is their purpose.
 
-    Raises ConfigurationError for files that are not there, or empty; InfrastructureError where a store does not say.
+    Raises ConfigurationError for files that are missing or empty, InfrastructureError if a store does not answer.
     """
     with ThreadPoolExecutor(LOOKERS) as lookers:
         sizes = tuple(lookers.map(lambda path: _size(roots, path), paths))
@@ -74,7 +72,7 @@ def located(roots: AllowedRoots, paths: Sequence[str], name: str, what: str) -> 
 
 
 def rules(paths: Iterable[str]) -> str:
-    """A name of the rules by which these files are cut into pieces, and the pieces into documents."""
+    """Return a name of the rules by which these files are cut into pieces, and pieces into documents."""
     every = list(paths)
     constants: tuple[object, ...] = (
         VERSION,
@@ -82,7 +80,7 @@ def rules(paths: Iterable[str]) -> str:
         (documents.PIECE_TEXT_MAX, documents.LINE_BYTES_MAX, documents.BLOCK_BYTES, documents.FRAME_BYTES),
         (documents.PASSAGE_BYTES, documents.DOCUMENT_BYTES_MAX),
         SMALL_BYTES,
-        # where a line is in a compressed file depends on how much of that is read at once
+        # in a compressed file, the place of a line depends on how much is read at once
         GZIP_BYTES if any(kind_of(path).compression is Compression.GZIP for path in every) else 0,
     )
     if any(kind_of(path).is_compressed for path in every):
@@ -100,11 +98,11 @@ def _size(roots: AllowedRoots, path: str) -> int:
             raise
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
             raise _not_here(path, error) from error
-        except Exception as error:  # whatever a store's library raises
+        except Exception as error:  # a store's library may raise anything
             if "://" not in path:
                 raise _not_here(path, error) from error
             if attempt + 1 == ATTEMPTS:
-                detail = f"data.sources: {shown(path)} cannot be looked at: {in_words(error)}."
+                detail = f"data.sources: {shown(path)} cannot be examined: {in_words(error)}."
                 raise InfrastructureError(detail=detail) from error
             time.sleep(PAUSE_S * (attempt + 1))
     raise AssertionError("the last attempt returns or raises")
@@ -118,10 +116,10 @@ def _not_here(path: str, error: Exception) -> ConfigurationError:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Of each piece of a source its tokens, the end of each document counted as one, and its documents: (pieces,) int64.
+    """The tokens of each piece of a source, including one for each document's end, and its documents: (pieces,) int64.
 
-    Documents that are held out by ratio are in neither. ``listed`` are those that a job may hold out one by one. Tokens
-    ``around`` each document are counted with it.
+    Documents that are held out by ratio are excluded. ``listed`` are those that a job may hold out one by one. Tokens
+    ``around`` each document are included.
     """
 
     tokens: np.ndarray
@@ -132,10 +130,10 @@ class Counted:
     around: int = 1
 
     def without(self, reserved: Set[int]) -> np.ndarray:
-        """The tokens of each piece without the documents that have these digests: (pieces,) int64."""
+        """Return the tokens of each piece without the documents with these digests: (pieces,) int64."""
         held_out = np.isin(self.listed_digests, np.fromiter(reserved, np.uint64, len(reserved)))
         tokens, (counts, follows, is_followed, pairs) = self.tokens.copy(), data_index.of_listed(self.listed_tokens)
-        # what is left of a document before and behind a part that is held out has a beginning and an end of its own
+        # the rest of a document, before and after a held-out part, has a beginning and an end of its own
         saved = counts - self.around * (follows + is_followed)
         np.subtract.at(tokens, self.listed_pieces[held_out], saved[held_out])
         both = held_out & np.append(held_out[1:], False) & pairs
@@ -146,17 +144,17 @@ class Counted:
 def load_index(
     section: DataSection, roots: AllowedRoots, tokenizer: str, files: Mapping[str, Files]
 ) -> dict[str, Counted]:
-    """The numbers of each source, by its name, for a ``data`` section with an index. ``files`` are those of each source.
+    """Return the counts of each source, by its name, for a ``data`` section with an index.
 
-    ``tokenizer`` is the digest of the job's, or `bytes`.
+    ``files`` are those of each source; ``tokenizer`` is the digest of the job's, or `bytes`.
 
-    Raises ConfigurationError for an index that is damaged, or does not fit; OutsideRoots.
+    Raises ConfigurationError for an index that is damaged or does not fit; OutsideRoots.
     """
     path, wanted = section.index, section.index_digest
     assert path is not None, "only a section with an index is asked for one"
     index, digest = data_index.read(roots, path)
     if wanted not in (None, digest):
-        detail = f"{FIELD}: {shown(path)} has the digest {digest} here, and {wanted} where the job was submitted."
+        detail = f"{FIELD}: {shown(path)} has the digest {digest} here, but {wanted} where the job was submitted."
         raise ConfigurationError(detail=f"{detail} Every node must have the same file.")
     sizes = {path: size for one in files.values() for path, size in zip(one.paths, one.sizes, strict=True)}
     if problem := data_index.misfit(index, section, tokenizer, sizes.get):
@@ -168,7 +166,7 @@ def load_index(
         own = files[source.name]
         if (indexed.cut_by, indexed.piece_count) != (rules(own.paths), len(own.pieces)):
             detail = (
-                f"{FIELD}: {shown(path)} was made by another version of atoll or Python, which cuts files otherwise."
+                f"{FIELD}: {shown(path)} was created by a version of atoll or Python that cuts files in another way."
             )
             raise ConfigurationError(detail=f"{detail} {INDEX_ANEW}")
         by_name[source.name] = counted(indexed, data_index.count_around(tokenizer))
@@ -176,9 +174,9 @@ def load_index(
 
 
 def counted(indexed: IndexedSource, around: int = 1) -> Counted:
-    """The numbers of one source as arrays; ``around`` each document stand so many tokens.
+    """Return the counts of one source as arrays. ``around`` is the number of tokens around each document.
 
-    Raises ConfigurationError for numbers that cannot be.
+    Raises ConfigurationError for impossible counts.
     """
     pieces, listed, at = indexed.piece_count, indexed.listed_count, 0
     columns = []
@@ -187,7 +185,7 @@ def counted(indexed: IndexedSource, around: int = 1) -> Counted:
         at += columns[-1].nbytes
     tokens, documents, listed_pieces, listed_tokens = (column.astype(np.int64) for column in columns[:4])
     if listed and int(listed_pieces.max()) >= pieces:
-        raise ConfigurationError(detail=f"{FIELD}: it lists documents of pieces that there are not. {INDEX_ANEW}")
+        raise ConfigurationError(detail=f"{FIELD}: it lists documents of pieces that do not exist. {INDEX_ANEW}")
     numbers = Counted(tokens, documents, listed_pieces, listed_tokens, columns[4], around)
     if np.any(numbers.without(frozenset(numbers.listed_digests.tolist())) < 0):
         raise ConfigurationError(detail=f"{FIELD}: it lists more tokens of a piece than the piece has. {INDEX_ANEW}")

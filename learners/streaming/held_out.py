@@ -1,13 +1,14 @@
-"""Which documents of streamed text are held out: a matter of what they say, and of neither their file nor their place.
+"""Which documents of streamed text are held out. It depends on their content, and neither on their file nor on their place.
 
-    by ratio      a document is held out if its digest, as a number below 2⁶⁴, is below ``held_out_ratio`` · 2⁶⁴
-    reserved      documents that are held out one by one, by their digests: those of files that a source reserves, all of
-                  small ones, else those that are measured on; and of a small source those with the smallest digests, for
-                  by ratio it may have none
+   by ratio      a document is held out if its digest, as a number below 2⁶⁴, is below ``held_out_ratio`` · 2⁶⁴
+   reserved      documents that are held out one by one, by their digests: those of files that a source reserves (all of
+                 small ones, otherwise those that are measured); and of a small source those with the smallest digests,
+                 because the ratio might select none
 
-So equal documents are on one side, in whatever files, pieces and sources they are, and nobody reads all text to know. Equal
-is what has the same bytes. Plain text has no documents: its blocks end where its content says (``documents``), so that equal
-passages are equal blocks, but for the first and last of each. Arithmetic over bytes. Source: ours.
+So equal documents are on the same side, in whatever files, pieces and sources they are, and nothing has to read all text to
+know. Documents are equal if they have the same bytes. Plain text has no documents: it is cut into blocks by its content
+(``documents``), so that equal passages are equal blocks, except for the first and last of each. Arithmetic over bytes.
+Source: ours.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ DIGEST_BITS = 64
 
 
 def digest(document: bytes) -> int:
-    """A number below 2⁶⁴ that any change of the document makes another."""
+    """Return a number below 2⁶⁴ that changes with any change of the document."""
     return int.from_bytes(blake2b(document, digest_size=DIGEST_BITS // 8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What no island trains on. ``limit`` is that of digests; 0 where every source reserves its own."""
+    """The text that no island trains on. ``limit`` is that of digests; 0 if every source reserves its own."""
 
     limit: int
     reserved: frozenset[int] = frozenset()
@@ -43,7 +44,7 @@ class HeldOut:
 
 
 def smallest(sizes: Mapping[int, int], wanted_bytes: float) -> frozenset[int]:
-    """The digests of as many documents, the smallest first, as have ``wanted_bytes``: at least one, at most half of all.
+    """Return the digests of documents, smallest first, with ``wanted_bytes`` in sum: at least one, at most half of all.
 
     ``sizes`` are the bytes of each document by its digest.
     """

@@ -1,18 +1,16 @@
-"""Where a sequence of a streamed data set comes from: arithmetic over what is known without reading the text.
+"""Where a sequence of a streamed data set comes from, and the groups of pieces that an island reads for it.
 
-A source's files are cut into *pieces* by their sizes alone, which belong to shards for the whole job. In each epoch a
-shard's pieces have another order; neighbours in it make *groups* of some megabytes, which are read as a whole. Sequence k
-begins at token k · length of the epoch's text, so its group and its place there follow from k and the tokens of the pieces
-before: those of an index, or those that an island counts as far as it reads. Sources are mixed in blocks, in each of which
-every source has its share.
+A source's files are cut into *pieces* by their sizes alone, and each piece belongs to one shard for the whole job. In each
+epoch a shard's pieces have another order. Neighbours in it form *groups* of some megabytes, which are read as a whole.
+Sequence k begins at token k · length of the epoch's text, so its group and its place there follow from k and the tokens of
+the pieces before: those of an index, or those that an island counts as far as it reads. Sources are mixed in blocks, in each
+of which every source has its share.
 
-All orders are by a hash of a number and a key (SplitMix64), so that they are the same wherever and whenever they are
-computed. Pure. Sources: SplitMix64 is Steele, Lea, Flood, OOPSLA 2014; the rest is ours.
+All orders are by a hash of a number and a key (SplitMix64), so they are the same wherever and whenever they are computed.
+Sources: SplitMix64 is Steele, Lea, Flood, OOPSLA 2014; the rest is ours.
 
-The groups of pieces that an island draws from: the one at hand, and the next one, which a thread reads meanwhile.
-
-Responsible for what is read when, and for what is counted ahead. Refuses to know what a group's text is (``streamed``) and
-where a sequence is (``order``).
+All of that is pure arithmetic. ``Groups`` holds the group that an island draws from, and the next one, which a thread reads
+meanwhile. What a group's text is, is decided in ``streamed``.
 """
 
 from __future__ import annotations
@@ -31,24 +29,24 @@ from orchestrator.specification.bounds import SECTION_BYTES
 
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 64 << 10, 1 << 20
 PIECES_WANTED = 512
-"""Of a source: so many that every shard has some, unless they would be too large or small."""
+"""The target number of a source's pieces, so that every shard has some, unless pieces would be too large or small."""
 GROUP_BYTES = 4 << 20
-"""What is read, shuffled and held in memory together."""
+"""The bytes that are read, shuffled and held in memory together."""
 BLOCK_SEQUENCES = 1024
-"""Of a shard: so many sequences hold every source's share."""
+"""Every block of this many sequences of a shard holds every source's share."""
 
 
 TokensOf = Callable[[np.ndarray], np.ndarray]
-"""The tokens of pieces by their numbers, the end of each document counted as one: (pieces,) int64 both ways."""
+"""Returns the tokens of pieces by their numbers, including one for each document's end: (pieces,) int64 both ways."""
 
 
 def key(*parts: object) -> int:
-    """64 bits that depend on all of ``parts``."""
+    """Return 64 bits that depend on all of ``parts``."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
 def shuffled(count: int, by: int) -> np.ndarray:
-    """0 to ``count`` − 1 in the order of the key ``by``: (count,) int64."""
+    """Return 0 to ``count`` − 1 in the order of the key ``by``: (count,) int64."""
     with np.errstate(over="ignore"):
         mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(by)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -61,7 +59,7 @@ def shuffled(count: int, by: int) -> np.ndarray:
 class Pieces:
     """The pieces of a source's files. Piece i is ``number[i]`` of the ``count[i]`` of file ``file[i]``: all (pieces,) int64.
 
-    ``size`` is in bytes as stored. An empty file has none.
+    ``size`` is in bytes as stored. An empty file has no pieces.
     """
 
     file: np.ndarray
@@ -86,7 +84,7 @@ def cut(sizes: Sequence[int]) -> Pieces:
 
 
 def listed(pieces: Pieces, name: str, what: str) -> np.ndarray:
-    """The numbers of a source's pieces in an order of no meaning, which is the same for every job: (pieces,) int64."""
+    """Return the numbers of a source's pieces in a random order that is the same for every job: (pieces,) int64."""
     return shuffled(len(pieces), key(what, name))
 
 
@@ -94,9 +92,9 @@ def listed(pieces: Pieces, name: str, what: str) -> np.ndarray:
 class Group:
     """Pieces of a source that are read together, in this order. ``number`` counts a section's groups over all epochs.
 
-    ``quota`` sequences begin in the group, in this ``epoch`` of its section, and ``following`` is the number of the first
-    sequence behind them. The first one begins at the group's token ``offset``: the tokens before it end the sequence that
-    began in the group before.
+    ``quota`` sequences begin in the group, in this ``epoch`` of its section; ``following`` is the number of the first
+    sequence after them. The first one begins at the group's token ``offset``: the tokens before it end the sequence that
+    began in the previous group.
     """
 
     number: int
@@ -108,7 +106,7 @@ class Group:
 
 
 class NoSequence(Exception):
-    """All pieces were counted, and their ``token_count`` tokens are not one sequence."""
+    """All pieces were counted, and their ``token_count`` tokens are less than one sequence."""
 
     def __init__(self, token_count: int) -> None:
         super().__init__(f"{token_count} tokens")
@@ -117,7 +115,7 @@ class NoSequence(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The groups of one epoch, as far as they are known.
+    """The known groups of one epoch.
 
     Group i ends before piece ``ends[i]`` of ``order``. Up to there ``begun[i]`` sequences begin in ``tokens[i]`` tokens.
     """
@@ -131,17 +129,17 @@ class _Layout:
 class Section:
     """Pieces of one source and shard that are drawn as one text, epoch after epoch, every token once in each.
 
-    ``tokens_of`` returns the tokens of pieces, the end of each document counted as one. It may have to read them, so it is
-    asked for no more than a sequence needs: in the first epoch for the pieces up to its group and a little beyond. What it
-    returns for a piece must never change. An epoch's pieces lie one behind the other in an order of its own: N tokens give
-    (N − 1) // ``length`` sequences, and no more than ``length`` tokens are left over. A sequence belongs to the group in
-    which it begins; the last one of a group goes on into the next group. Safe for several threads.
+    ``tokens_of`` returns the tokens of pieces, including one for each document's end. It may have to read them, so it is
+    called for no more than a sequence needs: in the first epoch for the pieces up to its group and a little beyond. Its
+    result for a piece must never change. An epoch's pieces follow each other in an order of its own: N tokens give
+    (N − 1) // ``length`` sequences, and at most ``length`` tokens are left over. A sequence belongs to the group in which it
+    begins; the last one of a group extends into the next group. Thread-safe.
     """
 
     def __init__(self, pieces: np.ndarray, sizes: np.ndarray, tokens_of: TokensOf, length: int, by: int) -> None:
         self._pieces, self._sizes, self._tokens_of, self._length, self._by = pieces, sizes, tokens_of, length, by
         self._order = self._ordered(0)
-        self._counted = np.zeros(0, np.int64)  # of the first epoch's pieces, in their order
+        self._counted = np.zeros(0, np.int64)  # the tokens of the first epoch's pieces, in their order
         self._first = _Layout(*self._order, np.zeros(0, np.int64), np.zeros(0, np.int64))
         self._lock = threading.RLock()
         self._layout = lru_cache(maxsize=2)(self._whole)
@@ -154,13 +152,16 @@ class Section:
 
     @property
     def sequence_count_expected(self) -> int:
-        """The same, expected from the pieces that are counted so far."""
+        """The sequences of an epoch, estimated from the pieces that are counted so far."""
         counted_bytes = int(self._sizes[self._order[0][: len(self._counted)]].sum())
         return int(self._counted.sum()) * int(self._sizes.sum()) // max(1, counted_bytes) // self._length
 
     def place(self, number: int) -> tuple[Group, int]:
-        """The group of sequence ``number``, and its number there. Raises NoSequence, and what ``tokens_of`` raises."""
-        if not self._is_known(number):  # else draws need not wait for a thread that counts ahead
+        """Return the group of sequence ``number``, and its number there.
+
+        Raises NoSequence, and what ``tokens_of`` raises.
+        """
+        if not self._is_known(number):  # checked without the lock: draws need not wait for a thread that counts ahead
             with self._lock:
                 self._count_up_to(number)
         epoch, within = divmod(number, self._sequences()) if self._is_counted else (0, number)
@@ -198,14 +199,14 @@ class Section:
             raise NoSequence(int(self._counted.sum()))
 
     def _pieces_wanted(self, number: int) -> int:
-        """How many pieces to count next: most of those before a sequence at once, and then no more than a group."""
+        """Return how many pieces to count next: most of those before a sequence at once, and then at most a group."""
         _, ends = self._order
         count, total = len(self._counted), int(self._counted.sum())
         group_end = int(ends[np.searchsorted(ends, count, side="right")])
         if not total:
             return group_end
         last = int(self._first.ends[-1]) if len(self._first.ends) else 0
-        if np.any((ends > last) & (ends <= count)):  # a group's end is known but for the tokens behind it
+        if np.any((ends > last) & (ends <= count)):  # the end of a group is known except for the tokens after it
             group_end = count + 1
         far = min(number * self._length * count // total, 2 * count)
         return min(max(group_end, far), len(self._pieces))
@@ -213,18 +214,18 @@ class Section:
     # ── groups ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _made(self, epoch: int, index: int) -> tuple[Group, np.ndarray]:
-        """A group, and the order in which its sequences are drawn."""
+        """Return a group, and the order in which its sequences are drawn."""
         layout = self._layout_of(epoch)
         first, before = (int(layout.ends[index - 1]), int(layout.begun[index - 1])) if index else (0, 0)
         pieces = tuple(int(piece) for piece in self._pieces[layout.order[first : int(layout.ends[index])]])
         quota = int(layout.begun[index]) - before
-        # there are never more groups than pieces, so that a number is of one group only
+        # there are at most as many groups as pieces, so a number belongs to one group only
         number = epoch * len(self._pieces) + index
         offset = before * self._length - int(layout.tokens[index - 1]) if index else 0
         epoch_begins = epoch * self._sequences() if epoch else 0
         group = Group(number, pieces, quota, epoch, epoch_begins + int(layout.begun[index]), offset)
         by = key("group", self._by, number)
-        # the last sequence needs the next group as well, which is being read meanwhile
+        # the last sequence also needs the next group, which is being read meanwhile
         return group, np.append(shuffled(quota - 1, by), quota - 1)
 
     def _layout_of(self, epoch: int) -> _Layout:
@@ -240,15 +241,16 @@ class Section:
         return _Layout(order, ends, begun, tokens[ends - 1])
 
     def _ordered(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The order of the pieces, and how many of them there are up to the end of each group."""
+        """Return the order of the pieces, and how many of them precede the end of each group."""
         order = shuffled(len(self._pieces), key("epoch", self._by, epoch))
         groups = (np.cumsum(self._sizes[order]) - 1) // GROUP_BYTES
         return order, np.append(np.flatnonzero(np.diff(groups)) + 1, len(order))
 
     def _large(self, ends: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The ends of groups in each of which a sequence begins, and none goes on beyond the next group.
+        """Return the ends of groups such that a sequence begins in each, and none extends beyond the next group.
 
-        ``tokens`` are those up to the end of each piece. Where more follow, the same ends and perhaps more are found later.
+        ``tokens`` are those up to the end of each piece. When more pieces are counted, the same ends and perhaps more are
+        found.
         """
         total, large, before = int(tokens[-1]), list[int](), 0
         for end in ends.tolist():
@@ -259,11 +261,11 @@ class Section:
 
 
 class Sections:
-    """One shard's pieces of one source: a section, or in a large source several, which are drawn one after the other.
+    """One shard's pieces of one source: one section, or in a large source several, which are drawn one after the other.
 
-    Only the section at hand must be counted to know where a sequence is, so that what an island has to read after a restart
-    has a bound. Of several sections each gives its quota of sequences in an epoch, and goes on behind them in the next one:
-    whatever the quotas are, every place of a section is drawn before any is drawn again.
+    Only the current section must be counted to find a sequence, so what an island reads after a restart is bounded. If there
+    are several sections, each gives its quota of sequences in an epoch, and continues after them in the next one: whatever
+    the quotas are, every place of a section is drawn before any is drawn again.
     """
 
     def __init__(self, sections: Sequence[Section], quotas: Sequence[int], by: int) -> None:
@@ -271,7 +273,7 @@ class Sections:
         self._epoch = lru_cache(maxsize=2)(self._ordered)
 
     def place(self, number: int) -> Place:
-        """Where sequence ``number`` is. Raises as ``Section.place``."""
+        """Return the place of sequence ``number``. Raises as ``Section.place``."""
         if len(self.sections) == 1:
             return Place(0, 0, number)
         epoch, within = divmod(number, sum(self.quotas))
@@ -288,7 +290,7 @@ class Sections:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Sequence ``number`` of a section. Of several sections it is the section's ``rank``-th in this ``epoch``."""
+    """Sequence ``number`` of a section. Among several sections it is the section's ``rank``-th in this ``epoch``."""
 
     section: int
     epoch: int
@@ -297,14 +299,14 @@ class Place:
 
 
 def divided(sizes: np.ndarray) -> np.ndarray:
-    """The section of each of a shard's pieces, of about one size and at most ``SECTION_BYTES``: (pieces,) int64."""
+    """Return the section of each of a shard's pieces, of similar sizes up to ``SECTION_BYTES``: (pieces,) int64."""
     behind = np.cumsum(sizes)
     count = max(1, -(-int(behind[-1]) // SECTION_BYTES)) if len(sizes) else 1
     return (behind - 1) * count // max(1, int(behind[-1]))
 
 
 class Mixture:
-    """Which source each sequence of a shard is of, and its number there, by the sources' weights."""
+    """The source of each sequence of a shard, and its number there, by the sources' weights."""
 
     def __init__(self, weights: Sequence[float], by: int) -> None:
         self._by = by
@@ -313,7 +315,7 @@ class Mixture:
         self._block = lru_cache(maxsize=4)(self._ordered)
 
     def source(self, number: int) -> tuple[int, int]:
-        """The source of sequence ``number``, and its number among those of that source."""
+        """Return the source of sequence ``number``, and its number among those of that source."""
         block, within = divmod(number, BLOCK_SEQUENCES)
         sources, ranks = self._block(block)
         source = int(sources[within])
@@ -329,7 +331,7 @@ class Mixture:
 
 
 def _shares(weights: Sequence[float], total: int) -> list[int]:
-    """Whole numbers with this sum, in proportion to the weights by largest remainders, and none below one."""
+    """Return integers with this sum, in proportion to the weights by largest remainders, and at least one each."""
     exact = [weight / sum(weights) * total for weight in weights]
     counts = [max(1, int(share)) for share in exact]
     by_remainder = sorted(range(len(weights)), key=lambda i: (int(exact[i]) - exact[i], i))
@@ -346,7 +348,7 @@ READERS = 2
 
 @dataclass(slots=True)
 class Present:
-    """A group that is being drawn from, and the one that follows in its section."""
+    """The group that is drawn from, and the next one of its section."""
 
     section: int
     group: Group
@@ -355,7 +357,7 @@ class Present:
 
 
 class Groups:
-    """The tokens of each shard's and source's present group, and of the next one, which a thread reads meanwhile."""
+    """The tokens of each shard's and source's current group, and of the next one, which a thread reads meanwhile."""
 
     def __init__(self, read: Callable[[int, Group], GroupText]) -> None:
         self._read = read
@@ -374,7 +376,7 @@ class Groups:
         first: int,
         count: int,
     ) -> Window:
-        """``count`` tokens from the ``first`` of a group, the last of them from the beginning of the next one."""
+        """Return ``count`` tokens from the ``first`` of a group on; the last ones may be from the next group."""
         present = self._moved_to(whose, section_number, source, section, group)
         window = present.text.result().window(first, count)
         if len(window.tokens) == count:
@@ -384,9 +386,9 @@ class Groups:
         return Window(tokens, window.is_repeated, window.omitted + more.omitted)
 
     def count_ahead(self, whose: tuple[int, int], sections: Sections, place: Place, number: int) -> None:
-        """While sequence ``number`` and its neighbours are drawn, count what the next section needs.
+        """Count what the next section needs while sequence ``number`` and its neighbours are drawn.
 
-        On a node that is new in a later epoch that is all of the section, and may take longer than a step should.
+        On a node that is new in a later epoch that is the whole section, which may take longer than a step should.
         """
         if len(sections.sections) == 1 or self._ahead.get(whose) == (place.epoch, place.section):
             return
@@ -417,6 +419,6 @@ class Groups:
         return present
 
     def _read_following(self, source: int, section: Section, group: Group) -> GroupText:
-        """Here and not before, because the pieces up to the end of that group may have to be counted for it."""
+        """Read the next group. It is placed here, in the thread, because its pieces may have to be counted first."""
         following, _ = section.place(group.following)
         return self._read(source, following)

@@ -1,8 +1,8 @@
-"""The texts of some rows of a Parquet file, within a budget of memory whatever the file is.
+"""The texts of some rows of a Parquet file, within a memory budget that does not depend on the file.
 
-What reading needs at once is a page, decompressed, and a batch of rows. A page's size is read before the page is
-(``text.parquet_bytes``), and a batch has few rows where they are large. A dictionary stays one: its values are taken
-one by one, because a file of two kilobytes may name a value of 48 MiB in each of a million rows.
+Reading needs one page, decompressed, and one batch of rows. A page's size is read before the page (``text.parquet_bytes``),
+and a batch has few rows if they are large. A dictionary stays encoded: its values are taken one by one, because a file of
+two kilobytes may refer to a value of 48 MiB in each of a million rows.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from typing import IO, Any
 from orchestrator.text import parquet_bytes
 
 PAGE_BYTES_MAX = 512 << 20
-"""Of a page, decompressed. Writers make pages of 1 MiB; of documents of 400 KB, some make pages of a thousand."""
+"""The limit of a page, decompressed.
+
+Writers make pages of 1 MiB; for documents of 400 KB, some make a thousand times that.
+"""
 BATCH_BYTES, ROWS = 32 << 20, 256
-"""Taken at once, at most."""
+"""The limits of a batch."""
 BLOCK_BYTES = 1 << 20
 MAGIC_BYTES = 4
 METADATA_BYTES_MAX = 256 << 20
 
 
 class TooLarge(ValueError):
-    """A part of the file that needs more memory than reading may take."""
+    """A part of the file needs more memory than reading may take."""
 
 
 class Rows:
-    """An open Parquet file. Raises what pyarrow raises for one that is none, or damaged."""
+    """An open Parquet file. Raises what pyarrow raises for an invalid or damaged one."""
 
     def __init__(self, file: IO[bytes], field: str, *, look_at_pages: bool) -> None:
-        from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
+        from pyarrow.parquet import ParquetFile  # imported here because it takes 0.1 s and few jobs need it
 
         options = {"pre_buffer": False, "buffer_size": BLOCK_BYTES}
         options |= {"thrift_string_size_limit": METADATA_BYTES_MAX}
@@ -48,7 +51,7 @@ class Rows:
         return int(self._parquet.metadata.num_row_groups)
 
     def texts(self, first: int, last: int) -> Iterator[tuple[int, bytes | None]]:
-        """The rows from ``first`` to before ``last``: each with its number, as bytes that may be of no text.
+        """Yield the rows from ``first`` to before ``last``: the number of each, and its bytes, which may not be text.
 
         Raises TooLarge.
         """
@@ -72,7 +75,7 @@ class Rows:
         return self._parquet.metadata.row_group(group).column(self._column)
 
     def _batch_rows(self, group: int) -> int:
-        """How many rows of a group are taken at once. Raises TooLarge for a page that needs too much."""
+        """Return how many rows of a group are read at once. Raises TooLarge for a page that needs too much memory."""
         chunk = self._chunk(group)
         row_bytes = chunk.total_uncompressed_size / max(1, chunk.num_values)
         if self._look:
@@ -80,9 +83,8 @@ class Rows:
             for page in parquet_bytes.pages(self._file, start, chunk.total_compressed_size):
                 if page.byte_count > PAGE_BYTES_MAX:
                     raise TooLarge(
-                        f"row group {group} has a page of {page.byte_count >> 20:,} MiB in {self._field!r}, decompressed, "
-                        f"and at most {PAGE_BYTES_MAX >> 20} MiB are read. Write the file anew with fewer rows in a row "
-                        "group"
+                        f"row group {group} has a page of {page.byte_count >> 20:,} MiB in {self._field!r}, decompressed; "
+                        f"the maximum is {PAGE_BYTES_MAX >> 20} MiB. Write the file again with fewer rows in a row group"
                     )
                 if not page.is_dictionary:
                     row_bytes = max(row_bytes, page.byte_count / max(1, page.value_count))
@@ -90,7 +92,7 @@ class Rows:
 
 
 def not_text(schema: Any, field: str) -> str:
-    """What keeps a Parquet file's column from being read as texts; empty if nothing."""
+    """Return why a Parquet file's column cannot be read as texts; empty if it can."""
     from pyarrow import types
 
     if (count := schema.names.count(field)) != 1:
@@ -102,11 +104,11 @@ def not_text(schema: Any, field: str) -> str:
         *(types.is_binary, types.is_large_binary, types.is_binary_view),
     )
     is_text = types.is_null(kind) or any(fits(kind) for fits in kinds)
-    return "" if is_text else f"has {column} in the column {field!r}, and no text"
+    return "" if is_text else f"has {column} in the column {field!r}, not text"
 
 
 def _values(column: Any, first: int, last: int) -> Iterator[bytes | None]:
-    """Entries of a column as the bytes that they are, for a string of a file may be no UTF-8."""
+    """Yield the column's entries as their bytes, because a string of a file may not be UTF-8."""
     import pyarrow
 
     wanted = column.slice(first, last - first)

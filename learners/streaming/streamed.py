@@ -1,19 +1,19 @@
-"""A streamed data set: the sequences of a shard by number, a few megabytes of its files in memory at a time.
+"""A streamed data set: the sequences of a shard by number, with a few megabytes of its files in memory at a time.
 
-Responsible for turning what ``order`` says into tokens: groups of pieces are read and tokenised in a thread while steps go
-on, the group that follows before it is needed. Where sequence k is follows from the tokens of the pieces before it. An index
-(``data.index``) has counted them all. Without one an island counts its own pieces as it reads them, keeps the numbers on its
-node (``token_counts``), and draws the same sequences: in an epoch every one of its shard comes once. When it begins again
-elsewhere it has to count what was drawn before, so a shard of more than ``SECTION_BYTES`` is drawn in sections, and how many
-sequences of a section an epoch has is estimated by a sample of the source.
+It turns the places that ``order`` computes into tokens. A thread reads and tokenises groups of pieces while steps continue,
+always one group ahead. The place of sequence k depends on the tokens of the pieces before it. An index (``data.index``) has
+counted all of them. Without one an island counts its own pieces as it reads them, keeps the counts on its node
+(``TokenCounts``), and draws the same sequences: each sequence of its shard once per epoch. If it restarts on another node it
+has to count what was drawn before. So a shard of more than ``SECTION_BYTES`` is drawn in sections, and the number of
+sequences of a section in an epoch is estimated from a sample of the source.
 
-Which documents are held out follows from their content (``held_out``): whoever trains leaves these out wherever they are,
-and whoever measures reads pieces until it has found enough of them.
+Which documents are held out depends on their content (``held_out``). Training leaves them out wherever they are, and
+measuring reads pieces until it has found enough of them.
 
-What an island holds: two groups of each source (of each shard that it goes on with, after a resumption), as tokens of one,
-two or four bytes, and a few pieces that were counted ahead. What it has read when it begins: the sizes of all files, two
-groups of each source; all of a source that is small; a sample of one that is drawn in sections; what is measured of files
-that a source reserves; and, of what was drawn before, the pieces whose tokens are not known on this node.
+An island holds two groups of each source (of each shard that it continues, after a resumption), as tokens of one, two or
+four bytes, and a few pieces that were counted ahead. Before its first step it reads the sizes of all files; two groups of
+each source; small sources as a whole; a sample of a source that is drawn in sections; what is measured of reserved files;
+and those pieces drawn before whose tokens are not known on this node.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from orchestrator.text.data_index import ratio_held_out
 from orchestrator.text.file_kinds import kind_of
 
 SAMPLED_PIECES, SAMPLED_PIECES_MAX, SAMPLED_DOCUMENTS = 3, 32, 2_000
-"""Of each kind of file of a source: the first pieces, and more until they have so many documents."""
+"""The first pieces of each kind of file of a source, and more until they contain this many documents."""
 SEARCHED_PIECES_MAX = 1_024
-"""Looked at for a first document."""
+"""The most pieces that are searched for a first document."""
 SEARCHED_BYTES = 256 << 20
-"""So far a source is searched for documents that are held out by ratio."""
+"""A source is searched up to this size for documents that are held out by ratio."""
 TOKEN_BYTES_MAX = 8
-"""Of hardly any text a token has more, on average."""
+"""Hardly any text has more bytes per token on average."""
 SOURCE_SEQUENCES_MIN = 4
-"""Held out of a source with a small weight, so that its loss says something."""
+"""The minimum held out of a source with a small weight, so that its loss is meaningful."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """``reserved`` are files that are held out whole."""
+    """A source and its files. ``reserved`` are files that are held out whole."""
 
     name: str
     weight: float
@@ -75,7 +75,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a source's first pieces say of it: how often each token is, and ``tokens`` that each piece is thought to have."""
+    """An estimate from a source's first pieces: the frequency of each token, and the expected ``tokens`` of each piece."""
 
     tokens: np.ndarray
     token_counts: np.ndarray
@@ -94,15 +94,15 @@ class Streamed:
         self._listed: dict[str, list[list[tuple[int, int]]]] = {}
 
     def flaws(self) -> DataFlaws:
-        """What was not read as it lies in the files, so far."""
+        """Return what could not be read as it is in the files, so far."""
         repeated, omitted = self._drawn.repeated, self._drawn.omitted(self._length)
         unreadable, cut = self._unreadable, len(self._unreadable.cut)
         return DataFlaws(len(unreadable.reasons), repeated, omitted, cut, unreadable.by_source())
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
-        """How to draw a shard's batches.
+        """Return a function that draws a shard's batches.
 
-        Raises ConfigurationError where there is too little for so many shards, or an index does not fit; so does a draw.
+        Raises ConfigurationError if there is too little text for the shards, or if an index does not fit; so does a draw.
         """
         cut_into = data_lanes.first_count(self._spec.legs, shard_count)
         shards, seed = cache(self.sections), self._seed
@@ -139,11 +139,14 @@ class Streamed:
         return draw
 
     def sections(self, shard: int, count: int) -> list[Sections]:
-        """What a shard has of each source."""
+        """Return what a shard has of each source."""
         return [self._sections(number, shard, count) for number in range(len(self._located))]
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
-        """Batches of one source each, all of one shape; any number of the first ones has about each source's share."""
+        """Return batches of one source each, all of one shape.
+
+        The first ones, however many, have about each source's share.
+        """
         shares = [self._share(source) for source in self._located]
         windows = [(len(tokens) - 1) // self._length for tokens, _ in self._measured]
         size = min(batch_max, *shares, *windows)
@@ -158,21 +161,21 @@ class Streamed:
         return [batch for _, batch in sorted(batches, key=lambda placed: placed[0])]
 
     def unigram_loss(self) -> float:
-        """Nats per token on the held-out sequences, by how often each token is in the sample."""
+        """Return nats per token on the held-out sequences, by the frequency of each token in the sample."""
         counts = np.sum([sample.token_counts for sample in self._samples], axis=0)
         return surprise(counts, np.concatenate([batch.tokens for batch in self.held_out_batches(1)]))
 
     def _share(self, source: Source) -> int:
-        """How many held-out sequences of this source are to be measured."""
+        """Return how many held-out sequences of this source to measure."""
         wanted = self._spec.job.evaluation.sequences
         total = sum(source.weight for source in self._located)
         return max(SOURCE_SEQUENCES_MIN, ceil(wanted * source.weight / total))
 
-    # ── what is held out ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── held-out text ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
     def _measured(self) -> list[tuple[np.ndarray, float]]:
-        """Of each source the tokens to measure on, and their bytes for each of them."""
+        """The tokens to measure on, by source, with the average bytes of each token."""
         return [self._measured_of(source) for source in self._located]
 
     def _measured_of(self, source: Source) -> tuple[np.ndarray, float]:
@@ -180,7 +183,7 @@ class Streamed:
         tokens = joined(self._tokenizer, documents)
         if len(tokens) <= self._length:
             detail = (
-                f"data.sources: what is held out of {source.name} has {len(tokens)} tokens, fewer than one sequence of "
+                f"data.sources: the held-out text of {source.name} has {len(tokens)} tokens, fewer than one sequence of "
                 f"{self._length + 1}."
             )
             remedy = "Name files in held_out of its source, raise data.held_out_ratio, or lower data.sequence_length."
@@ -188,7 +191,7 @@ class Streamed:
         return tokens, text_bytes(documents) / len(tokens)
 
     def _held_out_documents(self, source: Source) -> list[bytes]:
-        """What is measured of a source, the same for whoever looks: enough for its share, if there is so much."""
+        """Return the documents to measure of a source, the same in every process: its share, if there is enough."""
         if source.reserved is not None:
             return self._enough(source, self._documents_of(source, source.reserved))
         if source.files.is_small:
@@ -198,7 +201,7 @@ class Streamed:
         return self._enough(source, documents)
 
     def _enough(self, source: Source, documents: Iterator[bytes]) -> list[bytes]:
-        """As many of these documents as give a source's share of held-out sequences."""
+        """Return as many of these documents as give a source's share of held-out sequences."""
         taken, token_count, wanted = list[bytes](), 0, self._share(source) * self._length
         for document in documents:
             taken.append(document)
@@ -213,7 +216,7 @@ class Streamed:
 
     @cached_property
     def _held_out(self) -> HeldOut:
-        """What no island trains on. It is the same for all of them."""
+        """The text that no island trains on. It is the same for all of them."""
         reserved = set[int]()
         for source in self._located:
             if source.reserved is not None:
@@ -225,13 +228,13 @@ class Streamed:
         return replace(self._by_ratio, reserved=frozenset(reserved))
 
     def _smallest(self, source: Source) -> frozenset[int]:
-        """The digests of the documents that are held out of a small source: its ratio, and at least enough to measure."""
+        """Return the digests of documents to hold out of a small source: its ratio, and at least enough to measure."""
         sizes = dict(one for piece in self._listing(source) for one in piece)
         by_ratio = self._data.held_out_ratio * sum(sizes.values())
         return smallest(sizes, max(by_ratio, TOKEN_BYTES_MAX * (self._length + 1)))
 
     def _listing(self, source: Source) -> list[list[tuple[int, int]]]:
-        """Of each piece of a small source its documents, by digest, with their bytes. All of it is read, once."""
+        """Return digest and bytes of each document of a small source, by piece. All of it is read, once."""
         if source.name not in self._listed:
             files, listing = source.files, list[list[tuple[int, int]]]()
             counts = np.bincount(files.pieces.file, minlength=len(files.paths))
@@ -243,7 +246,7 @@ class Streamed:
         return self._listed[source.name]
 
     def _documents_of(self, source: Source, files: Files, bytes_max: float = inf) -> Iterator[bytes]:
-        """The documents of files, piece by piece in their order, as far as so many bytes of them."""
+        """Yield the documents of files, piece by piece in their order, up to this many bytes."""
         read = 0
         for piece in files.order:
             if read >= bytes_max:
@@ -251,11 +254,11 @@ class Streamed:
             read += int(files.pieces.size[piece])
             yield from self._documents(source, files, int(piece))
 
-    # ── what there is ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the text and its tokens ───────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
     def _located(self) -> list[Source]:
-        """The sources as the sizes of their files say; nothing is read for it."""
+        """The sources with their files, by the files' sizes. No text is read."""
         return [self._located_one(section) for section in self._data.sources]
 
     def _located_one(self, section: SourceSection) -> Source:
@@ -270,7 +273,7 @@ class Streamed:
 
     @cached_property
     def _tokens(self) -> list[SourceTokens]:
-        """Of each source the tokens that each piece trains with: counted by an index, or when they are asked for."""
+        """Training tokens per piece, by source: counted by an index, or when they are needed."""
         if self._is_indexed:
             files = {source.name: source.files for source in self._located}
             indexed = load_index(self._data, self._roots, self._tokenizer.digest, files)
@@ -292,10 +295,10 @@ class Streamed:
         return SourceTokens(counts, lambda pieces: self._read(source, pieces), separator, misread)
 
     def _kept(self, source: Source) -> Path | None:
-        """Where this node keeps the counts of a source; None where there is no place for it."""
+        """Return the file in which this node keeps the counts of a source; None if there is no place for it."""
         try:
             folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        except RuntimeError:  # nobody's home is known
+        except RuntimeError:  # the home directory is unknown
             return None
         files, held_out = source.files, self._held_out
         changed = []
@@ -307,10 +310,10 @@ class Streamed:
         return kept_in(folder / "atoll" / "tokens", *of, *by) if changed else None
 
     def _misread(self, source: Source, piece: int, counted: int, has: int) -> None:
-        """A piece with other tokens than were counted is one that cannot be read, which the job passes over or ends by."""
+        """Count a piece as unreadable if it has other tokens than were counted."""
         pieces = source.files.pieces
         path, number, count = source.files.paths[pieces.file[piece]], int(pieces.number[piece]), pieces.count[piece]
-        reason = f"it has {has:,} tokens to train on, and {{}} has counted {counted:,}. {{}}"
+        reason = f"it has {has:,} tokens to train on, but {{}} has counted {counted:,}. {{}}"
         if self._is_indexed:
             reason = reason.format("data.index", INDEX_ANEW)
         else:
@@ -322,7 +325,7 @@ class Streamed:
         return [self._sample(source) for source in self._located]
 
     def _sample(self, source: Source) -> Sample:
-        """By a sample of each kind of file. Its pieces are read whole, as those of an island are."""
+        """Return an estimate from a sample of each kind of file. Pieces of the sample are read whole."""
         pieces, order = source.files.pieces, source.files.order
         sample = Sample(np.zeros(len(pieces), np.int64), np.zeros(self._tokenizer.vocabulary_size, np.int64))
         kinds = np.array([str(kind_of(path)) for path in source.files.paths])[pieces.file]
@@ -335,7 +338,7 @@ class Streamed:
         return sample
 
     def _sampled(self, source: Source, pieces: np.ndarray, token_counts: np.ndarray) -> tuple[int, int]:
-        """Tokens, and bytes as stored, of the first of these pieces. Their tokens are counted."""
+        """Return tokens, and bytes as stored, of the first of these pieces, and add up their token counts."""
         token_count = byte_count = document_count = 0
         for looked_at, piece in enumerate(pieces[:SEARCHED_PIECES_MAX].tolist()):
             pieces_wanted = SAMPLED_PIECES if document_count >= SAMPLED_DOCUMENTS else SAMPLED_PIECES_MAX
@@ -352,23 +355,25 @@ class Streamed:
     def _no_text(self, source: Source) -> ConfigurationError:
         detail = f"data.sources: the first pieces of {source.name} have no text to train on."
         return ConfigurationError(
-            detail=f"{detail}{self._unread()} Look at its files, at text_field, at how much of them is held out, and "
-            f"whether a line of theirs is longer than {LINE_BYTES_MAX >> 20} MiB."
+            detail=f"{detail}{self._unread()} Check its files, text_field, how much of them is held out, and "
+            f"whether a line is longer than {LINE_BYTES_MAX >> 20} MiB."
         )
 
     def _no_sequence(self, source_index: int, error: NoSequence) -> ConfigurationError:
         name = self._located[source_index].name
-        detail = f"data.sources: an island's part of {name} has {error.token_count:,} tokens, and no sequence of "
+        detail = (
+            f"data.sources: an island's part of {name} has {error.token_count:,} tokens, less than one sequence of "
+        )
         return ConfigurationError(
-            detail=f"{detail}{self._length}.{self._unread()} Add text or files, or lower data.sequence_length; a document "
-            "belongs to one island whole, and so does a little that is compressed."
+            detail=f"{detail}{self._length}.{self._unread()} Add text or files, or lower data.sequence_length. A document "
+            "belongs to one island as a whole, and so does a small compressed file."
         )
 
     def _unread(self) -> str:
         if not (unreadable := list(self._unreadable.reasons.items())):
             return ""
         (path, _), reason = unreadable[0]
-        return f" {len(unreadable):,} records and pieces cannot be read; of {shown(path)}: {reason}."
+        return f" {len(unreadable):,} records and pieces cannot be read; in {shown(path)}: {reason}."
 
     def _sections(self, number: int, shard: int, count: int) -> Sections:
         source, tokens = self._located[number], self._tokens[number]
@@ -386,7 +391,7 @@ class Streamed:
             quotas.append(max(1, int(expected[own].sum()) // self._length))
         log.warning(
             "%s: this island's part has %.1f GiB and no data.index. An epoch of it is estimated to have %d sequences: "
-            "some may be drawn twice in an epoch, or only in the next one. Make an index with `atoll data index`",
+            "some may be drawn twice in an epoch, or only in the next one. Create an index with `atoll data index`",
             source.name,
             int(sizes.sum()) / (1 << 30),
             sum(quotas),
@@ -394,9 +399,9 @@ class Streamed:
         return Sections(sections, quotas, by)
 
     def _require_enough(self, count: int) -> None:
-        """Every shard has a sequence of each source: else the job is refused, and not only the island whose shard it is.
+        """Check that every shard has a sequence of each source, so that the job is refused and not only one island.
 
-        Of a large source without an index that is found by the island.
+        In a large source without an index, the island finds out by itself.
         """
         for source, tokens in zip(self._located, self._tokens, strict=True):
             shards = [source.files.order[shard::count] for shard in range(count)]
@@ -407,16 +412,16 @@ class Streamed:
                 if not any(_has_tokens(tokens, shard, 1) for shard in shards):
                     raise self._no_text(source)
                 raise ConfigurationError(
-                    detail=f"data.sources: {source.name} has {len(source.files.order)} pieces of text, which do not give "
-                    f"each of {count} islands a sequence of {self._length} tokens. Add text or files, or lower "
-                    "data.sequence_length; a line without end, and a little that is compressed, is all of one piece."
+                    detail=f"data.sources: {source.name} has {len(source.files.order)} pieces of text, too few to give each "
+                    f"of {count} islands a sequence of {self._length} tokens. Add text or files, or lower "
+                    "data.sequence_length. A line without an end is one piece, and so is a small compressed file."
                 )
 
     def _group_text(self, source_index: int, group: Group) -> GroupText:
         return self._tokens[source_index].text(group.pieces)
 
     def _read(self, source: Source, pieces: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """The tokens of these pieces, the separator behind each document; a compressed file is decompressed once."""
+        """Yield the tokens of these pieces, with a separator after each document. A compressed file is decompressed once."""
         by_file = dict[int, list[int]]()
         for piece in pieces:
             by_file.setdefault(int(source.files.pieces.file[piece]), []).append(piece)
@@ -451,10 +456,10 @@ class Streamed:
 
 
 class _Drawn:
-    """What was drawn a second time in its epoch, and what was passed over. For all threads of an island.
+    """Sequences drawn twice in their epoch, and skipped ones, for all threads of an island.
 
     ``add`` is called with each sequence that is drawn. A section that gives more sequences than it has repeats its first
-    ones; one that gives fewer leaves some for the next epoch, which count in proportion to what this island drew of it.
+    ones. A section that gives fewer leaves some for the next epoch; they count in proportion to what this island drew of it.
     """
 
     def __init__(self) -> None:
@@ -464,7 +469,7 @@ class _Drawn:
         self._lock = threading.Lock()
 
     def omitted(self, length: int) -> int:
-        """Sequences of ``length`` that were passed over."""
+        """Return the number of sequences of ``length`` that were skipped."""
         return ceil(self._omitted_tokens / length) + round(self._left)
 
     def add(self, whose: tuple[int, int], sections: Sections, place: Place, window: Window) -> None:
@@ -487,7 +492,7 @@ class _Drawn:
 
 
 def _has_tokens(tokens: SourceTokens, pieces: np.ndarray, least: int) -> bool:
-    """Whether these pieces have so many tokens. No more of them are counted than that needs."""
+    """Return whether these pieces have this many tokens, counting no more pieces than needed."""
     count = 0
     for piece in pieces:
         count += int(tokens.of(np.array([piece]))[0])

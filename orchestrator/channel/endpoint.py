@@ -33,7 +33,7 @@ Carried = NDArray[np.uint8] | Ticket
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How the processes of a job serve and pull. The fields are those of the specification's section ``transport``."""
+    """Settings of a job's channel. The fields are those of the specification's section ``transport``."""
 
     streams: int = 8
     ports: tuple[int, int] = (0, 0)

@@ -61,7 +61,7 @@ IDLE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a server listens, and its limits. ``ports`` is the first and last port of a range; (0, 0) takes any free one.
+    """The address of a server, and its limits. ``ports`` is the first and last port of a range; (0, 0) takes any free one.
 
     ``advertised`` is the host in tickets if it differs from ``host``. ``stall_s`` is the longest time without progress, and
     ``bytes_per_second`` the default cap of a link.

@@ -1,10 +1,10 @@
-"""Files with a digest of each of their blocks, so that who needs a part of one reads that part, and knows that it is sound.
+"""Files with a digest of each block, so that a reader of a part reads only that part and knows that it is intact.
 
-    NAME           the file
-    NAME.blocks    sealed: how long a block is, and the digests of all of them, in their order
+   NAME           the file
+   NAME.blocks    sealed: the size of a block, and the digests of all of them, in order
 
-Of a file without such a list, as earlier builds wrote them, every byte is read and checked before any is believed. Refuses
-to know what files hold, but that it may be arrays, row-major (``SoundFile.window``).
+Of a file without such a list, as earlier builds wrote them, every byte is read and verified before any is used. The content
+of files is not interpreted, except that it may be arrays, row-major (``SoundFile.window``).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SUFFIX = ".blocks"
 
 
 def write(folder: Folder, name: str, chunks: Iterable[bytes | memoryview]) -> tuple[File, File]:
-    """The file is there afterwards, and the list of its blocks. Raises OSError.
+    """Write the file and the list of its blocks. Raises OSError.
 
-    Digests are those of what was to be written, whatever came to lie there.
+    Digests are computed from the given content, not from what is on the disk.
     """
     digests = _Digests(BLOCK_BYTES)
     folder.write_all(name, digests.passing(chunks))
@@ -46,26 +46,26 @@ def write(folder: Folder, name: str, chunks: Iterable[bytes | memoryview]) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The part of an array of ``shape`` that somebody needs; where the shape is None, of one of any."""
+    """The wanted part of an array of ``shape``; of any shape if that is None."""
 
     bounds: Bounds
     shape: Shape | None = None
 
     def require_of(self, name: str, shape: Shape, where: str) -> None:
-        """Raises DataError unless it is a window of an array of this shape."""
+        """Raise DataError unless it is a window of an array of this shape."""
         own = self.shape or tuple(stop for _, stop in self.bounds)
         fits = shape == self.shape or (self.shape is None and len(shape) == len(own))
         if not fits or any(extent < stop for extent, stop in zip(shape, own, strict=True)):
-            detail = f"{name} has the shape {list(shape)} in {where}, and {list(own)} in this island's model."
+            detail = f"{name} has the shape {list(shape)} in {where}, but {list(own)} in this island's model."
             raise DataError(detail=detail)
 
 
 @contextmanager
 def opened(folder: Folder, files: Sequence[File], name: str) -> Iterator[SoundFile]:
-    """The file of this name, of those that are listed. Raises DataError where it is missing or is not what it was."""
+    """Open a listed file by its name. Raises DataError if it is missing or has changed."""
     by_name = {file.name: file for file in files}
     if name not in by_name:
-        raise DataError(detail=f"The manifest of {folder.url} lists no {name}.")
+        raise DataError(detail=f"The manifest of {folder.url} does not list {name}.")
     file, blocks = by_name[name], by_name.get(name + SUFFIX)
     block_bytes, digests = BLOCK_BYTES, None
     if blocks is None:
@@ -78,9 +78,9 @@ def opened(folder: Folder, files: Sequence[File], name: str) -> Iterator[SoundFi
 
 
 class SoundFile:
-    """A file of ``size`` bytes, of which every stretch that is read is what was written; ``name`` is for people.
+    """A file of ``size`` bytes whose reads are verified against digests; ``name`` is for messages.
 
-    Nothing larger than a block is held beside what is read. For one thread.
+    It holds at most one block besides what is read. Not thread-safe.
     """
 
     def __init__(self, name: str, size: int, between: Between, block_bytes: int, digests: Sequence[str] | None) -> None:
@@ -89,7 +89,7 @@ class SoundFile:
         self._last: tuple[int, bytes] = (-1, b"")
 
     def read(self, start: int, stop: int) -> bytes:
-        """Raises DataError where it is damaged, or not that long."""
+        """Return these bytes. Raises DataError if they are damaged, or beyond the end."""
         if not 0 <= start <= stop <= self.size:
             raise DataError(detail=f"{self.name} has {self.size:,} bytes, and cannot be read up to byte {stop:,}.")
         content = bytearray(stop - start)
@@ -97,9 +97,9 @@ class SoundFile:
         return bytes(content)
 
     def window(self, start: int, dtype: np.dtype[Any], shape: Shape, bounds: Bounds, into: NDArray[Any]) -> None:
-        """What lies within ``bounds`` in the array that begins at ``start`` is in ``into`` afterwards, of their shape.
+        """Read the part within ``bounds`` of the array that begins at ``start``, to ``into``, which has its shape.
 
-        Raises DataError where it is damaged, or ends beyond the file.
+        Raises DataError if it is damaged, or ends beyond the file.
         """
         if start + math.prod(shape) * dtype.itemsize > self.size:
             raise DataError(detail=f"{self.name} has {self.size:,} bytes, which is too short for what it lists.")
@@ -107,11 +107,11 @@ class SoundFile:
             self._window(start, shape, bounds, into)
 
     def forget(self) -> None:
-        """No block is held until the next is read."""
+        """Drop the block that is held."""
         self._last = (-1, b"")
 
     def _window(self, start: int, shape: Shape, bounds: Bounds, into: NDArray[Any]) -> None:
-        """Runs of at least a block are read where they are to lie; of shorter ones a block's worth of rows at a time."""
+        """Read runs of at least a block directly to their place; of shorter ones, a block's worth of rows at a time."""
         row_bytes = math.prod(shape[1:]) * into.itemsize
         first, last = bounds[0] if bounds else (0, 1)
         if bounds[1:] == whole(shape[1:]) and into.flags.c_contiguous:
@@ -146,25 +146,25 @@ class SoundFile:
 
 
 def verify(folder: Folder, file: File) -> None:
-    """The file was read and is what is said of it. Raises DataError with what is wrong."""
+    """Read the file and compare it with its entry. Raises DataError with what is wrong."""
     require_size(folder, file)
     if (digest := folder.fingerprint(file.name)[1]) != file.digest:
         raise DataError(detail=f"{folder.url}/{file.name} is damaged: its digest is {digest}, not {file.digest}.")
 
 
 def require_size(folder: Folder, file: File) -> None:
-    """Raises DataError where the file is not there, or is longer or shorter than it was."""
+    """Raise DataError if the file is missing, or has another size than it had."""
     try:
         size = folder.size(file.name)
     except FileNotFoundError as error:
         raise DataError(detail=f"The checkpoint {folder.url} lacks {file.name}.") from error
     if size != file.size:
-        detail = f"{folder.url}/{file.name} has {size} bytes, and had {file.size} when the checkpoint was taken."
-        raise DataError(detail=f"{detail} It was cut or overwritten: it is damaged.")
+        detail = f"{folder.url}/{file.name} has {size} bytes, but had {file.size} when the checkpoint was taken."
+        raise DataError(detail=f"{detail} It was cut or overwritten, so it is damaged.")
 
 
 class _Digests:
-    """Of all that passes: the whole, as ``Folder.fingerprint``, and each block."""
+    """The digests of passing bytes: of the whole, as ``Folder.fingerprint``, and of each block."""
 
     def __init__(self, block_bytes: int) -> None:
         self.size, self.whole = 0, blake2b(digest_size=16)
@@ -189,7 +189,7 @@ class _Digests:
 
 
 def _listed_blocks(folder: Folder, file: File, blocks: File) -> tuple[int, list[str]]:
-    """Raises DataError unless the list is what it was, and of this file."""
+    """Return the block size and digests. Raises DataError unless the list is intact and belongs to this file."""
     require_size(folder, blocks)
     content = folder.read(blocks.name, blocks.size)
     if (digest := blake2b(content, digest_size=16).hexdigest()) != blocks.digest:
@@ -197,9 +197,9 @@ def _listed_blocks(folder: Folder, file: File, blocks: File) -> tuple[int, list[
     document = unseal(content, f"{folder.url}/{blocks.name}")
     block_bytes, digests = document.get("block_bytes"), document.get("digests")
     if type(block_bytes) is not int or not 0 < block_bytes <= BLOCK_BYTES_MAX or not isinstance(digests, list):
-        raise DataError(detail=f"{folder.url}/{blocks.name} is no list of blocks of this build.")
+        raise DataError(detail=f"{folder.url}/{blocks.name} is not a list of blocks of this build.")
     if len(digests) != -(-file.size // block_bytes):
-        raise DataError(detail=f"{folder.url}/{blocks.name} lists {len(digests)} blocks, which are not all of it.")
+        raise DataError(detail=f"{folder.url}/{blocks.name} lists {len(digests)} blocks, which do not cover the file.")
     return block_bytes, digests
 
 

@@ -1,12 +1,12 @@
-"""A folder of files, on this machine or in a store that fsspec reaches: the only place of this package that touches files.
+"""A folder of files, on this machine or in a store that fsspec reaches. Only this module of the package touches files.
 
-Responsible for a file being there whole and durably, or not at all, under its name: locally by a draft, fsync and rename;
-elsewhere by one request, which object stores carry out whole or not. And for nothing outside the folder being read or
-written: one is made through a root only (``orchestrator.system.roots``), every name, also of a listing, goes through
-``roots.name_parts``, and locally no link is followed below the folder. Refuses to know what files mean.
+A file appears under its name completely and durably, or not at all: locally by a draft, fsync and rename; elsewhere by one
+request, which object stores carry out as a whole or not. Nothing outside the folder is read or written: a folder is only
+created through a root (``orchestrator.system.roots``), every name, including those of a listing, passes
+``roots.name_parts``, and locally no link is followed below the folder. The meaning of files is known elsewhere.
 
-``fsspec`` comes with Ray, and is used for stores alone. Every method raises OSError if it fails, InfrastructureError where
-a store fails in a way of its own, DataError for a name or file that cannot be one of a folder's, and OutsideRoots.
+``fsspec`` comes with Ray, and is only used for stores. Every method raises OSError if it fails, InfrastructureError if
+a store fails in its own way, DataError for an impossible name or file, and OutsideRoots.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from orchestrator.system.roots import (
 CHUNK_BYTES = 4 << 20
 
 Between = Callable[[int, int], bytes]
-"""What a file has between two offsets. Raises DataError where it ends before."""
+"""Returns the bytes of a file between two offsets. Raises DataError if it ends before."""
 
 
 class Folder:
-    """``within`` and ``own`` make one. The place that it is made of was found below a root."""
+    """A folder below a root. ``within`` and ``own`` create one."""
 
     def __init__(self, allowed: Allowed) -> None:
         self._allowed, self.url = allowed, str(allowed.place)
@@ -50,34 +50,34 @@ class Folder:
 
     @classmethod
     def within(cls, roots: AllowedRoots, url: str) -> Folder:
-        """The folder of this path or URL. Raises OutsideRoots, and has touched nothing then; ConfigurationError."""
+        """Return the folder with this path or URL. Raises OutsideRoots before touching anything; ConfigurationError."""
         return cls(roots.checkpoint_folder(url))
 
     @classmethod
     def own(cls, path: Path) -> Folder:
-        """A local folder that this process chose, and no specification."""
+        """Return a local folder that this process chose itself, not a specification."""
         absolute = os.path.abspath(path)
         return cls(AllowedRoots.only(absolute).checkpoint_folder(absolute))
 
     @property
     def local(self) -> Path | None:
-        """Where it is on this machine now, for who must have a path; None in a store. Raises OutsideRoots."""
+        """Return its current path on this machine, for callers that need one; None in a store. Raises OutsideRoots."""
         return self._allowed.real() if self._allowed.local else None
 
     def sub(self, name: str) -> Folder:
         return Folder(self._allowed.sub(name_parts(name)))
 
     def parent(self) -> Folder | None:
-        """What it lies in; None where that is below no root."""
+        """Return the folder that contains it; None if that is below no root."""
         allowed = self._allowed.parent()
         return Folder(allowed) if allowed else None
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Afterwards the file is there with this content, also after a loss of power."""
+        """Write a file with this content, durably."""
         self.write_all(name, [content])
 
     def write_all(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """As ``write``, of a content in chunks."""
+        """Do the same as ``write`` for content in chunks."""
         if not self._allowed.local:
             path = self._stored(name)
             with self._reached(f"writing {name}"):
@@ -86,7 +86,7 @@ class Folder:
         with self._opened(name, create=True) as (folder, last):
             draft = f"{last}.draft"
             with suppress(FileNotFoundError):
-                os.unlink(draft, dir_fd=folder)  # of one that died; a link is taken away, and not followed
+                os.unlink(draft, dir_fd=folder)  # left by a process that died; a link is removed, not followed
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
             with os.fdopen(descriptor, "wb") as file:
                 file.writelines(chunks)
@@ -96,7 +96,7 @@ class Folder:
             _sync(".", folder)
 
     def sync(self) -> None:
-        """Make what others wrote below this folder survive a loss of power."""
+        """Make durable what others wrote below this folder."""
         if not self._allowed.local:
             return
         with self._itself() as folder:
@@ -106,18 +106,18 @@ class Folder:
             _sync("..", folder)
 
     def download(self, target: Path, names: Iterable[str]) -> None:
-        """These files are below the local folder ``target`` afterwards."""
+        """Copy these files to the local folder ``target``."""
         after = Folder.own(target)
         for name in names:
             after.write_all(name, self.chunks(name))
 
     def read(self, name: str, bytes_max: int) -> bytes:
-        """The content. Raises DataError, and has read no more, where that has more than ``bytes_max``."""
+        """Return the content. Raises DataError, without reading more, if it has more than ``bytes_max``."""
         with self._open(name) as file, self._reached(f"reading {name}"):
             content: bytes = file.read(bytes_max + 1)
         if len(content) > bytes_max:
             raise DataError(
-                detail=f"{self.url}/{name} has more than {bytes_max:,} bytes, and cannot be what it should."
+                detail=f"{self.url}/{name} has more than {bytes_max:,} bytes, so it is not the expected file."
             )
         return content
 
@@ -129,7 +129,7 @@ class Folder:
             return int(self._store.size(self._stored(name)))
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         try:
             self.size(name)
         except (FileNotFoundError, DataError):
@@ -137,7 +137,7 @@ class Folder:
         return True
 
     def fingerprint(self, name: str) -> tuple[int, str]:
-        """Size and digest of a file, read in chunks."""
+        """Return size and digest of a file, read in chunks."""
         size, digest = 0, blake2b(digest_size=16)
         for chunk in self.chunks(name):
             size += len(chunk)
@@ -145,14 +145,14 @@ class Folder:
         return size, digest.hexdigest()
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """A file's content, without holding all of it."""
+        """Yield a file's content without holding all of it."""
         with self._open(name) as file:
             while chunk := self._chunk(file, name):
                 yield chunk
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Between]:
-        """Any stretch of a file, for as long as it is open, without reading the others."""
+        """Open a file and yield a function that reads any range of it."""
         with self._open(name) as file:
 
             def between(start: int, stop: int) -> bytes:
@@ -166,7 +166,7 @@ class Folder:
             yield between
 
     def names(self) -> list[str]:
-        """Every file below this folder, by its path from here; none if there is no such folder."""
+        """Return every file below this folder, by its path from here; none if the folder does not exist."""
         if self._allowed.local:
             with suppress(FileNotFoundError), self._itself() as folder:
                 return sorted("/".join(name_parts(name)) for name, is_folder in _walk(folder) if not is_folder)
@@ -178,7 +178,7 @@ class Folder:
         return []
 
     def folders(self) -> list[str]:
-        """The folders right below this one, by name; what could be no checkpoint's is left out."""
+        """Return the names of the folders directly below this one, except those that no checkpoint can have."""
         if self._allowed.local:
             with suppress(FileNotFoundError), self._itself() as folder, _scanned(".", folder) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -191,7 +191,7 @@ class Folder:
         return []
 
     def remove(self, name: str) -> None:
-        """A file is gone afterwards, if it was there."""
+        """Remove a file, if it exists."""
         with suppress(FileNotFoundError):
             if not self._allowed.local:
                 with self._reached(f"removing {name}"):
@@ -202,7 +202,7 @@ class Folder:
                 _sync(".", folder)
 
     def remove_all(self) -> None:
-        """The folder is gone afterwards."""
+        """Remove the folder and everything in it."""
         if not self._allowed.local:
             with self._reached("removing it"), suppress(FileNotFoundError):
                 self._store.rm(self._path, recursive=True)
@@ -215,17 +215,17 @@ class Folder:
 
     @contextmanager
     def _opened(self, name: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
-        """The folder that holds the file, as a descriptor, and the file's last name."""
+        """Open the folder that contains the file, as a descriptor, and yield it with the file's last name."""
         parts = self._below(name)
         file = (real := self._allowed.real()).joinpath(*parts)
         if file != Path(os.path.realpath(file)):
-            raise DataError(detail=f"{self.url}/{name} is reached by a link, which no checkpoint holds.")
+            raise DataError(detail=f"{self.url}/{name} is reached through a link, which checkpoints do not contain.")
         with _closing(open_folder(real, parts[:-1], create=create)) as folder:
             yield folder, parts[-1]
 
     @contextmanager
     def _itself(self) -> Iterator[int]:
-        """This folder as a descriptor."""
+        """Open this folder as a descriptor."""
         with _closing(open_folder(self._allowed.real())) as folder:
             yield folder
 
@@ -235,34 +235,34 @@ class Folder:
         return "/".join((self._path.rstrip("/"), *self._below(name)))
 
     def _listed(self, path: object) -> str:
-        """The name from here of what a store says that it holds."""
+        """Return the name, relative to this folder, of an entry of a store's listing."""
         above = self._path.rstrip("/") + "/"
         if not isinstance(path, str) or not path.rstrip("/").startswith(above):
-            raise DataError(detail=f"{self.url} was listed with {shown(path)}, which does not lie in it.")
+            raise DataError(detail=f"{self.url} was listed with {shown(path)}, which is not in it.")
         return "/".join(name_parts(path.rstrip("/").removeprefix(above)))
 
     @contextmanager
     def _reached(self, doing: str) -> Iterator[None]:
-        """Turn errors of a store that are neither ours nor the system's into ours, with what was tried."""
+        """Turn a store's own errors into ours, with what was tried."""
         try:
             yield
         except (AtollError, OSError):
             raise
         except Exception as error:
             detail = f"{self.url} failed at {doing}: {in_words(error)}."
-            raise InfrastructureError(detail=detail, remedy="See whether it can be reached from here.") from error
+            raise InfrastructureError(detail=detail, remedy="Check that it can be reached from here.") from error
 
     # ── either ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _below(self, name: str) -> tuple[str, ...]:
-        """The components of a file's name. Raises DataError for one that lies elsewhere, or is private."""
+        """Return the components of a file's name. Raises DataError if it is elsewhere, or private."""
         parts = name_parts(name)
         try:
             allowed = self._allowed.sub(parts)
             if allowed.local:
                 allowed.real()
         except OutsideRoots as error:
-            raise DataError(detail=f"{shown(name)} is no file of {self.url} that jobs may touch.") from error
+            raise DataError(detail=f"{shown(name)} is not a file of {self.url} that jobs may use.") from error
         return parts
 
     @contextmanager
@@ -283,13 +283,13 @@ class Folder:
 
 
 def refuse_unreachable(roots: Iterable[Root]) -> None:
-    """Raises ConfigurationError for a root in a store for which a package is missing here."""
+    """Raise ConfigurationError for a root in a store whose package is missing here."""
     for root in roots:
         Folder(Allowed(root.place, "checkpoints", (root,), ()))
 
 
 def _walk(folder: int) -> Iterator[tuple[str, bool]]:
-    """Everything below, by its path from there, and whether it is a folder. Raises DataError for links and the like."""
+    """Yield everything below by its path, and whether it is a folder. Raises DataError for links and the like."""
     waiting = [""]
     while waiting:
         above = waiting.pop()
@@ -302,7 +302,9 @@ def _walk(folder: int) -> Iterator[tuple[str, bool]]:
                 elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
                     yield name, False
                 else:
-                    raise DataError(detail=f"{shown(name)} is a link, a pipe or a device, which no checkpoint holds.")
+                    raise DataError(
+                        detail=f"{shown(name)} is a link, a pipe or a device, which checkpoints do not contain."
+                    )
 
 
 @contextmanager

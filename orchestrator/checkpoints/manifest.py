@@ -1,22 +1,22 @@
-"""The manifest of a checkpoint and the parts of islands, as plain data. The manifest is written last and makes it whole.
+"""The manifest of a checkpoint and the parts of islands, as plain data. The manifest is written last and completes it.
 
-    CHECKPOINT/manifest.json                 all of this, and every file with its size and digest
-    CHECKPOINT/fragment-PPPP.parameters      Θ of a fragment, a payload of ``parameters.wire_format``; .momentum
-                                             likewise, and .residue where updates lose something in their codec
-    CHECKPOINT/….blocks                      digests of the blocks of a file of which parts are read (``blocks``)
-    CHECKPOINT/ISLAND/part.json              what the island's arrays belong to, and their files
-    CHECKPOINT/ISLAND/arrays…                parameters and inner optimizer state
+   CHECKPOINT/manifest.json                 the fields below, and every file with its size and digest
+   CHECKPOINT/fragment-PPPP.parameters      Θ of a fragment, a payload of ``parameters.wire_format``; .momentum
+                                            likewise, and .residue if updates lose something in their codec
+   CHECKPOINT/….blocks                      digests of the blocks of a file of which parts are read (``blocks``)
+   CHECKPOINT/ISLAND/part.json              the position that the island's arrays belong to, and their files
+   CHECKPOINT/ISLAND/arrays…                parameters and inner optimizer state
 
-Responsible for the fields: whatever is read has them, each of its type and within bounds. Whoever can write where
-checkpoints are can make a manifest with a right digest, so nothing is believed of one: what is malformed is DataError, and
-names lead nowhere else. Refuses to know files, and to decide anything.
+Every document that is read has all fields, each of its type and within bounds. Anyone who can write to the place of
+checkpoints can make a manifest with a correct digest, so none is trusted: malformed content raises DataError, and
+names cannot lead elsewhere. This module opens no files and decides nothing.
 
-Sealed documents: canonical JSON behind the digest of exactly these bytes, so that damage is always detected.
+A sealed document is canonical JSON after the digest of exactly these bytes, so that damage is always detected:
 
-    {"digest":"…","document":{…}}\n
+   {"digest":"…","document":{…}}\\n
 
-Every byte counts: a file is accepted only if writing what was read gives the same bytes again, so that a bit flipped
-anywhere, in a space or in the digest itself, is found. Refuses to know what documents mean, and files.
+Every byte counts: a file is accepted only if writing the document again gives the same bytes, so a flipped bit is found
+anywhere, even in a space or in the digest itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CANONICAL: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "allo
 SCHEMA = "atoll-checkpoint/1"
 MANIFEST, PART = "manifest.json", "part.json"
 MANIFEST_BYTES_MAX, PART_BYTES_MAX = 32 << 20, 4 << 20
-"""A thousand islands of a hundred fragments, with the files that Orbax writes, make 6 MB; as objects, ten times that."""
+"""A thousand islands with a hundred fragments, with the files that Orbax writes, need 6 MB; as objects, ten times that."""
 COUNT_MAX, NUMBER_MAX, SECONDS_MAX = 2**62, 2**31 - 1, 1e12
 FRAGMENTS_MAX, PARTS_MAX, FILES_MAX, LEGS_MAX, TEXT_MAX = 10_000, 100_000, 1_000_000, 10_000, 1000
 _DIGEST = re.compile(r"[0-9a-f]{16,128}")
@@ -45,17 +45,17 @@ T = TypeVar("T")
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
-    """The document as the bytes of a file. It holds plain data: mappings by strings, lists, strings, numbers."""
+    """Return the document as the bytes of a file. It must be plain data: mappings by strings, lists, strings, numbers."""
     return json.dumps({"digest": digest_of(document), "document": document}, **_CANONICAL).encode() + b"\n"
 
 
 def digest_of(document: Mapping[str, Any]) -> str:
-    """Names the document."""
+    """Return the digest of the document."""
     return blake2b(json.dumps(document, **_CANONICAL).encode(), digest_size=16).hexdigest()
 
 
 def unseal(content: bytes, name: str) -> dict[str, Any]:
-    """The document. Raises DataError, naming ``name``, for anything but the bytes that ``seal`` made."""
+    """Return the document. Raises DataError, with ``name``, for anything but the bytes of ``seal``."""
     try:
         sealed = json.loads(content)
         document = sealed["document"]
@@ -63,13 +63,13 @@ def unseal(content: bytes, name: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(detail=f"{name} is damaged: it cannot be read ({type(error).__name__}).") from error
     if not same or not isinstance(document, dict):
-        raise DataError(detail=f"{name} is damaged: its bytes are not those its digest was made of.")
+        raise DataError(detail=f"{name} is damaged: its content does not have its digest.")
     return document
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file by its path from where it is listed."""
+    """A file by its path, relative to the document that lists it."""
 
     name: str
     size: int
@@ -78,11 +78,11 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One island's state at its cut, but for the arrays.
+    """One island's state at its cut, without the arrays.
 
-    ``versions[p]`` is what it had adopted of fragment p, ``step_counts`` and ``token_counts`` its own work on that since
-    which no adopted version holds. Due points up to ``asked_step`` were offered. ``*_total`` are of this incarnation;
-    ``cursor`` counts the batches drawn of its stream.
+    ``versions[p]`` is the version of fragment p that it had adopted; ``step_counts`` and ``token_counts`` are its own work
+    on it that no adopted version contains. Due points up to ``asked_step`` were offered. ``*_total`` are of this
+    incarnation; ``cursor`` counts the batches drawn from its stream.
     """
 
     island: str
@@ -100,9 +100,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One fragment of Θ at the cut: ``step`` is the logical step of its last merge.
+    """One fragment of Θ at the cut. ``step`` is the logical step of its last merge.
 
-    ``roles`` are those of its tensors, where the model says something else than their names.
+    ``roles`` are those of its tensors whose names do not show them.
     """
 
     version: int
@@ -113,14 +113,15 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``at`` is in seconds of the job, ``taken_at`` in Unix seconds; ``number`` counts the job's checkpoints from 1.
+    """A checkpoint. ``at`` is in seconds of the job, ``taken_at`` in Unix seconds; ``number`` counts a job's checkpoints
+    from 1.
 
     tokens_trained   by all islands, at their cuts, in this job and in those it was resumed from
-    merged_tokens    of these, in Θ, by fragment
-    cursors          of every data shard in the specification's order: how many batches of its stream were drawn
-    legs             the cursors at each earlier resumption, first to last, in granules (``learners.data_lanes``)
+    merged_tokens    the part of these in Θ, by fragment
+    cursors          for every data shard in the specification's order: the batches drawn from its stream
+    legs             the cursors at each earlier resumption, first to last, in blocks (``learners.resharding``)
     batch_sizes      of every data shard, in sequences
-    granules         of each leg, in sequences
+    granules         the block of each resumption, in sequences
 
     A manifest of an earlier build has no ``batch_sizes`` and no ``granules``: they were ``training.batch_size`` then.
     """
@@ -159,7 +160,7 @@ def part_digest(part: Part) -> str:
 
 
 def decode_part(content: bytes, name: str) -> Part:
-    """Raises DataError, naming ``name``, unless these are the bytes of a part."""
+    """Return the part. Raises DataError, with ``name``, unless these are the bytes of one."""
     return _read(name, _part, unseal(content, name))
 
 
@@ -168,26 +169,26 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(content: bytes, name: str) -> Manifest:
-    """Raises DataError, naming ``name``, unless these are the bytes of a manifest that this build can read."""
+    """Return the manifest. Raises DataError, with ``name``, unless these are the bytes of one that this build can read."""
     return from_document(unseal(content, name), name)
 
 
 def from_document(document: Any, name: str) -> Manifest:
-    """The manifest that this is the plain form of. Raises DataError as ``decode``."""
+    """Return the manifest with this plain form. Raises DataError as ``decode``."""
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
-        raise DataError(detail=f"{name} is of schema {shown(schema)}; this build reads {SCHEMA!r}.")
+        raise DataError(detail=f"{name} has the schema {shown(schema)}, but this build reads {SCHEMA!r}.")
     return _read(name, _manifest, document)
 
 
-# ── what each field may be ────────────────────────────────────────────────────────────────────────────────────────
+# ── the fields ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _manifest(document: Any) -> Manifest:
     earlier = {name for name in ("granules", "batch_sizes") if name not in document}
     values = _fields(Manifest, {**document, **dict.fromkeys(earlier)})
     if not isinstance(values["spec"], dict):
-        raise _Unfit("spec", "is no object")
+        raise _Unfit("spec", "is not an object")
     legs = _list(values["legs"], "legs", LEGS_MAX, lambda leg: _counts(leg, "legs", PARTS_MAX))
     cursors = _counts(values["cursors"], "cursors", PARTS_MAX)
     batch_sizes, granules = (
@@ -215,23 +216,23 @@ def _manifest(document: Any) -> Manifest:
 
 
 def _agree(manifest: Manifest) -> None:
-    """Its lists are as long as each other, and what belongs to a part is listed."""
+    """Check that its lists have the same length, and that everything in a part is listed."""
     count, names = len(manifest.fragments), {file.name for file in manifest.files}
     if not count or len(manifest.merged_tokens) != count:
         raise _Unfit("merged_tokens", f"has {len(manifest.merged_tokens)} entries for {count} fragments")
     if not manifest.cursors or not all(manifest.legs):
-        raise _Unfit("cursors", "of one leg are none")
+        raise _Unfit("cursors", "of a resumption are missing")
     if len(manifest.granules) != len(manifest.legs) or len(manifest.batch_sizes) != len(manifest.cursors):
-        raise _Unfit("granules", "and batch sizes are not one for each leg and each cursor")
+        raise _Unfit("granules", "and batch sizes are not one for each resumption and each cursor")
     if len({part.island for part in manifest.parts}) != len(manifest.parts):
-        raise _Unfit("parts", "has an island twice")
+        raise _Unfit("parts", "contains an island twice")
     if max(manifest.merged_tokens) > manifest.tokens_trained:
-        raise _Unfit("merged_tokens", "has more than was trained")
+        raise _Unfit("merged_tokens", "is more than was trained")
     for part in manifest.parts:
         if len(part.versions) != count:
             raise _Unfit("versions", f"of {shown(part.island)} has {len(part.versions)} entries for {count} fragments")
         if strangers := {f"{part.island}/{file.name}" for file in part.files} - names:
-            raise _Unfit("files", f"lacks {shown(min(strangers))}, which a part has")
+            raise _Unfit("files", f"lacks {shown(min(strangers))}, which a part lists")
 
 
 def _batch_size(spec: Mapping[str, Any]) -> Any:
@@ -243,7 +244,7 @@ def _part(document: Any) -> Part:
     values = _fields(Part, document)
     island = values["island"]
     if len(name_parts(island)) != 1:
-        raise _Unfit("island", f"is {shown(island)}, no name")
+        raise _Unfit("island", f"is {shown(island)}, which is not a name")
     part = Part(
         island=island,
         incarnation=_count(values["incarnation"], "incarnation"),
@@ -258,7 +259,7 @@ def _part(document: Any) -> Part:
         files=_files(values["files"]),
     )
     if not len(part.versions) == len(part.step_counts) == len(part.token_counts):
-        raise _Unfit("versions", "and the counts of steps and tokens are not equally many")
+        raise _Unfit("versions", "and the counts of steps and tokens differ in length")
     return part
 
 
@@ -270,14 +271,14 @@ def _fragment(document: Any) -> Fragment:
 
 def _role(row: Any) -> RoleRow:
     if not isinstance(row, list | tuple) or [*map(type, row)] != [str, bool, int, bool]:
-        raise _Unfit("roles", f"has {shown(row)}, no role")
+        raise _Unfit("roles", f"contains {shown(row)}, which is not a role")
     return _text(row[0], "roles"), row[1], _count(row[2], "roles"), row[3]
 
 
 def _files(value: Any) -> tuple[File, ...]:
     files = _list(value, "files", FILES_MAX, _file)
     if len({file.name for file in files}) != len(files):
-        raise _Unfit("files", "has a name twice")
+        raise _Unfit("files", "contains a name twice")
     return files
 
 
@@ -287,7 +288,7 @@ def _file(document: Any) -> File:
 
 
 class _Unfit(ValueError):
-    """A field that is not what it should be, and how."""
+    """A field has a wrong value, and why."""
 
     def __str__(self) -> str:
         return " ".join(self.args)
@@ -297,22 +298,22 @@ def _read(name: str, read: Callable[[Any], T], document: Any) -> T:
     try:
         return read(document)
     except (_Unfit, DataError) as error:
-        raise DataError(detail=f"{name} is no document of this build: {error}.") from error
+        raise DataError(detail=f"{name} is not a document of this build: {error}.") from error
 
 
 def _fields(kind: type, document: Any) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     if not isinstance(document, dict):
-        raise _Unfit(kind.__name__.lower(), f"is {shown(document)}, no object")
+        raise _Unfit(kind.__name__.lower(), f"is {shown(document)}, which is not an object")
     if wrong := names ^ document.keys():
-        raise _Unfit(kind.__name__.lower(), f"has {len(wrong)} fields too many or too few")
+        raise _Unfit(kind.__name__.lower(), f"has {len(wrong)} missing or unknown fields")
     return document
 
 
 def _list(value: Any, name: str, count_max: int, read: Callable[[Any], T]) -> tuple[T, ...]:
-    """A list, as JSON has it, or the tuple that it was made of."""
+    """Read a list of JSON, or the tuple from which it was written."""
     if not isinstance(value, list | tuple) or len(value) > count_max:
-        raise _Unfit(name, f"is no list of at most {count_max:,}")
+        raise _Unfit(name, f"is not a list of at most {count_max:,}")
     return tuple(read(one) for one in value)
 
 
@@ -321,24 +322,24 @@ def _counts(value: Any, name: str, count_max: int) -> tuple[int, ...]:
 
 
 def _count(value: Any, name: str, least: int = 0, most: int = COUNT_MAX) -> int:
-    if type(value) is not int or not least <= value <= most:  # a bool is an int to Python
-        raise _Unfit(name, f"is no whole number from {least} to {most}")
+    if type(value) is not int or not least <= value <= most:  # Python's bool is an int
+        raise _Unfit(name, f"is not a whole number from {least} to {most}")
     return value
 
 
 def _seconds(value: Any, name: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= SECONDS_MAX:
-        raise _Unfit(name, f"is no number of seconds up to {SECONDS_MAX:g}")
+        raise _Unfit(name, f"is not a number of seconds up to {SECONDS_MAX:g}")
     return value  # type: ignore[no-any-return]
 
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str) or len(value) > TEXT_MAX or not value.isprintable():
-        raise _Unfit(name, f"is no text of at most {TEXT_MAX:,} printable characters")
+        raise _Unfit(name, f"is not a text of at most {TEXT_MAX:,} printable characters")
     return value
 
 
 def _hex(value: Any) -> str:
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-        raise _Unfit("digest", "is none, in hexadecimal")
+        raise _Unfit("digest", "is not a digest in hexadecimal")
     return value

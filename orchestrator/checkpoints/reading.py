@@ -1,7 +1,7 @@
-"""The verified reading of checkpoints: nothing is believed before every byte of it was checked.
+"""The verified reading of checkpoints: nothing is used before its bytes have been verified.
 
-Responsible for the reason why one is refused, and for the newest sound one that is there instead. Refuses to know what a
-checkpoint is used for.
+It reports why a checkpoint is refused, and finds the newest intact one instead. How checkpoints are used is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from orchestrator.system.roots import AllowedRoots
 
 Array = NDArray[Any]
 HEAD_BYTES_MAX = 32 << 20
-"""Of what a file of parameters says of them."""
+"""The limit of the head of a file of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoundCheckpoint:
-    """A sound checkpoint. ``refused`` says of each newer one, or of the one that was asked for, why it is not used."""
+    """An intact checkpoint. ``refused`` says why each newer one, or the requested one, is not used."""
 
     folder: Folder
     manifest: Manifest
@@ -42,16 +42,16 @@ class SoundCheckpoint:
 
 
 def manifest_of(folder: Folder) -> Manifest:
-    """Raises DataError when there is none, or it is damaged. The files it lists are not looked at."""
+    """Return the manifest. Raises DataError if it is missing or damaged. The files that it lists are not examined."""
     try:
         content = folder.read(MANIFEST, MANIFEST_BYTES_MAX)
     except FileNotFoundError as error:
-        raise DataError(detail=f"{folder.url} holds no whole checkpoint: {MANIFEST} is missing.") from error
+        raise DataError(detail=f"{folder.url} has no complete checkpoint: {MANIFEST} is missing.") from error
     return decode(content, f"{folder.url}/{MANIFEST}")
 
 
 def verified(folder: Folder) -> Manifest:
-    """The manifest, every file of which was read and is what it says. Raises DataError with what is wrong."""
+    """Verify every file of the checkpoint and return its manifest. Raises DataError with what is wrong."""
     manifest = manifest_of(folder)
     for file in manifest.files:
         blocks.verify(folder, file)
@@ -59,22 +59,22 @@ def verified(folder: Folder) -> Manifest:
 
 
 def listed(root: Folder) -> list[Manifest]:
-    """The checkpoints of a job's folder, oldest first, by their manifests alone; what is not whole is left out."""
+    """Return the checkpoints in a job's folder, oldest first, from their manifests only; incomplete ones are skipped."""
     manifests = []
     for name, number in _numbered(root):
         try:
             manifest = manifest_of(root.sub(name))
         except (DataError, OutsideRoots):
             continue
-        if manifest.number == number:  # else it is another's, copied
+        if manifest.number == number:  # otherwise it was copied from another
             manifests.append(manifest)
     return manifests
 
 
 def newest_sound(roots: AllowedRoots, url: str) -> SoundCheckpoint:
-    """The checkpoint at ``url``, or the newest of a folder of them; if that is damaged, the one before it, and so on.
+    """Return the checkpoint at ``url``, or the newest in it; if that is damaged, the one before it, and so on.
 
-    Raises DataError, with every reason, when there is none; OutsideRoots where jobs may not look.
+    Raises DataError, with every reason, if there is none; OutsideRoots if jobs may not read there.
     """
     requested = Folder.within(roots, url)
     refused: list[str] = []
@@ -83,12 +83,12 @@ def newest_sound(roots: AllowedRoots, url: str) -> SoundCheckpoint:
             return SoundCheckpoint(folder, verified(folder), tuple(refused))
         except DataError as error:
             refused.append(str(error))
-    reasons = " ".join(refused) or "There is none."
-    raise DataError(detail=f"No sound checkpoint is at {requested.url}. {reasons}")
+    reasons = " ".join(refused) or "It has no checkpoint."
+    raise DataError(detail=f"There is no intact checkpoint at {requested.url}. {reasons}")
 
 
 def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
-    """Θ, momentum and residue of every fragment. Raises DataError where a file is not what it was."""
+    """Return Θ, momentum and residue of every fragment. Raises DataError if a file has changed."""
     listed = {file.name for file in manifest.files}
     return [
         FragmentState(
@@ -106,23 +106,23 @@ def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
 
 
 def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[dict[str, Array]]:
-    """Θ of one fragment after the other. Raises as ``outer_states``."""
+    """Yield Θ, one fragment after the other. Raises as ``outer_states``."""
     for number, fragment in enumerate(manifest.fragments):
         parameters = _arrays(folder, manifest, parameters_name(number))
         if (digest := tensors.digest(parameters)) != fragment.digest:
-            raise DataError(detail=f"Fragment {number} of {folder.url} is {digest}, and should be {fragment.digest}.")
+            raise DataError(detail=f"Fragment {number} of {folder.url} has the digest {digest}, not {fragment.digest}.")
         yield parameters
 
 
 def outer_windows(
     folder: Folder, manifest: Manifest, wanted: Sequence[Mapping[str, Window]] | None = None
 ) -> Iterator[dict[str, Array]]:
-    """Of Θ what is wanted of each fragment, one fragment after the other; None: all. Nothing else is kept.
+    """Yield the wanted part of Θ, one fragment after the other (None: all). Nothing else is kept.
 
-    Raises DataError where a file is not what it was, or has not what is wanted.
+    Raises DataError if a file has changed, or lacks what is wanted.
     """
     if wanted is not None and len(wanted) != len(manifest.fragments):
-        detail = f"{folder.url} has {len(manifest.fragments)} fragments, and this island's model {len(wanted)}."
+        detail = f"{folder.url} has {len(manifest.fragments)} fragments, but this island's model has {len(wanted)}."
         raise DataError(detail=detail)
     for number in range(len(manifest.fragments)):
         with blocks.opened(folder, manifest.files, parameters_name(number)) as file:
@@ -131,18 +131,18 @@ def outer_windows(
 
 def _windows(file: SoundFile, wanted: Mapping[str, Window] | None) -> dict[str, Array]:
     if file.size < wire_format.PREFIX_BYTES:
-        raise DataError(detail=f"{file.name} is no file of parameters: it has {file.size} bytes.")
+        raise DataError(detail=f"{file.name} is not a file of parameters: it has {file.size} bytes.")
     head_bytes = wire_format.head_bytes(file.read(0, wire_format.PREFIX_BYTES))
     if head_bytes > HEAD_BYTES_MAX:
-        raise DataError(detail=f"{file.name} begins with {head_bytes:,} bytes that are no parameters.")
+        raise DataError(detail=f"{file.name} begins with {head_bytes:,} bytes that are not parameters.")
     layout = wire_format.layout(file.read(0, head_bytes), file.size)
     if layout.codec != EXACT or layout.base is not None or any(place.part is not None for place in layout.places):
-        raise DataError(detail=f"{file.name} holds no whole parameters, exactly.")
+        raise DataError(detail=f"{file.name} does not contain complete values without loss.")
     places = {place.name: place for place in layout.places}
     if wanted is None:
         wanted = {name: Window(whole(place.shape), place.shape) for name, place in places.items()}
     if missing := sorted(wanted.keys() - places.keys()):
-        raise DataError(detail=f"{file.name} has no {', '.join(missing[:3])}, which this island's model has.")
+        raise DataError(detail=f"{file.name} lacks {', '.join(missing[:3])} of this island's model.")
     arrays = {}
     for name, window in wanted.items():
         window.require_of(name, places[name].shape, file.name)
@@ -154,21 +154,21 @@ def _windows(file: SoundFile, wanted: Mapping[str, Window] | None) -> dict[str, 
 def _arrays(folder: Folder, manifest: Manifest, name: str) -> dict[str, Array]:
     size = next((file.size for file in manifest.files if file.name == name), None)
     if size is None:
-        raise DataError(detail=f"The manifest of {folder.url} lists no {name}.")
+        raise DataError(detail=f"The manifest of {folder.url} does not list {name}.")
     return wire_format.decode(folder.read(name, size))
 
 
 def _numbered(root: Folder) -> list[tuple[str, int]]:
-    """The folders in it that are called as checkpoints are, oldest first."""
+    """Return the folders in it that have names of checkpoints, oldest first."""
     named = ((name, number_of(name)) for name in root.folders())
     return sorted(((name, number) for name, number in named if number is not None), key=lambda each: each[1])
 
 
 def _candidates(requested: Folder) -> list[Folder]:
-    """The checkpoints to try, newest first: the folder itself and its older neighbours, or those in it."""
+    """Return the checkpoints to try, newest first: the folder and its older neighbours, or those in it."""
     own = number_of(requested.url.rpartition("/")[2])
     if own is not None:
-        root = requested.parent()  # None where that is outside, so that there are no neighbours
+        root = requested.parent()  # None outside the roots, so that there are no neighbours
         return (
             [requested, *(root.sub(name) for name, number in reversed(_numbered(root)) if number < own)]
             if root

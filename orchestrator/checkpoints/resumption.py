@@ -1,9 +1,9 @@
-"""The resumption of a job: what it needs of the checkpoint that it goes on from, stored with the job at its start.
+"""The resumption of a job: what it needs from the checkpoint at which it continues, stored with the job when it starts.
 
-    RUN_DIR/resumed.json    which checkpoint it is, its manifest, and why newer ones were refused
+   RUN_DIR/resumed.json    the checkpoint, its manifest, and why newer ones were refused
 
-The checkpoint itself is read once, when the job begins; a synchroniser that died, and islands placed again, need only this.
-Responsible for what must be as it was: a checkpoint of another model, or of other data, is refused with every difference.
+The checkpoint itself is read once, when the job begins; a restarted synchroniser, and islands that are placed again, need
+only this file. A checkpoint of another model, or of other data, is refused with every difference.
 """
 
 from __future__ import annotations
@@ -58,17 +58,18 @@ LATER: Mapping[tuple[str, ...], Any] = {
     TOKENIZER: "bytes",
     ("data", "begin_token"): "none",
 }
-"""What these settings were in specifications of before there was a choice; of the others nothing."""
+"""The values of these settings in specifications written before they existed. Others have none."""
 LEFT_TO_IT: Mapping[tuple[str, ...], Any] = {("data", "separator"): None, ("data", "begin_token"): "tokenizer"}
-"""How settings are left to the tokenizer. The service fills them in, but not in earlier builds, nor in jobs without one.
+"""The values that leave a setting to the tokenizer. The service fills these in, except in earlier builds and without a
+service.
 
-Bytes leave nothing open: their separator is a newline, and they begin with nothing.
+For bytes nothing is open: their separator is a newline, and they have no beginning.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """``refused`` says of each newer checkpoint, or of the one asked for, why it is not used."""
+    """The start of a resumed job. ``refused`` says why each newer checkpoint, or the requested one, is not used."""
 
     url: str
     manifest: Manifest
@@ -76,7 +77,7 @@ class Resumption:
 
     @property
     def legs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Granule, and cursors in granules, at each resumption, this one included (``learners.data_lanes``)."""
+        """Return block size, and cursors in blocks, of each resumption including this one (``learners.resharding``)."""
         manifest = self.manifest
         granule = math.gcd(*manifest.batch_sizes)
         drawn = zip(manifest.cursors, manifest.batch_sizes, strict=True)
@@ -84,11 +85,11 @@ class Resumption:
         return (*zip(manifest.granules, manifest.legs, strict=True), last)
 
     def folder(self, roots: AllowedRoots) -> Folder:
-        """Raises OutsideRoots where jobs may not look any more."""
+        """Return the checkpoint's folder. Raises OutsideRoots if jobs may no longer read there."""
         return Folder.within(roots, self.url)
 
     def event(self, at: Instant, islands: frozenset[IslandId]) -> JobResumed:
-        """The event with which the job begins; islands that it no longer has are left out."""
+        """Return the event with which the job begins, without islands that it no longer has."""
         manifest = self.manifest
         versions = tuple(Version(fragment.version) for fragment in manifest.fragments)
         saved = []
@@ -110,16 +111,16 @@ class Resumption:
 
 
 def find(roots: AllowedRoots, url: str, spec: Mapping[str, Any]) -> Resumption:
-    """The newest sound checkpoint at ``url`` for a job of this specification. Raises as ``newest_sound``."""
+    """Return the newest intact checkpoint at ``url`` for a job of this specification. Raises as ``newest_sound``."""
     sound = newest_sound(roots, url)
     if differing := differences(sound.manifest.spec, spec):
-        detail = f"The checkpoint {sound.folder.url} is of another kind of job: {'; '.join(differing)}."
+        detail = f"The checkpoint {sound.folder.url} belongs to another kind of job: {'; '.join(differing)}."
         raise DataError(detail=detail)
     return Resumption(sound.folder.url, sound.manifest, sound.refused)
 
 
 def begun(roots: AllowedRoots, run_dir: Path, spec: Mapping[str, Any]) -> Resumption | None:
-    """The resumption of the job in ``run_dir``, as it was chosen when the job began. Raises DataError as ``find``."""
+    """Return the resumption of the job in ``run_dir``, as chosen when it began. Raises DataError as ``find``."""
     resume = spec.get("resume")
     if resume is None:
         return None
@@ -137,7 +138,7 @@ def begun(roots: AllowedRoots, run_dir: Path, spec: Mapping[str, Any]) -> Resump
 
 
 def stored(run_dir: Path) -> Resumption | None:
-    """The resumption of the job in ``run_dir``, if it has one. Raises DataError when that file is damaged."""
+    """Return the resumption of the job in ``run_dir``, if it has one. Raises DataError if that file is damaged."""
     path = run_dir / RESUMED
     if not path.exists():
         return None
@@ -148,18 +149,18 @@ def stored(run_dir: Path) -> Resumption | None:
         or not isinstance(refused, list)
         or not all(isinstance(reason, str) for reason in refused)
     ):
-        raise DataError(detail=f"{path} is damaged: it does not say where the job goes on from.")
+        raise DataError(detail=f"{path} is damaged: it does not contain a resumption.")
     return Resumption(url, from_document(document.get("manifest"), str(path)), tuple(refused))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings that must be unchanged and are not, in words."""
+    """Return the settings that have changed and must not, in words."""
     lines = []
     for path in SAME:
         was, is_now = (_at(document, path) for document in (before, now))
         is_open = any(_is_left(document, path) and not _is_of_bytes(document) for document in (before, now))
         if was != is_now and not is_open:
-            lines.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
+            lines.append(f"{'.'.join(path)} was {brief(was)} but is {brief(is_now)}")
     return lines
 
 

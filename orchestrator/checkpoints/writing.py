@@ -1,7 +1,7 @@
-"""The writing of a checkpoint: Θ, then the islands' parts, which they write, and last of all the manifest.
+"""The writing of a checkpoint: Θ, then the islands' parts, which they write themselves, and last the manifest.
 
-Without its manifest a checkpoint is none, whatever else lies there; so it is taken away first when one is removed.
-Refuses to decide which islands are waited for, and what is kept (``core.checkpoints``).
+Without its manifest a checkpoint does not exist, whatever files it has; so the manifest is removed first.
+Which islands are waited for, and which checkpoints are kept, is decided in ``core.checkpoints``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from orchestrator.parameters.pieces import rows_of
 class OuterCut:
     """Θ and momentum at a checkpoint's cut, wherever they are held.
 
-    ``write`` puts them into the checkpoint's folder, however long that takes, and lists the files. It raises OSError.
+    ``write`` writes them to the checkpoint's folder, which may take long, and returns the files. It raises OSError.
     """
 
     fragments: tuple[Fragment, ...]
@@ -45,7 +45,7 @@ class OuterCut:
 
 
 def cut_of(states: Mapping[FragmentId, tuple[FragmentState, int]]) -> OuterCut:
-    """The cut of the fragments that this process holds, each with the step of its last merge."""
+    """Return the cut of the fragments that this process holds, each with the step of its last merge."""
     fragments = tuple(
         Fragment(state.version, step, state.digest, rows_of(state.roles)) for state, step in states.values()
     )
@@ -53,7 +53,7 @@ def cut_of(states: Mapping[FragmentId, tuple[FragmentState, int]]) -> OuterCut:
 
 
 def root_of(folder: str | None, job: str, run_dir: Path) -> str:
-    """The root of a job's checkpoints, by its specification's ``checkpoints.folder``."""
+    """Return the root of a job's checkpoints, from its specification's ``checkpoints.folder``."""
     return str(run_dir / "checkpoints") if folder is None else f"{folder.rstrip('/')}/{job}"
 
 
@@ -62,7 +62,7 @@ def checkpoint_folder(root: Folder, number: int) -> Folder:
 
 
 def number_of(name: str) -> int | None:
-    """The number of the checkpoint whose folder has this name; None for any other folder."""
+    """Return the number of the checkpoint whose folder has this name; None for any other folder."""
     number = int(name) if re.fullmatch(r"[0-9]{6,10}", name) else 0
     return number if 0 < number <= NUMBER_MAX and name == f"{number:06d}" else None
 
@@ -80,10 +80,10 @@ def residue_name(fragment: int) -> str:
 
 
 def write_outer(folder: Folder, states: Mapping[FragmentId, FragmentState]) -> tuple[File, ...]:
-    """Θ, momentum and residue of every fragment are in the folder afterwards. Raises OSError."""
+    """Write Θ, momentum and residue of every fragment to the folder. Raises OSError."""
     files: list[File] = []
     for fragment, state in states.items():
-        # encoded one by one: they need no more memory than the largest
+        # encoded one by one, so that only the largest must fit into memory
         files += blocks.write(folder, parameters_name(fragment), [wire_format.encode(state.parameters)])
         names = {momentum_name(fragment): state.momentum}
         if state.residue:
@@ -95,26 +95,28 @@ def write_outer(folder: Folder, states: Mapping[FragmentId, FragmentState]) -> t
 
 
 def read_part(folder: Folder, island: str, digest: str) -> tuple[Part, tuple[File, ...]]:
-    """The island's part, of that digest, and its files as the manifest lists them. Raises DataError, OSError."""
+    """Return the island's part with this digest, and its files as the manifest lists them. Raises DataError, OSError."""
     name = f"{island}/{PART}"
     try:
         part = decode_part(folder.read(name, PART_BYTES_MAX), f"{folder.url}/{name}")
     except FileNotFoundError as error:
         raise DataError(
-            detail=f"The part of {island} is not at {folder.url}. Every node must reach checkpoints.folder by that name."
+            detail=f"The part of {island} is not at {folder.url}. Every node must reach checkpoints.folder by the same name."
         ) from error
     if (actual := part_digest(part)) != digest:
-        raise DataError(detail=f"The part of {island} at {folder.url} is {actual}, and the island wrote {digest}.")
+        raise DataError(
+            detail=f"The part of {island} at {folder.url} has the digest {actual}, but the island wrote {digest}."
+        )
     own = File(name, *folder.fingerprint(name))
     return part, (own, *(replace(file, name=f"{island}/{file.name}") for file in part.files))
 
 
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
-    """From here on the checkpoint exists. Raises OSError."""
+    """Write the manifest, which completes the checkpoint. Raises OSError."""
     folder.write(MANIFEST, encode(manifest))
 
 
 def remove(folder: Folder) -> None:
-    """Nothing of the checkpoint is left. Raises OSError."""
+    """Remove the checkpoint completely. Raises OSError."""
     folder.remove(MANIFEST)
     folder.remove_all()

@@ -1,7 +1,7 @@
-"""A decoder-only transformer as a configuration: what Gemma 3, Llama 3, Qwen 3 and mixtures of experts differ in.
+"""A decoder-only transformer as a configuration that covers Gemma 3, Llama 3, Qwen 3 and mixtures of experts.
 
-Responsible for the fields with their bounds, and for the names and shapes of the tensors that follow from them. Refuses to
-know how any of it is computed (``learners.models.decoder``) and what others call it (``huggingface``).
+It defines the fields with their bounds, and the names and shapes of the tensors that follow from them. How a decoder is
+computed is in ``learners.models.decoder``; what others call its tensors is in ``huggingface``.
 
 Names and shapes, with L layers, E experts, matrices as (inputs, outputs):
 
@@ -52,15 +52,15 @@ AXES_BY_NAME: Mapping[str, tuple[str | None, ...]] = {
     "post_norm": ("width",),
     "final_norm": ("width",),
 }
-"""What a tensor's dimensions are, by the last part of its name; stacked tensors have more before these."""
+"""The names of a tensor's dimensions, by the last part of its name; stacked tensors have more before these."""
 
 PARAMETERS_MAX = 10**12
-"""Of one model: above, its counts and bytes would have to be thought over."""
+"""The limit of one model. Larger counts and sizes have never been tried."""
 
 
 class RopeScalingSection(Section):
-    """Frequencies of rotary positions for longer texts than before: all of them divided by ``factor`` (``linear``), or, as
-    in Llama 3.1, only those whose waves are long beside ``original_length``, with a transition between.
+    """Scales the frequencies of rotary positions for longer texts: all of them divided by ``factor`` (``linear``), or, as
+    in Llama 3.1, only those with waves longer than ``original_length``, with a transition between.
     """
 
     kind: Literal["linear", "llama3"]
@@ -77,8 +77,8 @@ class RopeScalingSection(Section):
 
 
 class ExpertsSection(Section):
-    """Instead of one hidden layer ``count`` of them, of which each token passes through those ``active`` many that its
-    router rates highest (Qwen 3 MoE; Switch Transformers, arXiv:2101.03961).
+    """Replaces the hidden layer by ``count`` of them. Each token passes through the ``active`` ones that its router rates
+    highest (Qwen 3 MoE; Switch Transformers, arXiv:2101.03961).
     """
 
     count: ExpertCount
@@ -90,16 +90,18 @@ class ExpertsSection(Section):
     @model_validator(mode="after")
     def _no_more_than_there_are(self) -> ExpertsSection:
         if self.active > self.count:
-            raise ValueError(f"active is {self.active}, of {self.count} experts; lower it to at most {self.count}")
+            raise ValueError(
+                f"active is {self.active}, but there are {self.count} experts; lower it to at most {self.count}"
+            )
         return self
 
 
 class DecoderSection(Section):
     """A decoder-only transformer with rotary positions, RMS norms and gated hidden layers. Defaults are Llama's.
 
-    Attention is causal. With ``window`` a position sees so many, itself among them, except in every ``global_every``-th
-    layer. ``post_norms`` are those of Gemma, behind attention and hidden layer; ``gain_from_one`` says that a norm's gain is
-    one plus what is trained.
+    Attention is causal. With ``window`` a position sees that many positions, including itself, except in every
+    ``global_every``-th layer. ``post_norms`` are Gemma's, after attention and hidden layer; with ``gain_from_one`` a norm's
+    gain is one plus the trained value.
     """
 
     vocabulary_size: VocabularySize = 256
@@ -138,7 +140,7 @@ class DecoderSection(Section):
         if (self.hidden_size is None) == (self.experts is None):
             raise ValueError("needs exactly one of hidden_size and experts; give one of the two")
         if self.parameter_count > PARAMETERS_MAX:
-            raise ValueError(f"has {self.parameter_count:,} parameters, and a model has at most {PARAMETERS_MAX:,}")
+            raise ValueError(f"has {self.parameter_count:,} parameters, but the maximum is {PARAMETERS_MAX:,}")
         return self
 
     @property
@@ -151,17 +153,17 @@ class DecoderSection(Section):
 
     @property
     def dimensions(self) -> dict[str, tuple[str | None, ...]]:
-        """What the dimensions of each tensor are, by which a mesh splits them."""
+        """The names of each tensor's dimensions, by which a mesh splits them."""
         leading = ("layers", "experts")
         return {name: (*leading[: stacked_axes(name)], *AXES_BY_NAME[name.rpartition(".")[2]]) for name in self.shapes}
 
     def is_global(self, layer: int) -> bool:
-        """Whether a position of this layer (from 0) sees all before it."""
+        """Return whether a position of this layer (from 0) sees all earlier positions."""
         return self.window is None or (layer + 1) % self.global_every == 0
 
 
 def parameter_shapes(decoder: DecoderSection) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors."""
+    """Return names and shapes of all tensors."""
     layers, width = decoder.layer_count, decoder.width
     queries, pairs = decoder.head_count * decoder.head_size, decoder.key_value_head_count * decoder.head_size
     shapes: dict[str, tuple[int, ...]] = {"embed": (decoder.vocabulary_size, width), "final_norm": (width,)}
@@ -191,5 +193,5 @@ def parameter_shapes(decoder: DecoderSection) -> dict[str, tuple[int, ...]]:
 
 
 def stacked_axes(name: str) -> int:
-    """How many leading axes of a tensor number layers, or layers and experts."""
+    """Return how many leading axes of a tensor number layers, or layers and experts."""
     return 2 if name.startswith("layers.experts.") else 1 if name.startswith("layers.") else 0

@@ -1,13 +1,12 @@
-"""The models that a specification can name: plain ones, and decoders like those that others have published.
+"""The models that a specification can name: plain ones, and decoders like published ones.
 
-A decoder of a published name has that model's shapes and constants, so that its weights fit; the smaller ones of a family
-differ in size and vocabulary alone. What a name leaves open, such as another vocabulary, the specification says
-(``sections.ModelSection``).
+A decoder with a published name has that model's shapes and constants, so that its weights fit; the smaller ones of a family
+differ only in size and vocabulary. The specification sets what a name leaves open, such as another vocabulary
+(``sections.ModelSection``). The shapes of the plain transformer are here, so that its memory is known without JAX;
+``learners.models.plain`` computes it.
 
 Sources: the configurations published with Gemma 3 (arXiv:2503.19786), Llama 3 (arXiv:2407.21783) and Qwen 3
 (arXiv:2505.09388).
-
-The shapes of the plain transformer, by which its memory is known without JAX; ``learners.models.plain`` computes it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ BYTE_VALUES = 256
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """``width`` is a multiple of ``head_size``; the hidden layer is four times as wide."""
+    """The sizes of a plain transformer. ``width`` is a multiple of ``head_size``; the hidden layer is four times as wide."""
 
     width: int
     layer_count: int
@@ -42,14 +41,14 @@ class Architecture:
 
     @property
     def dimensions(self) -> dict[str, tuple[str, str]]:
-        """What the dimensions of each tensor are, by which a mesh splits them."""
+        """The names of each tensor's dimensions, by which a mesh splits them."""
         by_end = {"embed": ("vocabulary", "width"), "unembed": ("width", "vocabulary")}
         by_end |= {"output": ("heads", "width"), "up": ("width", "hidden"), "down": ("hidden", "width")}
         return {name: by_end.get(name.rpartition(".")[2], ("width", "heads")) for name in self.shapes}
 
 
 def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, int]]:
-    """Names and shapes of all tensors; a matrix maps (inputs, outputs)."""
+    """Return names and shapes of all tensors; a matrix maps (inputs, outputs)."""
     width, hidden = architecture.width, 4 * architecture.width
     shapes = {"embed": (architecture.vocabulary_size, width)}
     for layer in range(architecture.layer_count):

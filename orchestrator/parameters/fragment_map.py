@@ -1,18 +1,18 @@
-"""Cut the parameters into P disjoint fragments of nearly equal size.
+"""Cuts the parameters into P disjoint fragments of nearly equal size.
 
-A fragment is a set of pieces. Pieces in descending size, each into the lightest fragment so far; ties break by name, then
-by fragment index. So the map is a function of names, shapes and roles alone: every island and the synchroniser compute it
-for themselves and agree.
+A fragment is a set of pieces. Pieces are placed in descending size, each into the lightest fragment so far; ties are broken
+by name, then by fragment index. So the map depends only on names, shapes and roles: every island and the synchroniser
+compute it for themselves and agree.
 
-A tensor is a piece as a whole while that makes fragments even enough: the largest at most ``PEAK_MAX`` times the mean. If
-it does not, tensors are split along one axis, into smaller and smaller pieces until it does:
+A tensor stays one piece if fragments are then even enough: the largest at most ``PEAK_MAX`` times the mean. Otherwise
+tensors are split along one axis, into smaller and smaller pieces until they are:
 
-    1. those of which the merge arithmetic wants nothing whole: embedding-like ones, anywhere, and stacked ones, between
-       their layers (or experts);
-    2. where that is not enough, matrices. The radial average then has a direction for each piece of a matrix.
+   1. those that the merge arithmetic does not need whole: embedding-like ones, anywhere, and stacked ones, between
+      their layers (or experts);
+   2. if that is not enough, matrices. The radial average then has a direction for each piece of a matrix.
 
-Graham's bound holds for the pieces: the heaviest fragment is at most 4/3 − 1/(3P) of what the best possible map of them
-would have (Graham 1969, "Bounds on multiprocessing timing anomalies", theorem 2).
+Graham's bound holds for the pieces: the heaviest fragment is at most 4/3 − 1/(3P) of the heaviest one of the best possible
+map (Graham 1969, "Bounds on multiprocessing timing anomalies", theorem 2).
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (balanced tensor fragments).
 """
@@ -42,15 +42,15 @@ FragmentMap = tuple[tuple[str, ...], ...]
 """The names of every fragment's pieces, by fragment index; sorted within a fragment."""
 
 PEAK_MAX = 1.1
-"""How large the largest fragment may be in proportion to the mean: traffic is as flat as fragments are even."""
+"""The largest acceptable ratio of the largest fragment to the mean. Traffic is as even as fragments are."""
 GRAINS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
-"""How large a piece may be in proportion to the mean fragment, in the order in which that is tried."""
+"""The largest size of a piece relative to the mean fragment, in the order in which they are tried."""
 
 
 def build(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NAME) -> FragmentMap:
     """Put every parameter into exactly one of ``fragment_count`` fragments, none of which is empty.
 
-    The order of ``shapes`` does not matter. Raises ConfigurationError when there cannot be that many fragments.
+    The order of ``shapes`` does not matter. Raises ConfigurationError if there cannot be that many fragments.
     """
     _validate(shapes, fragment_count, roles)
     mean = sum(map(math.prod, shapes.values())) / fragment_count
@@ -66,38 +66,38 @@ def build(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NA
             return fragments
     if best is None:
         raise ConfigurationError(
-            detail=f"synchroniser.fragments is {fragment_count} but the model has only {len(shapes)} tensors, too small "
-            f"to be split so often. Lower it to at most {len(shapes)}."
+            detail=f"synchroniser.fragments is {fragment_count}, but the model has only {len(shapes)} tensors, too "
+            f"small to be split that often. Lower it to at most {len(shapes)}."
         )
     return best[1]
 
 
 def pieces_of(tensors: Mapping[str, Array], fragments: FragmentMap) -> dict[str, Array]:
-    """Whole tensors as the pieces of all fragments: views, by name."""
+    """Return whole tensors as the pieces of all fragments: views, by name."""
     return taken(tensors, [name for members in fragments for name in members])
 
 
 def sizes(fragments: FragmentMap, shapes: Mapping[str, Shape]) -> tuple[int, ...]:
-    """How many parameters each fragment has; ``shapes`` are those of whole tensors."""
+    """Return the number of parameters of each fragment. ``shapes`` are those of whole tensors."""
     pieces = [[piece_named(name) for name in members] for members in fragments]
     return tuple(sum(math.prod(piece.shape(shapes[piece.tensor])) for piece in members) for members in pieces)
 
 
 def require_own(pieces: Sequence[Mapping[str, Shape]], roles: Roles = BY_NAME) -> None:
-    """Raises DataError unless these, the shapes of every fragment's pieces, are fragments as this build makes them.
+    """Raise DataError unless these shapes of every fragment's pieces are fragments as this build cuts them.
 
-    Islands make the map for themselves, so they would offer other pieces than Θ has.
+    Islands compute the map themselves, so they would otherwise offer other pieces than Θ has.
     """
     shapes = whole_shapes({name: shape for members in pieces for name, shape in members.items()})
     if build(shapes, len(pieces), roles) != tuple(tuple(sorted(members)) for members in pieces):
         raise DataError(
-            detail="Another build of this program cut the model into other fragments; islands of this one cannot go on from "
-            "there. Go on with the build that wrote them."
+            detail="Another build of this program cut the model into other fragments, so islands of this build cannot "
+            "continue from there. Continue with the build that wrote them."
         )
 
 
 def _divisions(tensors: Sequence[tuple[str, Shape, Role]], mean: float) -> Iterable[dict[str, int]]:
-    """Ways to divide the tensors, from the one that splits least: the size of each piece by its name."""
+    """Yield ways to divide the tensors, fewest splits first: the size of each piece by its name."""
     yield {name: math.prod(shape) for name, shape, _ in tensors}
     for matrices in (False, True):
         for grain in GRAINS:
@@ -110,9 +110,9 @@ def _divisions(tensors: Sequence[tuple[str, Shape, Role]], mean: float) -> Itera
 
 
 def _split(name: str, shape: Shape, role: Role, size_max: float) -> tuple[Piece, ...]:
-    """Equal parts of at most ``size_max`` along the first axis that is long enough, the longest if none is.
+    """Split into equal parts of at most ``size_max`` along the first axis that is long enough, or else the longest.
 
-    A stacked tensor is split between its layers, or its experts where there are more of those, so that every matrix stays
+    A stacked tensor is split between its layers, or its experts if there are more of those, so that every matrix stays
     whole.
     """
     count = math.ceil(math.prod(shape) / size_max)
@@ -125,7 +125,7 @@ def _split(name: str, shape: Shape, role: Role, size_max: float) -> tuple[Piece,
 
 
 def _packed(sizes: Mapping[str, int], fragment_count: int) -> tuple[int, FragmentMap]:
-    """The size of the largest fragment, and the map."""
+    """Return the size of the largest fragment, and the map."""
     lightest = [(0, fragment) for fragment in range(fragment_count)]  # a heap of (size so far, fragment)
     names: list[list[str]] = [[] for _ in range(fragment_count)]
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -138,21 +138,21 @@ def _packed(sizes: Mapping[str, int], fragment_count: int) -> tuple[int, Fragmen
 def _validate(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles) -> None:
     if fragment_count < 1:
         raise ConfigurationError(
-            detail=f"synchroniser.fragments is {fragment_count}, but the parameters are at least one fragment. "
+            detail=f"synchroniser.fragments is {fragment_count}, but there must be at least one fragment. "
             "Set it to 1 or more."
         )
     if empty := sorted(name for name, shape in shapes.items() if math.prod(shape) < 1):
         raise ConfigurationError(
-            detail=f"The tensors {', '.join(map(repr, empty))} have no elements, so there is nothing to train or merge "
-            "in them. Remove them from the model."
+            detail=f"The tensors {', '.join(map(repr, empty))} have no elements, so they cannot be trained or merged. "
+            "Remove them from the model."
         )
     for name, role in sorted(roles.items()):
         if name not in shapes or not 0 <= role.stacked_axes < max(1, len(shapes[name])):
             raise ConfigurationError(
-                detail=f"The model gives {name!r} a role with {role.stacked_axes} stacked axes; it has "
-                f"{f'the shape {shapes[name]}' if name in shapes else 'no such tensor'}. Mend its roles."
+                detail=f"The model gives {name!r} a role with {role.stacked_axes} stacked axes, but it has "
+                f"{f'the shape {shapes[name]}' if name in shapes else 'no such tensor'}. Correct its roles."
             )
     if ambiguous := sorted(name for name in shapes if piece_named(name).bounds is not None):
         raise ConfigurationError(
-            detail=f"The tensors {', '.join(map(repr, ambiguous))} are named like a part of another. Rename them."
+            detail=f"The tensors {', '.join(map(repr, ambiguous))} have names like parts of other tensors. Rename them."
         )

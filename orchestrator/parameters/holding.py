@@ -1,12 +1,12 @@
-"""A holding: what of the pieces one process has, so that of what is published it is sent that and no more.
+"""A holding: the part of the pieces that one process has. It receives exactly that part of publications.
 
-    sender     part_of(content) ─▶ the parts of encoded tensors, between their codec's units, each with its bounds
-    receiver   own_values, added_to ─▶ the values of what it has; digest_of shows that they are the published ones
+   sender     part_of(content) ─▶ the parts of encoded tensors, between their codec's units, each with its bounds
+   receiver   own_values, added_to ─▶ the values of its part; digest_of shows that they are the published ones
 
-Where a codec's units do not end where a process's part does, a little more is sent, and cropped after it is decoded: values
-are bit for bit those of the whole tensor. Processes that have the same are sent the same bytes.
+If a process's part does not end at a codec's units, a little more is sent, and cropped after decoding: values are bit for
+bit those of the whole tensor. Processes with the same part receive the same bytes.
 
-Refuses to know who has what and why (``learners.shards``), and how bytes travel.
+Who holds what, and why, is decided in ``learners.shards``. Nothing here knows how bytes travel.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, I
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """``parts`` are the pieces of which not all is there, by name, each with the bounds of what is: perhaps nothing."""
+    """The part of the model that a process has.
+
+    ``parts`` are the pieces that it lacks in part, with the bounds of the rest.
+    """
 
     parts: tuple[tuple[str, Bounds], ...] = ()
 
     def bounds(self) -> dict[str, Bounds]:
-        """Of the pieces of which not all is there."""
+        """Return the bounds of the pieces that the process has only in part."""
         return dict(self.parts)
 
     def part_of(self, content: EncodedTensors) -> EncodedTensors:
-        """What somebody with this holding needs of these whole tensors, in their codec."""
+        """Return the part of these whole encoded tensors that a process with this holding needs."""
         if not self.parts:
             return content
         bounds, own = self.bounds(), {}
@@ -47,7 +50,7 @@ class Holding:
         return EncodedTensors(content.codec, content.base, own)
 
     def values_of(self, arrays: Tensors) -> dict[str, Array]:
-        """What somebody with this holding has of these whole tensors: views."""
+        """Return the part of these whole tensors that a process with this holding has, as views."""
         bounds = self.bounds()
         return {
             name: array[parts.index_of(bounds[name])] if name in bounds else array
@@ -56,19 +59,19 @@ class Holding:
         }
 
     def digest_of(self, arrays: Tensors) -> str:
-        """The name of what somebody with this holding has of these whole tensors, bit for bit."""
+        """Return the digest of the part of these whole tensors that a process with this holding has."""
         return tensors.digest(self.values_of(arrays))
 
     def own_values(self, content: EncodedTensors, names: Iterable[str]) -> dict[str, Array]:
-        """What is here of the tensors with these names, from whole ones or parts that contain it.
+        """Return this process's part of the tensors with these names, from whole ones or parts that contain it.
 
-        Raises InvalidPayload where something is missing.
+        Raises InvalidPayload if something is missing.
         """
         bounds = self.bounds()
         return {name: _cropped(content, name, bounds.get(name)) for name in _in(content, names)}
 
     def added_to(self, base: Tensors, content: EncodedTensors) -> dict[str, Array]:
-        """``base``, which is what is here, with this update of it added. Raises InvalidPayload where some is missing."""
+        """Add the update to ``base``, this process's part. Raises InvalidPayload if a part of the update is missing."""
         bounds, added = self.bounds(), {}
         for name in _in(content, base):
             array = base[name]
@@ -85,20 +88,20 @@ EVERYTHING = Holding()
 def _in(content: EncodedTensors, names: Iterable[str]) -> list[str]:
     wanted = list(names)
     if missing := [name for name in wanted if name not in content.tensors]:
-        raise InvalidPayload(detail=f"Nothing came of {', '.join(missing[:3])}, of which this process has a part.")
+        raise InvalidPayload(detail=f"The payload lacks {', '.join(missing[:3])}, of which this process has a part.")
     return wanted
 
 
 def _cropped(content: EncodedTensors, name: str, own: Bounds | None) -> Array:
-    """The values within ``own``, None for all, of what came of a tensor."""
+    """Return the values within ``own`` (None: all) of a received tensor."""
     tensor, values = content.tensors[name], content.decoded(name)
     came = parts.whole(tensor.shape) if tensor.part is None else tensor.part
     if own is None:
         if tensor.part is not None:
-            raise InvalidPayload(detail=f"The part {came} came of {name}, of which this process has all.")
+            raise InvalidPayload(detail=f"The payload has the part {came} of {name}, but this process has all of it.")
         return values
     if len(own) != len(came) or parts.intersection(own, came) != own:
-        raise InvalidPayload(detail=f"The part {came} came of {name}, of which this process has {own}.")
+        raise InvalidPayload(detail=f"The payload has the part {came} of {name}, but this process has {own}.")
     return values[parts.index_of(parts.within(own, came))]
 
 
@@ -107,5 +110,5 @@ def _is_empty(bounds: Bounds) -> bool:
 
 
 def encoded_part(values: Tensors, holding: Holding) -> memoryview:
-    """What somebody with this holding is sent of these values, exactly."""
+    """Return the payload of these values for a process with this holding, without loss."""
     return wire_format.written(holding.part_of(wire_format.encoded(values, EXACT)))

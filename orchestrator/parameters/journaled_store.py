@@ -1,8 +1,8 @@
 """The journaled store: Θ whose every merge is journalled before it is announced, and its recovery from the journal.
 
-Responsible for the order: outer step, then durable, then the answer; and for what an entry is: the merge's inputs or their
-average, whichever is fewer bytes, so at most four a parameter; and now and then the state that it made. Refuses to know
-payload ids and publications.
+It keeps the order: outer step, then durable, then the answer. It also decides the content of an entry: the merge's inputs or
+their average, whichever is smaller, so at most four bytes a parameter; and now and then the resulting state. Payload ids and
+publications are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from orchestrator.parameters.pieces import rows_of
 from orchestrator.parameters.wire_format import EncodedTensors
 
 MERGES_PER_STATE = 16
-"""So many merges are at most between two states in the journal: what a recovery must take again of a fragment."""
+"""The most merges between two states in the journal, which a recovery of a fragment has to repeat."""
 
 Retry = Callable[[str, Callable[[], None]], None]
-"""Do what may raise OSError until it is done; the text says what cannot be done meanwhile."""
+"""Repeats a call that may raise OSError until it succeeds; the text says what is not possible meanwhile."""
 
 
 class MergeLog(Protocol):
-    """The log of merges, written before they are announced: the ``Journal``, or nowhere for a run that can begin anew."""
+    """The log of merges, written before they are announced: the ``Journal``, or nothing in a run that can start over."""
 
     def append(self, facts: Facts, content: Content) -> None:
-        """The merge is durable, as the policy has it, when this returns. Raises OSError."""
+        """Write the merge durably, as the policy requires. Raises OSError."""
         ...
 
 
@@ -40,7 +40,7 @@ Inputs = Sequence[tuple[EncodedTensors, float]]
 
 
 class EntryKind(StrEnum):
-    """What an entry of the journal holds of a merge: what it made, what it read, or the average by which it stepped."""
+    """The content of a journal entry: the resulting state, the merge's inputs, or the average by which it stepped."""
 
     STATE = "state"
     INPUTS = "inputs"
@@ -49,8 +49,8 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JournaledVersion:
-    """A version that is in the journal. ``journal_seconds`` is how long the entry took to be durable, also where the disk
-    refused for a while.
+    """A version that is in the journal. ``journal_seconds`` is how long that took, including times in which the disk
+    failed.
     """
 
     facts: Facts
@@ -58,9 +58,9 @@ class JournaledVersion:
 
 
 class JournaledStore:
-    """Orders for different fragments may come from several threads at once.
+    """Θ and its journal. Several threads may order merges of different fragments at the same time.
 
-    ``retry`` is given every write to the journal; ``clock`` times outer steps.
+    ``retry`` performs every write to the journal; ``clock`` times outer steps.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class JournaledStore:
         self._merges_since_state: dict[FragmentId, int] = {}
 
     def begin(self, fragment: FragmentId, epoch: Epoch, step: int = 0) -> JournaledVersion:
-        """Journal the first version, too, made at ``step`` of an earlier job: so that a recovery need not make Θ again."""
+        """Journal the first version, too, made at ``step`` of an earlier job, so that a recovery need not create Θ again."""
         return self._journaled(fragment, step, epoch, "", (), 0.0)
 
     def merge(self, order: MergeFragment, inputs: Inputs) -> JournaledVersion:
-        """Take the outer step and journal it. It is durable, as the policy has it, when this returns."""
+        """Take the outer step and journal it durably, as the policy requires."""
         began = self._clock()
         before = self.outer.state(order.fragment)
         content: Content | None = None
@@ -97,7 +97,7 @@ class JournaledStore:
     def restore(
         self, fragment: FragmentId, version: Version, step: int, epoch: Epoch, state: FragmentState
     ) -> JournaledVersion:
-        """Put an earlier state in the fragment's place, as its next version, and journal that."""
+        """Replace the fragment by an earlier state, as its next version, and journal that."""
         base = self.outer.state(fragment).digest
         self.outer.restore(fragment, version, state)
         return self._journaled(fragment, step, epoch, base, (), 0.0)
@@ -113,7 +113,7 @@ class JournaledStore:
         content: Content | None = None,
         outer_lr_ratio: float = 1.0,
     ) -> JournaledVersion:
-        """Journal the fragment as it stands, or ``content``, which led there from the version before."""
+        """Journal the fragment's current state, or ``content``, which led to it from the version before."""
         state = self.outer.state(fragment)
         merge, result = (fragment, state.version, step, epoch), (state.digest, base, contributors, seconds)
         facts = Facts(*merge, *result, rows_of(state.roles), outer_lr_ratio)
@@ -125,7 +125,7 @@ class JournaledStore:
         return JournaledVersion(facts, self._clock() - began)
 
     def _entry_kind(self, before: FragmentState, order: MergeFragment, inputs: Inputs) -> EntryKind:
-        """What is fewest bytes; and a state now and then, after a recovery, and of a merge that was taken before."""
+        """Choose the smallest content; a state now and then, after a recovery, and for a merge that is repeated."""
         since = self._merges_since_state.get(order.fragment, MERGES_PER_STATE) + 1
         if since >= MERGES_PER_STATE or order.version == before.version:
             return EntryKind.STATE
@@ -134,16 +134,16 @@ class JournaledStore:
             EntryKind.INPUTS: sum(displacement.value_bytes for displacement, _ in inputs),
             EntryKind.OUTER_GRADIENT: sum(array.nbytes for array in before.parameters.values()),
         }
-        return min(sizes, key=sizes.__getitem__)  # the first of equal ones, which is the sooner recovered
+        return min(sizes, key=sizes.__getitem__)  # the first of equal ones, whose recovery is fastest
 
 
 def recovered(
     journal: Journal, fragments: Iterable[FragmentId], outer_step: OuterStep
 ) -> tuple[OuterState, tuple[Facts, ...]]:
-    """Θ as the journal has it newest, and the facts of each fragment's last merge. Raises DataError if it lacks any."""
+    """Return Θ as the journal has it, and the facts of each fragment's last merge. Raises DataError if one is missing."""
     newest = {p: journal.newest(p) for p in fragments}
     if missing := [p for p, version in newest.items() if version is None]:
-        raise DataError(detail=f"The journal holds nothing of the fragments {missing}.")
+        raise DataError(detail=f"The journal has nothing of the fragments {missing}.")
     states, merges = {}, []
     for p, version in newest.items():
         states[p] = state_at(journal, p, Version(version or 0), outer_step)
@@ -153,15 +153,15 @@ def recovered(
 
 
 def _older(journal: Journal, fragment: FragmentId, newest: Version, outer_step: OuterStep) -> tuple[FragmentState, ...]:
-    """The states before the newest that displacements may still count from, as far as the journal has them."""
+    """Return the states before the newest from which displacements may still count, if the journal has them."""
     wanted = range(newest - outer_step.staleness_max, newest)
     return tuple(state_at(journal, fragment, v, outer_step) for v in journal.versions(fragment) if v in wanted)
 
 
 def state_at(journal: Journal, fragment: FragmentId, version: Version, outer_step: OuterStep) -> FragmentState:
-    """The fragment as it stood at that version, by the journal: a state, and the merges since taken again.
+    """Return the fragment at that version from the journal: a state, and the merges since, repeated.
 
-    Raises DataError where the journal lacks it, or the merges give something else than they gave.
+    Raises DataError if the journal lacks it, or if the merges give another result.
     """
     (_, first), *merges = journal.entries(fragment, version)
     assert isinstance(first, FragmentState)
@@ -171,14 +171,14 @@ def state_at(journal: Journal, fragment: FragmentId, version: Version, outer_ste
         digest = outer.merge(fragment, facts.version, _inputs(facts, content), facts.outer_lr_ratio)
         if digest != facts.digest:
             raise DataError(
-                detail=f"The merge of version {facts.version} of fragment {fragment} gave {facts.digest}, and taken again "
-                f"from the journal it gives {digest}: the specification, or the program, is another one."
+                detail=f"The merge of version {facts.version} of fragment {fragment} gave {facts.digest}, but repeated "
+                f"from the journal it gives {digest}: the specification or the program has changed."
             )
     return outer.state(fragment)
 
 
 def _inputs(facts: Facts, content: tuple[EncodedTensors, ...] | OuterGradient) -> Inputs:
-    """What gives the merge's bits again."""
+    """Return the inputs that reproduce the merge's bits."""
     if isinstance(content, OuterGradient):
         return [(content.average, 1.0)]
     weights = (weight for _, weight in facts.contributors)

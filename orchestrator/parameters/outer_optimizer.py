@@ -1,10 +1,10 @@
 """The outer step: from Θ and an outer gradient to the next Θ.
 
-An optimizer is a frozen description with two pure functions; its state is one array per tensor, kept by the caller.
-Steps are elementwise, so a caller may take them on any part of a tensor. What is returned is the decrement: the next Θ is
+An optimizer is a frozen description with two pure functions; the caller keeps its state, one array per tensor.
+Steps are elementwise, so a caller may take them on any part of a tensor. A step returns the decrement: the next Θ is
 Θ − decrement, or what is published of it (``outer_state``). Nothing here knows where gradients come from.
 
-Source: DiLoCo, arXiv:2311.08105, Algorithm 1. Both are checked against optax.
+Source: DiLoCo, arXiv:2311.08105, Algorithm 1. Both optimizers are checked against optax.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class OuterOptimizer(Protocol):
 
     @property
     def decay(self) -> float | None:
-        """Of the momentum; None where there is none."""
+        """The decay of the momentum; None without momentum."""
         ...
 
     def initial_momentum(self, parameters: Array) -> Array:
-        """The state at version 0."""
+        """Return the state at version 0."""
         ...
 
     def step(self, gradient: Array, momentum: Array) -> tuple[Array, Array]:
-        """Return the decrement and the next momentum; the arguments stay as they are."""
+        """Return the decrement and the next momentum. The arguments do not change."""
         ...
 
 
@@ -98,24 +98,24 @@ class Settings(Protocol):
 
 
 def of(settings: Settings) -> OuterOptimizer:
-    """The optimizer that a job specification asks for."""
+    """Return the optimizer that a job specification asks for."""
     return create(settings.kind, settings.lr, settings.momentum)
 
 
 def slowed(optimizer: OuterOptimizer, lr_ratio: float) -> OuterOptimizer:
-    """The optimizer at this part of its learning rate; at 1 the same to the bit. Its momentum does not know of it."""
+    """Return the optimizer at this fraction of its learning rate; at 1 with the same bits. Momentum is not affected."""
     match optimizer:
         case Nesterov() | Sgd():
             return replace(optimizer, lr=optimizer.lr * lr_ratio)
-    raise InternalError(detail=f"{optimizer} has no learning rate that could be changed.")
+    raise InternalError(detail=f"{optimizer} has no learning rate that can be changed.")
 
 
 def create(kind: str, lr: float, momentum: float) -> OuterOptimizer:
-    """The optimizer of a job specification. Plain ``sgd`` has no use for ``momentum``."""
+    """Return the optimizer of a job specification. Plain ``sgd`` ignores ``momentum``."""
     if kind == "nesterov":
         return Nesterov(lr, momentum)
     if kind == "sgd":
         return Sgd(lr)
     raise ConfigurationError(
-        detail=f"synchroniser.outer_optimizer.kind is {kind!r}, which is unknown. Use 'nesterov' or 'sgd'."
+        detail=f"synchroniser.outer_optimizer.kind is {kind!r}, which is unknown. Set it to 'nesterov' or 'sgd'."
     )

@@ -1,31 +1,27 @@
 """The synchroniser's copy of the model: parameters, momentum and version of every fragment, and the merge itself.
 
-A merge reads each island's displacement twice as it came, encoded: once for the Gram matrix (only where the radial average
-asks for it), once for the outer gradient and all of the outer step together (``kernels``).
+A merge reads each island's encoded displacement twice: once for the Gram matrix (only if the radial average needs it), once
+for the outer gradient together with the whole outer step (``kernels``).
 
-Θ is what islands hold, bit for bit. Where updates travel in a codec that loses something, a merge makes the update, encodes
-it together with what earlier ones lost (the *residue*), and moves Θ by what islands will decode:
+Θ has the same bits as the islands' copies. If updates travel in a lossy codec, a merge makes the update, encodes it together
+with what earlier ones lost (the *residue*), and moves Θ by what islands will decode:
 
-    u = residue − decrement        û = decode(encode(u))        Θ' = Θ + û        residue' = u − û
+   u = residue − decrement        û = decode(encode(u))        Θ' = Θ + û        residue' = u − û
 
-Arrays handed out are read-only and never change: a merge makes new ones and puts them in place by one assignment, so a
+Returned arrays are read-only and never change: a merge creates new ones and installs them by one assignment, so a
 reader in another thread sees a fragment before or after a merge, never in between. Different fragments may be merged
-in different threads at once, one fragment in one thread at a time.
+in different threads at the same time, but each in one thread at a time.
 
-Refuses to know who contributed, how weights came about, what a payload is, and where the result goes.
+The outer gradient is an average of the islands' displacements. Both averages known here are linear in the displacements,
+Δ = Σ a_m Δ_m with Δ_m = Θ − θ_m, and differ only in the coefficients a_m. So a merge has three parts: the Gram matrix
+⟨Δ_i, Δ_j⟩ (all that the radial average needs of the arrays), M coefficients from it, and one weighted sum. The first and the
+last are ``kernels``; the second is here.
 
-Source: Decoupled DiLoCo, arXiv:2604.21428 (outer gradient anchored at the synchroniser's current Θ; momentum per
-fragment); error feedback: Karimireddy et al., arXiv:1901.09847, Algorithm 2.
+Nothing here knows who contributed, how weights were computed, what a payload is, or where the result goes.
 
-The outer gradient: an average of many islands' displacements.
-
-Both averages known here are linear in the displacements, Δ = Σ a_m Δ_m with Δ_m = Θ − θ_m, and differ only in the
-coefficients a_m. So a merge has three parts: the Gram matrix ⟨Δ_i, Δ_j⟩ (the only thing the radial average must know
-of the arrays), M coefficients from it, and one weighted sum. The first and the last are ``kernels``; the second is here.
-
-Knows nothing of fragments, versions, optimizers or who sent what.
-
-Source: Decoupled DiLoCo, arXiv:2604.21428 (radial-directional averaging; embedding-like tensors by plain mean).
+Source: Decoupled DiLoCo, arXiv:2604.21428 (outer gradient anchored at the synchroniser's current Θ; momentum per fragment;
+radial-directional averaging; embedding-like tensors by plain mean); error feedback: Karimireddy et al., arXiv:1901.09847,
+Algorithm 2.
 """
 
 from __future__ import annotations
@@ -52,38 +48,38 @@ from orchestrator.parameters.validation import check_magnitude, check_numbers
 from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, rebased
 
 DIRECTION_MIN = 1e-2
-"""A mean direction shorter than this has vanished. Unit vectors that were merely orthogonal would need 10,000 islands to
-get there, and float32 sums know the square of this length to within one per cent, but not of a much smaller one."""
+"""A mean direction shorter than this has vanished. Unit vectors that are merely orthogonal would need 10,000 islands to
+get there. Float32 sums give the square of this length to within one per cent, but not of a much smaller one."""
 WEIGHT_SUM_TOLERANCE = 1e-9
-"""The core normalises in float64; M additions are off by far less than this, a forgotten normalisation by far more."""
+"""The core normalises in float64: M additions err by far less than this, and a forgotten normalisation by far more."""
 
 
 class Averaging(StrEnum):
-    """The average of displacements. Values as in the job specification."""
+    """The average of displacements, with the values of the job specification."""
 
     RADIAL = "radial"
     MEAN = "mean"
 
 
 def averaging_for(role: Role, chosen: Averaging) -> Averaging:
-    """The average for tensors of this role: embedding-like ones take the plain mean whatever was ``chosen``."""
+    """Return the average for tensors of this role: embedding-like ones always take the plain mean."""
     return Averaging.MEAN if role.embedding else chosen
 
 
 def coefficients(products: NDArray[np.float64], weights: Sequence[float], averaging: Averaging) -> NDArray[np.float64]:
-    """The a_m of Δ = Σ a_m Δ_m.
+    """Return the a_m of Δ = Σ a_m Δ_m.
 
         products  (M, M) float64: ⟨Δ_i, Δ_j⟩
         weights   (M,) summing to one
 
         mean     Δ = Σ w_m Δ_m
-        radial   Δ = (Σ w_m ‖Δ_m‖) · φ(Σ w_m φ(Δ_m)),   φ(x) = x/‖x‖, φ(0) = 0;   the mean where that direction vanishes
+        radial   Δ = (Σ w_m ‖Δ_m‖) · φ(Σ w_m φ(Δ_m)),   φ(x) = x/‖x‖, φ(0) = 0;   the mean if that direction vanishes
 
-    With c_m = w_m/‖Δ_m‖ the mean direction is d = Σ c_m Δ_m and ‖d‖² = cᵀ G c, so the radial average needs no array but
-    the Gram matrix: a_m = c_m · (Σ w_m ‖Δ_m‖)/‖d‖.
+    With c_m = w_m/‖Δ_m‖ the mean direction is d = Σ c_m Δ_m and ‖d‖² = cᵀ G c, so the radial average needs only the Gram
+    matrix: a_m = c_m · (Σ w_m ‖Δ_m‖)/‖d‖.
     """
     w = np.asarray(weights, np.float64)
-    if averaging is Averaging.MEAN or len(w) == 1:  # of one displacement both averages are that displacement
+    if averaging is Averaging.MEAN or len(w) == 1:  # both averages of one displacement are that displacement
         return w
     norms = np.sqrt(np.diag(products))
     c = np.divide(w, norms, out=np.zeros_like(w), where=norms > 0)  # φ(0) = 0
@@ -95,16 +91,16 @@ def coefficients(products: NDArray[np.float64], weights: Sequence[float], averag
 
 @dataclass(eq=False, kw_only=True)
 class NotFinite(DataError):
-    """Parameters with NaN or Inf, or too large to be merged again. They were thrown away."""
+    """Parameters contain NaN or Inf, or values too large to merge again. They were discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentState:
     """One fragment at one version: arrays by the names of its pieces.
 
-    The arrays are read-only; ``digest`` names the parameters bit for bit. ``roles`` are those of its tensors whose model
-    says something else than their names. ``residue`` is what updates lost so far in their codec, empty for nothing;
-    ``update`` is the encoded difference from the version before, where one was made.
+    The arrays are read-only; ``digest`` identifies the parameters bit for bit. ``roles`` are those of tensors whose names do
+    not show them. ``residue`` is what updates so far lost in their codec, empty if nothing;
+    ``update`` is the encoded difference from the version before, if one was made.
     """
 
     version: Version
@@ -116,7 +112,7 @@ class FragmentState:
     update: EncodedTensors | None = field(default=None, compare=False)
 
     def arrays(self) -> tuple[Tensors, Tensors, Tensors]:
-        """Θ, μ and the residue: all that the next merge needs."""
+        """Return Θ, μ and the residue, which the next merge needs."""
         return self.parameters, self.momentum, self.residue
 
 
@@ -145,9 +141,9 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """What a merge does: how displacements are averaged, what steps by the average, and what updates travel in.
+    """The settings of a merge: the average of displacements, the optimizer, and the codec of updates.
 
-    Displacements from one of the ``staleness_max`` versions before the current one can be merged, too.
+    Displacements from the ``staleness_max`` versions before the current one can be merged, too.
     """
 
     averaging: Averaging
@@ -157,7 +153,7 @@ class OuterStep:
 
     @classmethod
     def of(cls, settings: Settings) -> OuterStep:
-        """The outer step that a job specification asks for."""
+        """Return the outer step that a job specification asks for."""
         optimizer = outer_optimizer.of(settings.outer_optimizer)
         return cls(Averaging(settings.averaging), optimizer, settings.wire.down, settings.staleness_max)
 
@@ -175,9 +171,9 @@ class OuterState:
         """Start every fragment at version 0 with a copy of ``parameters``, which ``fragment_map`` covers exactly once.
 
             parameters  pieces by name, float32
-            roles       of the tensors, where their names do not say them
+            roles       of tensors whose names do not show them
 
-        Raises NotFinite where they contain NaN or Inf.
+        Raises NotFinite if they contain NaN or Inf.
         """
         mapped = [name for members in fragment_map for name in members]
         if sorted(mapped) != sorted(parameters):
@@ -196,40 +192,40 @@ class OuterState:
         step: OuterStep,
         older: Mapping[FragmentId, tuple[FragmentState, ...]] | None = None,
     ) -> OuterState:
-        """As it was when its fragments stood at these states; ``older`` are the ones before them that displacements need."""
+        """Return the state with these fragments; ``older`` are earlier versions that displacements need."""
         restored = cls({}, (), step)
         restored._older = dict(older or {})
         restored._fragments = dict(sorted(fragments.items()))
         return restored
 
     def part(self, fragments: Iterable[FragmentId]) -> OuterState:
-        """These fragments as they stand: what one of several shards owns."""
+        """Return these fragments as they are, for one of several shards."""
         own = {p: self._fragments[p] for p in fragments}
         return self.restored(own, self._step, {p: self._older.get(p, ()) for p in own})
 
     @property
     def fragments(self) -> tuple[FragmentId, ...]:
-        """In order; all of the model's, or those of one shard."""
+        """The fragments in order: all of the model's, or those of one shard."""
         return tuple(self._fragments)
 
     @property
     def versions(self) -> tuple[Version, ...]:
-        """Of the fragments, in their order."""
+        """The versions of the fragments, in their order."""
         return tuple(state.version for state in self._fragments.values())
 
     def version(self, fragment: FragmentId) -> Version:
         return self._fragments[fragment].version
 
     def state(self, fragment: FragmentId) -> FragmentState:
-        """Version, arrays and digest that belong together, also while another thread merges."""
+        """Return version, arrays and digest that belong together, even while another thread merges."""
         return self._fragments[fragment]
 
     def fragment(self, fragment: FragmentId) -> dict[str, Array]:
-        """The fragment's current parameters."""
+        """Return the fragment's current parameters."""
         return dict(self._fragments[fragment].parameters)
 
     def parameters(self) -> dict[str, Array]:
-        """All current pieces by name. Fragments may stand at different versions; so do the islands' own copies."""
+        """Return all current pieces by name. Fragments may be at different versions, as in the islands' own copies."""
         return {name: array for state in self._fragments.values() for name, array in state.parameters.items()}
 
     def merge(
@@ -243,17 +239,19 @@ class OuterState:
 
             inputs    each island's displacement Δ_m from the version before, with its weight; weights sum to one. They have
                       passed ``validation``; they are read, not kept
-            lr_ratio  of the optimizer's learning rate, by which this step is taken
+            lr_ratio  the fraction of the optimizer's learning rate for this step
 
-        Asked again for the version it stands at, it does nothing and returns the same digest. The order of ``inputs``
-        shows in the last bits: who wants the same bits gives the same order. Raises NotFinite when that is what comes out;
-        the fragment, its momentum included, then stays as it was.
+        Idempotent: for the current version it does nothing and returns the same digest. The order of ``inputs`` affects
+        the last bits: the same order gives the same bits. Raises NotFinite if the result is not finite; the fragment,
+        including its momentum, then stays as it was.
         """
         before = self._fragments[fragment]
         if version == before.version:
             return before.digest
         if version != before.version + 1:
-            raise InternalError(detail=f"Fragment {fragment} is at version {before.version}, asked to go to {version}.")
+            raise InternalError(
+                detail=f"Fragment {fragment} is at version {before.version} and cannot go to {version}."
+            )
         weights = [weight for _, weight in inputs]
         _validate(fragment, before, [displacement for displacement, _ in inputs], weights)
         step = replace(self._step, optimizer=outer_optimizer.slowed(self._step.optimizer, lr_ratio))
@@ -288,7 +286,7 @@ class OuterState:
         return after.digest
 
     def outer_gradient(self, fragment: FragmentId, inputs: Sequence[tuple[EncodedTensors, float]]) -> EncodedTensors:
-        """The average of the displacements, exactly as a merge of them steps by it: Δ, float32.
+        """Return the average of the displacements by which a merge of them steps: Δ, float32.
 
         A merge of it alone, with weight 1, gives the same bits as one of ``inputs``. ``inputs`` are as for a merge.
         """
@@ -305,10 +303,10 @@ class OuterState:
         return EncodedTensors(EXACT, before.version, averages)
 
     def from_current(self, fragment: FragmentId, displacement: EncodedTensors) -> EncodedTensors:
-        """The displacement from the fragment as it stands, of one from an older version.
+        """Convert a displacement from an older version into one from the fragment's current version.
 
-        One whose base is no longer known counts from the current version: it is what its island learned, if not where it
-        stands.
+        If its base is no longer known, it counts from the current version: it is what its island learned, if not where it
+        is.
         """
         current = self._fragments[fragment]
         if displacement.base == current.version:
@@ -322,12 +320,14 @@ class OuterState:
         return EncodedTensors(self._step.update_codec, base, updates) if updates else None
 
     def restore(self, fragment: FragmentId, version: Version, state: FragmentState) -> None:
-        """The fragment is what ``state`` was, as its next version. Asked again for that version, it does nothing."""
+        """Replace the fragment by ``state``, as its next version. Idempotent: for that version it does nothing."""
         before = self._fragments[fragment]
         if version == before.version:
             return
         if version != before.version + 1:
-            raise InternalError(detail=f"Fragment {fragment} is at version {before.version}, asked to go to {version}.")
+            raise InternalError(
+                detail=f"Fragment {fragment} is at version {before.version} and cannot go to {version}."
+            )
         self._older.pop(fragment, None)
         self._fragments[fragment] = replace(state, version=version, update=None)
 
@@ -338,9 +338,9 @@ class MergedPiece:
 
     parameters  Θ', shaped like Θ
     momentum    μ', flat
-    residue     what its updates lost so far, shaped like Θ; None where the codec loses nothing
-    update      Θ' − Θ in the codec; None where values are sent
-    largest     the largest magnitude in Θ', NaN where one is not a number
+    residue     what its updates lost so far, shaped like Θ; None if the codec is lossless
+    update      Θ' − Θ in the codec; None if values are sent
+    largest     the largest magnitude in Θ', NaN if a value is not a number
     """
 
     parameters: Array
@@ -364,9 +364,9 @@ def outer_step(
     anchor         Θ, any shape, float32, contiguous
     momentum       μ, flat, as the optimizer made it
     residue        shaped like Θ; None for zeros
-    displacements  M times Δ_m = Θ − θ_m, as many values as Θ has
+    displacements  M times Δ_m = Θ − θ_m, with as many values as Θ
     weights        M, summing to one
-    stacked_axes   so many leading axes number matrices, each of which has a direction of its own in the radial average
+    stacked_axes   the number of leading axes that number matrices, each with its own direction in the radial average
     """
     result = kernels.step(
         anchor,
@@ -390,7 +390,7 @@ def outer_step(
 def mixing_of(
     displacements: Sequence[Encoded], weights: Sequence[float], averaging: Averaging, stacked: Sequence[int]
 ) -> Array:
-    """The a_m of Δ = Σ a_m Δ_m: (matrices, M) float32; ``stacked`` are the extents by which a piece's matrices number."""
+    """Return the a_m of Δ = Σ a_m Δ_m: (matrices, M) float32. ``stacked`` are the extents that number a piece's matrices."""
     if averaging is Averaging.RADIAL and len(displacements) > 1:
         products = kernels.gram(displacements, math.prod(stacked))
     else:
@@ -399,16 +399,16 @@ def mixing_of(
 
 
 def average_of(displacements: Sequence[Encoded], mixing: Array) -> Array:
-    """Δ = Σ a_m Δ_m, flat, added in the order in which an outer step adds.
+    """Return Δ = Σ a_m Δ_m, flat, added in the order in which an outer step adds.
 
-    It is what plain descent with lr = −1 makes of −0: −0 − (−Δ) is Δ to the bit, the sign of a zero included.
+    It is the result of plain descent with lr = −1 from −0: −0 − (−Δ) is Δ to the bit, including the sign of a zero.
     """
     nowhere = np.full(displacements[0].value_count, -0.0, np.float32)
     return kernels.step(nowhere, nowhere[:0], None, displacements, mixing, -1.0, None).parameters
 
 
 def initial_state(parameters: Tensors, step: OuterStep, roles: Roles = BY_NAME) -> FragmentState:
-    """A fragment at version 0, with a copy of these pieces. Raises NotFinite where they contain NaN or Inf."""
+    """Return a fragment at version 0, with a copy of these pieces. Raises NotFinite if they contain NaN or Inf."""
     if (problem := check_numbers(parameters)) is not None:
         raise NotFinite(detail=f"The initial parameters cannot be used: {problem}")
     copies = {name: _read_only(np.array(array, np.float32, order="C")) for name, array in parameters.items()}
@@ -421,15 +421,15 @@ def initial_state(parameters: Tensors, step: OuterStep, roles: Roles = BY_NAME) 
 def _validate(
     fragment: FragmentId, before: FragmentState, inputs: Sequence[EncodedTensors], weights: Sequence[float]
 ) -> None:
-    """The preconditions, checked before anything is computed, because a wrong merge would be published to everyone."""
+    """Check the preconditions before anything is computed, because a wrong merge would be published to everyone."""
     if not all(weight > 0 for weight in weights) or abs(math.fsum(weights) - 1) > WEIGHT_SUM_TOLERANCE:
-        raise InternalError(
-            detail=f"The weights of a merge of fragment {fragment} are {weights}; they must sum to one."
-        )
+        raise InternalError(detail=f"The weights of a merge of fragment {fragment} are {weights}, but must sum to one.")
     wanted = shapes(before.parameters)
     for displacement in inputs:
         if displacement.shapes() != wanted:
-            raise InternalError(detail=f"An input to a merge of fragment {fragment} does not have its tensors.")
+            raise InternalError(
+                detail=f"An input to a merge of fragment {fragment} has other tensors than the fragment."
+            )
         if displacement.base != before.version:
             raise InternalError(
                 detail=f"An input to a merge of fragment {fragment} is the difference from version {displacement.base}, "

@@ -1,8 +1,8 @@
-"""Parts of encoded tensors: blocks that are put together, or cut out, without decoding them.
+"""Parts of encoded tensors: blocks that are joined, or cut out, without decoding them.
 
-A codec writes values in *units*: single values, or blocks of 128 that share a scale, row-major. Where a part begins and ends
-between units along the innermost run of its tensor, its encoding is made of the very same units, so to join and to cut
-moves bytes and rounds nothing. Where it does not, values are put together (``assembled``), and a part is cut as the
+A codec writes values in *units*: single values, or blocks of 128 that share a scale, row-major. If a part begins and ends
+between units along the innermost run of its tensor, its encoding consists of the very same units, so joining and cutting
+only move bytes and round nothing. Otherwise values are put together (``assembled``), and a part is cut as the
 smallest larger one that does (``between_units``).
 
 A part of a tensor is named by its bounds: start and stop along every axis.
@@ -36,7 +36,7 @@ def whole(shape: Shape) -> Bounds:
 
 
 def tiles(bounds: Sequence[Bounds], shape: Shape) -> bool:
-    """Whether these parts lie in a tensor of this shape, and cover it, each value once."""
+    """Return whether these parts are within a tensor of this shape and cover each of its values once."""
     if not all(len(part) == len(shape) for part in bounds):
         return False
     sides = [(side, extent) for part in bounds for side, extent in zip(part, shape, strict=True)]
@@ -50,9 +50,9 @@ def tiles(bounds: Sequence[Bounds], shape: Shape) -> bool:
 
 
 def joined(codec_name: CodecName, parts: Sequence[tuple[Bounds, memoryview]], shape: Shape) -> memoryview | None:
-    """The encoding of the tensor that these parts cover; None where one does not lie between units."""
+    """Return the encoding of the tensor that these parts cover; None if one is not between units."""
     boxes = [_unit_box(codec_name, shape, bounds) for bounds, _ in parts]
-    # each part says by its own bounds how much of the tensor is one run: all must be laid out alike
+    # the bounds of each part determine how much of the tensor is one run: all must be laid out alike
     if any(box is None for box in boxes) or len({_run_axis(bounds, shape) for bounds, _ in parts}) > 1:
         return None
     grid = next(box[0] for box in boxes if box is not None)
@@ -69,13 +69,13 @@ def joined(codec_name: CodecName, parts: Sequence[tuple[Bounds, memoryview]], sh
 
 
 def between_units(codec_name: CodecName, bounds: Bounds, shape: Shape) -> Bounds:
-    """The smallest part of the tensor with this one in it that begins and ends between units: perhaps all of it."""
+    """Return the smallest part of the tensor that contains this one and is between units: perhaps all of it."""
     if bounds == whole(shape) or math.prod(shape_of(bounds)) == 0:
         return bounds
     unit, axis = codec(codec_name).unit_values, _run_axis(bounds, shape)
     for along in range(axis, -1, -1):
         below = math.prod(shape[along + 1 :])
-        if along == 0 or shape[along] * below % unit == 0:  # else units lie across the runs of this axis
+        if along == 0 or shape[along] * below % unit == 0:  # otherwise units cross the runs of this axis
             step, (start, stop) = unit // math.gcd(unit, below), bounds[along]
             own = (start - start % step, min(-(-stop // step) * step, shape[along]))
             return (*bounds[:along], own, *whole(shape[along + 1 :]))
@@ -83,7 +83,7 @@ def between_units(codec_name: CodecName, bounds: Bounds, shape: Shape) -> Bounds
 
 
 def cut(codec_name: CodecName, data: memoryview, bounds: Bounds, shape: Shape) -> memoryview:
-    """The encoding of a part of the tensor that ``data`` encodes; it lies ``between_units``."""
+    """Return the encoding of a part of the tensor that ``data`` encodes. The part must be ``between_units``."""
     part = math.prod(shape_of(bounds))
     if part == math.prod(shape):
         return data
@@ -91,7 +91,7 @@ def cut(codec_name: CodecName, data: memoryview, bounds: Bounds, shape: Shape) -
         return data[:0]
     unit, axis = codec(codec_name).unit_values, _run_axis(bounds, shape)
     below = math.prod(shape[axis + 1 :])
-    if axis == 0:  # one run, whose last unit may be a short one
+    if axis == 0:  # one run, whose last unit may be short
         first, end = bounds[0][0] * below // unit, -(-bounds[0][1] * below // unit)
         spans, at = [], 0
         for size in codec(codec_name).unit_bytes:
@@ -106,18 +106,18 @@ def cut(codec_name: CodecName, data: memoryview, bounds: Bounds, shape: Shape) -
 
 
 def intersection(one: Bounds, other: Bounds) -> Bounds | None:
-    """What lies in both; None for nothing."""
+    """Return the block within both; None if there is none."""
     sides = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return sides if all(start < stop for start, stop in sides) else None
 
 
 def within(bounds: Bounds, outer: Bounds) -> Bounds:
-    """These bounds as seen from where ``outer`` begins."""
+    """Return these bounds relative to the beginning of ``outer``."""
     return tuple((start - origin, stop - origin) for (start, stop), (origin, _) in zip(bounds, outer, strict=True))
 
 
 def assembled(parts: Sequence[tuple[Bounds, Array]], shape: Shape) -> Array:
-    """The tensor that these values cover."""
+    """Return the tensor that these values cover."""
     out = np.empty(shape, np.float32)
     for bounds, values in parts:
         out[index_of(bounds)] = values
@@ -125,13 +125,13 @@ def assembled(parts: Sequence[tuple[Bounds, Array]], shape: Shape) -> Array:
 
 
 def _run_axis(bounds: Bounds, shape: Shape) -> int:
-    """The axis from which on the part's values are one run in each row before: the last that it does not have whole."""
+    """Return the axis from which the part's values are one run in each row: the last axis that it cuts."""
     cut_axes = [axis for axis, (side, extent) in enumerate(zip(bounds, shape, strict=True)) if side != (0, extent)]
     return max(cut_axes, default=0)
 
 
 def _unit_box(codec_name: CodecName, shape: Shape, bounds: Bounds) -> tuple[Shape, tuple[slice, ...]] | None:
-    """The tensor as a grid of units, and the part in it."""
+    """Return the tensor as a grid of units, and the part in it."""
     if not shape:
         return (1,), (slice(0, 1),)
     unit, axis = codec(codec_name).unit_values, _run_axis(bounds, shape)
@@ -143,7 +143,7 @@ def _unit_box(codec_name: CodecName, shape: Shape, bounds: Bounds) -> tuple[Shap
 
 
 def _columns(codec_name: CodecName, data: memoryview, grid: Shape) -> list[NDArray[np.uint8]]:
-    """What a codec writes of all units, one kind after another: scales, codes."""
+    """Return the data as columns, one for each kind that a codec writes of all units: scales, codes."""
     flat, at, columns = np.frombuffer(data, np.uint8), 0, []
     for size in codec(codec_name).unit_bytes:
         end = at + math.prod(grid) * size

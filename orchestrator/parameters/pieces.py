@@ -1,14 +1,11 @@
-"""The pieces of tensors: what fragments are made of, and everything that travels.
+"""The pieces of tensors, which fragments and everything that travels consist of; and the roles of tensors.
 
 A piece is a tensor, or the entries from ``start`` to ``stop`` of it along one axis. Its name is the tensor's, or that and
-the part in NumPy's notation: ``embed[0:512]``, ``layers.up[3:6]``, ``head[:,0:512]``. So whoever has pieces by their names
-can put the tensors together again and needs no other table.
+the part in NumPy's notation: ``embed[0:512]``, ``layers.up[3:6]``, ``head[:,0:512]``. So named pieces can be joined to
+tensors without another table. Which pieces make a fragment is decided in ``fragment_map``.
 
-Refuses to know which pieces make a fragment (``fragment_map``).
-
-The role of a tensor: what the merge and the inner optimizer must know of it besides its shape.
-
-A model says it (``Model.roles``); where it says nothing the tensor's name does, by ``role_by_name``.
+A role is what the merge and the inner optimizer must know of a tensor besides its shape. A model gives it (``Model.roles``);
+otherwise the tensor's name determines it (``role_by_name``).
 """
 
 from __future__ import annotations
@@ -28,9 +25,9 @@ from orchestrator.errors import DataError
 Shape = tuple[int, ...]
 _EMBEDDING_LIKE = re.compile(r"(^|[/.])([^/.]*embed[^/.]*|([^/.]*_)?head)([/.]|$)")
 BY_NAME: Roles = MappingProxyType({})
-"""Every tensor has the role that its name says."""
+"""Every tensor has the role that its name determines."""
 RoleRow = tuple[str, bool, int, bool]
-"""A tensor and its role, as journals and checkpoints have it: name, embedding, stacked_axes, decays."""
+"""A tensor and its role, as in journals and checkpoints: name, embedding, stacked_axes, decays."""
 _PART = re.compile(r"(?P<tensor>.*)\[(?P<before>(?::,)*)(?P<start>\d+):(?P<stop>\d+)\]", re.DOTALL)
 
 
@@ -40,8 +37,8 @@ class Role:
 
     embedding     its rows are looked up, or scored, one by one: its outer gradient is the plain mean of the islands'
                   (Decoupled DiLoCo, arXiv:2604.21428), and it may be split anywhere
-    stacked_axes  so many leading axes number layers, or layers and experts: every entry of them is a matrix of its
-                  own, which has a direction of its own in the radial average
+    stacked_axes  the number of leading axes that number layers, or layers and experts: every entry of them is a separate
+                  matrix, with its own direction in the radial average
     decays        the inner optimizer's weight decay applies to it
     """
 
@@ -51,7 +48,7 @@ class Role:
 
 
 Roles = Mapping[str, Role]
-"""Roles by tensor name. A tensor that is missing has the role that its name says."""
+"""Roles by tensor name. A tensor that is missing has the role that its name determines."""
 
 
 def rows_of(roles: Roles) -> tuple[RoleRow, ...]:
@@ -63,10 +60,10 @@ def from_rows(rows: Iterable[RoleRow]) -> dict[str, Role]:
 
 
 def role_by_name(tensor: str, dimension_count: int) -> Role:
-    """The role of a tensor whose model says nothing of it.
+    """Return the role of a tensor by its name.
 
     Embedding-like: a part of the path (parts are separated by ``/`` or ``.``) contains ``embed``, is ``head`` or ends in
-    ``_head``: ``token_embedding``, ``unembed/kernel``, ``lm_head``; but not ``multi_head_attention``. Weight decay spares
+    ``_head``: ``token_embedding``, ``unembed/kernel``, ``lm_head``; but not ``multi_head_attention``. Weight decay excludes
     vectors, and tensors with ``embed`` in their name.
     """
     return Role(
@@ -76,13 +73,13 @@ def role_by_name(tensor: str, dimension_count: int) -> Role:
 
 
 def role_of(tensor: str, dimension_count: int, roles: Roles) -> Role:
-    """The role in ``roles``, or by the tensor's name."""
+    """Return the role in ``roles``, or by the tensor's name."""
     return roles.get(tensor) or role_by_name(tensor, dimension_count)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``bounds`` are (axis, start, stop); None is the whole tensor."""
+    """A piece of a tensor. ``bounds`` are (axis, start, stop); None is the whole tensor."""
 
     tensor: str
     bounds: tuple[int, int, int] | None = None
@@ -96,7 +93,7 @@ class Piece:
 
     @property
     def index(self) -> tuple[slice | EllipsisType, ...]:
-        """Where it lies in its tensor."""
+        """The index of the piece in its tensor."""
         if self.bounds is None:
             return (...,)
         axis, start, stop = self.bounds
@@ -110,7 +107,7 @@ class Piece:
 
 
 def piece_named(name: str) -> Piece:
-    """The piece that has this name."""
+    """Return the piece with this name."""
     match = _PART.fullmatch(name)
     if match is None:
         return Piece(name)
@@ -118,19 +115,19 @@ def piece_named(name: str) -> Piece:
 
 
 def cut(tensor: str, shape: Shape, axis: int, count: int) -> tuple[Piece, ...]:
-    """``count`` pieces along ``axis``, whose lengths differ by one at most."""
+    """Return ``count`` pieces along ``axis``, whose lengths differ by at most one."""
     bounds = [shape[axis] * part // count for part in range(count + 1)]
     return tuple(Piece(tensor, (axis, start, stop)) for start, stop in pairwise(bounds))
 
 
 def taken(tensors: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The pieces with these names, as views of ``tensors``."""
+    """Return the pieces with these names, as views of ``tensors``."""
     pieces = {name: piece_named(name) for name in names}
     return {name: tensors[piece.tensor][piece.index] for name, piece in pieces.items()}
 
 
 def whole_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The shapes of the tensors, from those of all their pieces."""
+    """Return the shapes of the tensors, from those of all their pieces."""
     lengths: dict[str, Shape] = {}
     for name, shape in shapes.items():
         piece = piece_named(name)
@@ -144,7 +141,7 @@ def whole_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors whose pieces these are; whole ones stay as they are. Raises DataError where a part is missing."""
+    """Join pieces to tensors; whole ones stay as they are. Raises DataError if a part is missing."""
     by_tensor: dict[str, list[tuple[Piece, np.ndarray]]] = defaultdict(list)
     for name, array in arrays.items():
         piece = piece_named(name)
@@ -160,7 +157,7 @@ def _one(tensor: str, parts: list[tuple[Piece, np.ndarray]]) -> np.ndarray:
     expected = 0
     for bound in bounds:
         if bound is None or bounds[0] is None or bound[0] != bounds[0][0] or bound[1] != expected:
-            raise DataError(detail=f"The pieces {', '.join(piece.name for piece, _ in parts)} are not all of {tensor}.")
+            raise DataError(detail=f"The pieces {', '.join(piece.name for piece, _ in parts)} do not cover {tensor}.")
         expected = bound[2]
     assert bounds[0] is not None
     return np.concatenate([array for _, array in parts], axis=bounds[0][0])

@@ -1,24 +1,21 @@
 """A parameter shard: the fragments of Θ that one process owns, from a contribution's bytes to the next publication.
 
-    receive ▸ validate ▸ hold ─▶ merge ▸ journal ▸ publication
-                                 restore ▸ journal ▸ publication
+   receive ▸ validate ▸ hold ─▶ merge ▸ journal ▸ publication
+                                restore ▸ journal ▸ publication
 
 Orders and results are plain data: fragment ids, payload ids, versions, digests, and bytes in a codec that only this package
-reads. So a job may have one shard in the synchroniser's process or several in processes of their own, each with a journal
-of its own and a part of the fragments; which one owns a fragment is the business of whoever drives them.
+reads. So a job may have one shard in the synchroniser's process, or several in their own processes, each with its own
+journal and a part of the fragments. Which shard owns a fragment is decided by its driver.
 
-A shard has no thread, and knows no time of the job's. ``receive``, ``hold``, ``release`` and everything that only reads may
-be called from any thread at any time; orders that change a fragment come one at a time, in the order in which they take
-effect, those for different fragments also at once.
-Refuses to know why a merge is ordered, who gets a version, and how bytes travel.
+A shard has no thread, and knows nothing of the job's time. ``receive``, ``hold``, ``release`` and everything that only reads
+may be called from any thread at any time. Orders that change a fragment come one at a time, in the order in which they take
+effect; those for different fragments may run at the same time. The shard does not know why a merge is ordered, who gets a
+version, or how bytes travel.
+
+``PayloadTable`` holds contributions by payload id until the core releases them. ``norms_of_update`` computes how far the
+last update moved Θ, and how much of it the codec still owes; it reads all of Θ, Θ before it, and the residue once.
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (the synchroniser is sharded by fragment).
-
-The payload table: contributions that are held, by payload id, until the core releases them.
-
-The norms of a fragment's last update: how far it moved Θ, and how much of it the codec owes.
-
-Refuses to know when they are worth computing: they read all of Θ, Θ before it, and the residue once.
 """
 
 from __future__ import annotations
@@ -44,12 +41,12 @@ from orchestrator.parameters.validation import validated_parts
 from orchestrator.parameters.wire_format import EncodedTensors, InvalidPayload
 
 CHUNK = 1 << 14
-"""Values at a time: differences stay in a core's nearest caches, and no second Θ is allocated."""
+"""Values processed at once: differences stay in a core's nearest caches, and no second Θ is allocated."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepNorms:
-    """Of the step to ``version``: ‖Θ' − Θ‖, and ‖residue'‖, what updates so far lost in their codec and still owe."""
+    """The norms of the step to ``version``: ‖Θ' − Θ‖, and ‖residue'‖, what updates so far lost in their codec."""
 
     version: Version
     update_norm: float
@@ -57,14 +54,14 @@ class StepNorms:
 
 
 def norms_of_update(version: Version, before: Tensors, after: Tensors, residue: Tensors) -> StepNorms:
-    """``before`` and ``after`` are Θ and Θ' by piece, all finite; ``residue`` is empty where the codec loses nothing."""
+    """Compute the norms. ``before`` and ``after`` are Θ and Θ' by piece, all finite; a lossless codec has no ``residue``."""
     update = math.fsum(_squared_distance(array, after[name]) for name, array in before.items())
     owed = math.fsum(_squared_distance(array, None) for array in residue.values())
     return StepNorms(version, math.sqrt(update), math.sqrt(owed))
 
 
 def _squared_distance(one: Array, other: Array | None) -> float:
-    """‖other − one‖², and ‖one‖² without another. Chunks are summed in float32, and their sums exactly."""
+    """Return ‖other − one‖², or ‖one‖² without another. Chunks are summed in float32, and their sums exactly."""
     flat = one.reshape(-1)
     room = np.empty(min(CHUNK, flat.size), np.float32)
     against = None if other is None else other.reshape(-1)
@@ -78,7 +75,7 @@ def _squared_distance(one: Array, other: Array | None) -> float:
 
 
 class PayloadTable:
-    """Thread-safe: links put, the merge reads, the pump releases."""
+    """Held contributions by payload id. Thread-safe: links put, the merge reads, the pump releases."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,7 +90,7 @@ class PayloadTable:
             try:
                 return self._held[payload]
             except KeyError:
-                raise InternalError(detail=f"Payload {payload} is asked for, but not held.") from None
+                raise InternalError(detail=f"Payload {payload} is not held.") from None
 
     def release(self, payload: PayloadId) -> None:
         with self._lock:
@@ -102,14 +99,14 @@ class PayloadTable:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A contribution's bytes are here and may enter a merge. ``update_norm`` is ‖Θ_p − θ‖, Θ_p being what it builds on."""
+    """A contribution is held and may enter a merge. ``update_norm`` is ‖Θ_p − θ‖, Θ_p being the version it is based on."""
 
     update_norm: float
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A contribution's bytes may not enter a merge, and are not held."""
+    """A contribution may not enter a merge, and is not held."""
 
     reason: RefusalReason
     detail: str
@@ -117,7 +114,7 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The difference of a version from the one before, of some ``byte_count``. ``payload`` makes what a holding needs."""
+    """The difference of a version from the one before, of about ``byte_count``. ``payload`` makes a holding's part of it."""
 
     payload: Callable[[Holding], memoryview]
     byte_count: int
@@ -127,9 +124,9 @@ class Update:
 class Publication:
     """A fragment at one version, for islands.
 
-    ``update`` is the difference from the version before, None where the codec of updates loses nothing; ``values`` makes the
-    payload of the values themselves, some ``values_bytes``, or of what a holding needs of them. After either, the arrays of
-    who has this holding have the digest that ``digest_of`` says, which is ``digest`` for all of the fragment.
+    ``update`` is the difference from the version before, None if the codec of updates is lossless. ``values`` makes the
+    payload of the values themselves, about ``values_bytes``, or of a holding's part of them. After either, the arrays of
+    a process with this holding have the digest of ``digest_of``, which is ``digest`` for the whole fragment.
     """
 
     fragment: FragmentId
@@ -145,7 +142,7 @@ class Publication:
 class NewVersion:
     """A version that is journalled and may be announced.
 
-    ``journal_seconds`` is how long the entry took to be durable, also where the disk refused for a while.
+    ``journal_seconds`` is how long that took, including times in which the disk failed.
     """
 
     facts: Facts
@@ -154,7 +151,7 @@ class NewVersion:
 
 
 class ParameterShard:
-    """The shard during one epoch. Until ``seed`` or ``recover`` there is no Θ."""
+    """The shard during one epoch. There is no Θ before ``seed`` or ``recover``."""
 
     def __init__(
         self,
@@ -163,16 +160,16 @@ class ParameterShard:
         retry: Retry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``retry`` is given every write to the journal, and returns once it is done; ``clock`` times outer steps."""
+        """``retry`` performs every write to the journal until it succeeds; ``clock`` times outer steps."""
         self._journal, self._epoch, self._retry, self._clock = journal, epoch, retry, clock
         self._payloads = PayloadTable()
         self._store: JournaledStore | None = None
         self._steps: dict[FragmentId, int] = {}
 
-    # ── Θ begins ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the first Θ ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def seed(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> tuple[NewVersion, ...]:
-        """Journal the fragments as they begin; ``steps`` are those of their last merges in an earlier job, else 0."""
+        """Journal the first versions. ``steps`` are those of their last merges in an earlier job, else 0."""
         store = JournaledStore(outer, self._journal, self._retry, self._clock)
         first = [store.begin(fragment, self._epoch, steps.get(fragment, 0)) for fragment in outer.fragments]
         self._steps = {version.facts.fragment: version.facts.step for version in first}
@@ -180,7 +177,7 @@ class ParameterShard:
         return tuple(map(self._new, first))
 
     def recover(self, outer: OuterState, merges: Sequence[Facts]) -> tuple[Publication, ...]:
-        """Go on from Θ as the journal has it; ``merges`` are the last of each fragment."""
+        """Continue from Θ as the journal has it; ``merges`` are the last of each fragment."""
         self._steps = {FragmentId(facts.fragment): facts.step for facts in merges}
         self._store = JournaledStore(outer, self._journal, self._retry, self._clock)
         return tuple(map(self.publication, outer.fragments))
@@ -188,7 +185,7 @@ class ParameterShard:
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, payload: PayloadId, fragment: FragmentId, *parts: bytes | memoryview) -> Held | Unusable:
-        """Validate the bytes that an island sent, one part from each of its processes, and hold them under this name."""
+        """Validate the bytes of an island, one part from each of its processes, and hold them under this name."""
         state = self._outer.state(fragment)
         try:
             displacement, update_norm = validated_parts(parts, state.parameters, state.version)
@@ -203,9 +200,9 @@ class ParameterShard:
     # ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def merge(self, order: MergeFragment) -> NewVersion:
-        """Take the outer step and journal it. Raises NotFinite where nothing that may be published came of it.
+        """Take the outer step and journal it. Raises NotFinite if the result may not be published.
 
-        Raises InternalError when an input is not held.
+        Raises InternalError if an input is not held.
         """
         held = ((self._payloads.get(item.payload), item.weight) for item in order.inputs)
         inputs = [(self._outer.from_current(order.fragment, displacement), weight) for displacement, weight in held]
@@ -214,12 +211,12 @@ class ParameterShard:
         return self._new(version)
 
     def restore(self, fragment: FragmentId, version: Version, step: int, state: FragmentState) -> NewVersion:
-        """Put an earlier state in the fragment's place, as its next version, and journal that."""
+        """Replace the fragment by an earlier state, as its next version, and journal that."""
         restored = self._require_store().restore(fragment, version, step, self._epoch, state)
         self._steps[fragment] = step
         return self._new(restored)
 
-    # ── questions ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── queries ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def seeded(self) -> bool:
@@ -227,30 +224,30 @@ class ParameterShard:
 
     @property
     def fragments(self) -> tuple[FragmentId, ...]:
-        """The fragments owned, in order; none while there is no Θ."""
+        """The fragments owned, in order; none before there is Θ."""
         return () if self._store is None else self._outer.fragments
 
     def state(self, fragment: FragmentId) -> FragmentState:
         return self._outer.state(fragment)
 
     def states(self) -> dict[FragmentId, tuple[FragmentState, int]]:
-        """Every fragment with the step of its last merge."""
+        """Return every fragment with the step of its last merge."""
         return {fragment: (self._outer.state(fragment), self._steps[fragment]) for fragment in self.fragments}
 
     def parameters(self) -> dict[str, Array]:
-        """Θ as it stands, by the names of its pieces; its fragments may be at different versions."""
+        """Return the current Θ, by the names of its pieces. Its fragments may be at different versions."""
         return self._outer.parameters()
 
     def sizes(self) -> dict[FragmentId, int]:
-        """How many parameters each fragment has."""
+        """Return the number of parameters of each fragment."""
         return {p: sum(array.size for array in self.state(p).parameters.values()) for p in self.fragments}
 
     def step(self) -> int:
-        """The highest logical step of a merge here."""
+        """Return the highest logical step of a merge here."""
         return max(self._steps.values())
 
     def publication(self, fragment: FragmentId) -> Publication:
-        """The fragment as it stands. (A merge returns its publication, too.)"""
+        """Return the fragment's current publication. (A merge returns its publication, too.)"""
         state = self._outer.state(fragment)
         return Publication(
             fragment,
@@ -269,7 +266,7 @@ class ParameterShard:
 
     def _require_store(self) -> JournaledStore:
         if self._store is None:
-            raise InternalError(detail="Θ was asked for before it was seeded.")
+            raise InternalError(detail="Θ was requested before it was seeded.")
         return self._store
 
     @property
@@ -278,6 +275,6 @@ class ParameterShard:
 
 
 def _update(content: EncodedTensors) -> Update:
-    """Parts are cut from the payload, so that for as long as somebody may need them it is all that is kept."""
+    """Make an update whose parts are cut from the payload, so that nothing else is kept as long as it is needed."""
     whole, _ = wire_format.unverified(wire_format.written(content))
     return Update(lambda holding: wire_format.written(holding.part_of(whole)), whole.value_bytes)

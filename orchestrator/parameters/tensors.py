@@ -1,4 +1,4 @@
-"""Named float32 tensors, as every part of the data plane hands them around, and their digest."""
+"""Named float32 tensors, as the data plane passes them around, and their digest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _hash_threads = blake3.AUTO
 
 
 def _hash_alone() -> None:
-    """The threads that hash do not live on in a process that was forked."""
+    """Hash in the calling thread from now on: hashing threads do not survive a fork."""
     global _hash_threads
     _hash_threads = 1
 
@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_hash_alone)
 
 
 def digest(tensors: Tensors) -> str:
-    """Names these tensors, bit for bit, whatever order they come in: 32 hexadecimal digits."""
+    """Return 32 hexadecimal digits that identify these tensors bit for bit, in any order."""
     state = blake3(max_threads=_hash_threads)
     for name in sorted(tensors):
         array = tensors[name]
@@ -43,5 +43,5 @@ def shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
 
 
 def raw_bytes(array: Array, dtype: np.dtype[Any]) -> memoryview:
-    """The values as ``dtype``, row-major, without a copy where dtype and layout allow it."""
+    """Return the values as ``dtype``, row-major, without a copy if dtype and layout allow it."""
     return np.ravel(array).astype(dtype, copy=False).view(np.uint8).data

@@ -1,10 +1,9 @@
 """Validation of payloads: which may enter a merge, and how far they are from Θ.
 
-    too many bytes ▸ sizes ▸ names and shapes ▸ in one pass: the checksum, every value a number, the update norm
+   too many bytes ▸ sizes ▸ names and shapes ▸ in one pass: the checksum, every value a number, the update norm
 
-A checksum that does not hold comes before anything else that is wrong.
-
-Responsible for facts, which the shard hands on. Refuses to decide how far is too far (``core.health``).
+A wrong checksum is reported before anything else that is wrong. The result is facts; ``core.fragment_round`` decides how far
+is too far.
 """
 
 from __future__ import annotations
@@ -20,30 +19,31 @@ from orchestrator.parameters.tensors import Tensors, shapes
 from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, InvalidPayload, displacement, encoded
 
 MAGNITUDE_MAX = 1e15
-"""A parameter, or a displacement, beyond this has diverged, and is refused like an infinity: the merge squares displacements
-and sums them in float32, which ends at 3.4e38."""
+"""Parameters and displacements beyond this have diverged, and are refused like infinities: the merge sums squares of
+displacements in float32, which ends at 3.4e38."""
 HEADER_BYTES_MAX = 1 << 20
-"""More than any header of a fragment; so much may a payload have besides its values, which no codec makes larger than
-float32, before it is looked at."""
+"""More than the header of any fragment. A payload may have this many bytes besides its values, which no codec makes larger
+than float32."""
 
 
 def validated(payload: bytes | memoryview, anchor: Tensors, version: Version) -> tuple[EncodedTensors, float]:
-    """The displacement that these bytes are, of a contribution to the fragment ``anchor``, Θ_p at ``version``, and its norm.
+    """Return the displacement in these bytes, of a contribution to the fragment ``anchor``, Θ_p at ``version``; and its
+    norm.
 
-    What came as a difference stays in its codec; values become a float32 difference from ``anchor``.
+    A difference stays in its codec; values become a float32 difference from ``anchor``.
 
-    Raises InvalidPayload, with the reason for a refusal, where these bytes may not enter a merge.
+    Raises InvalidPayload, with the reason for a refusal, if these bytes may not enter a merge.
     """
     expected = sum(array.nbytes for array in anchor.values())
     if len(payload) > expected + HEADER_BYTES_MAX:
-        raise InvalidPayload(detail=f"{len(payload)} bytes came for a fragment of {expected}.")
+        raise InvalidPayload(detail=f"{len(payload)} bytes arrived for a fragment of {expected}.")
     try:
         content, checksum = wire_format.unverified(payload)
         if (problem := check_shapes(content.shapes(), shapes(anchor))) is not None:
             raise InvalidPayload(detail=problem, reason=RefusalReason.WRONG_SHAPE)
         square_norm, checksum = _examined(content, checksum)
     except InvalidPayload:
-        wire_format.verify(payload)  # what came damaged is not blamed on what it seems to say
+        wire_format.verify(payload)  # report damage before blaming the content
         raise
     wire_format.require_checksum(payload, checksum)
     if content.base is None:
@@ -55,14 +55,14 @@ def validated(payload: bytes | memoryview, anchor: Tensors, version: Version) ->
 def validated_parts(
     payloads: Sequence[bytes | memoryview], anchor: Tensors, version: Version
 ) -> tuple[EncodedTensors, float]:
-    """As ``validated``, of a contribution that comes as several payloads, each with parts of the fragment's tensors.
+    """Do the same as ``validated`` for a contribution of several payloads, each with parts of the fragment's tensors.
 
-    Together they are each of its tensors once. Where parts lie between a codec's units they are put together as they are,
-    and stay in their codec; else as values. Raises as ``validated``.
+    Together they must be each of its tensors once. Parts between a codec's units are joined as they are, and stay in
+    their codec; others are joined as values. Raises as ``validated``.
     """
     expected = sum(array.nbytes for array in anchor.values())
     if sum(map(len, payloads)) > expected + HEADER_BYTES_MAX * len(payloads):
-        raise InvalidPayload(detail=f"{sum(map(len, payloads))} bytes came for a fragment of {expected}.")
+        raise InvalidPayload(detail=f"{sum(map(len, payloads))} bytes arrived for a fragment of {expected}.")
     if len(payloads) == 1:
         return validated(payloads[0], anchor, version)
     contents = [content for payload in payloads if (content := wire_format.parse(payload)).tensors]
@@ -81,7 +81,7 @@ def _has_parts(content: EncodedTensors) -> bool:
 
 
 def _put_together(contents: Sequence[EncodedTensors], anchor: Tensors) -> EncodedTensors:
-    """Every tensor of ``anchor`` from its parts; in the contents' codec, or float32 where one cannot be put together so."""
+    """Join every tensor of ``anchor`` from its parts, in their codec if possible, else in float32."""
     if len({(content.codec, content.base) for content in contents}) != 1:
         raise InvalidPayload(detail="The payloads of one contribution differ in their codec or base.")
     codec_name, base = contents[0].codec, contents[0].base
@@ -96,7 +96,7 @@ def _put_together(contents: Sequence[EncodedTensors], anchor: Tensors) -> Encode
     for name, own in by_name.items():
         if not parts.tiles([bounds for bounds, _, _ in own], anchor[name].shape):
             raise InvalidPayload(
-                detail=f"The parts that came of {name}, {[bounds for bounds, _, _ in own]}, are not all of it once.",
+                detail=f"The parts of {name} that arrived, {[bounds for bounds, _, _ in own]}, are not all of it once.",
                 reason=RefusalReason.WRONG_SHAPE,
             )
     coded = {
@@ -114,19 +114,19 @@ def _put_together(contents: Sequence[EncodedTensors], anchor: Tensors) -> Encode
 
 
 def check_shapes(actual: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> str | None:
-    """The reason why tensors of these shapes are not the fragment's; None where they are."""
+    """Return why tensors of these shapes are not the fragment's; None if they are."""
     if missing := sorted(wanted.keys() - actual.keys()):
         return f"The tensors {', '.join(missing)} are missing."
     if unknown := sorted(actual.keys() - wanted.keys()):
         return f"The tensors {', '.join(unknown)} are not of this fragment."
     for name, shape in wanted.items():
         if actual[name] != tuple(shape):
-            return f"{name} has the shape {list(actual[name])}; in this fragment it has {list(shape)}."
+            return f"{name} has the shape {list(actual[name])}, but {list(shape)} in this fragment."
     return None
 
 
 def check_numbers(tensors: Tensors) -> str | None:
-    """The reason why these values may not enter a merge; None where they may."""
+    """Return why these values may not enter a merge; None if they may."""
     for name, values in encoded(tensors, EXACT).named_values():
         if (problem := check_magnitude(name, kernels.examine(values).largest)) is not None:
             return problem
@@ -134,18 +134,18 @@ def check_numbers(tensors: Tensors) -> str | None:
 
 
 def check_magnitude(name: str, largest: float) -> str | None:
-    """The reason why values of this largest magnitude may not enter a merge; None where they may."""
-    if largest <= MAGNITUDE_MAX:  # so that NaN fails it
+    """Return why values of this largest magnitude may not enter a merge; None if they may."""
+    if largest <= MAGNITUDE_MAX:  # false for NaN
         return None
     if math.isfinite(largest):
-        return f"{name} holds {largest:.3g}, and beyond {MAGNITUDE_MAX:.0e} training has diverged"
-    return f"{name} holds {'an infinite value' if math.isinf(largest) else 'a value that is not a number'}"
+        return f"{name} contains {largest:.3g}, and beyond {MAGNITUDE_MAX:.0e} training has diverged"
+    return f"{name} contains {'an infinite value' if math.isinf(largest) else 'a value that is not a number'}"
 
 
 def _examined(content: EncodedTensors, checksum: int = 0) -> tuple[float, int]:
-    """The squares of all values added up, and the checksum of their data behind what has this one, in one pass.
+    """Return the sum of squares of all values, and the checksum continued over their data, in one pass.
 
-    Raises InvalidPayload where a value is no number, or too large.
+    Raises InvalidPayload if a value is not a number, or too large.
     """
     squares = []
     for name, values in content.named_values():

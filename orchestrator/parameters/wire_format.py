@@ -1,30 +1,25 @@
-"""The wire format: a fragment's tensors as bytes, as they travel between an island and the synchroniser and lie in journals.
+"""The wire format: a fragment's tensors as bytes, as they travel between an island and the synchroniser and are journalled.
 
-    magic       8 bytes   "atollw2\n"
-    sizes       12 bytes  little-endian: header bytes (u32), data bytes (u64)
-    header      JSON: {"codec": …, "base": …, "tensors": [[name, shape], …]}, padded with spaces so that the data is aligned.
-                Of a part of a tensor, [name, shape, [[start, stop], …]]: its own shape, and its bounds along every axis
-    data        the tensors one after another, each as its codec writes it (``codec``)
-    checksum    4 bytes   CRC-32C of everything before it
+   magic       8 bytes   "atollw2\\n"
+   sizes       12 bytes  little-endian: header bytes (u32), data bytes (u64)
+   header      JSON: {"codec": …, "base": …, "tensors": [[name, shape], …]}, padded with spaces so that the data is aligned.
+               For a part of a tensor, [name, shape, [[start, stop], …]]: its own shape, and its bounds along every axis
+   data        the tensors one after another, each as its codec writes it (``codec``)
+   checksum    4 bytes   CRC-32C of everything before it
 
-Nothing is believed before the sizes agree with the length and the checksum with the bytes: a flipped bit, a cut or a
-tail is refused. CRC-32C finds every burst of up to 32 bits, and processors have an instruction for it; it guards against
-accidents, not against forgers, who are the transport's business.
+Nothing is used before the sizes agree with the length and the checksum with the bytes: a flipped bit, a missing end or
+additional bytes are refused. CRC-32C detects every burst of up to 32 bits, and processors have an instruction for it. It
+guards against accidents; the transport guards against forgers.
 
-``base`` is the version from which the tensors are a difference, null where they are values themselves: an island sends
-Δ = Θ_base − θ, the synchroniser sends Θ − Θ_base.
+``base`` is the version from which the tensors are a difference, null if they are values. An island sends a displacement from
+the version that it has adopted, Δ = Θ_base − θ, or its parameters if it does not hold that version. The synchroniser sends
+Θ − Θ_base. A merge reads Δ from the fragment's current version.
 
 Decoded arrays are read-only, and may be views of the payload, which then lives as long as they do. Whether they are the
-arrays that somebody wanted is another question (``validation``).
+expected arrays is checked in ``validation``.
 
-Knows nothing of fragments and transports. Source: ours.
-
-Displacements: how far an island's parameters are from a version of Θ, Δ = Θ − θ, in a codec.
-
-What an island sends is Δ from the version that it has adopted, or its parameters themselves where it does not hold that
-version. What a merge reads is Δ from the version that the fragment stands at.
-
-Source: Decoupled DiLoCo, arXiv:2604.21428 (the sign is the outer gradient's).
+Nothing here knows of fragments and transports. Source: ours; the sign of Δ is that of the outer gradient in Decoupled
+DiLoCo, arXiv:2604.21428.
 """
 
 from __future__ import annotations
@@ -55,14 +50,14 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(eq=False, kw_only=True)
 class InvalidPayload(DataError):
-    """These bytes are not a payload as it was sent. ``reason`` is what a refusal of the contribution will say."""
+    """These bytes are not a payload as it was sent. ``reason`` is the reason for refusing the contribution."""
 
     reason: RefusalReason = RefusalReason.CORRUPT
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensor:
-    """A tensor in a codec: its shape, and its values as bytes. ``part`` says which part of one it is; None: all of it."""
+    """A tensor in a codec: its shape, and its values as bytes. ``part`` is the part of a tensor that it is; None: all."""
 
     shape: tuple[int, ...]
     data: memoryview
@@ -77,7 +72,7 @@ class EncodedTensor:
 class EncodedTensors:
     """Tensors in a codec, by name. ``base`` is the version from which they are a difference; None: they are values.
 
-    ``payload`` is the one that they are views of, where they came so.
+    ``payload`` is the payload of which they are views, if they came in one.
     """
 
     codec: CodecName
@@ -93,7 +88,7 @@ class EncodedTensors:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def values(self, name: str) -> Encoded:
-        """The values of one tensor as they are, for a kernel."""
+        """Return the encoded values of one tensor, for a kernel."""
         tensor = self.tensors[name]
         return Encoded(self.codec, tensor.data, tensor.value_count)
 
@@ -101,7 +96,7 @@ class EncodedTensors:
         return ((name, self.values(name)) for name in self.tensors)
 
     def decoded(self, name: str) -> Array:
-        """The values of one tensor, float32, read-only. Raises InvalidPayload for a shape that cannot be."""
+        """Return the values of one tensor, float32, read-only. Raises InvalidPayload for an impossible shape."""
         tensor = self.tensors[name]
         if self.codec == EXACT:  # a view of the bytes
             values = codec(EXACT).decode(tensor.data, tensor.value_count)
@@ -110,21 +105,21 @@ class EncodedTensors:
         values.flags.writeable = False
         try:
             return values.reshape(tensor.shape)
-        except ValueError as error:  # no elements, but extents beyond what an array can have
+        except ValueError as error:  # no elements, but larger extents than an array can have
             raise InvalidPayload(detail=f"{name} has an impossible shape: {error}") from error
 
     def added_to(self, base: Tensors) -> dict[str, Array]:
-        """``base`` with these values added: what they lead to, where they are an update of it."""
+        """Return ``base`` with these values added: the result, if they are an update of it."""
         return {name: kernels.decode(self.values(name), array).reshape(array.shape) for name, array in base.items()}
 
     def all_decoded(self) -> dict[str, Array]:
-        """Every tensor's values, in the order in which they were written."""
+        """Return every tensor's values, in the order in which they were written."""
         return {name: self.decoded(name) for name in self.tensors}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One tensor, or the part of one, in a payload: its ``size`` bytes begin at ``start``."""
+    """One tensor, or part of one, in a payload: its ``size`` bytes begin at ``start``."""
 
     name: str
     shape: tuple[int, ...]
@@ -135,7 +130,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a payload has, and where."""
+    """The contents of a payload, and their places."""
 
     codec: CodecName
     base: Version | None
@@ -143,7 +138,7 @@ class Layout:
 
 
 def encoded(tensors: Tensors, codec_name: CodecName, base: Version | None = None) -> EncodedTensors:
-    """The tensors in a codec. Values are not judged; the receiver does that (``validation``)."""
+    """Encode the tensors. Values are not checked; the receiver does that (``validation``)."""
     return EncodedTensors(
         codec_name,
         base,
@@ -152,12 +147,12 @@ def encoded(tensors: Tensors, codec_name: CodecName, base: Version | None = None
 
 
 def encode(tensors: Tensors, codec_name: CodecName = "float32", base: Version | None = None) -> memoryview:
-    """The tensors, in their order, as one payload."""
+    """Return the tensors, in their order, as one payload."""
     return written(encoded(tensors, codec_name, base))
 
 
 def written(content: EncodedTensors) -> memoryview:
-    """What is encoded already as one payload; what came as one is that, neither copied nor read."""
+    """Return encoded tensors as one payload. What came as one is returned as it is."""
     if content.payload is not None:
         return content.payload
     layout = [
@@ -181,30 +176,31 @@ def decode(payload: bytes | bytearray | memoryview) -> dict[str, Array]:
 
 
 def parse(payload: bytes | bytearray | memoryview) -> EncodedTensors:
-    """The tensors of a payload, views of it, still in their codec. Raises InvalidPayload unless it is what was sent."""
+    """Return the tensors of a payload, still encoded, as views of it. Raises InvalidPayload unless it is intact."""
     verify(payload)
     return unverified(payload)[0]
 
 
 def verify(payload: bytes | bytearray | memoryview) -> None:
-    """Raises InvalidPayload unless the payload's length and checksum agree with its bytes."""
+    """Raise InvalidPayload unless the payload's length and checksum agree with its bytes."""
     view = _whole(payload)
     require_checksum(payload, crc32c(view[: -_CHECKSUM.size]))
 
 
 def require_checksum(payload: bytes | bytearray | memoryview, actual: int) -> None:
-    """Raises InvalidPayload unless the payload states this checksum."""
+    """Raise InvalidPayload unless the payload states this checksum."""
     (stated,) = _CHECKSUM.unpack(memoryview(payload)[-_CHECKSUM.size :])
     if actual != stated:
         raise InvalidPayload(
-            detail=f"The checksum should be {stated:08x} and is {actual:08x}: bytes changed on the way."
+            detail=f"The checksum should be {stated:08x} but is {actual:08x}: bytes changed on the way."
         )
 
 
 def unverified(payload: bytes | bytearray | memoryview) -> tuple[EncodedTensors, int]:
-    """What ``parse`` returns, and the checksum of what comes before the tensors' data: for who reads these anyway.
+    """Do the same as ``parse`` without verifying the data. Also returns the checksum of everything before the data.
 
-    Raises InvalidPayload where length or header cannot be; bytes that changed on the way may be the reason, or be missed.
+    For callers that read the data anyway. Raises InvalidPayload if length or header are impossible; damaged bytes may
+    cause that, or go unnoticed.
     """
     view = _whole(payload)
     start = head_bytes(view[: _PREFIX.size])
@@ -217,17 +213,17 @@ def unverified(payload: bytes | bytearray | memoryview) -> tuple[EncodedTensors,
 
 
 def head_bytes(prefix: bytes | memoryview) -> int:
-    """How many bytes come before the tensors' data, by the first ``PREFIX_BYTES``. Raises InvalidPayload."""
+    """Return the bytes before the tensors' data, from the first ``PREFIX_BYTES``. Raises InvalidPayload."""
     magic, header_bytes, _ = _PREFIX.unpack_from(prefix)
     if magic != _MAGIC:
-        raise InvalidPayload(detail=f"A payload begins with {_MAGIC!r}, this one with {magic!r}.")
+        raise InvalidPayload(detail=f"A payload begins with {_MAGIC!r}, but this one with {magic!r}.")
     return int(_PREFIX.size + header_bytes)
 
 
 def layout(head: bytes | memoryview, payload_bytes: int) -> Layout:
-    """Where the tensors lie, by what comes before their data: for who reads some of them out of a file.
+    """Return the places of the tensors, from everything before their data, to read some of them from a file.
 
-    Raises InvalidPayload where that cannot be, in a payload of so many bytes.
+    Raises InvalidPayload if that is impossible in a payload of this size.
     """
     codec_name, base, rows = _parsed(memoryview(head)[_PREFIX.size :])
     places, start = [], len(head)
@@ -247,21 +243,21 @@ def _coded(array: Array, codec_name: CodecName) -> memoryview:
 
 
 def _joined(parts: Sequence[bytes | memoryview]) -> memoryview:
-    """One after another. NumPy copies them without Python's lock, which ``bytes.join`` keeps."""
+    """Join the parts. NumPy copies them without Python's lock, which ``bytes.join`` holds."""
     if len(parts) == 1:
         return memoryview(parts[0]).cast("B")
     return np.concatenate([np.frombuffer(part, np.uint8) for part in parts]).data
 
 
 def _whole(payload: bytes | bytearray | memoryview) -> memoryview:
-    """The payload's bytes, once its length is the one that it announces."""
+    """Return the payload's bytes, after checking their length."""
     view = memoryview(payload).cast("B")
     if len(view) < _PREFIX.size + _CHECKSUM.size:
-        raise InvalidPayload(detail=f"{len(view)} bytes are too few to be a payload; it was cut short or never one.")
+        raise InvalidPayload(detail=f"{len(view)} bytes are too few for a payload; it was cut short, or is none.")
     _, _, data_bytes = _PREFIX.unpack_from(view)
     announced = head_bytes(view[: _PREFIX.size]) + data_bytes + _CHECKSUM.size
     if announced != len(view):
-        raise InvalidPayload(detail=f"The payload announces {announced} bytes and has {len(view)}.")
+        raise InvalidPayload(detail=f"The payload announces {announced} bytes but has {len(view)}.")
     return view
 
 
@@ -270,7 +266,7 @@ Rows = list[tuple[str, tuple[int, ...], Bounds | None]]
 
 
 def _parsed(header: memoryview) -> tuple[CodecName, Version | None, Rows]:
-    """Codec, base and layout. Where the checksum holds, a fault here is a sender that speaks another dialect."""
+    """Return codec, base and layout. If the checksum is right, an error here means that the sender is another build."""
     try:
         document = json.loads(bytes(header))
         codec_name, base = document["codec"], document["base"]
@@ -284,7 +280,7 @@ def _parsed(header: memoryview) -> tuple[CodecName, Version | None, Rows]:
         sound = sound and all(type(extent) is int and extent >= 0 for _, shape, _ in rows for extent in shape)
         sound = sound and all(part is None or _is_of(shape, part) for _, shape, part in rows)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InvalidPayload(detail=f"The header is not the one of a payload: {error!r}.") from error
+        raise InvalidPayload(detail=f"The header is not that of a payload: {error!r}.") from error
     if not sound:
         raise InvalidPayload(
             detail=f"The header names an unknown codec, a tensor twice, or an impossible base or shape: {document}."
@@ -293,13 +289,13 @@ def _parsed(header: memoryview) -> tuple[CodecName, Version | None, Rows]:
 
 
 def _is_of(shape: tuple[int, ...], part: Bounds) -> bool:
-    """Whether a part with these bounds has this shape."""
+    """Return whether a part with these bounds has this shape."""
     sides = all(type(start) is int and type(stop) is int and 0 <= start <= stop for start, stop in part)
     return sides and shape_of(part) == shape
 
 
 def displacement(anchor: Tensors, tensors: Tensors, base: Version, codec_name: CodecName = EXACT) -> EncodedTensors:
-    """Δ of these tensors from ``anchor``, which is Θ at version ``base``."""
+    """Return Δ of these tensors from ``anchor``, which is Θ at version ``base``."""
     coded = {
         name: EncodedTensor(array.shape, kernels.encode(codec_name, tensors[name], base=array).data)
         for name, array in anchor.items()
@@ -308,6 +304,6 @@ def displacement(anchor: Tensors, tensors: Tensors, base: Version, codec_name: C
 
 
 def rebased(content: EncodedTensors, old: Tensors, anchor: Tensors, base: Version) -> EncodedTensors:
-    """The same parameters' displacement from ``anchor``, version ``base``, instead of from ``old``: Δ + (Θ − Θ_old)."""
+    """Return the displacement of the same parameters from ``anchor``, version ``base``: Δ + (Θ − Θ_old)."""
     moved = {name: content.decoded(name) + (anchor[name] - old[name]) for name in content.tensors}
     return encoded(moved, EXACT, base)

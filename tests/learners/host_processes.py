@@ -45,7 +45,7 @@ def island_named(mesh: str, rank: int | None = None) -> IslandId:
 
 
 def main(rank: int, port: int, path: Path) -> None:
-    counts = link.join(Rank(rank, HOSTS, MeetingPlace("127.0.0.1", 0, port), b""))
+    counts = link.join_devices(Rank(rank, HOSTS, MeetingPlace("127.0.0.1", 0, port), b""))
     from tests.learners import meshes  # its model asks for devices, which are there from here on
 
     folder = Folder.own(path)

@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, complaint)
 @pytest.mark.parametrize(
     ("column", "complaint"),
     [
-        ([1, 2], "has int64 in the column 'text', and no text. Set text_field"),
+        ([1, 2], "has int64 in the column 'text', not text. Set text_field"),
         ([["a"], ["b"]], "has list<element: string> in the column 'text'"),
         ([{"a": "b"}], "has struct<a: string> in the column 'text'"),
     ],
@@ -170,5 +170,5 @@ def test_batches_of_any_size_are_cut_from_the_same_stream_of_sequences(text, mak
 
 
 def test_a_corpus_too_small_for_the_islands_is_refused(text, make_job):
-    with pytest.raises(ConfigurationError, match="do not give each of 500 islands one batch of 4"):
+    with pytest.raises(ConfigurationError, match="too few to give each of 500 islands one batch of 4"):
         corpus.shard_batches(text, IslandSpec.of(make_job()), 0, 500)

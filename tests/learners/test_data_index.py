@@ -301,7 +301,7 @@ def test_a_file_of_another_size_is_refused(folder, make_job, tmp_path) -> None:
 
 
 def test_a_shard_with_less_than_a_sequence_is_refused(make_job, indexed) -> None:
-    with pytest.raises(ConfigurationError, match="do not give each of 5 islands a sequence of 5000 tokens"):
+    with pytest.raises(ConfigurationError, match="too few to give each of 5 islands a sequence of 5000 tokens"):
         indexed.text(make_job, 5_000).draw(0, 5)
 
 

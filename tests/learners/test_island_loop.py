@@ -182,7 +182,7 @@ def test_misuse_by_the_service_fails_loudly(new_island):
     with pytest.raises(InternalError, match="3 versions came for 2 fragments"):
         island.loop.load(island.trainer.initial_parameters(), (0, 0, 0), 0, 0)
     island.start()
-    with pytest.raises(InternalError, match="while it has one"):
+    with pytest.raises(InternalError, match="was given another one"):
         island.loop.load(island.trainer.initial_parameters(), (0, 0), 0, 0)
 
 

@@ -205,7 +205,7 @@ def test_a_groups_decay_beside_a_factory_is_refused() -> None:
 @pytest.mark.parametrize("field", ["lr", "weight_decay", "momentum"])
 def test_a_setting_that_the_factory_never_reads_is_refused(field: str) -> None:
     """It would change nothing, without a word."""
-    with pytest.raises(ConfigurationError, match=rf"{field} is 0\.25, and the factory .* never reads it"):
+    with pytest.raises(ConfigurationError, match=rf"{field} is 0\.25, but the factory .* never reads it"):
         inner.build(section(factory=f"{__name__}:own_rate", **{field: 0.25}))
 
 

@@ -67,7 +67,7 @@ def test_of_two_states_the_first_that_comes_is_the_islands(new_island):
     states[1].step(0)
     first, second = (trainer.export_state().arrays() for trainer in states)
     island.loop.load_peer(whole(first, (1, 1), 3), cursor=0)
-    with pytest.raises(InternalError, match="it has one"):
+    with pytest.raises(InternalError, match="was given another one"):
         island.loop.load_peer(whole(second, (2, 2), 5), cursor=0)
     assert all(np.array_equal(array, first[name]) for name, array in island.own(0).items())
 
@@ -77,9 +77,9 @@ def test_a_state_that_comes_twice_does_not_touch_an_island_that_trains(new_islan
     island.steps(2)
     before = [island.own(fragment) for fragment in (0, 1)]
     peers = synthetic.create(island.trainer_spec, 1, 2).export_state().arrays()
-    with pytest.raises(InternalError, match="while it has one"):
+    with pytest.raises(InternalError, match="was given another one"):
         island.loop.load(island.published(0, 0.5) | island.published(1, 0.5), (1, 1), 8, cursor=0)
-    with pytest.raises(InternalError, match="while it has one"):
+    with pytest.raises(InternalError, match="was given another one"):
         island.loop.load_peer(whole(peers, (1, 1), 8), cursor=0)
     for fragment, own in enumerate(before):
         for name, array in island.own(fragment).items():
@@ -277,7 +277,7 @@ def test_versions_of_another_job_are_refused():
     stranger, receiver = Giver("stranger", 7, versions=(1, 2)), Receiver()
     receiver.asks(stranger)
     stranger.gives()
-    assert "2 versions came for 5 fragments" in str(receiver.failures.get(timeout=PATIENCE_S)[1])
+    assert "2 versions arrived for 5 fragments" in str(receiver.failures.get(timeout=PATIENCE_S)[1])
 
 
 def test_one_donor_gives_all_of_one_boundary_fragment_by_fragment() -> None:
@@ -324,7 +324,7 @@ def test_what_a_process_gives_of_a_boundary_is_kept_until_it_was_fetched_or_nobo
     kept.keep("1.1", 1, "second")
     assert [kept.state("1.1", p, 0.0) for p in (0, 0, 1)] == ["first", "first", "second"]
     kept.forget("1.1", 0)
-    with pytest.raises(InfrastructureError, match=r"fragment 0 of the state 1\.1 is not kept here"):
+    with pytest.raises(InfrastructureError, match=r"does not keep fragment 0 of the state 1\.1"):
         kept.state("1.1", 0, 0.0)
     waiting: list[str] = []
     late = threading.Thread(target=lambda: waiting.append(kept.state("1.2", 0, PATIENCE_S)))
@@ -340,7 +340,7 @@ def test_what_a_process_gives_of_a_boundary_is_kept_until_it_was_fetched_or_nobo
         if there:
             assert kept.state(cut, 0, 0.0) == "another"
         else:
-            with pytest.raises(InfrastructureError, match="is not kept here"):
+            with pytest.raises(InfrastructureError, match="does not keep fragment"):
                 kept.state(cut, 1, 0.0)
 
 

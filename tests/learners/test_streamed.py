@@ -265,7 +265,7 @@ def test_two_groups_of_each_source_are_held_and_no_more(make_text, monkeypatch) 
 
 
 def test_a_shard_without_text_is_refused(make_text, folder) -> None:
-    with pytest.raises(ConfigurationError, match="do not give each of 100 islands a sequence"):
+    with pytest.raises(ConfigurationError, match="too few to give each of 100 islands a sequence"):
         make_text().draw(0, 100)
     one = [{"name": "one", "files": [str(folder / "web-1.jsonl")]}]
     with pytest.raises(ConfigurationError, match="no text to train on"):

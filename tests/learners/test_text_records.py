@@ -219,7 +219,7 @@ def test_every_piece_of_a_line_that_is_too_long_says_so_with_the_limit_and_a_rem
     for name, content in (("a.txt", b"word " * 500_000), ("a.jsonl", b'{"text": "%s"}\n' % (b"word " * 500_000))):
         (tmp_path / name).write_bytes(content)
         for number in range(9):
-            with pytest.raises(UnreadableData, match=r"longer than 1 MiB.*Break it up.*source: files"):
+            with pytest.raises(UnreadableData, match=r"longer than the maximum of 1 MiB.*Break it up.*source: files"):
                 Reader(EVERYTHING, "text", Unreadable(0)).documents(str(tmp_path / name), number, 9)
         patient = Reader(EVERYTHING, "text", Unreadable(1))
         assert [patient.documents(str(tmp_path / name), number, 9) for number in range(9)] == [[]] * 9
@@ -269,7 +269,7 @@ def test_a_page_beyond_the_budget_is_refused_by_name_before_it_is_decompressed(t
         lambda: list(corpus.file_documents(DataSection(files=[str(path)], text_field="text"), EVERYTHING)),
     ):
         with pytest.raises(
-            UnreadableData, match=r"row group 0 has a page of 11 MiB.*at most 1 MiB.*fewer rows in a row"
+            UnreadableData, match=r"row group 0 has a page of 11 MiB.*maximum is 1 MiB.*fewer rows in a row"
         ):
             read()
 
@@ -281,7 +281,9 @@ def test_memory_that_runs_out_is_told_as_such(tmp_path, monkeypatch) -> None:
         raise pa.lib.ArrowMemoryError("malloc of size 68719476736 failed")
 
     monkeypatch.setattr(parquet_rows, "_values", starved)
-    with pytest.raises(UnreadableData, match=r"needs more memory than there is. Write the file anew with smaller rows"):
+    with pytest.raises(
+        UnreadableData, match=r"needs more memory than there is. Write the file again with smaller rows"
+    ):
         Reader(EVERYTHING, "text", Unreadable(0)).documents(str(tmp_path / "a.parquet"), 0, 1)
     with pytest.raises(UnreadableData, match=r"a.parquet', the file: it needs more memory than there is"):
         list(corpus.file_documents(DataSection(files=[str(tmp_path / "a.parquet")], text_field="text"), EVERYTHING))

@@ -170,7 +170,7 @@ def test_a_file_that_is_too_large_or_outside_or_absent_is_refused(tmp_path, fold
 
 
 def test_another_file_than_the_job_began_with_is_refused(folder) -> None:
-    with pytest.raises(ConfigurationError, match=r"has the digest .* here, and 0{32} where the job was submitted"):
+    with pytest.raises(ConfigurationError, match=r"has the digest .* here, but 0{32} where the job was submitted"):
         load(folder / "tokenizer.json", tokenizer_digest="0" * 32)
 
 

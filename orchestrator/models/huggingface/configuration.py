@@ -1,9 +1,9 @@
-"""A decoder's configuration as Hugging Face's ``config.json`` says it, both ways.
+"""A decoder's configuration as Hugging Face's ``config.json``, in both directions.
 
-Four model types: ``llama``, ``qwen3``, ``gemma3_text`` and ``qwen3_moe``; and the language model of those that see as well
-and have one of these below ``text_config``, such as ``gemma3``. What a document leaves out has its type's default.
-What it asks for and a ``DecoderSection`` cannot say (biases, quantised weights, other rotary scalings) is refused by name;
-so is a decoder that none of the four types is. Refuses to know files and tensors.
+Four model types are supported: ``llama``, ``qwen3``, ``gemma3_text`` and ``qwen3_moe``; and the language models of
+vision-language models that have one of these below ``text_config``, such as ``gemma3``. A missing field has its type's
+default. A field that a ``DecoderSection`` cannot express (biases, quantised weights, other rotary scalings) is refused by
+name; so is a decoder that matches none of the four types. Files and tensors are handled elsewhere.
 
 Both spellings of rotary positions are read: ``rope_theta`` and ``rope_scaling``, and ``rope_parameters`` of later releases.
 """
@@ -31,7 +31,7 @@ TYPES: Mapping[str, str] = {
 }
 """The class that loads each type."""
 SEEING: Mapping[str, str] = {"gemma3": "gemma3_text", "llava": "llama"}
-"""Types of models that also take images, with the type of their language model: where there is no image it is the model."""
+"""Types of vision-language models, with the type of their language model, which is the whole model for text alone."""
 DEFAULTS: Mapping[str, Document] = {
     "llama": {
         "vocab_size": 32_000,
@@ -62,7 +62,7 @@ DEFAULTS: Mapping[str, Document] = {
     },
     "qwen3_moe": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu", "norm_topk_prob": False},
 }
-"""What a type means where its document says nothing."""
+"""The defaults of each type, for fields that a document does not have."""
 UNKNOWN: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (None, False),
     "mlp_bias": (None, False),
@@ -72,36 +72,35 @@ UNKNOWN: Mapping[str, tuple[Any, ...]] = {
     "decoder_sparse_step": (None, 1),
     "partial_rotary_factor": (None, 1, 1.0),
     "quantization_config": (None,),
-    "attn_logit_softcapping": (None,),  # of gemma3_text: transformers has the field, and does not cap by it
+    "attn_logit_softcapping": (None,),  # of gemma3_text: transformers has the field but ignores it
     "hidden_act": (None, "silu"),
     "hidden_activation": (None, "gelu_pytorch_tanh"),
 }
-"""Fields with the values that are understood: with any other the model is one that cannot be computed here."""
+"""Fields with their supported values. A model with any other value cannot be computed here."""
 TOLERANCE = 1e-6
-"""Of decimal numbers, relative: more than rounding to float32 changes, and less than anybody means."""
+"""The relative tolerance of decimal numbers: more than rounding to float32 changes, less than any deliberate difference."""
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 KEPT = ("attention_dropout", "initializer_range", "use_cache", "max_window_layers")
-"""Fields of a checkpoint that was continued which say nothing of its tensors."""
+"""Fields of a continued checkpoint on which its tensors do not depend."""
 LENGTHS: Mapping[str, int] = {"llama": 2_048, "qwen3": 32_768, "gemma3_text": 131_072, "qwen3_moe": 32_768}
-"""Positions that a type is for where its document says nothing."""
+"""The default context length of each type."""
 LENGTH_MIN = 2_048
-"""Positions that an exported model says it is for, at least."""
+"""The minimum context length of an exported model."""
 
 
 def decoder_of(document: Document) -> DecoderSection:
-    """The decoder that ``config.json`` describes. Raises UnfitWeights where it is none, or no decoder of ours."""
+    """Return the decoder that ``config.json`` describes. Raises UnfitWeights if it describes none that is supported."""
     document = _of_text(document) if sees(document) else document
     kind = document.get("model_type")
     if not isinstance(kind, str) or kind not in TYPES:
         raise UnfitWeights(
-            detail=f"config.json has model_type {brief(kind)}, and weights are taken of "
-            f"{', '.join((*TYPES, *SEEING))} only.",
-            remedy="Of another model that also sees, save its language model alone, if that is of one of these types.",
+            detail=f"config.json has model_type {brief(kind)}; the supported types are {', '.join((*TYPES, *SEEING))}.",
+            remedy="For another vision-language model, export its language model on its own, if it is one of these types.",
         )
     for name, understood in UNKNOWN.items():
         if document.get(name) not in understood:
             raise UnfitWeights(
-                detail=f"config.json has {name} {brief(document[name])}, which no decoder here can be.",
+                detail=f"config.json has {name} {brief(document[name])}, which is not supported.",
                 remedy=f"Use weights of a model that has {brief(understood[-1])}.",
             )
     values = {**DEFAULTS[kind], **{name: value for name, value in document.items() if value is not None}}
@@ -109,31 +108,33 @@ def decoder_of(document: Document) -> DecoderSection:
         return DecoderSection.model_validate(dict(_fields(kind, values)))
     except ValidationError as error:
         wrong = "; ".join(f"{problem.path} {problem.message}" for problem in problems_of(error, unknown="")[:3])
-        raise UnfitWeights(detail=f"config.json describes no decoder: {wrong}", remedy="Mend config.json.") from error
+        raise UnfitWeights(
+            detail=f"config.json describes no decoder: {wrong}", remedy="Correct config.json."
+        ) from error
 
 
 def sees(document: Document) -> bool:
-    """Whether it is of a model with more than a language model, whose tensors have other names (``layout.text_names``)."""
+    """Return whether it is of a vision-language model, whose tensors have other names (``layout.text_names``)."""
     kind = document.get("model_type")
     return isinstance(kind, str) and kind in SEEING
 
 
 def _of_text(document: Document) -> Document:
-    """The document of the language model. Raises UnfitWeights where it is of another type than such models have."""
+    """Return the document of the language model. Raises UnfitWeights if it has another type than expected."""
     wanted = SEEING[document["model_type"]]
     text = document.get("text_config")
     text = {} if text is None else text
     if not isinstance(text, Mapping) or text.get("model_type", wanted) != wanted:
         kind = text.get("model_type") if isinstance(text, Mapping) else text
         raise UnfitWeights(
-            detail=f"config.json has model_type {brief(document['model_type'])} with text_config of {brief(kind)}, and its "
-            f"language model is read where it is {wanted}.",
-            remedy="Save its language model alone, if that is of a type that is read.",
+            detail=f"config.json has model_type {brief(document['model_type'])} with text_config of {brief(kind)}; its "
+            f"language model is only supported if it is {wanted}.",
+            remedy="Export its language model on its own, if it is a supported type.",
         )
     tied = "tie_word_embeddings"
     if text.get(tied, document.get(tied)) != document.get(tied, text.get(tied)):
         raise UnfitWeights(
-            detail=f"config.json has {tied} {brief(document[tied])}, and {brief(text[tied])} in text_config.",
+            detail=f"config.json has {tied} {brief(document[tied])}, but {brief(text[tied])} in text_config.",
             remedy="Set both to what the weights are: false if lm_head.weight is among them.",
         )
     inherited = {name: document[name] for name in ("quantization_config", tied) if name in document}
@@ -141,7 +142,7 @@ def _of_text(document: Document) -> Document:
 
 
 def text_document(document: Document) -> Document:
-    """What a document says of its language model, with what a model that also sees says above it."""
+    """Return the fields of the language model; those of a vision-language model apply where it has none of its own."""
     text = document.get("text_config")
     return {**document, **text} if sees(document) and isinstance(text, Mapping) else document
 
@@ -149,11 +150,11 @@ def text_document(document: Document) -> Document:
 def document_of(
     decoder: DecoderSection, length: int, ids: Document | None = None, origin: Document | None = None
 ) -> dict[str, Any]:
-    """``config.json`` of this decoder, for texts of ``length`` tokens.
+    """Return ``config.json`` of this decoder, for texts of ``length`` tokens.
 
-    ``ids`` are special tokens, as ``eos_token_id``. ``origin`` is the text document of the checkpoint that was continued:
-    what it says and no tensor depends on is kept (``KEPT``), and its context length, if that is longer. Raises UnfitWeights
-    if no type is like the decoder.
+    ``ids`` are special tokens, such as ``eos_token_id``. ``origin`` is the text document of the checkpoint that was
+    continued: fields on which no tensor depends are kept (``KEPT``), and its context length, if that is longer. Raises
+    UnfitWeights if no type matches the decoder.
     """
     kind = _type_of(decoder)
     length = max(length, LENGTH_MIN if origin is None else _length_of(origin))
@@ -203,7 +204,7 @@ def document_of(
     if unsaid := differences(decoder, decoder_of(document)):
         field, own, theirs = unsaid[0]
         raise UnfitWeights(
-            detail=f"model.decoder has {field} {own}, where the model type {kind}, the nearest, has {theirs}: "
+            detail=f"model.decoder has {field} {own}, but the nearest model type, {kind}, has {theirs}: "
             "transformers has no such model.",
             remedy="Export it as safetensors or orbax.",
         )
@@ -211,13 +212,13 @@ def document_of(
 
 
 def differences(decoder: DecoderSection, other: DecoderSection) -> list[tuple[str, Any, Any]]:
-    """The fields by which they compute something else, with both values; decimal numbers within ``TOLERANCE`` are alike."""
+    """Return the fields in which their computations differ, with both values. Decimals within ``TOLERANCE`` are equal."""
     own, theirs = _computed(decoder), _computed(other)
     return [(name, own[name], theirs[name]) for name in own if not _alike(own[name], theirs[name])]
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Equal, but for the last digits of decimal numbers: 1e-5 was often written as its float32, 9.999999747378752e-06."""
+    """Compare, ignoring the last digits of decimals: 1e-5 was often written as its float32, 9.999999747378752e-06."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -228,7 +229,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _computed(decoder: DecoderSection) -> dict[str, Any]:
-    """The decoder by what it computes: without what has no effect, and without what only training goes by."""
+    """Return the fields that affect the computation, without those that have no effect or only matter in training."""
     values = decoder.model_dump()
     every = tuple(decoder.is_global(layer) for layer in range(decoder.layer_count))
     values["global_layers"] = [layer for layer, is_global in enumerate(every) if is_global]
@@ -244,7 +245,7 @@ def _computed(decoder: DecoderSection) -> dict[str, Any]:
 
 
 def _fields(kind: str, values: Document) -> Iterator[tuple[str, Any]]:
-    """The decoder's fields out of a document with its defaults."""
+    """Yield the decoder's fields from a document with its defaults."""
     heads = values.get("num_attention_heads")
     yield "vocabulary_size", values.get("vocab_size")
     yield "width", values.get("hidden_size")
@@ -300,25 +301,25 @@ def _gemma3_fields(values: Document, rope: Document) -> Iterator[tuple[str, Any]
 
 
 def _period(kinds: Any) -> int:
-    """Every how many layers one has no window, of a list that says it by layer. Raises UnfitWeights if it is uneven."""
+    """Return n if every n-th layer has no window, from a list by layer. Raises UnfitWeights if it is irregular."""
     layers = list(kinds) if isinstance(kinds, list | tuple) else []
     named = all(kind in ("full_attention", "sliding_attention") for kind in layers)
     first = layers.index("full_attention") + 1 if "full_attention" in layers else len(layers) + 1
     even = all((kind == "full_attention") == (number % first == 0) for number, kind in enumerate(layers, start=1))
     if not layers or not named or not even:
         raise UnfitWeights(
-            detail=f"config.json has layer_types {brief(kinds)}, which is no even mixture of full and sliding attention.",
-            remedy="Use weights of a model of which every n-th layer has full attention.",
+            detail=f"config.json has layer_types {brief(kinds)}, not a regular pattern of full and sliding attention.",
+            remedy="Use weights of a model in which every n-th layer has full attention.",
         )
     return first
 
 
 def _rotary(values: Document, name: str) -> Document:
-    """What is said of rotary positions under this name; nothing where that is absent. Raises UnfitWeights."""
+    """Return the document of rotary positions with this name; empty if absent. Raises UnfitWeights."""
     rope = values.get(name)
     if rope is not None and not isinstance(rope, Mapping):
         raise UnfitWeights(
-            detail=f"config.json has {name} {brief(rope)}, which is no mapping.",
+            detail=f"config.json has {name} {brief(rope)}, which is not a mapping.",
             remedy="Use the config.json that transformers has written.",
         )
     return rope or {}
@@ -339,8 +340,8 @@ def _scaling(rope: Document) -> dict[str, Any] | None:
             "original_length": rope.get("original_max_position_embeddings"),
         }
     raise UnfitWeights(
-        detail=f"config.json has rotary positions of type {brief(kind)}, and these are computed: default, linear, llama3.",
-        remedy="Use weights of a model with one of them.",
+        detail=f"config.json has rotary positions of type {brief(kind)}; supported are default, linear and llama3.",
+        remedy="Use weights of a model with one of these.",
     )
 
 
@@ -367,7 +368,7 @@ def _length_of(document: Document) -> int:
 
 
 def _type_of(decoder: DecoderSection) -> str:
-    """The nearest type."""
+    """Return the nearest type."""
     if decoder.post_norms:
         return "gemma3_text"
     if decoder.experts:
@@ -381,7 +382,7 @@ def _scalar(decoder: DecoderSection) -> int | float:
 
 
 def _number(value: Any) -> Any:
-    """Whole numbers are written for decimal ones in such documents."""
+    """Return a decimal for an integer: such documents write some decimals as integers."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

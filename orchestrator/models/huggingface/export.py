@@ -1,7 +1,7 @@
 """A job's merged parameters as a Hugging Face checkpoint: ``config.json``, ``model.safetensors``, and the tokenizer's files.
 
-Tensors are read part by part from the safetensors that a job leaves and written as they come, so that no more of them is in
-memory than one layer of one. Refuses to know where the job's file comes from.
+Tensors are read part by part from the job's safetensors file and written at once, so at most one layer of one tensor is in
+memory. Where the job's file comes from is known elsewhere.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def write(
     tokenizer_path: Path | None = None,
     origin: Origin | None = None,
 ) -> list[str]:
-    """Write the files into ``folder`` and return what a user should know of them, in sentences.
+    """Write the files to ``folder`` and return notes for the user, in sentences.
 
-    ``source`` are parameters of the job that ``spec`` is the specification of. ``tokenizer_path`` is a copy of
-    ``data.tokenizer``; without it a job whose tokens are no bytes is written without one. ``origin`` is what is kept of the
-    checkpoint that the job continued.
+    ``source`` are parameters of the job with the specification ``spec``. ``tokenizer_path`` is a copy of
+    ``data.tokenizer``; without it a job whose tokens are not bytes is written without a tokenizer. ``origin`` is what was
+    kept of the checkpoint that the job continued.
 
-    Raises UnfitWeights, before anything is written, for a model that none of transformers' is like; DataError where the
-    file has not this model's tensors.
+    Raises UnfitWeights, before anything is written, if transformers has no such model; DataError if the
+    file does not have this model's tensors.
     """
     if problem := not_of_transformers(spec):
         raise problem
     network = ModelSection.model_validate(spec["model"]).network
-    assert isinstance(network, DecoderSection), "else there is a problem"
+    assert isinstance(network, DecoderSection), "otherwise there is a problem"
     data, file = spec["data"], None
     if tokenizer_path is not None:
         file = read_tokenizer(EVERYTHING, str(tokenizer_path.absolute()))
@@ -54,7 +54,7 @@ def write(
     own = files.read_header(lambda: source.open("rb"))
     shapes = parameter_shapes(network)
     if shapes != {name: entry.shape for name, entry in own.entries.items()}:
-        raise DataError(detail=f"{source} has not the tensors of the model that its specification describes.")
+        raise DataError(detail=f"{source} does not have the tensors of the model that its specification describes.")
     sources = sources_of(network)
     tensors = {name: each.shape for each in sources.values() for name in each.names.values()}
     with (folder / "model.safetensors").open("xb") as out:
@@ -63,23 +63,23 @@ def write(
     for name, content in special.files.items():
         (folder / name).write_bytes(content)
     if origin is not None and configuration.sees(origin.mapping(CONFIG)):
-        notes.append(f"It is the language model alone of {origin.folder}, which also sees.")
+        notes.append(f"It is only the language model of {origin.folder}, a vision-language model.")
     return notes
 
 
 def not_of_transformers(spec: Mapping[str, Any]) -> UnfitWeights | None:
-    """Why no job of this specification has a model that transformers loads; None if it may have one."""
+    """Return why transformers cannot load a model of this specification; None if it may be able to."""
     section = ModelSection.model_validate(spec["model"])
     if isinstance(section.network, DecoderSection):
         return None
     if section.factory is not None:
         what = f"its model is of model.factory {section.factory}"
     elif spec["trainer"] != BUILT_IN_TRAINER:
-        what = f"its trainer is {spec['trainer']}, and model.decoder is not given"
+        what = f"its trainer is {spec['trainer']}, and model.decoder is not set"
     else:
         what = f"its model is model.preset {section.preset!r}"
     return UnfitWeights(
-        detail=f"The job cannot be exported for transformers: {what}, and only a decoder is like a model of it.",
+        detail=f"The job cannot be exported for transformers: {what}, and transformers only has models like a decoder.",
         remedy="Export it as safetensors or orbax.",
     )
 

@@ -1,11 +1,11 @@
-"""Safetensors read tensor by tensor, or part by part, from files that anybody may have written; and written alike.
+"""Safetensors files, read tensor by tensor or part by part, from untrusted sources; and written the same way.
 
-A file is opened for each read and never mapped: one that shrinks meanwhile is an error, and no signal. Its header is
-believed once names, types, shapes and offsets agree with each other and with the file's length. Refuses to know which
-tensors a model has.
+A file is opened for each read and never mapped: if it shrinks meanwhile, that is an error, and not a signal. Its header is
+used only if names, types, shapes and offsets agree with each other and with the file's length. Which tensors a model has
+is known elsewhere.
 
-Format: eight bytes of length, little-endian; so many bytes of JSON; data. ``safetensors`` itself reads and writes whole
-files, or maps them.
+Format: eight bytes of length, little-endian; that many bytes of JSON; data. The package ``safetensors`` only reads and
+writes whole files, or maps them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from orchestrator.system.roots import shown
 Open = Callable[[], IO[bytes]]
 
 HEADER_BYTES_MAX = 32 << 20
-"""Of all files of one model together: some 200,000 tensors."""
+"""The limit for all files of one model together: some 200,000 tensors."""
 DIMENSIONS_MAX = 8
 TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-"""Those that parameters come in."""
+"""The types that parameters may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file: where its bytes begin, from the file's start."""
+    """One tensor of a file, and where its bytes begin in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,14 +45,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """``entries`` are the tensors by name."""
+    """An open safetensors file. ``entries`` are the tensors by name."""
 
     open: Open
     entries: Mapping[str, Entry]
     header_bytes: int
 
     def read(self, name: str, index: tuple[int, ...] = ()) -> NDArray[np.float32]:
-        """The tensor, or its part at ``index`` along the first axes, as float32. Raises DataError, OSError."""
+        """Return the tensor, or its part at ``index`` along the first axes, as float32. Raises DataError, OSError."""
         entry = self.entries[name]
         shape = entry.shape[len(index) :]
         before = 0
@@ -61,12 +61,12 @@ class TensorFile:
         return self._values(name, before * math.prod(shape), shape)
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
-        """What ``start`` to ``stop`` of the first axis has, as float32. Raises as ``read``."""
+        """Return ``start`` to ``stop`` along the first axis, as float32. Raises as ``read``."""
         inner = self.entries[name].shape[1:]
         return self._values(name, start * math.prod(inner), (stop - start, *inner))
 
     def _values(self, name: str, before: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Values of a tensor, as many as ``shape`` has, behind the first ``before`` ones."""
+        """Return values of a tensor with this shape, after the first ``before`` ones."""
         entry = self.entries[name]
         dtype = np.dtype(TYPES[entry.dtype])
         nbytes = math.prod(shape) * dtype.itemsize
@@ -74,31 +74,31 @@ class TensorFile:
             file.seek(entry.start + before * dtype.itemsize)
             content = file.read(nbytes)
         if len(content) != nbytes:
-            raise DataError(detail=f"the file with {shown(name)} became shorter while it was read.")
+            raise DataError(detail=f"the file with {shown(name)} became shorter while it was being read.")
         return np.frombuffer(content, dtype).reshape(shape).astype(np.float32, copy=False)
 
 
 def read_header(open_file: Open, bytes_max: int = HEADER_BYTES_MAX) -> TensorFile:
-    """The tensors of a file. Raises DataError where it is no safetensors file, or its header does not hold; OSError."""
+    """Return the tensors of a file. Raises DataError if it is not a valid safetensors file; OSError."""
     with open_file() as file:
         prefix, size = file.read(8), os.fstat(file.fileno()).st_size
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= min(bytes_max, size - 8):
-            raise DataError(detail="it is no safetensors file: its header does not fit in it, or is too large.")
+            raise DataError(detail="it is not a safetensors file: its header does not fit in it, or is too large.")
         content = file.read(length)
     try:
         header = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(detail="it is no safetensors file: its header is no JSON.") from error
+        raise DataError(detail="it is not a safetensors file: its header is not JSON.") from error
     if not isinstance(header, dict):
-        raise DataError(detail="it is no safetensors file: its header is no mapping.")
+        raise DataError(detail="it is not a safetensors file: its header is not a mapping.")
     header.pop("__metadata__", None)
     entries = {name: _entry(name, value, 8 + length, size) for name, value in header.items()}
     return TensorFile(open_file, entries, length)
 
 
 def write(file: IO[bytes], tensors: Mapping[str, tuple[int, ...]], values: Iterable[NDArray[np.float32]]) -> None:
-    """Write float32 tensors of these names and shapes, whose ``values`` come one by one in the same order."""
+    """Write float32 tensors with these names and shapes, whose ``values`` come one by one in the same order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, shape in tensors.items():
@@ -109,7 +109,7 @@ def write(file: IO[bytes], tensors: Mapping[str, tuple[int, ...]], values: Itera
     content += b" " * (-len(content) % 8)
     file.write(struct.pack("<Q", len(content)) + content)
     for (name, shape), array in zip(tensors.items(), values, strict=True):
-        assert array.shape == shape, f"{name} is {array.shape}, and should be {shape}"
+        assert array.shape == shape, f"{name} is {array.shape}, but should be {shape}"
         file.write(np.ascontiguousarray(array, "<f4").data)
 
 
@@ -118,9 +118,9 @@ def _entry(name: str, value: Any, data_start: int, size: int) -> Entry:
         dtype, shape, (start, stop) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
         whole = len(shape) <= DIMENSIONS_MAX and all(type(n) is int and n >= 0 for n in (*shape, start, stop))
     except (TypeError, KeyError, ValueError) as error:
-        raise DataError(detail=f"its header says of {shown(name)} nothing that describes a tensor.") from error
+        raise DataError(detail=f"its header does not describe {shown(name)} as a tensor.") from error
     item = np.dtype(TYPES[dtype]).itemsize if isinstance(dtype, str) and dtype in TYPES else None
     fits = whole and start <= stop and data_start + stop <= size
     if not fits or (item is not None and stop - start != item * math.prod(shape)):
-        raise DataError(detail=f"its header says of {shown(name)} what does not fit into the file.")
+        raise DataError(detail=f"its header gives {shown(name)} a place that does not fit into the file.")
     return Entry(str(dtype)[:16], shape, data_start + start)

@@ -1,7 +1,7 @@
-"""Which tensors of a Hugging Face checkpoint make one of ours: their names, in the order in which ours are stacked.
+"""Which tensors of a Hugging Face checkpoint make up one of ours: their names, in the order of our stacks.
 
-Theirs are one per layer and expert, and matrices are (outputs, inputs), so that each of ours is a stack of theirs turned
-over. Of a model that also sees they have the same names behind a prefix. Refuses to know files and numbers.
+Theirs are one per layer and expert, and matrices are (outputs, inputs), so each of ours is a stack of their transposes.
+In a vision-language model they have the same names after a prefix. Files and values are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WITH_POST_NORMS: Mapping[str, str] = {
     "feedforward.norm": "pre_feedforward_layernorm",
     "feedforward.post_norm": "post_feedforward_layernorm",
 }
-"""Of a decoder with norms on both sides, where ``post_attention_layernorm`` is another one."""
+"""The names in a decoder with norms on both sides, in which ``post_attention_layernorm`` is another one."""
 
 TEXT_PREFIXES: Mapping[str, str] = {
     "language_model.model.": "model.",
@@ -48,14 +48,14 @@ TEXT_PREFIXES: Mapping[str, str] = {
     "language_model.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
 }
-"""How names of a language model begin in a model that also sees, as releases wrote it; and how where it is alone."""
+"""The prefixes of a language model's names in a vision-language model, in several releases; and those on its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The tensors that make one of ours: theirs by the index among ours' leading axes, of ``shape`` each.
+    """The tensors that make up one of ours, by their index among our leading axes, each with ``shape``.
 
-    ``turned`` says that ours is the transpose of each.
+    If ``turned``, ours is the transpose of each.
     """
 
     names: Mapping[tuple[int, ...], str]
@@ -64,14 +64,14 @@ class Sources:
 
 
 def sources_of(decoder: DecoderSection) -> dict[str, Sources]:
-    """By the name of each of our tensors."""
+    """Return the sources of each of our tensors, by name."""
     return {name: _sources(decoder, name, shape) for name, shape in parameter_shapes(decoder).items()}
 
 
 def text_names(names: Iterable[str]) -> dict[str, list[str]]:
-    """Those tensors of a model that also sees which are its language model's, by the names that they would have alone.
+    """Return the tensors of a vision-language model's language model, by the names that they have on its own.
 
-    More than one of a name is a file that nobody can read in one way.
+    More than one tensor with the same name means that the file is ambiguous.
     """
     by_name: dict[str, list[str]] = {}
     for name in names:

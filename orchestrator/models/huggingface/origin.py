@@ -1,12 +1,12 @@
 """What an export keeps of the checkpoint that a job continued: its context length, special tokens, and small files.
 
-    {"folder": "/data/Qwen3-0.6B",               model.initial_weights
-     "files": {"config.json": "…", …},           small files of the folder, as text: those of ``FILES`` that it has
-     "tokenizers": {"tokenizer.json": "…"},      digests of the tokenizers in it, as data.tokenizer_digest
-     "lost": {"chat_template.jinja": "…"}}       files that are there and were not taken, with the reason
+   {"folder": "/data/Qwen3-0.6B",               model.initial_weights
+    "files": {"config.json": "…", …},           small files of the folder, as text: those of ``FILES`` that it has
+    "tokenizers": {"tokenizer.json": "…"},      digests of its tokenizers, as data.tokenizer_digest
+    "lost": {"chat_template.jinja": "…"}}       files that could not be kept, with the reason
 
 The service reads it when the job starts and keeps it in the run's folder, so that an export does not need the checkpoint
-any more. Refuses to know tensors, and what is written where (``export``).
+any more. Tensors, and what is written where, are handled in ``export``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ OF_THE_TOKENIZER = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Files that mean something only beside the tokenizer that they were published with."""
+"""Files that are only meaningful with the tokenizer that they were published with."""
 FILES = (CONFIG, GENERATION, *OF_THE_TOKENIZER)
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 ONE_FILE_BYTES_MAX = 4 << 20
 """Gemma's tokenizer_config.json has 1.2 MB."""
 BYTES_MAX = 32 << 20
-"""Of all that is kept, as JSON."""
+"""The limit of everything that is kept, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """See the module."""
+    """The checkpoint that a job continued; see the module."""
 
     folder: str
     files: Mapping[str, str] = field(default_factory=dict)
@@ -50,11 +50,11 @@ class Origin:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What its config.json says of its language model; empty where it says nothing."""
+        """The fields of its config.json for the language model; empty if there are none."""
         return configuration.text_document(self.mapping(CONFIG))
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """The JSON object in one of its files; empty where there is none."""
+        """Return the JSON object in one of its files; empty if there is none."""
         try:
             document = json.loads(self.files.get(name, "{}"))
         except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ class Origin:
 
 
 def taken(folder: str, roots: AllowedRoots) -> Origin:
-    """What the folder has today. Raises DataError where it has no config.json that can be read."""
+    """Return what the folder has now. Raises DataError if it has no readable config.json."""
     files, tokenizers, lost = dict[str, str](), dict[str, str](), dict[str, str]()
     for name in (*FILES, *TOKENIZERS):
         bytes_max = FILE_BYTES_MAX if name in TOKENIZERS else ONE_FILE_BYTES_MAX
@@ -82,14 +82,14 @@ def taken(folder: str, roots: AllowedRoots) -> Origin:
         except FileNotFoundError:
             continue
         except (OSError, ConfigurationError, ValueError) as error:
-            lost[name] = "it leads out of the roots" if isinstance(error, OutsideRoots) else str(error)
+            lost[name] = "it is outside the roots" if isinstance(error, OutsideRoots) else str(error)
     if CONFIG not in files:
-        raise DataError(detail=f"{folder} has no {CONFIG} that can be read ({lost.get(CONFIG, 'there is none')}).")
+        raise DataError(detail=f"{folder} has no readable {CONFIG} ({lost.get(CONFIG, 'there is none')}).")
     return Origin(folder, files, tokenizers, lost)
 
 
 def parsed(content: bytes | str, name: str) -> Origin:
-    """Raises DataError for what is none."""
+    """Return the origin in this document. Raises DataError if it is invalid."""
     try:
         document = json.loads(content)
         parts = [document[part] for part in ("files", "tokenizers", "lost")]
@@ -97,6 +97,8 @@ def parsed(content: bytes | str, name: str) -> Origin:
         if not texts or not isinstance(document["folder"], str):
             raise TypeError("a text was expected")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(detail=f"{name} is damaged: it does not say what the job continued.") from error
+        raise DataError(
+            detail=f"{name} is damaged: it does not describe the checkpoint that the job continued."
+        ) from error
     files, tokenizers, lost = parts
     return Origin(document["folder"], {each: files[each] for each in FILES if each in files}, tokenizers, lost)

@@ -1,15 +1,15 @@
-"""The tokenizer's side of an exported model: special tokens, and the files by which ``AutoTokenizer`` loads it.
+"""The tokenizer's side of an exported model: special tokens, and the files with which ``AutoTokenizer`` loads it.
 
-    tokenizer_config.json    the class that loads it, and the tokens around a document
-    tokenizer.json           as the job had it; of bytes, one that makes each byte its own token
-    tokenizer.model          SentencePiece's, as the job had it
-    generation_config.json   of the checkpoint that the job continued, which ends also at the job's separator
-    chat_template.jinja, …   of that checkpoint, as they were
+   tokenizer_config.json    the class that loads it, and the tokens around a document
+   tokenizer.json           that of the job; for bytes, one in which each byte is a token
+   tokenizer.model          SentencePiece's, that of the job
+   generation_config.json   that of the checkpoint that the job continued; generation also ends at the job's separator
+   chat_template.jinja, …   those of that checkpoint
 
-What the checkpoint has of its tokenizer is kept where the job has the same tokenizer. Else the tokens are those that the job
-trained with: the separator ends a text if it is a control token, and the token before documents begins one. The tokens of a
-text are those that the job trained on, but for control tokens: what a document says was text there, and transformers makes
-the token itself of a ``<|endoftext|>``. Refuses to know how the files came here.
+The checkpoint's tokenizer files are kept if the job has the same tokenizer. Otherwise the special tokens are those that the
+job trained with: the separator ends a text if it is a control token, and the token before documents begins one. The tokens
+of a text are those that the job trained on, except for control tokens: in training the content of a document was text,
+whereas transformers turns a ``<|endoftext|>`` into the token itself. How the files came here is known elsewhere.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from orchestrator.text.tokenizer_file import TokenizerFile
 
 JSON, PIECES = "tokenizer.json", "tokenizer.model"
 SENTENCEPIECE_CLASS = "SentencePieceBackend"
-"""transformers' other classes split by rules of their own: this one asks SentencePiece."""
+"""transformers' other classes split by their own rules; this one uses SentencePiece."""
 VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-"""Bytes that byte-level tokenizers write as the character of that number; the others follow from 256 on (GPT-2)."""
+"""Bytes that byte-level tokenizers write as the character with that number; the others follow from 256 on (GPT-2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """``ids`` are those of config.json, ``files`` what lies beside it, by name."""
+    """Special tokens for an export. ``ids`` are for config.json; ``files`` are the tokenizer's files, by name."""
 
     ids: Mapping[str, Any]
     files: Mapping[str, bytes]
@@ -42,9 +42,9 @@ class SpecialTokens:
 def special_tokens_of(
     file: TokenizerFile | None, data: Mapping[str, Any], origin: Origin | None = None
 ) -> tuple[SpecialTokens, list[str]]:
-    """What an export has of the tokenizer, and what a user should know of it.
+    """Return the tokenizer's part of an export, and notes for the user.
 
-    ``file`` is that of the job; None where its tokens are bytes, or where it is not there any more. ``data`` is the job's
+    ``file`` is that of the job; None if its tokens are bytes, or if it is gone. ``data`` is the job's
     section.
     """
     end, begin = end_of_text_of(file, data["separator"]), begin_of_text_of(file, data.get("begin_token"))
@@ -52,11 +52,11 @@ def special_tokens_of(
     files = files_of(file, end, begin) if file is not None or data["tokenizer"] == BYTES else {}
     if origin is None:
         return SpecialTokens(ids, files), []
-    notes = [f"{name} of {origin.folder} was not kept: {reason}." for name, reason in sorted(origin.lost.items())]
+    notes = [f"{name} of {origin.folder} could not be kept: {reason}." for name, reason in sorted(origin.lost.items())]
     if not _is_same(file, data, origin):
         if dropped := [name for name in origin.files if name in (GENERATION, *OF_THE_TOKENIZER)]:
             notes.append(
-                f"The job's tokenizer is not that of {origin.folder}, whose {', '.join(dropped)} are left out."
+                f"The job's tokenizer differs from that of {origin.folder}, so {', '.join(dropped)} are left out."
             )
         return SpecialTokens(ids, files), notes
     ids |= {name: origin.config[name] for name in IDS if origin.config.get(name) is not None}
@@ -71,16 +71,16 @@ def special_tokens_of(
     ends = [*ends] if isinstance(ends, list) else [ends]
     if end is not None and end not in ends:
         generation["eos_token_id"] = [*(each for each in ends if each is not None), end]
-        notes.append(f"Generation ends also at token {end}, which stood behind each document.")
+        notes.append(f"Generation also ends at token {end}, which separated the documents.")
     if generation:
         files[GENERATION] = _json(generation)
     return SpecialTokens(ids, files), notes
 
 
 def files_of(file: TokenizerFile | None, end_of_text: int | None, begin_of_text: int | None = None) -> dict[str, bytes]:
-    """The tokenizer's files by name; without a file, those of bytes.
+    """Return the tokenizer's files by name; without a file, those for bytes.
 
-    ``end_of_text`` and ``begin_of_text`` are the tokens around a document, where they are control tokens.
+    ``end_of_text`` and ``begin_of_text`` are the tokens around a document, if they are control tokens.
     """
     config: dict[str, Any] = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
     if file is None:
@@ -95,7 +95,7 @@ def files_of(file: TokenizerFile | None, end_of_text: int | None, begin_of_text:
 
 
 def end_of_text_of(file: TokenizerFile | None, separator: int | None) -> int | None:
-    """The job's separator, where it is a control token: text, such as a line's end, is no sign that a model has ended."""
+    """Return the job's separator if it is a control token: text, such as a newline, does not show that a model has ended."""
     if file is None:
         return None
     token = file.end_of_text if separator is None else separator
@@ -103,7 +103,7 @@ def end_of_text_of(file: TokenizerFile | None, separator: int | None) -> int | N
 
 
 def begin_of_text_of(file: TokenizerFile | None, begin_token: int | str | None) -> int | None:
-    """The token before the job's documents, where it is a control token."""
+    """Return the token before the job's documents, if it is a control token."""
     return (
         begin_token
         if file is not None and isinstance(begin_token, int) and begin_token in file.control_tokens
@@ -112,7 +112,7 @@ def begin_of_text_of(file: TokenizerFile | None, begin_token: int | str | None) 
 
 
 def _is_same(file: TokenizerFile | None, data: Mapping[str, Any], origin: Origin) -> bool:
-    """Whether the job has the checkpoint's tokenizer. A checkpoint without one has the ids of its model's vocabulary."""
+    """Return whether the job has the checkpoint's tokenizer. If the checkpoint has none, any with its vocabulary's ids."""
     if data["tokenizer"] == BYTES:
         return False
     digest = data.get("tokenizer_digest") or (None if file is None else file.digest)

@@ -1,14 +1,14 @@
-"""A folder of somebody's weights as the tensors of a decoder: looked at before a job begins, read once it does.
+"""A folder of published weights as the tensors of a decoder: checked before a job begins, read when it does.
 
-    config.json                      what model they are of
-    model.safetensors                all of them; or
-    model.safetensors.index.json     which file has which, and these files beside it
+   config.json                      the model that they belong to
+   model.safetensors                all of them; or
+   model.safetensors.index.json     which file has which, and these files beside it
 
-The folder and each file must lie below a root of data. Looking reads ``config.json``, the index and the files' headers;
-every tensor must be there with its shape, and nothing else that a model computes with: what would be dropped is refused by
-its name. Only tables that follow from the configuration (``TABLES``) are passed over, and, of a model that also sees, what
-sees, which the log says. ``lm_head.weight`` beside tied embeddings must be the embeddings once more. What is wrong is
-UnfitWeights, with a remedy. Refuses to know who asks.
+The folder and each file must be below a root of data. The check reads ``config.json``, the index and the files' headers.
+Every tensor must be there with its shape, and nothing else that the model computes with: a tensor that would be dropped is
+refused by its name. Only tables that follow from the configuration (``TABLES``) are ignored, and the vision part of a
+vision-language model, which the log mentions. With tied embeddings, ``lm_head.weight`` must equal the embeddings. Problems
+are UnfitWeights, with a remedy.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ AS_DESCRIBED = "Use weights of the model that config.json describes, saved by tr
 TABLES = re.compile(
     r"(?:model\.(?:layers\.\d+\.self_attn\.)?rotary_emb(?:_local)?\.(?:\w*inv_freq|cos_cached|sin_cached)|model\.embed_tokens\.embed_scale)"
 )
-"""Tensors that old checkpoints have and that follow from their ``config.json``."""
+"""Tensors of old checkpoints that follow from their ``config.json``."""
 SIGHT = re.compile(r"(?:model\.)?(?:vision_tower\.|multi_modal_projector\.|image_newline$)")
-"""How names of what sees begin, in the types that are read."""
+"""The prefixes of the vision part, in the supported types."""
 ADAPTER = "adapter_config.json"
 EMBED, HEAD = WHOLE_TENSORS["embed"], WHOLE_TENSORS["unembed"]
 COMPARED_BYTES, COMPARED_BLOCKS = 64 << 20, 64
-"""So much of a head, in so many blocks, is compared with the embeddings when a job is submitted; all of it before step 1."""
+"""The part of a head that is compared with the embeddings when a job is submitted; all of it is before step 1."""
 BLOCK_BYTES = 16 << 20
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor in a file: ``name`` is what that file calls it."""
+    """A tensor in a file; ``name`` is its name there."""
 
     file: TensorFile
     name: str
@@ -71,10 +71,10 @@ class Source:
 
 
 class Weights:
-    """The tensors of a decoder, which are read when they are taken; nobody holds them here."""
+    """The tensors of a decoder, read when they are taken, and not kept."""
 
     def __init__(self, decoder: DecoderSection, folder: str, roots: AllowedRoots) -> None:
-        """Raises UnfitWeights unless the folder has the weights of this decoder."""
+        """Check the folder. Raises UnfitWeights unless it has the weights of this decoder."""
         self._shapes, self._sources = parameter_shapes(decoder), sources_of(decoder)
         self._folder = folder
         document = _document(folder, roots)
@@ -89,7 +89,7 @@ class Weights:
             self._require_equal_head(COMPARED_BYTES)
 
     def taken(self, pieces: Iterable[str] | None = None) -> dict[str, NDArray[np.float32]]:
-        """These pieces by name, or all tensors. Raises UnfitWeights where they cannot be read, or are no numbers.
+        """Return these pieces by name, or all tensors. Raises UnfitWeights if they cannot be read, or are not finite.
 
         Of a stacked tensor only the layers or experts of a piece are read.
         """
@@ -99,7 +99,7 @@ class Weights:
         return {name: self._piece(piece_named(name)) for name in (self._shapes if pieces is None else pieces)}
 
     def _require_equal_head(self, bytes_max: float = math.inf) -> None:
-        """Raises UnfitWeights where ``lm_head.weight`` is not the embeddings, as far as ``bytes_max`` of each show it."""
+        """Raise UnfitWeights if ``lm_head.weight`` differs from the embeddings in ``bytes_max`` of each."""
         embed, head = self._tensors[EMBED], self._tensors[HEAD]
         try:
             row = _differing_row(embed, head, bytes_max)
@@ -107,17 +107,17 @@ class Weights:
             raise _unreadable(self._folder, error) from error
         if row is not None:
             raise UnfitWeights(
-                detail=f"config.json has tie_word_embeddings true, and {HEAD} is not {EMBED}: row {row:,} differs. A tied "
+                detail=f"config.json has tie_word_embeddings true, but {HEAD} differs from {EMBED} in row {row:,}. A tied "
                 "model would drop it.",
-                remedy="If the model has a head of its own, set tie_word_embeddings to false in config.json and "
-                "tied_embeddings to false in model.decoder; else save the weights anew without it.",
+                remedy="If the model has a separate head, set tie_word_embeddings to false in config.json and "
+                "tied_embeddings to false in model.decoder; otherwise save the weights again without it.",
             )
 
     def _piece(self, piece: Piece) -> NDArray[np.float32]:
         sources, shape = self._sources[piece.tensor], self._shapes[piece.tensor]
         stacked_axes = len(shape) - len(sources.shape)
         axis, start, stop = piece.bounds or (0, 0, shape[0])
-        between = axis < stacked_axes  # it is made of whole tensors of theirs
+        between = axis < stacked_axes  # the piece consists of whole tensors of theirs
         tensor = np.empty(piece.shape(shape) if between else shape, np.float32)
         for index, theirs in sources.names.items():
             if between and not start <= index[axis] < stop:
@@ -130,14 +130,14 @@ class Weights:
             tensor[own] = part.T if sources.turned else part
         if not np.isfinite(tensor).all():
             raise UnfitWeights(
-                detail=f"{shown(self._folder)} has NaN or Inf in what is {piece.name} here.",
-                remedy="Use sound weights.",
+                detail=f"{shown(self._folder)} has NaN or Inf in the tensor that is {piece.name} here.",
+                remedy="Use intact weights.",
             )
         return tensor if between else tensor[piece.index]
 
 
 def described(folder: str, roots: AllowedRoots) -> DecoderSection:
-    """The decoder that the folder's ``config.json`` describes. Raises UnfitWeights."""
+    """Return the decoder that the folder's ``config.json`` describes. Raises UnfitWeights."""
     return configuration.decoder_of(_document(folder, roots))
 
 
@@ -146,13 +146,13 @@ def _document(folder: str, roots: AllowedRoots) -> dict[str, Any]:
     try:
         return documents.mapping(documents.read_json(_finite(content), documents.REQUEST, CONFIG), CONFIG)
     except ConfigurationError as error:
-        raise UnfitWeights(detail=str(error), remedy="Mend config.json.") from error
+        raise UnfitWeights(detail=str(error), remedy="Correct config.json.") from error
 
 
 def _finite(content: bytes) -> bytes | str:
-    """The same document with texts in the place of NaN and Infinity, which Python writes into JSON.
+    """Return the document with strings instead of NaN and Infinity, which Python writes into JSON.
 
-    Where nothing depends on such a field it does no harm, and elsewhere a text is refused with the field's name.
+    If nothing depends on such a field, it does no harm; otherwise the string is refused with the field's name.
     """
     if b"NaN" not in content and b"Infinity" not in content:
         return content
@@ -163,19 +163,19 @@ def _finite(content: bytes) -> bytes | str:
 
 
 def require_same(decoder: DecoderSection, theirs: DecoderSection) -> None:
-    """Raises UnfitWeights, with what to change, unless the two compute the same."""
+    """Raise UnfitWeights, with what to change, unless both compute the same."""
     differing = configuration.differences(decoder, theirs)
     if differing:
-        listed = "; ".join(f"{name} {other}, and not {own}" for name, own, other in differing[:4])
+        listed = "; ".join(f"{name} {other}, not {own}" for name, own, other in differing[:4])
         changed = ", ".join(name for name, _, _ in differing[:4])
         raise UnfitWeights(
-            detail=f"the weights are of another model than the specification's: it has {listed}.",
-            remedy=f"Use the preset that is like it, or set model.decoder ({changed}) as its config.json says.",
+            detail=f"the weights belong to another model than the specification's: it has {listed}.",
+            remedy=f"Use the matching preset, or set model.decoder ({changed}) as in its config.json.",
         )
 
 
 def _tensors_by_name(folder: str, roots: AllowedRoots) -> dict[str, Source]:
-    """Every tensor of the folder."""
+    """Return every tensor of the folder."""
     try:
         named = _index(folder, roots)
         if named is None:
@@ -190,13 +190,13 @@ def _tensors_by_name(folder: str, roots: AllowedRoots) -> dict[str, Source]:
     for tensor, file in named.items():
         if tensor not in opened[file]:
             raise UnfitWeights(
-                detail=f"{INDEX} says that {shown(file)} has {shown(tensor)}, which it has not.", remedy="Copy it anew."
+                detail=f"{INDEX} says that {shown(file)} has {shown(tensor)}, but it does not.", remedy="Copy it again."
             )
     if WHOLE not in opened and _is_there(folder, WHOLE, roots):
         raise UnfitWeights(
-            detail=f"{shown(folder)} has {WHOLE}, and {INDEX} of other files: two sets of weights, of which one would be "
-            "dropped.",
-            remedy="Remove the one that is not meant.",
+            detail=f"{shown(folder)} has both {WHOLE} and an {INDEX} of other files: two sets of weights, one of which "
+            "would be dropped.",
+            remedy="Remove the one that is not wanted.",
         )
     unnamed = {tensor: source for tensors in opened.values() for tensor, source in tensors.items()}
     return {**unnamed, **{tensor: opened[file][tensor] for tensor, file in named.items()}}
@@ -213,7 +213,7 @@ def _tensors_of(
 
 
 def _index(folder: str, roots: AllowedRoots) -> dict[str, str] | None:
-    """The file of each tensor; None if there is no index."""
+    """Return the file of each tensor; None if there is no index."""
     try:
         content = _content(folder, INDEX, roots, INDEX_BYTES_MAX, missing=True)
         if content is None:
@@ -228,18 +228,18 @@ def _index(folder: str, roots: AllowedRoots) -> dict[str, str] | None:
 
 
 def _of_text(tensors: Mapping[str, Source]) -> dict[str, Source]:
-    """The language model's, by the names that they have where it is alone.
+    """Return the language model's tensors, by the names that they have on its own.
 
-    Raises UnfitWeights where one is there twice, or one is neither the language model's nor of what sees.
+    Raises UnfitWeights if one is there twice, or one belongs neither to the language model nor to the vision part.
     """
     by_name = text_names(tensors)
     others = set(tensors).difference(*by_name.values())
     if strange := [name for name in others if not SIGHT.match(name)]:
         raise _strange(strange)
-    log.warning("%d tensors of what sees are passed over: the language model alone is trained", len(others))
+    log.warning("%d tensors of the vision part are ignored: only the language model is trained", len(others))
     if twice := next((names for names in by_name.values() if len(names) > 1), None):
         raise UnfitWeights(
-            detail=f"the weights have {' and '.join(map(shown, sorted(twice)))}, which are one tensor of the language "
+            detail=f"the weights have {' and '.join(map(shown, sorted(twice)))}, which are the same tensor of the language "
             "model.",
             remedy="Use weights of the model that config.json describes, saved by transformers.",
         )
@@ -252,14 +252,14 @@ def _require_tensors(sources: Mapping[str, Sources], entries: Mapping[str, Sourc
     if missing:
         raise UnfitWeights(detail=f"the weights lack {_listed(missing)}.", remedy=AS_DESCRIBED)
     if HEAD not in wanted and HEAD in entries:
-        wanted = {**wanted, HEAD: wanted[EMBED]}  # the embeddings once more
+        wanted = {**wanted, HEAD: wanted[EMBED]}  # a copy of the embeddings
     if strange := [name for name in entries if name not in wanted and not TABLES.fullmatch(name)]:
         raise _strange(strange)
     for name, shape in wanted.items():
         entry = entries[name].entry
         if entry.shape != shape or entry.dtype not in files.TYPES:
             raise UnfitWeights(
-                detail=f"the weights have {name} as {entry.shape} of {shown(entry.dtype)}; the model has {shape}, of "
+                detail=f"the weights have {name} as {entry.shape} of {shown(entry.dtype)}, but the model has {shape}, of "
                 f"{', '.join(files.TYPES)}.",
                 remedy="Use weights of the model that config.json describes, not quantised.",
             )
@@ -267,7 +267,7 @@ def _require_tensors(sources: Mapping[str, Sources], entries: Mapping[str, Sourc
 
 def _strange(names: Sequence[str]) -> UnfitWeights:
     return UnfitWeights(
-        detail=f"the weights have also {_listed(names)}, which the model would drop.",
+        detail=f"the weights also have {_listed(names)}, which the model would drop.",
         remedy=AS_DESCRIBED,
     )
 
@@ -278,9 +278,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _differing_row(one: Source, other: Source, bytes_max: float) -> int | None:
-    """The first row by which two matrices of one shape differ, among blocks of rows that have ``bytes_max`` of each.
+    """Return the first row in which two matrices of one shape differ, among blocks of rows with ``bytes_max`` of each.
 
-    Where their types differ, the finer is rounded to the coarser.
+    If their types differ, the finer is rounded to the coarser.
     """
     rows, width = one.entry.shape
     row_bytes = 4 * max(1, width)
@@ -306,8 +306,8 @@ def _differing_row(one: Source, other: Source, bytes_max: float) -> int | None:
 def _refuse_adapter(folder: str, roots: AllowedRoots) -> None:
     if _is_there(folder, ADAPTER, roots):
         raise UnfitWeights(
-            detail=f"{shown(folder)} has {ADAPTER}: an adapter of PEFT, which would be dropped.",
-            remedy="Merge it into the weights (merge_and_unload of peft) and save them, or take it out of the folder.",
+            detail=f"{shown(folder)} has {ADAPTER}: a PEFT adapter, which would be dropped.",
+            remedy="Merge it into the weights (merge_and_unload of peft) and save them, or remove it from the folder.",
         )
 
 
@@ -322,7 +322,7 @@ def _is_there(folder: str, name: str, roots: AllowedRoots) -> bool:
 
 
 def _content(folder: str, name: str, roots: AllowedRoots, bytes_max: int, *, missing: bool = False) -> Any:
-    """A small file's bytes. Raises UnfitWeights; with ``missing`` it is None where there is none."""
+    """Return a small file's bytes. Raises UnfitWeights; with ``missing`` it returns None for a missing file."""
     try:
         with _opened(folder, name, roots) as file:
             content = file.read(bytes_max + 1)
@@ -333,9 +333,7 @@ def _content(folder: str, name: str, roots: AllowedRoots, bytes_max: int, *, mis
     except (OSError, DataError) as error:
         raise _unreadable(folder, error) from error
     if len(content) > bytes_max:
-        raise UnfitWeights(
-            detail=f"{name} has more than {bytes_max:,} bytes.", remedy="Use the one that was published."
-        )
+        raise UnfitWeights(detail=f"{name} has more than {bytes_max:,} bytes.", remedy="Use the published one.")
     return content
 
 
@@ -345,7 +343,7 @@ def _opened(folder: str, name: str, roots: AllowedRoots) -> IO[bytes]:
     except OutsideRoots as error:
         raise UnfitWeights(detail=error.detail, remedy=error.remedy) from error
     except ConfigurationError as error:
-        raise DataError(detail=f"{shown(name)} is no regular file.") from error
+        raise DataError(detail=f"{shown(name)} is not a regular file.") from error
 
 
 def _unreadable(folder: str, error: Exception) -> UnfitWeights:
@@ -358,7 +356,7 @@ def _unreadable(folder: str, error: Exception) -> UnfitWeights:
 
 
 def problem_of(decoder: DecoderSection, folder: str, roots: AllowedRoots) -> UnfitWeights | None:
-    """What keeps a job from beginning with these weights, before anything is started."""
+    """Return why a job cannot begin with these weights, before anything is started."""
     try:
         Weights(decoder, folder, roots)
     except UnfitWeights as error:

@@ -1,46 +1,36 @@
-"""The journal on disk: append-only segments per fragment, ``fragment-PPPP-SSSSSS.journal``, a few entries in each.
+"""The journal: merges as entries, in append-only segments on disk, and its reconciliation with the tape.
 
-Responsible for: an entry being durable, as the policy has it, when ``append`` returns; a torn end being cut when the
-journal is opened; older segments going once ``versions_kept`` durable versions need nothing in them. An entry of inputs
-needs those before it, back to a state: a version counts only while all of them are here. A failed append leaves nothing
-that counts: its rest is cut off, and the next attempt begins a new segment, for what the system says of pages after a
-failed fsync cannot be trusted.
+Segments are per fragment, ``fragment-PPPP-SSSSSS.journal``, with a few entries in each. An entry is durable, as the policy
+requires, when ``append`` returns. A torn end is cut off when the journal is opened. Older segments are removed once
+``versions_kept`` durable versions need nothing in them. An entry of inputs needs those before it, back to a state: a version
+exists only while all of them do. A failed append leaves nothing that counts: its rest is cut off, and the next attempt
+begins a new segment, because after a failed fsync the system may report pages as written that are not.
 
-    sync                      every merge is on the disk before it is announced
-    async (merges_max)        at most so many merges are only with the operating system: they survive the process, and a
-                              loss of power may take them
+   sync                      every merge is on the disk before it is announced
+   async (merges_max)        at most this many merges are only with the operating system: they survive the process, but
+                             perhaps not a loss of power
 
-Refuses to interpret (``entry``), to retry (who calls knows whether there is still a job), and to judge whether what it
-holds fits the tape (``reconciliation``). Entries of different fragments may be appended by several threads at once.
+An entry is one merge, either complete or recognisably not:
 
-One merge as bytes: an entry of the journal, whole or recognisably not.
+   prefix      magic "atollj3\\n", sizes of header (u32) and body (u64), CRC-32C of prefix and header
+   header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles, the outer
+               learning rate's ratio; the kind of the body, and the sizes of its payloads
+   body        payloads of ``wire_format``, each with its own checksum: Θ, μ and the residue of the fragment
+               (``state``), each contributor's displacement (``inputs``), or their average by which the merge stepped
+               (``outer_gradient``)
 
-    prefix      magic "atollj3
-", sizes of header (u32) and body (u64), CRC-32C of prefix and header
-    header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles, the outer
-                learning rate's ratio; what the body is, and the sizes of its payloads
-    body        payloads of ``wire_format``, each with a checksum of its own: Θ, μ and the residue of the fragment
-                (``state``), what each contributor gave (``inputs``), or their average by which the merge stepped
-                (``outer_gradient``)
+A state and an outer gradient are float32, bit for bit. Inputs are in the codec in which they travelled. Repeating a merge
+from the version before, with the contributors' weights or with their average, gives the same bits, and so the same digest.
+The sizes are used only once the checksum over them is right, so a torn entry is recognised and an entry after a damaged one
+can still be found. ``base_digest`` chains an entry to the one before it.
 
-A state and an outer gradient are float32, bit for bit. Inputs are what the merge read, in the codec in which they
-travelled. Taken again from the version before, with the contributors' weights or with their average, the same merge gives
-the same bits, and so the same digest.
+The tape has the decisions, the journal their results. A merge is on the tape as decided before it is made, and in the
+journal before it is on the tape as made. So a fragment's newest entry is the tape's version (then a merge in progress is
+lost), or the next one. In that case the tape has decided on it, unless exactly that end of the tape was damaged and cut off:
+that merge is dropped. Anything else means files of two jobs, or files that were cut, and nothing may continue from there
+unnoticed.
 
-The sizes are believed only once the checksum over them holds, so a torn entry is known as torn and an entry behind a
-damaged one can still be found. ``base_digest`` chains an entry to the one before it.
-
-Refuses to know: files (``storage``), what merges are for, and how one is taken.
-
-The reconciliation of tape and journal: the tape has what was decided, the journal what was made of it.
-
-The order in which both are written leaves few stories: a merge is on the tape as decided before it is made, in the journal
-before it is on the tape as made. So a fragment's newest entry is the version where the tape has it (then what was under
-way is lost), or the next one, and then the tape has decided on it, unless its end was damaged and cut off just there: that
-merge is dropped. Anything else means files of two jobs, or files that somebody or a loss of power has cut, and nobody may go
-on from there in silence.
-
-Refuses to know: files, tensors.
+The caller retries, because it knows whether there still is a job. Several threads may append entries of different fragments.
 """
 
 from __future__ import annotations
@@ -71,14 +61,14 @@ _PREFIX = struct.Struct("<8sIQ")
 _CHECKSUM = struct.Struct("<I")
 PREFIX_BYTES = _PREFIX.size + _CHECKSUM.size
 HEADER_BYTES_MAX = 1 << 24
-"""A header names contributors; sixteen megabytes of them are no header."""
+"""Larger than any header, which names contributors."""
 _STATE: Literal["state"] = "state"
 _INPUTS: Literal["inputs"] = "inputs"
 _OUTER_GRADIENT: Literal["outer_gradient"] = "outer_gradient"
 ENTRIES_PER_SEGMENT = 4
-"""Few, because a segment goes as a whole: a fragment's disk use is at most twice this and ``versions_kept`` in entries."""
+"""Few, because a segment is removed as a whole: a fragment uses at most twice this and ``versions_kept`` in entries."""
 SEGMENT_BYTES_FULL = 64 << 20
-"""From here on a segment takes no more, however few its entries: large fragments are not kept eight times."""
+"""A segment of this size takes no more entries, so that large fragments are not kept eight times."""
 SUFFIX = ".journal"
 _NAME = re.compile(rf"fragment-([0-9]{{4,}})-([0-9]{{8,}}){re.escape(SUFFIX)}")
 
@@ -86,7 +76,7 @@ _NAME = re.compile(rf"fragment-([0-9]{{4,}})-([0-9]{{8,}}){re.escape(SUFFIX)}")
 def undecided_merges(
     rounds: Sequence[FragmentRound], newest: Callable[[FragmentId], Version | None]
 ) -> tuple[FragmentId, ...]:
-    """The fragments whose newest merge the tape never decided on, for its end was cut off: the decision was its last record.
+    """Return the fragments whose newest merge the tape has not decided on, because its end was cut off.
 
     Such a merge was never announced, since its announcement comes later on the tape.
     """
@@ -97,32 +87,32 @@ def undecided_merges(
 def lost_merges(
     rounds: Sequence[FragmentRound], newest: Callable[[FragmentId], Version | None]
 ) -> tuple[FragmentId, ...]:
-    """The fragments whose last version the journal has no more, and the one before it has: damage, if any was found."""
+    """Return the fragments whose last version the journal has lost, but not the one before: a sign of damage."""
     return tuple(r.fragment for r in rounds if newest(r.fragment) == r.version - 1)
 
 
 def unrecorded_merges(
     rounds: Sequence[FragmentRound], newest: Callable[[FragmentId], Version | None], *, over: bool
 ) -> tuple[FragmentId, ...]:
-    """The fragments whose journalled merge is not on the tape as made yet.
+    """Return the fragments whose journalled merge is not yet on the tape as made.
 
-    A job that is ``over`` (cancelled while it merged) gets none. Raises DataError when the two cannot be of one job.
+    A job that is ``over`` (cancelled during a merge) has none. Raises DataError if the two are not of one job.
     """
     unheard = []
     for current in rounds:
         held = newest(current.fragment)
         if held is None or held < current.version:
             raise DataError(
-                detail=f"The tape has fragment {current.fragment} at version {current.version}, the journal "
-                f"{'nothing of it' if held is None else f'only up to version {held}'}: merges that islands already "
-                "hold are lost. With durability async a loss of power can do that; sync prevents it."
+                detail=f"The tape has fragment {current.fragment} at version {current.version}, but the journal "
+                f"{'has nothing of it' if held is None else f'only goes up to version {held}'}: merges that islands "
+                "already hold are lost. With durability async a loss of power can cause that; sync prevents it."
             )
         if held == current.version or over:
             continue
         if held > current.version + 1 or current.phase is not RoundPhase.MERGING:
             raise DataError(
-                detail=f"The journal has version {held} of fragment {current.fragment}, which the tape, at version "
-                f"{current.version}, never decided on: they are not of the same job, or the tape was cut."
+                detail=f"The journal has version {held} of fragment {current.fragment}, but the tape, at version "
+                f"{current.version}, never decided on it: they are of different jobs, or the tape was cut."
             )
         unheard.append(current.fragment)
     return tuple(unheard)
@@ -130,10 +120,10 @@ def unrecorded_merges(
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts of a merge, besides its tensors. ``contributors`` are (island, weight), as they were merged.
+    """The facts of a merge, besides its tensors. ``contributors`` are (island, weight), in the order of the merge.
 
-    ``roles`` are those of the fragment's tensors, where the model says something else than their names. Entries of before
-    the outer learning rate changed in a job have no ``outer_lr_ratio``.
+    ``roles`` are those of the fragment's tensors whose names do not show them. Entries of builds without a schedule of
+    the outer learning rate have no ``outer_lr_ratio``.
     """
 
     fragment: FragmentId
@@ -160,17 +150,17 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class OuterGradient:
-    """The average of a merge's displacements, weighted already: float32, from the version before."""
+    """The weighted average of a merge's displacements: float32, from the version before."""
 
     average: EncodedTensors
 
 
 Content = FragmentState | tuple[EncodedTensors, ...] | OuterGradient
-"""The fragment as it stands after the merge; the merge's inputs in the order of the contributors; or their average."""
+"""The fragment's state after the merge; or the merge's inputs in the order of the contributors; or their average."""
 
 
 def encode(facts: Facts, content: Content) -> list[bytes | memoryview]:
-    """The entry in parts, to be written one after another."""
+    """Return the entry in parts, to be written one after another."""
     payloads = _payloads(content)
     document = {name: getattr(facts, name) for name in facts.__slots__}
     document |= {"body": _kind(content), "payloads": [len(payload) for payload in payloads]}
@@ -180,41 +170,41 @@ def encode(facts: Facts, content: Content) -> list[bytes | memoryview]:
 
 
 def sizes_of(beginning: bytes) -> Sizes:
-    """The sizes of the entry that begins so (``PREFIX_BYTES``). Raises DataError if it is none; nothing is verified yet."""
+    """Return the sizes of an entry from its first ``PREFIX_BYTES``, unverified. Raises DataError if it is not an entry."""
     if len(beginning) < PREFIX_BYTES:
-        raise DataError(detail=f"{len(beginning)} bytes are too few to begin an entry of the journal.")
+        raise DataError(detail=f"{len(beginning)} bytes are too few for the beginning of a journal entry.")
     magic, *sizes = _PREFIX.unpack_from(beginning)
     if magic != _MAGIC:
-        raise DataError(detail=f"An entry of the journal begins with {_MAGIC!r}, this one with {magic!r}.")
+        raise DataError(detail=f"A journal entry begins with {_MAGIC!r}, but this one with {magic!r}.")
     if sizes[0] > HEADER_BYTES_MAX:
-        raise DataError(detail=f"An entry of the journal announces a header of {sizes[0]} bytes.")
+        raise DataError(detail=f"A journal entry announces a header of {sizes[0]} bytes, which is too large.")
     return Sizes(*sizes)
 
 
 def facts_of(beginning: bytes) -> Facts:
-    """The facts of the entry, from its prefix and header. Raises DataError unless their checksum holds."""
+    """Return the facts of the entry, from its prefix and header. Raises DataError if their checksum is wrong."""
     return _facts(_header(beginning))
 
 
 def decode(entry: bytes) -> tuple[Facts, Content]:
-    """The merge that the bytes hold. Raises DataError for anything that is not a whole entry, unchanged."""
+    """Return the merge in these bytes. Raises DataError unless they are a complete, unchanged entry."""
     document, sizes = _header(entry), sizes_of(entry)
     facts = _facts(document)
     if len(entry) != sizes.total:
-        raise DataError(detail=f"An entry of the journal announces {sizes.total} bytes and has {len(entry)}.")
+        raise DataError(detail=f"A journal entry announces {sizes.total} bytes but has {len(entry)}.")
     payloads = _cut(memoryview(entry)[PREFIX_BYTES + sizes.header :], document["payloads"])
     if document["body"] == _INPUTS:
         if len(payloads) != len(facts.contributors):
-            raise DataError(detail=f"{len(payloads)} inputs came for {len(facts.contributors)} contributors.")
+            raise DataError(detail=f"The entry has {len(payloads)} inputs for {len(facts.contributors)} contributors.")
         return facts, tuple(map(wire_format.parse, payloads))
     if document["body"] == _OUTER_GRADIENT:
         (average,) = map(wire_format.parse, payloads)
         return facts, OuterGradient(average)
     if document["body"] != _STATE:
-        raise DataError(detail=f"An entry of the journal holds {document['body']!r}, which this build does not know.")
+        raise DataError(detail=f"A journal entry contains {document['body']!r}, which this build does not know.")
     parameters, momentum, residue = map(wire_format.decode, payloads)
     if (computed := tensors.digest(parameters)) != facts.digest:
-        raise DataError(detail=f"The journal's entry should hold {facts.digest} and holds {computed}.")
+        raise DataError(detail=f"The journal's entry should have the digest {facts.digest} but has {computed}.")
     roles = from_rows(facts.roles)
     return facts, FragmentState(facts.version, parameters, momentum, facts.digest, roles, residue)
 
@@ -239,7 +229,7 @@ def _header(beginning: bytes) -> dict[str, Any]:
     (stated,) = _CHECKSUM.unpack_from(beginning, _PREFIX.size)
     computed = crc32c(header, crc32c(beginning[: _PREFIX.size]))
     if len(header) != sizes.header or computed != stated:
-        raise DataError(detail=f"The head of a journal's entry is damaged: checksum {computed:08x}, not {stated:08x}.")
+        raise DataError(detail=f"The head of a journal entry is damaged: checksum {computed:08x}, not {stated:08x}.")
     document: dict[str, Any] = json.loads(header)
     return document
 
@@ -257,7 +247,7 @@ def _facts(document: dict[str, Any]) -> Facts:
     try:
         values = {field.name: document[field.name] for field in fields(Facts)}
     except KeyError as error:
-        raise DataError(detail=f"The head of a journal's entry lacks {error}; another build wrote it.") from error
+        raise DataError(detail=f"The head of a journal entry lacks {error}; another build wrote it.") from error
     contributors = tuple((island, weight) for island, weight in values["contributors"])
     return Facts(**{**values, "contributors": contributors, "roles": tuple(map(tuple, values["roles"]))})
 
@@ -267,7 +257,7 @@ def segment_name(fragment: FragmentId, number: int) -> str:
 
 
 def parse_segment_name(name: str) -> tuple[FragmentId, int] | None:
-    """Return the fragment and the number of the segment with this name, or None if no journal names a file so."""
+    """Return the fragment and number of the segment with this name, or None if it is not a segment's name."""
     if (match := _NAME.fullmatch(name)) is None:
         return None
     fragment, number = FragmentId(int(match[1])), int(match[2])
@@ -292,11 +282,14 @@ class _Segment:
     full: bool = False
     synced: bool = True
     sync_failed: bool = False
-    """A sync of it failed: the system counts as written what may not be."""
+    """Its sync failed: the system may report as written what is not."""
 
 
 class Journal:
-    """``damage`` says in words what was cut off when it was opened; ``foreign`` names the files that it does not read."""
+    """The open journal.
+
+    ``damage`` describes what was cut off on opening; ``foreign`` names the files that it does not read.
+    """
 
     def __init__(
         self,
@@ -307,12 +300,12 @@ class Journal:
         disk: Disk | None = None,
         before_sync: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open, or begin, the journal in ``folder``; ``merges_max`` 0 is sync. Raises OSError when it cannot be read.
+        """Open or create the journal in ``folder``; ``merges_max`` 0 is sync. Raises OSError if it cannot be read.
 
-        ``before_sync`` makes durable what entries rest on (the tape, on which they were decided), or raises OSError.
+        ``before_sync`` makes durable what entries depend on (the tape with their decisions), or raises OSError.
         """
         self._folder, self._disk, self._before_sync = folder, disk or LocalDisk(), before_sync
-        self._writing = threading.Lock()  # merges' threads append while the pump settles what was there
+        self._writing = threading.Lock()  # merges' threads append while the pump settles earlier entries
         self._versions_kept, self._merges_max = versions_kept, merges_max
         self._segments: dict[FragmentId, list[_Segment]] = {}
         self._unsynced = 0
@@ -330,25 +323,25 @@ class Journal:
                 self._cut_off_unusable(segment, newest)
 
     def append(self, facts: Facts, content: Content) -> None:
-        """Keep a merge. Raises OSError when it could not be kept; nothing of it counts then, and it may be asked again."""
+        """Keep a merge. Raises OSError on failure; then nothing of it counts, and the call may be repeated."""
         parts = encode(facts, content)
         with self._writing:
             self._append(facts, parts, isinstance(content, FragmentState))
 
     def settle(self) -> None:
-        """Make durable what was there when it was opened, so that it may be announced. Raises OSError; may be retried."""
+        """Make durable what was there on opening, so that it may be announced. Raises OSError; may be repeated."""
         with self._writing:
             self._sync_all()
 
     def clear(self) -> None:
-        """Forget everything: it holds a beginning that was never announced."""
+        """Forget everything, because it is a beginning that was never announced."""
         for segments in self._segments.values():
             for segment in segments:
                 self._disk.remove(segment.path)
         self._segments.clear()
 
     def drop_newest(self, fragment: FragmentId) -> str:
-        """Forget the fragment's newest merge; returns what that was, in words. Raises OSError."""
+        """Forget the fragment's newest merge and return its description. Raises OSError."""
         segment = max(self._segments[fragment], key=lambda one: max(one.entries, default=-1))
         version = max(segment.entries)
         segment.size = segment.entries.pop(version).start
@@ -362,7 +355,7 @@ class Journal:
         return tuple(sorted(self._segments))
 
     def versions(self, fragment: FragmentId) -> tuple[Version, ...]:
-        """The versions of the fragment that can be made from what it holds, in order."""
+        """Return the versions of the fragment that can be restored, in order."""
         places = self._places(fragment)
         whole: list[Version] = []
         for version in sorted(places):
@@ -374,15 +367,15 @@ class Journal:
         return max(self.versions(fragment), default=None)
 
     def facts(self, fragment: FragmentId, version: Version) -> Facts:
-        """The facts of that merge. Raises DataError when it is not here, or damaged."""
+        """Return the facts of that merge. Raises DataError if it is missing or damaged."""
         place = self._place(fragment, version)
         sizes = sizes_of(self._disk.read(place.path, place.start, PREFIX_BYTES))
         return facts_of(self._disk.read(place.path, place.start, PREFIX_BYTES + sizes.header))
 
     def entries(self, fragment: FragmentId, version: Version) -> list[tuple[Facts, Content]]:
-        """What gives the fragment at that version: a state, then the inputs of the merges since, up to the version's own.
+        """Return the entries that give the fragment at that version: a state, then the merges since.
 
-        Raises DataError when that is not here, or damaged.
+        Raises DataError if one is missing or damaged.
         """
         self._place(fragment, version)
         places = self._places(fragment)
@@ -399,7 +392,7 @@ class Journal:
         return self._places(fragment)[version]
 
     def _places(self, fragment: FragmentId) -> dict[Version, Place]:
-        """Of a version that is here twice, the later one counts."""
+        """Return the place of each version; of repeated ones the later."""
         return {v: place for segment in self._segments.get(fragment, []) for v, place in segment.entries.items()}
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -451,7 +444,7 @@ class Journal:
         return _Segment(self._folder / segment_name(fragment, self._numbers))
 
     def _copied(self, fragment: FragmentId, old: _Segment) -> _Segment:
-        """Its entries in a new file, of which nothing counts as synced yet."""
+        """Copy its entries to a new file, of which nothing counts as synced yet."""
         new = self._begun(fragment)
         for version, place in old.entries.items():
             entry = self._disk.read(place.path, place.start, place.count)
@@ -470,12 +463,12 @@ class Journal:
             oldest_needed = max((v for v, place in places.items() if place.is_state and v <= oldest_kept), default=0)
             for segment in segments[:-1]:
                 if max(segment.entries, default=-1) < oldest_needed:
-                    with suppress(OSError):  # it is tried again with the next merge
+                    with suppress(OSError):  # the next merge tries again
                         self._disk.remove(segment.path)
                         segments.remove(segment)
 
     def _open(self, name: str, size: int, fragment: FragmentId, number: int) -> None:
-        """Find the entries of one segment, and cut off what follows the last whole one."""
+        """Find the entries of one segment, and cut off everything after the last complete one."""
         segment = _Segment(self._folder / name, full=True)
         self._numbers = max(self._numbers, number)
         while segment.size < size:
@@ -487,24 +480,28 @@ class Journal:
                 break
             segment.entries[facts.version] = place
             segment.size += place.count
-        segment.synced = False  # whoever wrote it may have died before
+        segment.synced = False  # its writer may have died before the sync
         self._segments.setdefault(fragment, []).append(segment)
 
     def _cut_off_unusable(self, segment: _Segment, newest: Version) -> None:
-        """Entries of inputs behind the newest version that can be made say nothing: an earlier one is gone."""
+        """Cut off entries of inputs after the newest version that can be restored: they are useless without an earlier one.
+        """
         unusable = [version for version in segment.entries if version > newest]
         if not unusable:
             return
         start = min(segment.entries[version].start for version in unusable)
         segment.entries = {version: place for version, place in segment.entries.items() if place.start < start}
         self.damage.append(
-            f"{segment.path.name}: {segment.size - start} bytes from {start} on were cut off: an entry before them is gone"
+            f"{segment.path.name}: {segment.size - start} bytes from {start} on were cut off: an earlier entry is missing"
         )
         self._disk.truncate(segment.path, start)
         segment.size = start
 
     def _entry_at(self, path: Path, start: int) -> tuple[Facts, Place]:
-        """The whole entry that begins here. Its tensors are verified too: a torn write may have the right length."""
+        """Return the complete entry that begins here.
+
+        Its tensors are verified, because a torn write may have the right length.
+        """
         sizes = sizes_of(self._disk.read(path, start, PREFIX_BYTES))
         facts_of(self._disk.read(path, start, PREFIX_BYTES + sizes.header))
         facts, content = decode(self._disk.read(path, start, sizes.total))

@@ -1,13 +1,13 @@
-"""Kernels: arithmetic over encoded values, each in one pass over memory, on all cores, without the GIL.
+"""Kernels: arithmetic on encoded values, each in one pass over memory, on all cores, without the GIL.
 
-``native`` is C behind Cython, built with the package; ``twin`` is NumPy, and says what each kernel computes. Both have the
-same bits, with any number of threads and any instruction set, so islands and shards may differ in which they use. Where
-``native`` was not built, or ``ATOLL_KERNELS=numpy``, the twin works, a tenth to a fiftieth as fast. ``ATOLL_KERNELS`` may
-also be ``avx2`` or ``baseline``: no wider instructions than these.
+``native`` is C behind Cython, built with the package; ``twin`` is NumPy, and defines what each kernel computes. Both give
+the same bits, with any number of threads and any instruction set, so islands and shards may use different ones. If
+``native`` was not built, or with ``ATOLL_KERNELS=numpy``, the twin is used, a tenth to a fiftieth as fast. ``ATOLL_KERNELS``
+may also be ``avx2`` or ``baseline``, which exclude wider instructions.
 
-    python -c "import orchestrator.parameters.kernels as kernels; print(kernels.IMPLEMENTATION)"
+   python -c "import orchestrator.parameters.kernels as kernels; print(kernels.IMPLEMENTATION)"
 
-Responsible for sizes and layouts of what the kernels are given. Refuses to know what is merged, and with which weights.
+This module checks the sizes and layouts of the kernels' arguments. It does not know what is merged, with which weights.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Encoded(NamedTuple):
 
 
 class Examination(NamedTuple):
-    """``largest`` is the largest magnitude, NaN where a value is not a number. ``square_norm`` is the sum of squares.
+    """``largest`` is the largest magnitude, NaN if a value is not a number. ``square_norm`` is the sum of squares.
 
-    ``checksum`` is the CRC-32C of what came before the data and of the data, where the first was given.
+    ``checksum`` is the CRC-32C of what precedes the data and of the data, if the first was passed.
     """
 
     largest: float
@@ -66,12 +66,12 @@ class Examination(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an outer step makes of a piece. All arrays are flat.
+    """The result of an outer step on a piece. All arrays are flat.
 
-    parameters  Θ', momentum μ' (empty where the optimizer has none)
-    residue     what the downlink's codec lost of the update; None where the downlink is float32
-    update      Θ' − Θ as the downlink's codec writes it, to the bit; None where the downlink is float32
-    largest     the largest magnitude in Θ'; NaN where a value is not a number
+    parameters  Θ', momentum μ' (empty if the optimizer has none)
+    residue     what the downlink's codec lost of the update; None if the downlink is float32
+    update      Θ' − Θ as the downlink's codec writes it, to the bit; None if the downlink is float32
+    largest     the largest magnitude in Θ'; NaN if a value is not a number
     """
 
     parameters: Array
@@ -82,7 +82,7 @@ class Step:
 
 
 def encode(codec_name: CodecName, values: Array, base: Array | None = None, threads: int | None = None) -> Data:
-    """The data of ``values``, or of ``base − values``; arrays of any shape, row-major."""
+    """Return the data of ``values``, or of ``base − values``; arrays of any shape, row-major."""
     flat = _flat(values)
     data = np.empty(codec(codec_name).data_bytes(flat.size), np.uint8)
     if flat.size:
@@ -91,7 +91,7 @@ def encode(codec_name: CodecName, values: Array, base: Array | None = None, thre
 
 
 def decode(encoded: Encoded, base: Array | None = None, threads: int | None = None) -> Array:
-    """The values, flat, or ``base`` and the values added up."""
+    """Return the values, flat, or the sum of ``base`` and the values."""
     values = np.empty(encoded.value_count, np.float32)
     data = _data(encoded)
     if values.size:
@@ -100,7 +100,7 @@ def decode(encoded: Encoded, base: Array | None = None, threads: int | None = No
 
 
 def examine(encoded: Encoded, checksum: int | None = None, threads: int | None = None) -> Examination:
-    """What must be known of a contribution before it may enter a merge; ``checksum`` is that of what precedes the data."""
+    """Examine a contribution before it may enter a merge. ``checksum`` is that of what precedes the data."""
     data = _data(encoded)
     if not encoded.value_count:
         return Examination(0.0, 0.0, checksum)
@@ -108,7 +108,7 @@ def examine(encoded: Encoded, checksum: int | None = None, threads: int | None =
 
 
 def gram(inputs: Sequence[Encoded], matrix_count: int = 1, threads: int | None = None) -> NDArray[np.float64]:
-    """⟨Δ_i, Δ_j⟩ for each of the matrices, of one size, that lie one after another: (matrix_count, M, M) float64."""
+    """Return ⟨Δ_i, Δ_j⟩ for each of the matrices, of one size, one after another: (matrix_count, M, M) float64."""
     data, value_count = _inputs(inputs)
     _require_divisible(value_count, matrix_count)
     if not value_count:
@@ -134,13 +134,13 @@ def step(
     residue     (n,) what earlier updates lost, to be made up for; None for nothing
     inputs      M times Δ_m
     mixing      (matrix_count, M) the a_m of each matrix
-    decay       of the momentum; None is plain gradient descent
+    decay       of the momentum; None for plain gradient descent
     """
     data, value_count = _inputs(inputs)
     _require_divisible(value_count, len(mixing))
     lossy = down_codec != EXACT
     if anchor.size != value_count or mixing.shape[1] != len(inputs):
-        raise InternalError(detail=f"{len(inputs)} inputs of {value_count} values do not fit the piece they are for.")
+        raise InternalError(detail=f"{len(inputs)} inputs of {value_count} values do not fit their piece.")
     flat = _flat(anchor)
     before = None if decay is None else _like(momentum, flat)
     next_parameters = np.empty_like(flat)
@@ -168,7 +168,7 @@ def step(
 
 
 def thread_count() -> int:
-    """How many threads a kernel uses unless it is told: the cores this process may use, or ``ATOLL_MERGE_THREADS``."""
+    """Return a kernel's default number of threads: the cores of this process, or ``ATOLL_MERGE_THREADS``."""
     return int(os.environ.get("ATOLL_MERGE_THREADS", 0)) or len(os.sched_getaffinity(0))
 
 
@@ -177,7 +177,7 @@ def _threads(threads: int | None) -> int:
 
 
 def _module(inputs: Sequence[Encoded]) -> ModuleType:
-    """The native kernels have room for the addresses of some hundred inputs only."""
+    """Return the module for these inputs: the native kernels take only some hundred inputs."""
     return _fastest if _fastest is twin or len(inputs) <= native.INPUT_COUNT_MAX else twin
 
 
@@ -189,7 +189,7 @@ def _like(values: Array | None, flat: Array) -> Array | None:
     if values is None:
         return None
     if values.size != flat.size:
-        raise InternalError(detail=f"{values.size} values are to be combined with {flat.size}.")
+        raise InternalError(detail=f"{values.size} values cannot be combined with {flat.size}.")
     return _flat(values)
 
 
@@ -206,7 +206,9 @@ def _data(encoded: Encoded) -> Data:
 def _inputs(inputs: Sequence[Encoded]) -> tuple[list[tuple[CodecName, Data]], int]:
     counts = {each.value_count for each in inputs}
     if len(counts) != 1:
-        raise InternalError(detail=f"The inputs to a merge have {sorted(counts)} values; all must have as many.")
+        raise InternalError(
+            detail=f"The inputs to a merge have {sorted(counts)} values; all must have the same number."
+        )
     return [(each.codec_name, _data(each)) for each in inputs], counts.pop()
 
 

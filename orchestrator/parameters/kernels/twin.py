@@ -1,11 +1,12 @@
-"""The kernels in NumPy: what each computes, and in which order it adds. ``native`` has the same bits.
+"""The kernels in NumPy: what each computes, and in which order it adds. ``native`` gives the same bits.
 
-Sums of products are made so that they can be had in parallel and come out the same on every machine. A matrix is cut into
-chunks of ``CHUNK_VALUES`` from its first value on, wherever in a block of its codec that lies. Within a chunk products are
-float32 and fall into ``LANES`` lanes by their place, each of which adds them up in order, in float32. Then the lanes of a
-chunk are added in order in float64, and so are chunks. So a matrix has the same products alone and among others.
+Sums of products are defined so that they can be computed in parallel and are the same on every machine. A matrix is cut into
+chunks of ``CHUNK_VALUES`` from its first value on, wherever in a block of its codec that is. Within a chunk products are
+float32, and are distributed over ``LANES`` lanes by their position; each lane adds its products in order, in float32. Then
+the lanes of a chunk are added in order in float64, and so are chunks. So a matrix has the same products alone and among
+others.
 
-    input   (codec name, data): the values of a piece as that codec writes them, uint8
+   input   (codec name, data): the values of a piece as that codec writes them, uint8
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from orchestrator.parameters.tensors import Array
 CHUNK_VALUES = 4096
 LANES = 16
 _SLAB_VALUES = 64 * CHUNK_VALUES
-"""What is decoded at once."""
+"""Values decoded at once."""
 
 Data = NDArray[np.uint8]
 Input = tuple[CodecName, Data]
@@ -38,7 +39,7 @@ def encode(codec_name: CodecName, values: Array, base: Array | None, data: Data,
 
 
 def decode(codec_name: CodecName, data: Data, base: Array | None, values: Array, threads: int) -> None:
-    """Read ``data`` into ``values``, added to ``base`` where there is one."""
+    """Read ``data`` into ``values``, added to ``base`` if there is one."""
     for part in _slabs(values.size):
         own = _read((codec_name, data), values.size, part)
         values[part] = own if base is None else base[part] + own
@@ -47,7 +48,7 @@ def decode(codec_name: CodecName, data: Data, base: Array | None, values: Array,
 def examine(
     codec_name: CodecName, data: Data, value_count: int, checksum: int | None, threads: int
 ) -> tuple[float, float, int | None]:
-    """The largest magnitude (NaN where a value is not a number), the sum of squares, and the CRC-32C with the data."""
+    """Return the largest magnitude (NaN if a value is not a number), the sum of squares, and the CRC-32C with the data."""
     largest, square_norm = np.uint32(0), 0.0
     for part in _slabs(value_count):
         row = _read((codec_name, data), value_count, part)
@@ -59,13 +60,13 @@ def examine(
 
 
 def gram(inputs: Sequence[Input], value_count: int, matrix_count: int, threads: int) -> NDArray[np.float64]:
-    """⟨Δ_i, Δ_j⟩ of every matrix: (matrix_count, M, M) float64. Matrices lie one after another, all of one size."""
+    """Return ⟨Δ_i, Δ_j⟩ of every matrix: (matrix_count, M, M) float64. Matrices follow each other and have one size."""
     products = np.zeros((matrix_count, len(inputs), len(inputs)), np.float64)
     length = value_count // matrix_count
     for matrix in range(matrix_count):
         for part in _slabs(length):
             start = matrix * length + part.start
-            before = start % BLOCK_VALUES  # values of the first block that are another matrix's
+            before = start % BLOCK_VALUES  # values of the first block that belong to another matrix
             own = slice(start - before, matrix * length + part.stop)
             rows = [_read(each, value_count, own)[before:] for each in inputs]
             for i, left in enumerate(rows):
@@ -90,11 +91,11 @@ def step(
     update: Data | None,
     threads: int,
 ) -> float:
-    """Take an outer step and return the largest magnitude of the next parameters; NaN where one is not a number.
+    """Take an outer step and return the largest magnitude of the next parameters; NaN if one is not a number.
 
     Δ = Σ a_m Δ_m, added in the order of the inputs, a of the value's matrix   (mixing: (matrix_count, M) float32)
     s = lr·(Δ + decay·μ'),  μ' = decay·μ + Δ        or, without momentum,      s = lr·Δ
-    Θ' = Θ − s                                      or, where the downlink loses something (residue e, codec Q),
+    Θ' = Θ − s                                      or, if the downlink is lossy (residue e, codec Q),
     u = e − s,   Θ' = Θ + Q⁻¹(Q(u)),   e' = u − Q⁻¹(Q(u));   Q(u) is the update
     """
     largest = np.uint32(0)
@@ -132,15 +133,15 @@ def _slabs(value_count: int) -> Iterator[slice]:
 
 
 def _matrices(part: slice, length: int) -> Iterator[tuple[int, int, int]]:
-    """The matrices that have values in this part, and from where to where."""
+    """Yield the matrices that have values in this part, each with its range."""
     for matrix in range(part.start // length, (part.stop - 1) // length + 1):
         yield matrix, max(part.start, matrix * length), min(part.stop, (matrix + 1) * length)
 
 
 def _places(codec_name: CodecName, value_count: int, part: slice) -> tuple[slice, ...]:
-    """Where the bytes of these values lie in the data of all; the part begins with a block."""
+    """Return where the bytes of these values are in all data. The part must begin with a block."""
     coder = codec(codec_name)
-    if coder.data_bytes(1) == coder.data_bytes(2) - coder.data_bytes(1):  # values alone, without scales
+    if coder.data_bytes(1) == coder.data_bytes(2) - coder.data_bytes(1):  # only values, without scales
         width = coder.data_bytes(1)
         return (slice(width * part.start, width * part.stop),)
     scale_bytes = 2 * -(-value_count // BLOCK_VALUES)
@@ -165,7 +166,7 @@ def _write(codec_name: CodecName, data: Data, value_count: int, part: slice, val
 
 
 def _partials(left: Array, right: Array) -> NDArray[np.float64]:
-    """The sum of products of each chunk; the arrays begin with one."""
+    """Return the sum of products of each chunk. The arrays must begin with one."""
     products = np.zeros(-(-left.size // CHUNK_VALUES) * CHUNK_VALUES, np.float32)
     with np.errstate(all="ignore"):
         np.multiply(left, right, out=products[: left.size])
@@ -177,5 +178,5 @@ def _partials(left: Array, right: Array) -> NDArray[np.float64]:
 
 
 def _largest_bits(values: Array) -> np.uint32:
-    """As the bits of a float32: NaN is above infinity, and that above all numbers."""
+    """Return the largest magnitude as the bits of a float32: NaN is above infinity, which is above all numbers."""
     return np.uint32((values.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(initial=0))
