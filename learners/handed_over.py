@@ -37,7 +37,7 @@ class PublishedFragments:
     """The newest published version of each fragment. Thread-safe; different fragments can be taken at the same time."""
 
     def __init__(self, fragments: Sequence[Sequence[str]], holding: Holding = EVERYTHING) -> None:
-        """``fragments[p]`` names the pieces of fragment p of which this process holds a part; ``holding`` says which part."""
+        """``fragments[p]`` names the pieces of fragment p that this process holds a part of; ``holding``: which part."""
         self._fragments, self._holding = fragments, holding
         self._locks = [threading.Lock() for _ in fragments]
         self._newest: dict[FragmentId, PublishedVersion] = {}
