@@ -1,11 +1,10 @@
-"""The shapes of the REST API's answers, shared by the service, the client and the CLI.
+"""The REST API's answers, shared by the service, the client and the CLI.
 
-Responsible for names, types and help texts of the JSON that leaves the service. It refuses to know where the values
-come from (``api.jobs.translate`` fills them). The job specification itself is ``orchestrator.specification.config.JobSpec``.
+What a job says of itself is defined in ``orchestrator.status``. ``Island``, ``Fragment``, ``JobSummary`` and ``Job`` inherit
+those fields and add what only the service knows. ``api.jobs.translate`` fills them. The job specification is
+``orchestrator.specification.config.JobSpec``.
 
-Times: ``*_at`` fields of a job are unix seconds; ``*_after_s`` are seconds since the job was created.
-
-The shapes of checkpoints in answers.
+Times: fields named ``*_at`` are Unix seconds; ``*_after_s`` are seconds since the job was created.
 """
 
 from __future__ import annotations
@@ -16,6 +15,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.specification.bounds import IslandCountFromZero, Word
+from orchestrator.status import (
+    FragmentStatus,
+    GoodputFigures,
+    Helper,
+    IslandFacts,
+    JobFacts,
+    Line,
+    ProgressFacts,
+    StatisticsFigures,
+)
 
 
 class JobState(StrEnum):
@@ -52,71 +61,22 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="ignore", ser_json_inf_nan="null")
 
 
-class Line(Answer):
-    """What was carried between an island and the synchroniser since that began."""
+class Island(Answer, IslandFacts):
+    """One island of a job."""
 
-    up_payloads: int
-    up_bytes: int
-    up_busy_seconds: float = Field(description="how long contributions were under way")
-    down_payloads: dict[str, int] = Field(description="by kind, as down_bytes")
-    down_bytes: dict[str, int] = Field(
-        description="update: in the codec of updates; values: whole float32 values; state: those of every fragment"
-    )
-    down_busy_seconds: float = Field(description="how long publications were under way")
-    queued_fragments: int = Field(description="published for the island and not arrived, right now")
-    queued_bytes: int
-    trouble: str | None = Field(
-        default=None, description="what is in the way of its payloads right now, and the remedy"
-    )
-
-
-class Island(Answer):
-    island: str
-    node_group: str
-    region: str
-    accelerator_count: int
     hosts: int = Field(default=1, description="how many processes it is, each on a node of its own")
     mesh: dict[str, int] = Field(default={}, description="the axes of its devices that are longer than one")
-    state: str = Field(
-        description="placing, starting, catching_up, training, standby, suspect, draining, drained, cordoned, lost, "
-        "stopped or failed"
-    )
-    reason: str = Field(description="why the island is in this state")
-    incarnation: int = Field(default=0, description="which life of the island: one more each time it is placed again")
-    node: str = ""
-    pid: int | None = None
-    step: int = Field(default=0, description="logical step")
-    steps_total: int = 0
-    tokens_total: int = 0
     steps_per_second: float | None = None
-    loss: float | None = Field(default=None, description="training loss of the last step, nats per token")
     last_merge_after_s: float | None = None
-    restarts: int = 0
-    flag: str = Field(default="", description="what is wrong with what it contributes; empty once good work is merged")
-    quarantines: int = Field(default=0, description="times it was replaced for that, since an operator re-added it")
-    standby: bool = Field(default=False, description="no island yet: a process that waits to take a lost one's place")
     spare: bool = Field(default=False, description="a scale-up slot that was never filled: a name and a data shard")
-    overdue_s: float = Field(default=0.0, description="seconds in one step, far beyond the usual; 0 while it steps")
     line: Line | None = Field(default=None, description="null before it has one")
 
 
-class Fragment(Answer):
-    fragment: int
-    version: int
-    phase: str
-    offered: list[str]
-    step: int
+class Fragment(Answer, FragmentStatus):
+    """One fragment of a job."""
+
     update_norm: float | None = Field(default=None, description="norm of what the last outer step changed")
     residue_norm: float | None = Field(default=None, description="norm of what the codec of updates still owes")
-
-
-class Helper(Answer):
-    """One helper process of the job: its controller, an evaluator, the agent of a node. A dead one is made again."""
-
-    name: str
-    condition: str = Field(description="running, silent or dead")
-    reason: str = Field(description="what is wrong with it, and what comes next; empty while it runs")
-    restarts: int = Field(description="times it was made again")
 
 
 class LossPoint(Answer):
@@ -125,8 +85,8 @@ class LossPoint(Answer):
     after_s: float
 
 
-class JobSummary(Answer):
-    """One line of the list of jobs."""
+class JobOverview(Answer):
+    """The beginning of a job's summary, apart so that its JSON begins with what identifies the job."""
 
     job: str
     name: str
@@ -138,9 +98,11 @@ class JobSummary(Answer):
     ended_at: float | None
     island_count: int
     islands_training: int
-    token_budget: int
-    tokens_trained: int
-    global_version: int
+
+
+class JobSummary(ProgressFacts, JobOverview):
+    """One line of the list of jobs."""
+
     loss: float | None = Field(description="newest held-out loss, nats per token")
     goodput_ratio: float | None
     run_dir: str
@@ -157,18 +119,16 @@ class ProblemItem(Answer):
     remedy: str
 
 
-class Job(JobSummary):
+class Job(JobFacts, JobSummary):
     """Everything about one job."""
 
     after_s: float | None = Field(description="the instant of this picture, in seconds since the job was created")
-    pause_reason: str | None = Field(description="set while no fragment can merge")
-    epoch: int
     loss_train: float | None = Field(description="mean training loss of the islands' last steps, nats per token")
     islands: list[Island]
     fragments: list[Fragment]
     loss_curve: list[LossPoint]
-    goodput: dict[str, Any]
-    statistics: dict[str, Any]
+    goodput: GoodputFigures
+    statistics: StatisticsFigures
     report_ready: bool
     resumed_from: str | None = Field(default=None, description="the checkpoint that the job goes on from")
     wire: dict[str, str] = Field(default={}, description="the codecs, up of contributions and down of updates")

@@ -91,9 +91,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.errors",
         }
     ),
+    "orchestrator.status": frozenset(
+        {
+            "orchestrator.specification.bounds",
+            "pydantic",
+            "typing_extensions",
+        }
+    ),
     "orchestrator.actors": frozenset(
         {
             CORE,
+            "orchestrator.status",
             "orchestrator.channel.endpoint",
             "orchestrator.system",
             "orchestrator.parameters.holding",
@@ -264,9 +272,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             CORE,
             FOLDS,
-            "orchestrator.actors.records",
             "orchestrator.checkpoints",
             "orchestrator.specification.config",
+            "orchestrator.status",
             "orchestrator.system",
             "orchestrator.errors",
             "orchestrator.parameters",
@@ -399,9 +407,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             "orchestrator.system",
             "orchestrator.actors.records",
+            "orchestrator.status",
             "orchestrator.core.commands",
             "orchestrator.core.faults",
-            "orchestrator.core.view",
             "orchestrator.core.vocabulary",
             "orchestrator.accounting.explanation",
             "orchestrator.chaos",
@@ -442,8 +450,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "api.run": frozenset(
         {
             "api.schemas",
-            "orchestrator.actors.records",
-            "orchestrator.specification.bounds",
+            "orchestrator.status",
             "orchestrator.errors",
             "orchestrator.system",
             "pydantic",
@@ -460,9 +467,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.storage",
             "orchestrator.simulation.advice",
             "orchestrator.actors.records",
+            "orchestrator.status",
             "orchestrator.specification",
             "orchestrator.core.commands",
-            "orchestrator.core.view",
             "orchestrator.core.vocabulary",
             "orchestrator.core.faults",
             "orchestrator.models",

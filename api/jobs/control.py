@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.actors.records import NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core.commands import Command
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
+from orchestrator.status import StatusDocument
 from orchestrator.system.roots import AllowedRoots
 
 
@@ -45,12 +46,12 @@ class ControlPort(Protocol):
         """
         ...
 
-    def status(self, job_id: str) -> StatusRecord:
-        """Return the job's status. Raises NotFound if the job does not run here (any more)."""
+    def status(self, job_id: str) -> StatusDocument:
+        """Return the status of a job, which may be of another build, as JSON data. Raises NotFound if it does not run."""
         ...
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
-        """Hand a command to the job; its outcome appears in ``status()["commands"]``. Idempotent by ``command_id``.
+        """Hand a command to the job; its outcome appears among the commands of its status. Idempotent by ``command_id``.
 
         Raises Conflict if the job's own build does not know the command; the job continues.
         """

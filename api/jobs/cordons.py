@@ -16,7 +16,7 @@ from api.jobs.control import ControlPort
 from api.jobs.idempotency import digest_of
 from api.jobs.outbox import Outbox, row_of
 from api.jobs.status_cache import refuse_outdated
-from api.jobs.translate import request_in
+from api.jobs.translate import request_in, status_in
 from api.schemas import JobState, NodeGroup
 from api.storage.store import CommandRow, CordonRow, Store
 from orchestrator.core.commands import Cordon, Uncordon
@@ -110,7 +110,7 @@ class Cordons:
         """Return the node groups whose cordon the job does not know; by whom each is cordoned, None if it no longer is."""
         open_commands = self._store.open_commands(job)
         try:
-            knows = set(map(NodeGroupId, self._control.status(job)["view"]["cordoned"]))
+            knows = set(map(NodeGroupId, status_in(job, self._control.status(job)).view.cordoned))
         except NotFound:
             return {}  # it has just ended
         for command in open_commands:

@@ -31,11 +31,11 @@ from api.jobs.status_cache import StatusCache
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
-from orchestrator.actors.records import StatusRecord
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import AtollError, InfrastructureError, NotFound, first_line
 from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.specification.sections import IslandsSection
+from orchestrator.status import JobStatus
 from orchestrator.system.roots import AllowedRoots
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Dispatcher:
         cordons: Cordons,
         statuses: StatusCache,
         job_of: Callable[[JobRow, float], Job],
-        record: Callable[[JobRow], StatusRecord | None],
+        record: Callable[[JobRow], JobStatus | None],
         jobs_max: int,
         roots: AllowedRoots,
     ) -> None:

@@ -24,18 +24,17 @@ from threading import Lock
 from api.clocks import Ages
 from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.control import ControlPort
-from api.jobs.translate import has_decided
 from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
-from orchestrator.actors.records import StatusRecord
 from orchestrator.core.commands import Cancel, Command, Inject, kind_of
 from orchestrator.core.faults import Kind
 from orchestrator.errors import AtollError, Conflict, DataError, InfrastructureError, NotFound
+from orchestrator.status import JobStatus
 from orchestrator.tape import codec
 
 logger = logging.getLogger(__name__)
 
-RecordOf = Callable[[JobRow], StatusRecord | None]
+RecordOf = Callable[[JobRow], JobStatus | None]
 """Returns a job's status record: its final state if it left one, else the live one; None if there is neither."""
 
 STRIKE_WITHIN_S = 10.0
@@ -109,12 +108,10 @@ class Outbox:
         for command in waiting:
             self._settle(command, record)
 
-    def _settle(self, command: CommandRow, record: StatusRecord | None) -> None:
-        outcome = record["commands"].get(command.command) if record else None
-        if outcome is not None and outcome["accepted"] is not None:
-            self._store.update_command(
-                command.command, accepted=bool(outcome["accepted"]), detail=str(outcome["detail"])
-            )
+    def _settle(self, command: CommandRow, record: JobStatus | None) -> None:
+        outcome = record.commands.get(command.command) if record else None
+        if outcome is not None and outcome.accepted is not None:
+            self._store.update_command(command.command, accepted=outcome.accepted, detail=outcome.detail)
         elif over(record):
             self._store.update_command(command.command, accepted=False, detail=UNDECIDED)
         elif outcome is None:
@@ -138,7 +135,7 @@ class Outbox:
             raise
         except (NotFound, Conflict) as error:
             record = self._record_of(row)  # it may have taken the command, and ended
-            if record and command.command in record["commands"]:
+            if record and command.command in record.commands:
                 self._store.update_command(command.command, delivered=True)
             elif record is None and row.state not in FINAL:
                 return False  # it is about to be started or restarted
@@ -161,7 +158,7 @@ class Outbox:
         if self._ages.of(command.command, command.requested_at) < STRIKE_WITHIN_S:
             return False
         record = self._record_of(row)
-        if record and command.command in record["commands"]:
+        if record and command.command in record.commands:
             self._store.update_command(
                 command.command, delivered=True
             )  # it was injected, but not yet marked as delivered
@@ -180,6 +177,6 @@ class Outbox:
             self._problem_log.settle(f"job {job}")
 
 
-def over(record: StatusRecord | None) -> bool:
+def over(record: JobStatus | None) -> bool:
     """Return whether the job decides nothing more."""
-    return record is None or has_decided(record)
+    return record is None or record.view.has_decided

@@ -35,14 +35,14 @@ from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.path_check import refuse_outside
-from api.jobs.translate import has_decided, last_known_of
+from api.jobs.translate import SenselessAnswer, last_known_of
 from api.run.files import is_there
 from api.run.folder import Run, damage_of_status, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
-from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import AtollError, InfrastructureError
 from orchestrator.specification.config import parse_job
+from orchestrator.status import JobStatus
 from orchestrator.system.roots import AllowedRoots
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Overseer:
         control: ControlPort,
         store: Store,
         cordons: Cordons,
-        record: Callable[[JobRow], StatusRecord | None],
+        record: Callable[[JobRow], JobStatus | None],
         roots: AllowedRoots,
         taken_down: Path | None = None,
     ) -> None:
@@ -162,15 +162,18 @@ class Overseer:
             record = self._record(row)
             if record is None:
                 return Presence.GONE
-        except InfrastructureError:
-            return Presence.SILENT
+        except InfrastructureError as error:
+            if not isinstance(error, SenselessAnswer):
+                return Presence.SILENT
+            self._complain(row, f"its progress is unknown: {reason_of(error)}", error)
+            return Presence.THERE
         except Exception as error:  # it exists, but has a problem
             self._complain(row, f"{UNSEEN} {reason_of(error)}", error)
             return Presence.THERE
         try:
             self._progress[row.job] = last_known_of(record)
             self._tries.pop(row.job, None)
-            if not has_decided(record):
+            if not record.view.has_decided:
                 self._lives.pop(row.job, None)
         except Exception as error:
             self._complain(row, f"its progress is unknown: {reason_of(error)}", error)

@@ -32,11 +32,11 @@ from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refus
 from api.jobs.submission import Checks
 from api.jobs.translate import (
     command_of,
-    has_decided,
     island_in,
     job_of,
     plans_of,
     readable,
+    status_in,
     still_writing,
     summary_of,
     unreadable,
@@ -45,12 +45,13 @@ from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
 from api.schemas import ALIVE, FINAL, Checkpoint, Command, Island, Job, JobState, JobSummary
 from api.storage.store import DuplicateKey, JobRow, Store
-from orchestrator.actors.records import NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.specification.config import JobSpec
+from orchestrator.status import JobStatus
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import REPORT
 
@@ -320,7 +321,7 @@ class Service:
             raise NotFound(detail=detail, remedy="`atoll jobs` lists all jobs.")
         return row
 
-    def record(self, row: JobRow) -> StatusRecord | None:
+    def record(self, row: JobRow) -> JobStatus | None:
         """Return the job's status record: the final one if it is on disk, else the live one; None if there is neither.
 
         A job has ended once its final state is on the disk, which is written after the report. Until then its record says
@@ -331,10 +332,10 @@ class Service:
         if row.state not in ALIVE:
             return None
         try:
-            live = self._control.status(row.job)
+            live = status_in(row.job, self._control.status(row.job))
         except NotFound:
             return read_status(Path(row.run_dir))  # it may have ended between the two reads
-        if not has_decided(live):
+        if not live.view.has_decided:
             return live
         return read_status(Path(row.run_dir)) or still_writing(live)
 
@@ -359,7 +360,7 @@ class Service:
                     self.queue.wake()
         return snapshot
 
-    def _job_of(self, row: JobRow, record: StatusRecord | None) -> Job:
+    def _job_of(self, row: JobRow, record: JobStatus | None) -> Job:
         """Return the answer for any row and record. Raises InfrastructureError if the job's own answer is invalid."""
         row = readable(row)
         run_dir = Path(row.run_dir)

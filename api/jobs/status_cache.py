@@ -31,8 +31,8 @@ from threading import Lock
 
 from api.schemas import ALIVE, Job
 from api.storage.store import JobRow
-from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import AtollError, InfrastructureError, PreconditionFailed
+from orchestrator.status import JobStatus
 from orchestrator.system.threads import BoundedThreads
 
 ANSWER_WITHIN_S = 0.7
@@ -97,7 +97,7 @@ class StatusSnapshot:
     def __init__(
         self,
         asked_at: float,
-        record: StatusRecord | None,
+        record: JobStatus | None,
         generation: int = 0,
         error: InfrastructureError | None = None,
     ) -> None:
@@ -130,7 +130,7 @@ class PendingRequest:
 class StatusCache:
     """``ask`` returns a job's status record, or None if there is none; ``generation`` counts the commands to it so far."""
 
-    def __init__(self, ask: Callable[[JobRow], StatusRecord | None], generation: Callable[[str], int]) -> None:
+    def __init__(self, ask: Callable[[JobRow], JobStatus | None], generation: Callable[[str], int]) -> None:
         self._ask = ask
         self._generation = generation
         self._snapshots: OrderedDict[str, StatusSnapshot] = OrderedDict()

@@ -10,28 +10,37 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from api.schemas import (
     Command,
     CommandState,
     Fragment,
-    Helper,
     Island,
     Job,
     JobState,
     JobSummary,
-    Line,
     LossPoint,
     ProblemItem,
 )
 from api.storage.store import CommandRow, JobRow
-from orchestrator.actors.records import LineRecord, NormsRecord, StatusRecord
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandState
-from orchestrator.errors import DataError, NotFound, first_line
+from orchestrator.errors import DataError, InfrastructureError, NotFound, first_line
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.sections import IslandsSection
-from orchestrator.system.plain import finite
+from orchestrator.status import (
+    CoreStatus,
+    FragmentNorms,
+    FragmentStatus,
+    IslandFacts,
+    IslandStatus,
+    JobFacts,
+    JobStatus,
+    Line,
+)
+from orchestrator.system.plain import brief, finite
 from orchestrator.tape import codec as command_codec
 
 GONE = "nothing of it runs any more; it is about to be started again, and goes on from its run folder"
@@ -44,9 +53,27 @@ SCHEDULE = ("fragments", "interval_steps", "overlap_steps")
 WAITS = "its job has not taken it yet; it is handed over until it has"
 
 
+class SenselessAnswer(InfrastructureError):
+    """A job answered, and its answer is no status."""
+
+
+def status_in(job: str, answer: object) -> JobStatus:
+    """Return the status that a live job answered with. Raises SenselessAnswer where it is none.
+
+    The job may be of another build, so tuples and enumerations are taken where this build sends lists and words.
+    """
+    try:
+        return JobStatus.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        detail = f"What job {job} says of itself makes no sense ({brief(place)}: {first['msg']})."
+        raise SenselessAnswer(detail=detail, remedy="Look at its log (`atoll logs`).") from error
+
+
 def job_of(
     row: JobRow,
-    record: StatusRecord | None,
+    status: JobStatus | None,
     island_plans: list[Island],
     token_budget: int,
     extents: Mapping[str, Mapping[str, Any]] | None = None,
@@ -54,66 +81,84 @@ def job_of(
     *,
     report: bool,
 ) -> Job:
-    """The whole answer about one job. Without a record, its islands are those of the specification, not placed yet.
+    """Return the whole answer about one job. Without a status, its islands are those of the specification, not placed yet.
 
-    Of one that failed, or of which nothing runs, it is told how far it was when it was last seen, if it says less itself.
+    The progress of a job that failed, or of which nothing runs, is at least what its row remembers.
     """
-    view: Mapping[str, Any] = record["view"] if record else {}
-    lines = record.get("lines", {}).get("islands", {}) if record else {}
-    norms = {own["fragment"]: own for own in record.get("fragment_norms", [])} if record else {}
-    views = view.get("islands", ())
-    spares = spares_of(views)
-    islands = [island_of(own, lines.get(own["island"]), own["island"] in spares) for own in views] or island_plans
-    islands = [island.model_copy(update=(extents or {}).get(island.island)) for island in islands]
-    curve = [
-        LossPoint(tokens=int(t), loss=finite(v), after_s=at) for t, v, at in (record["loss_curve"] if record else ())
-    ]
-    losses = [i.loss for i in islands if i.loss is not None and i.state == "training"]
-    goodput = finite(record["goodput"]) if record else {}
-    gone = record is None and row.state == JobState.RUNNING
-    state = state_of(view) if record else JobState(row.state)
-    started_at = record["started_at"] if record else None
+    curve = [LossPoint(tokens=int(t), loss=finite(v), after_s=at) for t, v, at in (status.loss_curve if status else ())]
+    own = _by_status(status) if status else _by_row(row, island_plans, token_budget)
+    state: JobState = own["state"]
+    remembered = last_known(row) if status is None or state is JobState.FAILED else {}
+    progress = {name: max(own[name], remembered.get(name, 0)) for name in LAST_KNOWN}
+    islands = [island.model_copy(update=(extents or {}).get(island.island)) for island in own["islands"]]
+    losses = [island.loss for island in islands if island.loss is not None and island.state == "training"]
     resume = (row.spec.get("resume") if isinstance(row.spec, dict) else None) or {}
-    reported = {name: view.get(name, least) for name, least in LAST_KNOWN.items()}
-    before = last_known(row) if record is None or state is JobState.FAILED else {}
-    progress = {name: max(value, before.get(name, 0)) for name, value in reported.items()}
-    loss = curve[-1].loss if curve else before.get("loss")
+    facts = {
+        **own,
+        **progress,
+        "last_known": progress != {name: own[name] for name in LAST_KNOWN} or bool(status and status.last_known),
+        "islands": islands,
+        "island_count": sum(not (island.standby or island.spare) for island in islands),
+        "islands_training": sum(island.state == "training" for island in islands),
+        "loss": curve[-1].loss if curve else remembered.get("loss"),
+        "loss_train": math.fsum(losses) / len(losses) if losses else None,
+        "goodput_ratio": own["goodput"].get("goodput_ratio") or remembered.get("goodput_ratio"),
+    }
     return Job(
+        **facts,
         job=row.job,
         name=row.name,
-        state=state,
-        reason=str(view.get("reason") or "") if record else gone_for(row) if gone else row.reason,
         caller=row.caller,
         submitted_at=row.submitted_at,
-        started_at=started_at,
-        ended_at=started_at + record["at"] if record and started_at and state.final else None,
-        island_count=sum(not (island.standby or island.spare) for island in islands),
-        islands_training=sum(island.state == "training" for island in islands),
-        token_budget=view.get("token_budget", token_budget),
-        tokens_trained=progress["tokens_trained"],
-        global_version=progress["global_version"],
-        loss=loss,
-        goodput_ratio=goodput.get("goodput_ratio") or before.get("goodput_ratio"),
         run_dir=row.run_dir,
         priority=row.priority,
-        after_s=record["at"] if record else None,
-        pause_reason=view.get("pause_reason"),
-        epoch=progress["epoch"],
-        last_known=progress != reported or bool(record and record.get("last_known")),
-        loss_train=math.fsum(losses) / len(losses) if losses else None,
-        islands=islands,
-        fragments=[fragment_of(own, norms.get(own["fragment"])) for own in view.get("fragments", ())],
         loss_curve=curve,
-        goodput=goodput,
-        statistics=finite(record["statistics"]) if record else {},
         report_ready=report,
         resumed_from=resume.get("checkpoint"),
         resume_refused=resume.get("refused", []),
         warnings=list(warnings),
         wire={way: codec for way, codec in _mapping(_knobs(row).get("wire")).items() if isinstance(codec, str)},
-        helpers=[Helper.model_validate(own) for own in record.get("helpers", ())] if record else [],
         schedule={name: value for name in SCHEDULE if type(value := _knobs(row).get(name)) is int},
     )
+
+
+def _by_status(status: JobStatus) -> dict[str, Any]:
+    """Return what the job says of itself, by the fields of ``Job``."""
+    view = status.view
+    state = state_of(view)
+    spares = spares_of(view.islands)
+    norms = {own.fragment: own for own in status.fragment_norms}
+    return {
+        **view.shared(JobFacts),
+        "state": state,
+        "reason": view.reason,
+        "started_at": status.started_at,
+        "ended_at": status.started_at + status.at if status.started_at and state.final else None,
+        "after_s": status.at,
+        "islands": [island_of(own, status.lines.islands.get(own.island), own.island in spares) for own in view.islands],
+        "fragments": [fragment_of(own, norms.get(own.fragment)) for own in view.fragments],
+        "goodput": finite(status.goodput),
+        "statistics": finite(status.statistics),
+        "helpers": status.helpers,
+    }
+
+
+def _by_row(row: JobRow, island_plans: list[Island], token_budget: int) -> dict[str, Any]:
+    """Return what is known of a job that says nothing of itself, by the fields of ``Job``."""
+    return {
+        **LAST_KNOWN,
+        "token_budget": token_budget,
+        "pause_reason": None,
+        "state": JobState(row.state),
+        "reason": gone_for(row) if row.state == JobState.RUNNING else row.reason,
+        "started_at": None,
+        "ended_at": None,
+        "after_s": None,
+        "islands": island_plans,
+        "fragments": [],
+        "goodput": {},
+        "statistics": {},
+    }
 
 
 def _knobs(row: JobRow) -> dict[str, Any]:
@@ -156,13 +201,11 @@ def last_known(row: JobRow) -> dict[str, Any]:
     return numbers | {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def last_known_of(record: StatusRecord) -> dict[str, Any]:
-    """The job's progress to store in its row. Raises whatever a malformed record causes."""
-    view, curve = record["view"], record["loss_curve"]
-    progress = {name: int(view[name]) for name in LAST_KNOWN}
-    figures: dict[str, Any] = finite(
-        {"loss": curve[-1][1] if curve else None, "goodput_ratio": record["goodput"]["goodput_ratio"]}
-    )
+def last_known_of(status: JobStatus) -> dict[str, Any]:
+    """Return the job's progress to store in its row."""
+    progress: dict[str, Any] = {name: getattr(status.view, name) for name in LAST_KNOWN}
+    loss = status.loss_curve[-1][1] if status.loss_curve else None
+    figures: dict[str, Any] = finite({"loss": loss, "goodput_ratio": status.goodput["goodput_ratio"]})
     return progress | figures
 
 
@@ -208,59 +251,36 @@ def summary_of(job: Job) -> JobSummary:
     return JobSummary.model_validate(job.model_dump(include=set(JobSummary.model_fields)))
 
 
-def state_of(view: Mapping[str, Any]) -> JobState:
-    """The core's phase and outcome as one word."""
-    if view["phase"] == "finished":
-        return JobState(view["outcome"] or "failed")
-    return JobState.FINISHING if view["phase"] == "finishing" else JobState.RUNNING
+def state_of(view: CoreStatus) -> JobState:
+    """Return the core's phase and outcome as one word."""
+    if view.phase == "finished":
+        return JobState(view.outcome or "failed")
+    return JobState.FINISHING if view.phase == "finishing" else JobState.RUNNING
 
 
-def has_decided(record: StatusRecord) -> bool:
-    """Whether the job decides nothing more. Its parameters and its report may still have to be written."""
-    view = _mapping(_mapping(record).get("view"))
-    return view.get("phase") == "finished" or view.get("outcome") is not None
+def still_writing(status: JobStatus) -> JobStatus:
+    """Return the status of a job that has decided how it ends, and has not written all of its files yet."""
+    view = status.view
+    reason = f"it ends as {view.outcome} ({view.reason}); its parameters and its report are being written"
+    return status.with_view(phase="finishing", reason=reason)
 
 
-def still_writing(record: StatusRecord) -> StatusRecord:
-    """The record of a job that has decided how it ends, and has not written all of its files yet."""
-    view = record["view"]
-    reason = f"it ends as {view['outcome']} ({view['reason']}); its parameters and its report are being written"
-    return {**record, "view": {**view, "phase": "finishing", "reason": reason}}
-
-
-def spares_of(views: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The islands that nobody has ever wanted: scale-up slots. Of a job that never placed one, none is told from others."""
-    if not any(view["incarnation"] for view in views):
+def spares_of(islands: Sequence[IslandStatus]) -> set[str]:
+    """Return the scale-up slots that were never filled. A job that has placed no island yet has none."""
+    if not any(island.incarnation for island in islands):
         return set()
-    idle = (view for view in views if str(view["state"]) == IslandState.STOPPED and not view["incarnation"])
-    return {view["island"] for view in idle if not view.get("standby", False)}
+    idle = (island for island in islands if island.state == IslandState.STOPPED and not island.incarnation)
+    return {island.island for island in idle if not island.standby}
 
 
-def island_of(view: Mapping[str, Any], line: LineRecord | None = None, spare: bool = False) -> Island:
-    step_seconds = view.get("step_seconds")
+def island_of(own: IslandStatus, line: Line | None = None, spare: bool = False) -> Island:
+    """Return the island as the API shows it."""
     return Island(
-        island=view["island"],
-        node_group=view["node_group"],
-        region=view["region"],
-        accelerator_count=view["accelerator_count"],
-        state=str(view["state"]),
-        reason=view["reason"],
-        incarnation=view["incarnation"],
-        node=view["node"],
-        pid=view["pid"],
-        step=view["step"],
-        steps_total=view["steps_total"],
-        tokens_total=view["tokens_total"],
-        steps_per_second=1.0 / step_seconds if step_seconds and str(view["state"]) == "training" else None,
-        loss=finite(view["loss"]),
-        last_merge_after_s=view["last_merge_at"],
-        restarts=view["restarts"],
-        flag=view.get("flag", ""),
-        quarantines=view.get("quarantines", 0),
-        standby=view.get("standby", False),
+        **own.shared(IslandFacts) | {"loss": finite(own.loss)},
+        steps_per_second=1.0 / own.step_seconds if own.step_seconds and own.state == "training" else None,
+        last_merge_after_s=own.last_merge_at,
         spare=spare,
-        overdue_s=view.get("overdue_s", 0.0),
-        line=None if line is None else Line.model_validate(line),
+        line=line,
     )
 
 
@@ -273,15 +293,12 @@ def island_in(job: Job, island: str) -> Island:
     raise NotFound(detail=f"Job {job.job} has no island {island!r}.", remedy=f"Its islands are {names}.")
 
 
-def fragment_of(view: Mapping[str, Any], norms: NormsRecord | None = None) -> Fragment:
+def fragment_of(own: FragmentStatus, norms: FragmentNorms | None = None) -> Fragment:
+    """Return the fragment as the API shows it."""
     return Fragment(
-        fragment=view["fragment"],
-        version=view["version"],
-        phase=str(view["phase"]),
-        offered=list(view["offered"]),
-        step=view["step"],
-        update_norm=finite(norms["update_norm"]) if norms else None,
-        residue_norm=finite(norms["residue_norm"]) if norms else None,
+        **own.shared(FragmentStatus),
+        update_norm=finite(norms.update_norm) if norms else None,
+        residue_norm=finite(norms.residue_norm) if norms else None,
     )
 
 

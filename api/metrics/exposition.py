@@ -40,7 +40,7 @@ from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples
 from api.schemas import ALIVE, JobState
 from api.storage.store import JobRow, Store
-from orchestrator.actors.records import StatusRecord
+from orchestrator.status import JobStatus
 from orchestrator.system.run_folder import STATUS
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -115,7 +115,7 @@ class JobsCollector(Collector):
     def __init__(self, service: Service, store: Store) -> None:
         self._service, self._store = service, store
         self._pool = ThreadPoolExecutor(8, "metrics")
-        self._questions: dict[str, Future[StatusRecord | None]] = {}
+        self._questions: dict[str, Future[JobStatus | None]] = {}
         self._one_at_a_time = threading.Lock()
         self._problem_log = ProblemLog(logger)
         self._found: list[Metric] = []
@@ -155,7 +155,7 @@ class JobsCollector(Collector):
             yield from samples_by_job.get(row.job) or ()
         self._problem_log.keep(f"job {row.job}" for row in rows)
 
-    def _samples_of(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
+    def _samples_of(self, row: JobRow, record: JobStatus) -> list[Sample] | None:
         """Return all samples of the record, or None if it is damaged, so that other jobs keep their metrics."""
         try:
             checked_samples = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
@@ -167,7 +167,7 @@ class JobsCollector(Collector):
         self._problem_log.settle(f"job {row.job}")
         return checked_samples
 
-    def _ask(self, rows: dict[str, JobRow]) -> dict[str, StatusRecord]:
+    def _ask(self, rows: dict[str, JobRow]) -> dict[str, JobStatus]:
         """Return the status records of these jobs. A job that does not answer in time is left out until it does."""
         questions = {job: self._questions.get(job) or self._pool.submit(self._record, row) for job, row in rows.items()}
         done, _ = wait(questions.values(), timeout=PATIENCE_S)
@@ -181,22 +181,22 @@ class JobsCollector(Collector):
             return False  # it left no final state
         return self._endings.of(row.job, ended_at) < LINGER_S
 
-    def _record(self, row: JobRow) -> StatusRecord | None:
+    def _record(self, row: JobRow) -> JobStatus | None:
         try:
             return self._service.record(row)
         except Exception:  # reported as ``atoll_job_answers``; the job's status says why
             return None
 
 
-def state_of(row: JobRow, record: StatusRecord | None) -> JobState:
+def state_of(row: JobRow, record: JobStatus | None) -> JobState:
     """Return the job's state as last known, or as the job itself reported it since."""
     try:
         stored = JobState(row.state)
         if record is None or stored.final:
             return stored
-        view = record["view"]
-        return JobState(view["outcome"] if view["phase"] == "finished" else view["phase"])
-    except (ValueError, KeyError, TypeError):  # a damaged job does nothing
+        view = record.view
+        return JobState(view.outcome or "failed") if view.phase == "finished" else JobState(view.phase)
+    except ValueError:  # a damaged job does nothing
         return JobState.FAILED
 
 

@@ -1,7 +1,7 @@
-"""One job's samples: a ``StatusRecord`` as the metrics of ``metrics.catalogue``.
+"""One job's samples: a ``JobStatus`` as the metrics of ``metrics.catalogue``.
 
-Pure: the same record gives the same samples. It computes nothing that the folds did not count, except that it adds up
-buckets and divides norms. Parts that a record of an earlier build lacks are left out.
+Pure: the same status gives the same samples. It computes nothing that the folds did not count, except that it adds up
+buckets and divides norms. Figures that the status of an earlier build lacks are left out.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import accumulate
 from math import inf
 from typing import Any
 
-from orchestrator.actors.records import StatusRecord
 from orchestrator.core.faults import Kind
 from orchestrator.core.vocabulary import DataFlaws, IslandState, JobPhase, RefusalReason
 from orchestrator.parameters.codec.registry import EXACT
+from orchestrator.status import Histogram, JobStatus, StatisticsFigures, TrafficFigures
 
 CONTRIBUTOR_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -42,104 +42,104 @@ class Sample:
     value: float | Buckets
 
 
-def samples(record: StatusRecord, spec: Mapping[str, Any]) -> Iterator[Sample]:
-    """Yield all samples of a record. ``spec`` is the job's, for the quorum and the codec, which no event repeats."""
-    job = record["job_id"]
+def samples(status: JobStatus, spec: Mapping[str, Any]) -> Iterator[Sample]:
+    """Yield all samples of a status. ``spec`` is the job's, for the quorum and the codec, which no event repeats."""
+    job = status.job_id
     schedule = spec["synchroniser"]
     yield Sample("atoll_quorum_islands", (job,), schedule["quorum"])
-    yield from _of_job(job, record)
-    yield from _of_islands(job, record)
-    yield from _of_rounds(job, record)
-    yield from _of_recoveries(job, record["statistics"])
-    if "traffic" in record["statistics"]:
-        regions = {island["island"]: island["region"] for island in record["view"]["islands"]}
-        traffic = record["statistics"]["traffic"]
+    yield from _of_job(job, status)
+    yield from _of_islands(job, status)
+    yield from _of_rounds(job, status)
+    yield from _of_recoveries(job, status.statistics)
+    if "traffic" in status.statistics:
+        regions = {island.island: island.region for island in status.view.islands}
+        traffic = status.statistics["traffic"]
         yield from _of_traffic(job, traffic, regions)
-        for direction in ("up", "down"):
-            yield Sample("atoll_payloads", (job, direction), sum(traffic[f"payloads_{direction}"]))
-    yield from _of_lines(job, record, schedule["wire"])
-    yield from _of_norms(job, record)
-    yield from _of_commands(job, record)
+        yield Sample("atoll_payloads", (job, "up"), sum(traffic["payloads_up"]))
+        yield Sample("atoll_payloads", (job, "down"), sum(traffic["payloads_down"]))
+    yield from _of_lines(job, status, schedule["wire"])
+    yield from _of_norms(job, status)
+    yield from _of_commands(job, status)
 
 
-def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
-    view, goodput = record["view"], record["goodput"]
+def _of_job(job: str, status: JobStatus) -> Iterator[Sample]:
+    view, goodput = status.view, status.goodput
     for phase in JobPhase:
-        yield Sample("atoll_job_phase", (job, phase.value), view["phase"] == phase)
-    yield Sample("atoll_job_age_seconds", (job,), record["at"])
-    yield Sample("atoll_job_paused", (job,), view["pause_reason"] is not None)
-    for helper in record.get("helpers", ()):
-        yield Sample("atoll_helper_up", (job, helper["name"]), helper["condition"] == "running")
-        yield Sample("atoll_helper_restarts", (job, helper["name"]), helper["restarts"])
-    if "disk_trouble" in record:
-        yield Sample("atoll_journal_failing", (job,), record["disk_trouble"] is not None)
-    if deaths := record["statistics"].get("synchroniser"):
+        yield Sample("atoll_job_phase", (job, phase.value), view.phase == phase)
+    yield Sample("atoll_job_age_seconds", (job,), status.at)
+    yield Sample("atoll_job_paused", (job,), view.pause_reason is not None)
+    for helper in status.helpers:
+        yield Sample("atoll_helper_up", (job, helper.name), helper.condition == "running")
+        yield Sample("atoll_helper_restarts", (job, helper.name), helper.restarts)
+    if "disk_trouble" in status.model_fields_set:
+        yield Sample("atoll_journal_failing", (job,), status.disk_trouble is not None)
+    if deaths := status.statistics.get("synchroniser"):
         yield Sample("atoll_synchroniser_deaths", (job,), deaths["deaths"])
         yield Sample("atoll_damages", (job,), deaths["damages"])
-    yield Sample("atoll_job_token_budget", (job,), view["token_budget"])
-    yield Sample("atoll_goodput_ratio", (job,), goodput["goodput_ratio"])
-    yield Sample("atoll_uptime_ratio", (job,), goodput["uptime_ratio"])
+    yield Sample("atoll_job_token_budget", (job,), view.token_budget)
+    yield from _known("atoll_goodput_ratio", (job,), goodput["goodput_ratio"])
+    yield from _known("atoll_uptime_ratio", (job,), goodput["uptime_ratio"])
     if standbys := goodput.get("standbys"):  # not of jobs that ended under an earlier build
-        for kind in ("ready", "preparing"):
-            yield Sample("atoll_standby_seconds", (job, kind), standbys[f"{kind}_seconds"])
+        yield Sample("atoll_standby_seconds", (job, "ready"), standbys["ready_seconds"])
+        yield Sample("atoll_standby_seconds", (job, "preparing"), standbys["preparing_seconds"])
         yield Sample("atoll_standby_takeovers", (job,), standbys["takeovers"])
     for cause, seconds in goodput["badput_seconds"].items():
         yield Sample("atoll_badput_seconds", (job, cause), seconds)
     for cause, tokens in goodput["discarded_tokens"].items():
         yield Sample("atoll_tokens_discarded", (job, cause), tokens)
-    if evaluations := record["statistics"].get("evaluations"):  # not of jobs that ended under an earlier build
+    if evaluations := status.statistics.get("evaluations"):  # not of jobs that ended under an earlier build
         yield Sample("atoll_evaluations", (job,), evaluations["count"])
         yield Sample("atoll_evaluation_failures", (job,), evaluations["failures"])
         yield Sample("atoll_evaluation_seconds", (job,), evaluations["last_seconds"])
         yield Sample("atoll_evaluation_sequences", (job,), evaluations["sequence_count"])
-        if (bits := evaluations.get("bits_per_byte")) is not None:
-            yield Sample("atoll_held_out_bits_per_byte", (job,), bits)
+        yield from _known("atoll_held_out_bits_per_byte", (job,), evaluations.get("bits_per_byte"))
         for one in evaluations.get("sources", ()):
-            yield Sample("atoll_held_out_source_loss_nats", (job, one["source"]), one["loss"])
-    if record["loss_curve"]:
-        yield Sample("atoll_held_out_loss_nats", (job,), record["loss_curve"][-1][1])
+            yield from _known("atoll_held_out_source_loss_nats", (job, one["source"]), one["loss"])
+    if status.loss_curve:
+        yield from _known("atoll_held_out_loss_nats", (job,), status.loss_curve[-1][1])
 
 
-def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
-    statistics = record["statistics"]
-    for island in record["view"]["islands"]:
-        name = island["island"]
-        labels = (job, name, island["region"])
+def _of_islands(job: str, status: JobStatus) -> Iterator[Sample]:
+    statistics = status.statistics
+    for island in status.view.islands:
+        name = island.island
+        labels = (job, name, island.region)
         for state in IslandState:
-            yield Sample("atoll_island_state", (*labels, state.value), island["state"] == state)
-        yield Sample("atoll_island_accelerators", labels, island["accelerator_count"])
-        yield Sample("atoll_island_overdue_seconds", labels, island.get("overdue_s", 0.0))
-        yield Sample("atoll_island_restarts", labels, island["restarts"])
-        yield Sample("atoll_island_flagged", labels, bool(island.get("flag")))
-        yield Sample("atoll_island_quarantines", labels, island.get("quarantines", 0))
-        yield Sample("atoll_island_steps", labels, island["steps_total"])
+            yield Sample("atoll_island_state", (*labels, state.value), island.state == state)
+        yield Sample("atoll_island_accelerators", labels, island.accelerator_count)
+        yield Sample("atoll_island_overdue_seconds", labels, island.overdue_s)
+        yield Sample("atoll_island_restarts", labels, island.restarts)
+        yield Sample("atoll_island_flagged", labels, bool(island.flag))
+        yield Sample("atoll_island_quarantines", labels, island.quarantines)
+        yield Sample("atoll_island_steps", labels, island.steps_total)
         yield Sample("atoll_island_merges", labels, statistics["merges_per_island"].get(name, 0))
         optional = {
-            "atoll_island_step_seconds": island["step_seconds"],
-            "atoll_training_loss_nats": island["loss"],
-            "atoll_island_schedule_step": island["step"] if island["state"] == IslandState.TRAINING else None,
+            "atoll_island_step_seconds": island.step_seconds,
+            "atoll_training_loss_nats": island.loss,
+            "atoll_island_schedule_step": island.step if island.state == IslandState.TRAINING else None,
             "atoll_island_gap_max_seconds": statistics["gaps_max_s"].get(name),
         }
-        if (merged_at := island["last_merge_at"]) is not None:
-            optional["atoll_island_last_merge_age_seconds"] = record["at"] - merged_at
-        yield from (Sample(family, labels, value) for family, value in optional.items() if value is not None)
+        if (merged_at := island.last_merge_at) is not None:
+            optional["atoll_island_last_merge_age_seconds"] = status.at - merged_at
+        for family, value in optional.items():
+            yield from _known(family, labels, value)
         flaws = statistics.get("data_flaws", {}).get("islands", {}).get(name, {})
         for kind in DATA_FLAWS:
             yield Sample(f"atoll_island_{kind}", labels, flaws.get(kind, 0))
-        if summary := record["goodput"]["islands"].get(name):
+        if summary := status.goodput["islands"].get(name):
             for kind, seconds in summary["seconds"].items():
                 yield Sample("atoll_island_seconds", (*labels, kind), seconds)
             for kind in ("trained", "merged", "in_flight"):
                 yield Sample(f"atoll_tokens_{kind}", labels, summary["tokens"][kind])
 
 
-def _of_rounds(job: str, record: StatusRecord) -> Iterator[Sample]:
-    statistics = record["statistics"]
-    for fragment in record["view"]["fragments"]:
-        labels = (job, str(fragment["fragment"]))
-        yield Sample("atoll_fragment_version", labels, fragment["version"])
-        yield Sample("atoll_round_offered_islands", labels, len(fragment["offered"]))
-        yield Sample("atoll_merges", labels, statistics["merges_per_fragment"][fragment["fragment"]])
+def _of_rounds(job: str, status: JobStatus) -> Iterator[Sample]:
+    statistics = status.statistics
+    for fragment in status.view.fragments:
+        labels = (job, str(fragment.fragment))
+        yield Sample("atoll_fragment_version", labels, fragment.version)
+        yield Sample("atoll_round_offered_islands", labels, len(fragment.offered))
+        yield Sample("atoll_merges", labels, statistics["merges_per_fragment"][fragment.fragment])
     contributors = {int(count): times for count, times in statistics["merges_by_contributors"].items()}
     yield Sample("atoll_merge_contributors", (job,), _counted(contributors, CONTRIBUTOR_BOUNDS))
     for closed in statistics["close_reasons"]:
@@ -152,7 +152,7 @@ def _of_rounds(job: str, record: StatusRecord) -> Iterator[Sample]:
         yield Sample("atoll_refusals", (job, reason.value), statistics["refusals"].get(reason.value, 0))
 
 
-def _of_recoveries(job: str, statistics: Mapping[str, Any]) -> Iterator[Sample]:
+def _of_recoveries(job: str, statistics: StatisticsFigures) -> Iterator[Sample]:
     complete = [recovery for recovery in statistics["recoveries"] if recovery["complete"]]
     totals = Counter(recovery["total"] for recovery in complete)
     yield Sample("atoll_recovery_seconds", (job,), _counted(totals, RECOVERY_BOUNDS_S))
@@ -161,7 +161,7 @@ def _of_recoveries(job: str, statistics: Mapping[str, Any]) -> Iterator[Sample]:
         yield Sample("atoll_recovery_part_seconds", (job, part), _counted(lengths, RECOVERY_BOUNDS_S))
 
 
-def _of_traffic(job: str, traffic: Mapping[str, Any], regions: Mapping[str, str]) -> Iterator[Sample]:
+def _of_traffic(job: str, traffic: TrafficFigures, regions: Mapping[str, str]) -> Iterator[Sample]:
     for island, region in regions.items():
         for outcome in ("admitted", "refused"):
             count = traffic[outcome].get(island, 0)
@@ -174,46 +174,50 @@ def _of_traffic(job: str, traffic: Mapping[str, Any], regions: Mapping[str, str]
     yield Sample("atoll_merge_failures", (job,), traffic.get("merge_failures", 0))
 
 
-def _of_lines(job: str, record: StatusRecord, wire: Mapping[str, str]) -> Iterator[Sample]:
-    if "lines" not in record:
-        return
-    lines = record["lines"]["islands"]
-    for island in record["view"]["islands"]:
-        if (line := lines.get(island["island"])) is None:
+def _of_lines(job: str, status: JobStatus, wire: Mapping[str, str]) -> Iterator[Sample]:
+    lines = status.lines.islands
+    for island in status.view.islands:
+        if (line := lines.get(island.island)) is None:
             continue
-        labels = (job, island["island"], island["region"])
-        yield Sample("atoll_payload_bytes", (*labels, "up", "contribution", wire["up"]), line["up_bytes"])
-        for kind, size in line["down_bytes"].items():
+        labels = (job, island.island, island.region)
+        yield Sample("atoll_payload_bytes", (*labels, "up", "contribution", wire["up"]), line.up_bytes)
+        for kind, size in line.down_bytes.items():
             codec_name = wire["down"] if kind == "update" else EXACT
             yield Sample("atoll_payload_bytes", (*labels, "down", kind, codec_name), size)
-        yield Sample("atoll_line_busy_seconds", (*labels, "up"), line["up_busy_seconds"])
-        yield Sample("atoll_line_busy_seconds", (*labels, "down"), line["down_busy_seconds"])
-        yield Sample("atoll_line_queued_fragments", labels, line["queued_fragments"])
-        yield Sample("atoll_line_queued_bytes", labels, line["queued_bytes"])
-        yield Sample("atoll_line_hindered", labels, line.get("trouble") is not None)
+        yield Sample("atoll_line_busy_seconds", (*labels, "up"), line.up_busy_seconds)
+        yield Sample("atoll_line_busy_seconds", (*labels, "down"), line.down_busy_seconds)
+        yield Sample("atoll_line_queued_fragments", labels, line.queued_fragments)
+        yield Sample("atoll_line_queued_bytes", labels, line.queued_bytes)
+        yield Sample("atoll_line_hindered", labels, line.trouble is not None)
 
 
-def _of_norms(job: str, record: StatusRecord) -> Iterator[Sample]:
-    for norms in record.get("fragment_norms", []):
-        labels = (job, str(norms["fragment"]))
-        yield Sample("atoll_fragment_update_norm", labels, norms["update_norm"])
-        if norms["update_norm"]:
-            yield Sample("atoll_fragment_residue_ratio", labels, norms["residue_norm"] / norms["update_norm"])
+def _of_norms(job: str, status: JobStatus) -> Iterator[Sample]:
+    for norms in status.fragment_norms:
+        labels = (job, str(norms.fragment))
+        yield from _known("atoll_fragment_update_norm", labels, norms.update_norm)
+        if norms.update_norm and norms.residue_norm is not None:
+            yield Sample("atoll_fragment_residue_ratio", labels, norms.residue_norm / norms.update_norm)
 
 
-def _of_commands(job: str, record: StatusRecord) -> Iterator[Sample]:
+def _of_commands(job: str, status: JobStatus) -> Iterator[Sample]:
     outcomes = {True: "accepted", False: "refused", None: "pending"}
-    counts = Counter((noted["kind"], outcomes[noted["accepted"]]) for noted in record["commands"].values())
+    counts = Counter((command.kind, outcomes[command.accepted]) for command in status.commands.values())
     yield Sample("atoll_commands_pending", (job,), sum(n for (_, outcome), n in counts.items() if outcome == "pending"))
     for (kind, outcome), count in sorted(counts.items()):
         if outcome != "pending":
             yield Sample("atoll_commands", (job, kind, outcome), count)
-    faults = Counter(fault["kind"] for fault in record["statistics"].get("faults", ()))
+    faults = Counter(fault["kind"] for fault in status.statistics.get("faults", ()))
     for kind in FAULT_KINDS:
         yield Sample("atoll_chaos_faults", (job, kind), faults[kind])
 
 
-def _buckets(histogram: Mapping[str, Any]) -> Buckets:
+def _known(family: str, labels: tuple[str, ...], value: float | None) -> Iterator[Sample]:
+    """Yield the sample, unless there is no value: it was never measured, or it was no number."""
+    if value is not None:
+        yield Sample(family, labels, value)
+
+
+def _buckets(histogram: Histogram) -> Buckets:
     """Return the cumulative counts of a histogram of ``accounting.series``."""
     bounds = (*histogram["bounds"], inf)
     return Buckets(tuple(zip(bounds, accumulate(histogram["counts"]), strict=True)), histogram["sum"])

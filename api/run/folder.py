@@ -16,8 +16,8 @@ import yaml
 
 from api.run.files import is_there
 from api.run.status import examine
-from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import InfrastructureError
+from orchestrator.status import JobStatus
 from orchestrator.system.run_folder import REPORT, REPORT_PAGE, SPECIFICATION, TAPE
 
 
@@ -69,9 +69,9 @@ def put(run_dir: Path, name: str, content: bytes) -> None:
         ) from error
 
 
-def read_status(run_dir: Path) -> StatusRecord | None:
+def read_status(run_dir: Path) -> JobStatus | None:
     """Return the final state that the ended job left, or None if there is none or it is damaged."""
-    return examine(run_dir).record
+    return examine(run_dir).status
 
 
 def damage_of_status(run_dir: Path) -> str:

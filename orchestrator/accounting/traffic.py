@@ -3,7 +3,7 @@
     up     the bytes of a contribution, held on the synchroniser's side
     down   a published fragment for one recipient, or one fragment of a whole state taken from the synchroniser
 
-Counts payloads by fragment. How large those are is not on the tape: the shell knows (``actors.records.StatusRecord``), and
+Counts payloads by fragment. How large those are is not on the tape: the shell knows (``orchestrator.status``), and
 whoever exports bytes multiplies. A state that comes from a peer passes the synchroniser by and is counted as a catch-up
 only. Refuses to know: rounds (``merges``), time, and how often what was asked for arrived (a publication may be overtaken).
 """

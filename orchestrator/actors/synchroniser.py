@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from orchestrator.actors.records import StatusRecord
+from orchestrator.status import StatusDocument
 
 
 class SynchroniserInterface(Protocol):
     def ready(self) -> bool: ...
 
-    def status(self) -> StatusRecord: ...
+    def status(self) -> StatusDocument: ...
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any], /) -> None: ...
 

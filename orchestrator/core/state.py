@@ -14,7 +14,6 @@ from orchestrator.core.grace import Pace
 from orchestrator.core.island_record import Island
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import SavedPart
-from orchestrator.core.view import FragmentView, IslandView, JobView
 from orchestrator.core.vocabulary import (
     CommandId,
     Duration,
@@ -204,46 +203,3 @@ class JobState:
         if live - len(hung) >= quorum:
             return None
         return f"merging waits for {', '.join(f'{i.id} ({i.reason})' for i in hung[:NAMED_MAX])}"
-
-    def view(self, at: Instant) -> JobView:
-        return JobView(
-            at=at,
-            phase=self.phase,
-            outcome=self.outcome,
-            reason=self.reason,
-            pause_reason=self.pause_reason(),
-            epoch=self.epoch,
-            token_budget=self.policy.token_budget,
-            tokens_trained=self.tokens_trained,
-            global_version=self.global_version,
-            cordoned=tuple(sorted(self.cordoned)),
-            islands=tuple(_view_of(i, self.reports.get(i.id), i.id in self.standbys) for i in self.islands.values()),
-            fragments=tuple(
-                FragmentView(r.fragment, r.version, r.phase, tuple(sorted(r.offered)), r.step) for r in self.rounds
-            ),
-        )
-
-
-def _view_of(island: Island, report: Progress | None, standby: bool) -> IslandView:
-    return IslandView(
-        island=island.id,
-        node_group=island.plan.node_group,
-        region=island.plan.region,
-        accelerator_count=island.plan.accelerator_count,
-        state=island.state,
-        reason=island.reason,
-        incarnation=island.incarnation,
-        node=island.current.node,
-        pid=island.current.pid,
-        step=report.step if report else island.step,
-        steps_total=island.steps_before + (report.steps_total if report else 0),
-        tokens_total=island.tokens_before + (report.tokens_total if report else 0),
-        step_seconds=report.step_seconds_median if report else None,
-        loss=report.loss if report else None,
-        last_merge_at=island.last_merge_at,
-        restarts=island.restarts,
-        flag=island.health_note,
-        quarantines=island.quarantines,
-        standby=standby,
-        overdue_s=island.current.overdue_s,
-    )

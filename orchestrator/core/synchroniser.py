@@ -31,7 +31,6 @@ from orchestrator.core import (
 )
 from orchestrator.core.effects import Effect
 from orchestrator.core.state import JobState
-from orchestrator.core.view import JobView
 from orchestrator.core.vocabulary import Epoch, GraceTimer, Instant, IslandTimer, JobPhase, JobPolicy, JobTimer
 from orchestrator.errors import InternalError
 
@@ -68,9 +67,6 @@ class Synchroniser:
             detail=f"The job does not settle: {SETTLING_PASSES_MAX} passes after one event each decided something more, "
             f"the last one {', '.join(type(effect).__name__ for effect in more)}."
         )
-
-    def view(self, at: Instant) -> JobView:
-        return self.state.view(at)
 
     def _settled(self, now: Instant) -> list[Effect]:
         state = self.state

@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.actors.records import StatusRecord
 from orchestrator.core.events import IslandReported, MergeCompleted, SynchroniserRestarted
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import FragmentRestored, JobResumed
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import DataError
+from orchestrator.host.state_view import core_status
 from orchestrator.parameters.journal.storage import PREFIX_BYTES, facts_of, parse_segment_name, sizes_of
+from orchestrator.status import JobStatus
 from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.system.run_folder import JOURNAL, SNAPSHOT, TAPE
 from orchestrator.tape.schema import Header, Record, decode_header, decode_line
@@ -79,28 +80,30 @@ class LastKnown:
     def reached(self, fragment: int, version: int) -> None:
         self.versions[fragment] = max(self.versions.get(fragment, 0), version)
 
-    def status(self, job: str, name: str) -> StatusRecord:
-        """As ``synchroniser_actor`` tells a job's status."""
-        view = asdict(Synchroniser(self.policy).view(self.at))
-        view |= {"epoch": self.epoch, "tokens_trained": self.tokens_trained}
-        view |= {"global_version": sum(self.versions.values())}
-        for fragment in view["fragments"]:
-            fragment["version"] = self.versions.get(fragment["fragment"], 0)
-        statistics = self.statistics.summary()
-        return {
-            "job_id": job,
-            "name": name,
-            "started_at": self.started_at,
-            "at": self.at,
-            "view": view,
-            "goodput": self.goodput.summary(),
-            "statistics": statistics,
-            "loss_curve": statistics["loss_curve"],
-            "commands": {},
-            "unigram_loss": None,
-            "fragment_parameters": [],
-            "last_known": True,
-        }
+    def status(self, job: str, name: str) -> JobStatus:
+        """Return what is known as the status of a job that has just begun, but for its progress."""
+        view = core_status(Synchroniser(self.policy).state, self.at)
+        return JobStatus.model_construct(
+            job_id=job,
+            name=name,
+            started_at=self.started_at,
+            at=self.at,
+            view=view,
+            goodput=self.goodput.summary(),
+            statistics=self.statistics.summary(),
+            loss_curve=self.statistics.evaluations.curve.all(),
+            commands={},
+            unigram_loss=None,
+            fragment_parameters=[],
+            last_known=True,
+        ).with_view(
+            epoch=self.epoch,
+            tokens_trained=self.tokens_trained,
+            global_version=sum(self.versions.values()),
+            fragments=[
+                one.model_copy(update={"version": self.versions.get(one.fragment, 0)}) for one in view.fragments
+            ],
+        )
 
 
 def last_known(run_dir: Path, policy: JobPolicy, started_at: float, disk: Disk | None = None) -> LastKnown:

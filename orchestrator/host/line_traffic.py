@@ -16,8 +16,8 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
-from orchestrator.actors.records import LineRecord
 from orchestrator.core.vocabulary import IslandId
+from orchestrator.status import Line
 
 Kind = Literal["update", "values", "state"]
 KINDS: tuple[Kind, ...] = ("update", "values", "state")
@@ -28,39 +28,40 @@ class LineCounter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._record = _nothing()
+        self._line = _nothing()
 
     def received(self, byte_count: int, seconds: float) -> None:
         """A contribution arrived, ``seconds`` after it was first waited for."""
         with self._lock:
-            self._record["up_payloads"] += 1
-            self._record["up_bytes"] += byte_count
-            self._record["up_busy_seconds"] += seconds
+            self._line.up_payloads += 1
+            self._line.up_bytes += byte_count
+            self._line.up_busy_seconds += seconds
 
     def sent(self, kind: Kind, byte_count: int) -> None:
         """A fragment, or with ``state`` all of them, was put on its way; once more for each time that it was."""
         with self._lock:
-            self._record["down_payloads"][kind] += 1
-            self._record["down_bytes"][kind] += byte_count
+            self._line.down_payloads[kind] += 1
+            self._line.down_bytes[kind] += byte_count
 
     def delivered(self, seconds: float) -> None:
         """Count payloads that were sent together and have arrived, or were given up, after ``seconds``."""
         with self._lock:
-            self._record["down_busy_seconds"] += seconds
+            self._line.down_busy_seconds += seconds
 
     def waits(self, fragments: int, byte_count: int) -> None:
         """Set what is published for the island at present and has not arrived."""
         with self._lock:
-            self._record["queued_fragments"], self._record["queued_bytes"] = fragments, byte_count
+            self._line.queued_fragments, self._line.queued_bytes = fragments, byte_count
 
     def hindered(self, trouble: str | None) -> None:
         """Set what hinders payloads at present, in either direction, and what to do about it; None if nothing does."""
         with self._lock:
-            self._record["trouble"] = trouble
+            self._line.trouble = trouble
 
-    def record(self) -> LineRecord:
+    def status(self) -> Line:
+        """Return a copy that does not change."""
         with self._lock:
-            return _sum((self._record,))
+            return _sum((self._line,))
 
 
 class JobLines:
@@ -75,32 +76,32 @@ class JobLines:
         with self._lock:
             return self._counters.setdefault(island, LineCounter())
 
-    def records(self) -> dict[str, LineRecord]:
-        """Return the records by island, for islands that ever had a line."""
+    def statuses(self) -> dict[str, Line]:
+        """Return the lines of the islands that ever had one, by island."""
         with self._lock:
             counters = sorted(self._counters.items())
-        return {island: counter.record() for island, counter in counters}
+        return {island: counter.status() for island, counter in counters}
 
 
-def pause_reason(lines: Mapping[str, LineRecord], training: Collection[str], quorum: int) -> str | None:
+def pause_reason(lines: Mapping[str, Line], training: Collection[str], quorum: int) -> str | None:
     """Why no fragment can merge, where the lines of so many islands that train are hindered; None if enough are not."""
-    troubles = {island: trouble for island in training if island in lines and (trouble := lines[island]["trouble"])}
+    troubles = {island: trouble for island in training if island in lines and (trouble := lines[island].trouble)}
     if not troubles or len(training) - len(troubles) >= quorum:
         return None
     island, trouble = min(troubles.items())
     return f"merging waits for the parameter channel of {', '.join(sorted(troubles))}. {island}: {trouble}"
 
 
-def by_region(lines: Mapping[str, LineRecord], regions: Mapping[str, str]) -> dict[str, LineRecord]:
+def by_region(lines: Mapping[str, Line], regions: Mapping[str, str]) -> dict[str, Line]:
     """The sums over each region's islands; ``regions`` is each island's."""
-    members: dict[str, list[LineRecord]] = {}
+    members: dict[str, list[Line]] = {}
     for island, line in lines.items():
         members.setdefault(regions[island], []).append(line)
     return {region: _sum(own) for region, own in sorted(members.items())}
 
 
-def _nothing() -> LineRecord:
-    return LineRecord(
+def _nothing() -> Line:
+    return Line(
         up_payloads=0,
         up_bytes=0,
         up_busy_seconds=0.0,
@@ -113,17 +114,17 @@ def _nothing() -> LineRecord:
     )
 
 
-def _sum(lines: Iterable[LineRecord]) -> LineRecord:
+def _sum(lines: Iterable[Line]) -> Line:
     total = _nothing()
     for line in lines:
-        total["up_payloads"] += line["up_payloads"]
-        total["up_bytes"] += line["up_bytes"]
-        total["up_busy_seconds"] += line["up_busy_seconds"]
-        total["down_busy_seconds"] += line["down_busy_seconds"]
-        total["queued_fragments"] += line["queued_fragments"]
-        total["queued_bytes"] += line["queued_bytes"]
-        total["trouble"] = total["trouble"] or line["trouble"]
+        total.up_payloads += line.up_payloads
+        total.up_bytes += line.up_bytes
+        total.up_busy_seconds += line.up_busy_seconds
+        total.down_busy_seconds += line.down_busy_seconds
+        total.queued_fragments += line.queued_fragments
+        total.queued_bytes += line.queued_bytes
+        total.trouble = total.trouble or line.trouble
         for kind in KINDS:
-            total["down_payloads"][kind] += line["down_payloads"][kind]
-            total["down_bytes"][kind] += line["down_bytes"][kind]
+            total.down_payloads[kind] += line.down_payloads[kind]
+            total.down_bytes[kind] += line.down_bytes[kind]
     return total

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from orchestrator.actors.records import StatusRecord
-from orchestrator.core.vocabulary import JobPhase
 from orchestrator.errors import in_words
 from orchestrator.parameters.pieces import joined
+from orchestrator.status import JobStatus
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.plain import finite
 from orchestrator.system.run_folder import PARAMETERS, REPORT, REPORT_PAGE, STATUS
@@ -76,25 +75,23 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     _write(run_dir / REPORT_PAGE, page)
 
 
-def write_status(run_dir: Path, status: StatusRecord) -> None:
+def write_status(run_dir: Path, status: JobStatus) -> None:
     """Once this is there, also after a loss of power, all of the job is: what is on the disk until then is made durable."""
     disk = LocalDisk()
     for name in disk.files(run_dir):
         with suppress(FileNotFoundError):  # what the service put there for a download goes again
             disk.sync(run_dir / name)
-    _write(run_dir / STATUS, to_json(status))
+    _write(run_dir / STATUS, to_json(status.document()))
     disk.sync(run_dir / STATUS)
 
 
 def ended_as(run_dir: Path, job: str) -> bool:
-    """Whether the job's final state is there, whole: what is damaged is to be written again."""
+    """Return whether the job's final state is there and whole. A damaged one counts as missing, and is written again."""
     try:
-        status = json.loads(LocalDisk().read(run_dir / STATUS))
-        return bool(
-            status["job_id"] == job and status["view"]["phase"] == JobPhase.FINISHED and status["view"]["outcome"]
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        status = JobStatus.model_validate_json(LocalDisk().read(run_dir / STATUS))
+    except (OSError, ValueError):
         return False
+    return status.job_id == job and status.view.phase == "finished" and status.view.outcome is not None
 
 
 def to_json(document: Any) -> str:

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 
 from orchestrator.core import invariants
 from orchestrator.core.island_record import Island
-from orchestrator.core.state import Checkpoints
+from orchestrator.core.state import Checkpoints, JobState
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.view import JobView
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, JobOutcome, JobPhase
+from orchestrator.status import CoreStatus, FragmentStatus, IslandStatus
 
 FOREVER = -1.0
 
@@ -65,10 +65,10 @@ class StateView:
         with self._lock:
             return self._core.state.outcome
 
-    def view(self, at: Instant) -> JobView:
-        """The job as everybody outside may see it."""
+    def status(self, at: Instant) -> CoreStatus:
+        """Return the core's part of the job's status."""
         with self._lock:
-            return self._core.view(at)
+            return core_status(self._core.state, at)
 
     def islands(self) -> dict[IslandId, Island]:
         with self._lock:
@@ -90,3 +90,56 @@ class StateView:
     def checkpoints(self) -> Checkpoints:
         with self._lock:
             return self._core.state.checkpoints
+
+
+def core_status(state: JobState, at: Instant) -> CoreStatus:
+    """Return what the status of a job says of its core, in a copy that is safe to keep."""
+    return CoreStatus(
+        at=at,
+        phase=state.phase.value,
+        outcome=state.outcome.value if state.outcome else None,
+        reason=state.reason,
+        pause_reason=state.pause_reason(),
+        epoch=state.epoch,
+        token_budget=state.policy.token_budget,
+        tokens_trained=state.tokens_trained,
+        global_version=state.global_version,
+        cordoned=sorted(state.cordoned),
+        islands=[_island_status(state, island) for island in state.islands.values()],
+        fragments=[
+            FragmentStatus(
+                fragment=current.fragment,
+                version=current.version,
+                phase=current.phase.value,
+                offered=sorted(current.offered),
+                step=current.step,
+            )
+            for current in state.rounds
+        ],
+    )
+
+
+def _island_status(state: JobState, island: Island) -> IslandStatus:
+    report = state.reports.get(island.id)
+    return IslandStatus(
+        island=island.id,
+        node_group=island.plan.node_group,
+        region=island.plan.region,
+        accelerator_count=island.plan.accelerator_count,
+        state=island.state.value,
+        reason=island.reason,
+        incarnation=island.incarnation,
+        node=island.current.node,
+        pid=island.current.pid,
+        step=report.step if report else island.step,
+        steps_total=island.steps_before + (report.steps_total if report else 0),
+        tokens_total=island.tokens_before + (report.tokens_total if report else 0),
+        step_seconds=report.step_seconds_median if report else None,
+        loss=report.loss if report else None,
+        last_merge_at=island.last_merge_at,
+        restarts=island.restarts,
+        flag=island.health_note,
+        quarantines=island.quarantines,
+        standby=island.id in state.standbys,
+        overdue_s=island.current.overdue_s,
+    )

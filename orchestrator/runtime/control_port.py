@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.records import NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
@@ -24,6 +24,7 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP, TOKEN_VARIABLE, synchroniser_name
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
+from orchestrator.status import StatusDocument
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.threads import BoundedThreads
 from orchestrator.tape import codec
@@ -122,7 +123,7 @@ class RayControlPort:
                 or "Look at the cluster's logs (temp_dir in HOME/cluster.json), and whether the run's folder has room.",
             ) from error
 
-    def status(self, job_id: str) -> StatusRecord:
+    def status(self, job_id: str) -> StatusDocument:
         """The live job. Raises NotFound when nothing of it runs (any more)."""
         return self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.status)
 

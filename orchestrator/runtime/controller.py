@@ -32,7 +32,6 @@ from ray.exceptions import RayError
 
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandFactory, IslandInterface, Rank
-from orchestrator.actors.records import HelperRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.checkpoints.resumption import stored
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
@@ -255,9 +254,9 @@ class Controller:
         with self._lock:
             return sorted(self._actors)
 
-    def helpers(self) -> list[HelperRecord]:
-        """The agents of the nodes that this job's islands are on, or were."""
-        return self._supervisor.records()
+    def helpers(self) -> list[dict[str, Any]]:
+        """Return the agents of the nodes that this job's islands are on, or were: ``orchestrator.status.Helper`` as data."""
+        return [helper.model_dump() for helper in self._supervisor.statuses()]
 
     def _place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
         section = self._sections[island]

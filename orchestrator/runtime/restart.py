@@ -24,7 +24,6 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.records import CommandRecord, StatusRecord
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.core import events as e
 from orchestrator.core.commands import island_of, kind_of
@@ -42,6 +41,7 @@ from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.settings import controller_name, synchroniser_name
 from orchestrator.runtime.supervision import Helper
 from orchestrator.specification.config import JobSpec
+from orchestrator.status import CommandStatus, JobStatus
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import CRASH, TAPE
@@ -70,7 +70,7 @@ def end_job(job: str) -> None:
 
 
 def crash(
-    job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], StatusRecord]
+    job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], JobStatus]
 ) -> None:
     """The job ends here, as failed. Islands would train on for nothing, so they are ended as well."""
     log.critical("the job cannot go on", exc_info=error)
@@ -84,8 +84,8 @@ def crash(
         reason = (
             in_words(error) if isinstance(origin(error), ConfigurationError) else f"{in_words(error)} (see {CRASH})"
         )
-        over = {"phase": JobPhase.FINISHED, "outcome": JobOutcome.FAILED, "reason": reason}
-        records.write_status(run_dir, {**last, "view": {**last["view"], **over}})
+        over = {"phase": JobPhase.FINISHED.value, "outcome": JobOutcome.FAILED.value, "reason": reason}
+        records.write_status(run_dir, last.with_view(**over))
 
     try:
         for work in (write_story, *close, write_status):
@@ -139,7 +139,7 @@ def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: S
             raise
 
 
-def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> StatusRecord:
+def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> JobStatus:
     """The status of a job whose files cannot be gone on from: what they still say of how far it was."""
     return last_known(run_dir, policy, time.time()).status(job, spec.name)
 
@@ -152,25 +152,25 @@ def clock(files: JobFiles, run_dir: Path) -> tuple[float, Callable[[], Instant]]
     return started_at, lambda: time.monotonic() - zero
 
 
-def commands(past: Recovered) -> dict[str, CommandRecord]:
-    """The commands that reached the tape, as ``status`` has them."""
-    records: dict[str, CommandRecord] = {}
+def commands(past: Recovered) -> dict[str, CommandStatus]:
+    """Return the commands that reached the tape, by id."""
+    by_id: dict[str, CommandStatus] = {}
     for name, (event, answer) in past.pending.commands.items():
         if isinstance(event, e.FaultInjected):
-            record = command_record(event.kind, event.island, event.caller, event.at)
+            command = pending_command(event.kind, event.island, event.caller, event.at)
         else:
-            record = command_record(kind_of(event.request), island_of(event.request), event.caller, event.at)
+            command = pending_command(kind_of(event.request), island_of(event.request), event.caller, event.at)
         if answer is not None:
-            record["accepted"], record["detail"] = answer.accepted, answer.detail
+            command = command.resolved(answer.accepted, answer.detail)
         elif isinstance(event, e.FaultInjected):
-            record["accepted"] = True
-        records[name] = record
-    return records
+            command = command.resolved(accepted=True, detail="")
+        by_id[name] = command
+    return by_id
 
 
-def command_record(kind: str, island: str | None, caller: str, at: Instant) -> CommandRecord:
-    """A command that was not answered yet."""
-    return CommandRecord(kind=kind, island=island, caller=caller, at=at, accepted=None, detail="")
+def pending_command(kind: str, island: str | None, caller: str, at: Instant) -> CommandStatus:
+    """Return a command that has no answer yet."""
+    return CommandStatus(kind=kind, island=island, caller=caller, at=at, accepted=None, detail="")
 
 
 def reconnect(

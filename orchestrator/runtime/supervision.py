@@ -27,8 +27,8 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.records import HelperRecord
 from orchestrator.errors import first_line
+from orchestrator.status import Helper as HelperStatus
 
 log = logging.getLogger(__name__)
 
@@ -145,11 +145,11 @@ class Helper(Generic[ActorT]):
         with self._lock:
             return self._lock.wait_for(lambda: self._over or self._handle is not handle, within_s) and not self._over
 
-    def record(self) -> HelperRecord:
+    def status(self) -> HelperStatus:
         now = time.monotonic()
         with self._lock:
             health = self._health
-        return HelperRecord(
+        return HelperStatus(
             name=self.name, condition=health.condition.value, reason=sentence(health, now), restarts=health.restarts
         )
 
@@ -236,10 +236,10 @@ class Supervisor:
             self._helpers.append(helper)
         return helper
 
-    def records(self) -> list[HelperRecord]:
+    def statuses(self) -> list[HelperStatus]:
         with self._lock:
             helpers = list(self._helpers)
-        return [helper.record() for helper in helpers]
+        return [helper.status() for helper in helpers]
 
     def close(self) -> None:
         """Make nothing again from now on. What is there lives on."""

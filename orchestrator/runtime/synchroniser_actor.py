@@ -16,14 +16,13 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.actors.records import CommandRecord, HelperRecord, LinesRecord, NormsRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.core import effects as f
@@ -78,6 +77,8 @@ from orchestrator.runtime.shard_worker import JobChannel, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec
+from orchestrator.status import CommandStatus, CoreStatus, FragmentNorms, JobStatus, LinesStatus, StatusDocument
+from orchestrator.status import Helper as HelperStatus
 from orchestrator.system import logbook
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import SNAPSHOT
@@ -112,7 +113,7 @@ class SynchroniserActor:
     def ready(self) -> bool:
         return True
 
-    def status(self) -> StatusRecord:
+    def status(self) -> StatusDocument:
         return self._live.status()
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
@@ -203,24 +204,24 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
 class CommandTable:
     """The commands that this job was given, each with its outcome once there is one, as ``status`` shows them."""
 
-    def __init__(self, state: StateView, records: dict[str, CommandRecord]) -> None:
-        self._state, self._records = state, records
+    def __init__(self, state: StateView, statuses: dict[str, CommandStatus]) -> None:
+        self._state, self._statuses = state, statuses
 
-    def add(self, command: str, record: CommandRecord) -> bool:
+    def add(self, command: str, status: CommandStatus) -> bool:
         """Note the command. Returns whether it is new."""
         with self._state.unchanged():
-            return self._records.setdefault(command, record) is record
+            return self._statuses.setdefault(command, status) is status
 
     def resolve(self, effect: f.ResolveCommand) -> None:
         """Note the outcome of a command."""
         with self._state.unchanged():
-            if (noted := self._records.get(effect.command)) is not None:
-                noted["accepted"], noted["detail"] = effect.accepted, effect.detail
+            if (status := self._statuses.get(effect.command)) is not None:
+                self._statuses[effect.command] = status.resolved(effect.accepted, effect.detail)
 
-    def records(self) -> dict[str, CommandRecord]:
+    def statuses(self) -> dict[str, CommandStatus]:
         """Return a copy of all of them, by their ids."""
         with self._state.unchanged():
-            return {name: noted.copy() for name, noted in self._records.items()}
+            return dict(self._statuses)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -249,7 +250,7 @@ class LiveJob:
     commands: CommandTable
     chaos: faults.Chaos
     noticed: set[Life] = field(default_factory=set)
-    last_status: StatusRecord = field(init=False)
+    last_status: JobStatus = field(init=False)
 
     def start(self, cordoned: Mapping[str, str]) -> None:
         """Hand over the job's first events, make or recover Θ, and begin to decide. A job that has ended is ended again."""
@@ -285,25 +286,22 @@ class LiveJob:
 
     # ── called by the control port ────────────────────────────────────────────────────────────────────────────────
 
-    def status(self) -> StatusRecord:
-        """The job as it stands, or stood when the tape could last be written."""
+    def status(self) -> StatusDocument:
+        """Return the job's status, or the last one before the tape's disk stopped answering."""
         with self.state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self.last_status = self._status(self.context.now())
-        helpers: list[HelperRecord] = [*self.supervisor.records(), *(self.workers.controller.said or ())]
-        view, trouble, lines = self.last_status["view"], self.retrier.trouble, self._line_records()
-        return self.last_status | {
-            "disk_trouble": trouble,
-            "view": view | {"pause_reason": trouble or view["pause_reason"] or self._line_trouble(view, lines)},
-            "lines": lines,
-            "helpers": helpers,
-        }
+        last, trouble, lines = self.last_status, self.retrier.trouble, self._line_status()
+        of_nodes = [HelperStatus.model_validate(one) for one in self.workers.controller.said or ()]
+        now = {"disk_trouble": trouble, "lines": lines, "helpers": [*self.supervisor.statuses(), *of_nodes]}
+        pause = trouble or last.view.pause_reason or self._line_trouble(last.view, lines)
+        return last.with_view(pause_reason=pause).model_copy(update=now).document()
 
-    def _line_trouble(self, view: Mapping[str, Any], lines: LinesRecord) -> str | None:
-        if view["phase"] != JobPhase.RUNNING:
+    def _line_trouble(self, view: CoreStatus, lines: LinesStatus) -> str | None:
+        if view.phase != "running":
             return None
-        training = [island["island"] for island in view["islands"] if island["state"] == IslandState.TRAINING]
-        return pause_reason(lines["islands"], training, self.policy.quorum)
+        training = [island.island for island in view.islands if island.state == IslandState.TRAINING]
+        return pause_reason(lines.islands, training, self.policy.quorum)
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
         """Queue the command that ``document`` is the plain form of; its outcome appears among the status's commands.
@@ -370,8 +368,8 @@ class LiveJob:
         """Note the command and return whether it is new. Raises Conflict if the job has ended."""
         if self.state.phase is JobPhase.FINISHED:
             raise Conflict(detail=f"Job {self.context.job} has ended.", remedy="Submit it again to run it once more.")
-        record = restart.command_record(kind_of(request), island_of(request), caller, self.context.now())
-        return self.commands.add(command, record)
+        status = restart.pending_command(kind_of(request), island_of(request), caller, self.context.now())
+        return self.commands.add(command, status)
 
     # ── the pump ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -435,8 +433,7 @@ class LiveJob:
         problems = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
         with self.state.unchanged():
             status = self._status(self.context.now())
-        view = status["view"]
-        status["view"] = view | {"reason": "; ".join(reason for reason in (view["reason"], *problems) if reason)}
+        status = status.with_view(reason="; ".join(reason for reason in (status.view.reason, *problems) if reason))
         self._left("its final state", lambda: records.write_status(self.context.run_dir, status))
         self._close()
         if not problems[0]:  # else the journal is all that there is of Θ
@@ -478,40 +475,39 @@ class LiveJob:
             "started_at": self.started_at,
         }
         facts["loss_unigram"] = self.workers.evaluation.unigram_loss
-        facts |= {"wire": self.context.spec.synchroniser.wire.model_dump(), "lines": self._line_records()}
-        facts["fragment_norms"] = self._norm_records()
+        facts |= {"wire": self.context.spec.synchroniser.wire.model_dump(), "lines": self._line_status().model_dump()}
+        facts["fragment_norms"] = [norms.model_dump() for norms in self._norms()]
         facts["warnings"] = [asdict(problem) for problem in advice(self.context.spec)]
         return report.build(self.policy, self.goodput, self.statistics, facts)
 
-    def _line_records(self) -> LinesRecord:
-        lines = self.context.lines.records()
+    def _line_status(self) -> LinesStatus:
+        lines = self.context.lines.statuses()
         plans = (*self.policy.islands, *self.policy.standbys)
-        return LinesRecord(islands=lines, regions=by_region(lines, {plan.island: plan.region for plan in plans}))
+        return LinesStatus(islands=lines, regions=by_region(lines, {plan.island: plan.region for plan in plans}))
 
-    def _norm_records(self) -> list[NormsRecord]:
+    def _norms(self) -> list[FragmentNorms]:
         return [
-            NormsRecord(fragment=p, version=own.version, update_norm=own.update_norm, residue_norm=own.residue_norm)
+            FragmentNorms(fragment=p, version=own.version, update_norm=own.update_norm, residue_norm=own.residue_norm)
             for p, own in self.workers.shard.norms().items()
         ]
 
-    def _status(self, at: Instant) -> StatusRecord:
-        view = self.state.view(at)
-        statistics = self.statistics.summary(at)
-        return {
-            "job_id": self.context.job,
-            "name": self.context.spec.name,
-            "started_at": self.started_at,
-            "at": at,
-            "view": asdict(replace(view, at=at)),
-            "goodput": self.goodput.summary(at),
-            "statistics": statistics,
-            "loss_curve": statistics["loss_curve"],
-            "commands": self.commands.records(),
-            "unigram_loss": self.workers.evaluation.unigram_loss,
-            "fragment_parameters": self.workers.shard.fragment_parameters(),
-            "lines": self._line_records(),
-            "fragment_norms": self._norm_records(),
-        }
+    def _status(self, at: Instant) -> JobStatus:
+        """Return the status between two events. The folds' figures are not validated: they are ours, and may be large."""
+        return JobStatus.model_construct(
+            job_id=self.context.job,
+            name=self.context.spec.name,
+            started_at=self.started_at,
+            at=at,
+            view=self.state.status(at),
+            goodput=self.goodput.summary(at),
+            statistics=self.statistics.summary(at),
+            loss_curve=self.statistics.evaluations.curve.all(),
+            commands=self.commands.statuses(),
+            unigram_loss=self.workers.evaluation.unigram_loss,
+            fragment_parameters=self.workers.shard.fragment_parameters(),
+            lines=self._line_status(),
+            fragment_norms=self._norms(),
+        )
 
 
 _: type[SynchroniserInterface] = SynchroniserActor  # type checkers compare what it answers with what others call

@@ -24,12 +24,13 @@ import numpy as np
 from api.clocks import uptime
 from api.jobs.service import NOTHING_MORE
 from orchestrator.accounting import report
-from orchestrator.actors.records import NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core.commands import Command, Cordon
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.host.records import write_parameters
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
+from orchestrator.status import StatusDocument
 from orchestrator.system.logbook import island_logbook, service_logbook
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.tape import codec
@@ -107,7 +108,7 @@ class Clockwork:
                 record["commands"].append({"at": at, "id": command_id, "caller": caller, "request": request})
         self._fail_if("answers-are-lost")
 
-    def status(self, job_id: str) -> StatusRecord:
+    def status(self, job_id: str) -> StatusDocument:
         self._fail_if("jobs-are-silent")
         with self._changing(job_id) as record:
             if not record:
@@ -209,7 +210,7 @@ def begun_at(run_dir: Path) -> float:
     return header.started_at
 
 
-def leave_results(run_dir: Path, job_id: str, world: SimulatedJob, status: StatusRecord) -> None:
+def leave_results(run_dir: Path, job_id: str, world: SimulatedJob, status: StatusDocument) -> None:
     """What an ended job leaves in its run's folder."""
     figures = report.build(world.policy, world.goodput, world.statistics, {"job_id": job_id, "loss_unigram": 3.1})
     replace(run_dir / "report.json", json.dumps(figures))

@@ -14,11 +14,12 @@ from api.jobs.translate import job_of
 from api.storage.store import JobRow
 from api.terminal.summary import lines_that_matter
 from api.terminal.watch import line, render
-from orchestrator.actors.records import HelperRecord, NodeGroupRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core.commands import Kill
 from orchestrator.core.vocabulary import CommandId, IslandId
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.sections import IslandsSection
+from orchestrator.status import Helper, JobStatus
 from orchestrator.system.plain import finite
 from tests.api.installation import Installation
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
@@ -116,7 +117,7 @@ def picture(tmp_path: Path, until: float, commands: tuple[Taken, ...] = ()):
     record = SimulatedJob(spec, list(commands), until).status("trial-x", 1000.0, until)
     row = job_row("trial-x")
     row.spec = document
-    return job_of(row, record, [], spec.token_budget, report=False)
+    return job_of(row, JobStatus.model_validate(record), [], spec.token_budget, report=False)
 
 
 def test_the_live_picture_shows_every_island_and_the_job(tmp_path: Path) -> None:
@@ -149,9 +150,9 @@ def test_an_island_that_hangs_and_a_helper_that_is_away_are_in_the_picture_with_
     hung = record["view"]["islands"][3]
     hung |= {"overdue_s": 40.0, "reason": "it hangs: 40 s where 0.05 s is usual"}
     away = "its process died: killed; it is made again in 4 s (death 4 in a row)"
-    well = HelperRecord(name="evaluator", condition="running", reason="", restarts=0)
-    record["helpers"] = [HelperRecord(name="controller", condition="dead", reason=away, restarts=3), well]
-    job = job_of(job_row("trial-x"), record, [], 1000, report=False)
+    well = Helper(name="evaluator", condition="running", reason="", restarts=0)
+    record["helpers"] = [Helper(name="controller", condition="dead", reason=away, restarts=3), well]
+    job = job_of(job_row("trial-x"), JobStatus.model_validate(record), [], 1000, report=False)
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
     console.print(render(job))
     text = console.export_text()
@@ -165,13 +166,13 @@ def test_a_flagged_island_says_in_the_picture_what_is_wrong_though_it_trains(tmp
     record = SimulatedJob(parse_job(Installation(tmp_path).spec(steps=100)), [], 2.0).status("trial-x", 1000.0, 2.0)
     flagged = record["view"]["islands"][3]
     flagged |= {"flag": "corrupt contribution to fragment 2: bytes changed on the way", "quarantines": 1}
-    job = job_of(job_row("trial-x"), record, [], 1000, report=False)
+    job = job_of(job_row("trial-x"), JobStatus.model_validate(record), [], 1000, report=False)
     assert (job.islands[3].flag, job.islands[3].quarantines) == (flagged["flag"], 1)
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
     console.print(render(job))
     assert "bytes changed on the way" in console.export_text()
     del flagged["flag"], flagged["quarantines"]  # as an earlier build left it
-    assert job_of(job_row("trial-x"), record, [], 1000, report=False).islands[3].flag == ""
+    assert job_of(job_row("trial-x"), JobStatus.model_validate(record), [], 1000, report=False).islands[3].flag == ""
 
 
 def test_a_job_before_its_first_event_and_without_losses_can_be_drawn(tmp_path: Path) -> None:

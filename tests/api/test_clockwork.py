@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actors.records import StatusRecord
 from orchestrator.core.commands import Command, Kill, Scale
 from orchestrator.core.vocabulary import IslandId, NodeGroupId
 from orchestrator.specification.config import JobSpec
+from orchestrator.status import StatusDocument
 from tests.api import clockwork
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
@@ -44,7 +44,7 @@ def test_a_job_is_the_same_however_often_somebody_looks(tmp_path: Path, monkeypa
     assert tapes[0] == tapes[1]
 
 
-def last_status(folder: Path, clock: Clock, looks_per_second: int) -> StatusRecord:
+def last_status(folder: Path, clock: Clock, looks_per_second: int) -> StatusDocument:
     clock.now, run_dir = 1000.0, folder / "run"
     run_dir.mkdir(parents=True)
     control, spec = Clockwork(folder / "clockwork"), JobSpec.model_validate(Installation(folder).spec())

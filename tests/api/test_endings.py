@@ -13,9 +13,9 @@ from api.jobs.service import Service
 from api.metrics.exposition import state_of
 from api.schemas import JobState
 from api.storage.store import Store
-from orchestrator.actors.records import StatusRecord
 from orchestrator.core import commands
 from orchestrator.errors import Conflict, NotFound
+from orchestrator.status import StatusDocument
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
 from tests.waiting import wait_until
@@ -29,9 +29,9 @@ class Writing(Clockwork):
     written = False
     gone = False
     folder: Path
-    said: StatusRecord | None = None
+    said: StatusDocument | None = None
 
-    def status(self, job_id: str) -> StatusRecord:
+    def status(self, job_id: str) -> StatusDocument:
         if self.gone:
             raise NotFound(detail=f"Nothing of job {job_id} runs here.")
         status = self.said or super().status(job_id)

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +15,6 @@ from api.client import Client
 from api.jobs import status_cache
 from api.jobs.status_cache import FRESH_S, STALE_MAX_S, StatusCache
 from api.storage.store import JobRow
-from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import InfrastructureError
 from tests.api.installation import Installation
 from tests.waiting import PATIENCE_S, wait_until
@@ -84,12 +84,12 @@ class Asked:
         self.silent = False
         self.gate = threading.Event()
 
-    def __call__(self, _row: JobRow) -> StatusRecord:
+    def __call__(self, _row: JobRow) -> Any:
         self.count += 1
         self.gate.wait(PATIENCE_S)
         if self.silent:
             raise InfrastructureError(detail="no answer", remedy="")
-        return {"at": float(self.count)}  # type: ignore[typeddict-item]
+        return {"at": float(self.count)}
 
 
 def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

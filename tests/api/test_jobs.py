@@ -16,9 +16,9 @@ from api.jobs.service import Service
 from api.jobs.translate import job_of, plans_of
 from api.storage.store import JobRow, Store
 from api.terminal.watch import render, wire_words
-from orchestrator.actors.records import StatusRecord
 from orchestrator.core import commands
 from orchestrator.errors import Conflict, NotFound
+from orchestrator.status import JobStatus, StatusDocument
 from tests.api.clockwork import Clockwork, connect
 from tests.api.installation import Installation
 from tests.harness.carried import add_lines
@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[tuple[JobRow, StatusRecord]]:
+def stored(tmp_path: Path) -> Iterator[tuple[JobRow, StatusDocument]]:
     """A job as the store and its control port hold it."""
     control, store = connect(tmp_path), Store(f"sqlite:///{tmp_path / 'service.sqlite'}")
     job = Service(control, store, tmp_path / "runs").submit(Installation(tmp_path).spec(), "me", None).job
@@ -75,16 +75,16 @@ def test_jobs_are_filtered_by_the_state_they_are_in_now(service: Installation, c
 
 
 def test_a_job_and_its_picture_say_codecs_and_what_lines_carried(
-    stored: tuple[JobRow, StatusRecord],
+    stored: tuple[JobRow, StatusDocument],
 ) -> None:
     row, record = stored
     row.spec = {**row.spec, "synchroniser": {**row.spec["synchroniser"], "wire": {"up": "int8", "down": "int4"}}}
-    before = job_of(row, record, [], 0, report=False)
+    before = job_of(row, JobStatus.model_validate(record), [], 0, report=False)
     assert {island.line for island in before.islands} == {None}
     assert wire_words(before) == "wire: int8 up, int4 down"
     add_lines(record)
     record["lines"]["islands"]["asia"] |= {"up_bytes": 2_500_000, "queued_fragments": 3}
-    job = job_of(row, record, [], 0, report=False)
+    job = job_of(row, JobStatus.model_validate(record), [], 0, report=False)
     assert job.schedule == {"fragments": 4, "interval_steps": 8, "overlap_steps": 4}
     asia = next(island.line for island in job.islands if island.island == "asia")
     assert asia is not None
@@ -99,7 +99,9 @@ def test_a_job_and_its_picture_say_codecs_and_what_lines_carried(
 
 
 @pytest.mark.parametrize("spec", [{}, {"synchroniser": None}, {"synchroniser": {"wire": "int4", "fragments": "8"}}, []])
-def test_of_a_specification_that_cannot_be_read_nothing_is_said(stored: tuple[JobRow, StatusRecord], spec: Any) -> None:
+def test_of_a_specification_that_cannot_be_read_nothing_is_said(
+    stored: tuple[JobRow, StatusDocument], spec: Any
+) -> None:
     row, _ = stored
     row.spec = spec
     job = job_of(row, None, [], 0, report=False)
@@ -170,7 +172,7 @@ def test_a_cancel_taken_by_a_job_that_is_gone_before_it_answers_is_accepted(tmp_
     store.close()
 
 
-def test_an_islands_hosts_and_mesh_are_those_of_its_entry(stored: tuple[JobRow, StatusRecord]) -> None:
+def test_an_islands_hosts_and_mesh_are_those_of_its_entry(stored: tuple[JobRow, StatusDocument]) -> None:
     row, _ = stored
     mesh = {"fsdp": 2, "tensor": 2}
     wide = {"node_group": "us-east", "count_max": 2, "hosts": 2, "accelerator": "gpu", "accelerators": 2, "mesh": mesh}

@@ -94,6 +94,6 @@ def test_what_a_killed_service_had_stored_but_not_told_is_told_by_the_next(cold:
     job = Service(control, store, cold.runs).submit(cold.spec(), "me", None).job
     store.cordon(CordonRow(node_group="asia", caller="somebody", cordoned_at=0.0))
     Service(control, store, cold.runs).resume()
-    wait_until(lambda: control.status(job)["view"]["cordoned"] == ("asia",))
+    wait_until(lambda: control.status(job)["view"]["cordoned"] == ["asia"])
     assert [(row.request["kind"], row.caller) for row in store.commands(job)] == [("cordon", "somebody")]
     store.close()

@@ -189,7 +189,7 @@ def test_a_cordon_that_was_only_stored_is_told_once(desk: Desk) -> None:
     service.tend()
     service.tend()
     assert [record["kind"] for record in desk.taken().values()] == ["cordon", "uncordon", "cordon"]
-    wait_until(lambda: desk.control.status(desk.job)["view"]["cordoned"] == ("asia",))
+    wait_until(lambda: desk.control.status(desk.job)["view"]["cordoned"] == ["asia"])
 
 
 def test_a_job_that_was_silent_when_a_node_group_was_cordoned_is_told_when_it_answers(desk: Desk) -> None:

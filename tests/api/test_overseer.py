@@ -99,7 +99,7 @@ def test_a_lost_job_goes_on_and_is_given_what_was_asked_of_it_meanwhile(desk: De
     assert (after.state, after.started_at) == ("running", before.started_at)
     desk.service.tend()
     wait_until(lambda: desk.service.command(desk.job, asked.command).state == "accepted")
-    assert desk.control.status(desk.job)["view"]["cordoned"] == ("asia",)
+    assert desk.control.status(desk.job)["view"]["cordoned"] == ["asia"]
     desk.overseer.check()
     assert desk.control.asked == [desk.job], "once"
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from orchestrator.actors.records import NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.errors import InfrastructureError
+from orchestrator.status import StatusDocument
 from tests.api.clockwork import Clockwork
 
 CONTROL = "tests.attack.ports:connect"
@@ -29,7 +30,7 @@ class Troubled(Clockwork):
             raise RuntimeError("nobody has foreseen this")
         return super().node_groups()
 
-    def status(self, job_id: str) -> StatusRecord:
+    def status(self, job_id: str) -> StatusDocument:
         asked_at = time.monotonic()
         while (self._folder / f"{job_id}.silent").exists():
             if time.monotonic() - asked_at > ANSWER_TIMEOUT_S:

@@ -22,10 +22,10 @@ from api.jobs.service import Service
 from api.metrics.exposition import JobsCollector, families_of
 from api.schemas import JobState
 from api.storage.store import CommandRow, JobRow, Store
-from orchestrator.actors.records import StatusRecord
 from orchestrator.core import commands
 from orchestrator.errors import InfrastructureError, StoreUnavailable
 from orchestrator.specification.config import parse_job
+from orchestrator.status import StatusDocument
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
 from tests.waiting import wait_until
@@ -45,9 +45,9 @@ class Sick(Clockwork):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.answers: dict[str, Callable[[StatusRecord], Any]] = {}
+        self.answers: dict[str, Callable[[StatusDocument], Any]] = {}
 
-    def status(self, job_id: str) -> StatusRecord:
+    def status(self, job_id: str) -> StatusDocument:
         told = super().status(job_id)
         return self.answers[job_id](told) if job_id in self.answers else told
 

@@ -195,5 +195,5 @@ def test_an_island_that_drains_saves_its_state_too_and_one_that_has_flushed_has_
     story = Story("ab")
     story.starts("a", "b")
     story.command("d", commands.Drain("b"))
-    assert story.island("b").state is IslandState.DRAINING
+    assert story.island("b").state == IslandState.DRAINING
     assert the(saving.BeginCheckpoint, asked(story)).islands == (("a", 1), ("b", 1))

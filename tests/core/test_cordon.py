@@ -29,8 +29,8 @@ def test_who_trains_on_a_cordoned_node_group_goes_on() -> None:
     effects = cordon(story)
     assert [type(effect) for effect in effects] == [ResolveCommand]
     assert the(ResolveCommand, effects).accepted
-    assert story.island("b").state is IslandState.TRAINING
-    assert story.core.view(0.0).cordoned == ("group-b",)
+    assert story.island("b").state == IslandState.TRAINING
+    assert story.core.state.cordoned == {"group-b"}
 
 
 def test_an_island_lost_there_waits_with_the_reason_and_is_placed_once_it_is_uncordoned() -> None:

@@ -46,7 +46,7 @@ def test_a_drained_island_gives_its_work_and_then_its_process_is_stopped(story: 
     effects = drain(story, "a")
     assert the(ResolveCommand, effects).accepted
     assert the(DrainIsland, effects) == DrainIsland("a", 1)
-    assert story.island("a").state is IslandState.DRAINING
+    assert story.island("a").state == IslandState.DRAINING
     assert the(AdmitContribution, story.offers_fragment("a", step=1)).contribution.island == "a"
     effects = story.offers_fragment("b")
     merge = the(MergeFragment, story.offers_fragment("c"))  # nobody waits for a, and its work is in
@@ -117,7 +117,7 @@ def test_re_adding_a_draining_island_calls_the_drain_off(story: Story) -> None:
     drain(story, "a")
     effects = readd(story, "a")
     assert the(StartTraining, effects).island == "a"
-    assert story.island("a").state is IslandState.TRAINING
+    assert story.island("a").state == IslandState.TRAINING
 
 
 def test_an_island_that_was_drained_before_it_heard_of_its_re_adding_is_placed_again(story: Story) -> None:
@@ -133,7 +133,7 @@ def test_a_kill_while_draining_does_what_it_says(story: Story, restart: bool, st
     drain(story, "a")
     story.command("k1", commands.Kill("a", restart))
     story.dies("a")
-    assert story.island("a").state is state
+    assert story.island("a").state == state
 
 
 def test_an_island_that_dies_while_it_drains_stays_away_and_says_why(story: Story) -> None:
@@ -150,7 +150,7 @@ def test_an_island_that_falls_silent_while_it_drains_is_asked_again(story: Story
     drain(story, "a")
     story.falls_silent("a")
     assert the(DrainIsland, story.happen(events.ConnectionRestored, "a", 1)).island == "a"
-    assert story.island("a").state is IslandState.DRAINING
+    assert story.island("a").state == IslandState.DRAINING
 
 
 def test_a_silent_draining_island_that_is_re_added_trains_on_once_it_answers(story: Story) -> None:
@@ -200,4 +200,4 @@ def test_a_cancelled_job_stops_a_draining_island(story: Story) -> None:
     effects = story.command("c1", commands.Cancel())
     assert "a" in {stop.island for stop in all_of(StopIsland, effects)}
     assert the(FinishJob, effects)
-    assert story.island("a").state is IslandState.STOPPED
+    assert story.island("a").state == IslandState.STOPPED

@@ -66,17 +66,17 @@ def test_without_a_limit_nobody_is_ended() -> None:
     story = Story("ab", step_limits=StepLimits(limit_s=None))
     story.starts("a", "b")
     assert story.reports("b", 1, Overdue(1e6, 0.05)) == ()
-    assert story.island("b").state is IslandState.TRAINING
+    assert story.island("b").state == IslandState.TRAINING
 
 
 def test_while_nothing_merges_for_want_of_it_the_reason_names_it() -> None:
     story = Story("ab", quorum=2)
     story.starts("a", "b")
-    assert story.core.view(story.now).pause_reason is None
+    assert story.core.state.pause_reason() is None
     story.reports("b", 1, Overdue(40.0, 0.05))
-    assert story.core.view(story.now).pause_reason == "merging waits for b (it hangs: 40 s where 0.05 s is usual)"
+    assert story.core.state.pause_reason() == "merging waits for b (it hangs: 40 s where 0.05 s is usual)"
     story.reports("b", 1, Overdue(LIMIT_S, 0.05))
-    reason = story.core.view(story.now).pause_reason
+    reason = story.core.state.pause_reason()
     assert reason == "merging waits: 1 of the 2 islands that the quorum needs are training; b is lost"
 
 

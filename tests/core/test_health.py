@@ -163,7 +163,7 @@ def test_it_comes_back_with_a_healthy_state_and_the_flag_goes_when_its_work_is_m
     assert catch_up is not None
     assert catch_up.donor == ("b", 1)
     assert (story.island("c").flag, story.island("c").quarantines) != ("", 0)
-    versions = tuple(f.version for f in story.core.view(story.now).fragments)
+    versions = tuple(f.version for f in story.core.state.rounds)
     story.reports("c", 2, CaughtUp("b", versions, 20, 0.1))
     for name in "abc":
         gives(story, name, USUAL)
@@ -180,7 +180,7 @@ def test_an_island_that_goes_on_sending_rubbish_is_given_up_until_it_is_re_added
         assert len(all_of(SetTimer, effects)) == (1 if life < 3 else 0)
         if life < 3:
             comes_back(story, "b")
-            versions = tuple(f.version for f in story.core.view(story.now).fragments)
+            versions = tuple(f.version for f in story.core.state.rounds)
             story.reports("b", life + 1, CaughtUp("a", versions, 20, 0.1))
     assert story.island("b").state == "failed"
     assert "given up after 3 quarantines" in story.island("b").reason
@@ -213,7 +213,7 @@ def test_a_merge_that_is_not_finite_leaves_the_fragment_as_it_was(again: int) ->
     assert [(x.payload, x.reason) for x in all_of(ReleasePayload, effects)] == [
         (payload, ReleaseReason.ABANDONED) for payload in named
     ]
-    assert story.core.view(0.0).fragments[0].version == order.version - 1
+    assert story.core.state.rounds[0].version == order.version - 1
     gives(story, "a", USUAL)
     second = the(MergeFragment, gives(story, "b", USUAL))
     assert second.version == order.version
@@ -256,7 +256,7 @@ def test_an_island_that_was_ill_and_is_well_again_is_no_witness_against_the_lear
     story = settled("ab", health=HealthPolicy(quarantines_max=1))
     sends_rubbish(story, "a", reason=RefusalReason.NON_FINITE)
     assert comes_back(story, "a")
-    versions = tuple(f.version for f in story.core.view(story.now).fragments)
+    versions = tuple(f.version for f in story.core.state.rounds)
     story.reports("a", 2, CaughtUp("b", versions, 20, 0.1))
     for name in "ab":
         gives(story, name, USUAL)

@@ -30,7 +30,7 @@ from tests.harness.story import Story, all_of, placements, policy, the
 def merge_once(story: Story, name: str = "a") -> None:
     for timer in all_of(SetTimer, story.offers_fragment(name)):
         story.timer(timer)
-    story.merges(0, story.core.view(0.0).fragments[0].version + 1)
+    story.merges(0, story.core.state.rounds[0].version + 1)
 
 
 def test_a_job_starts_by_placing_every_island() -> None:
@@ -120,7 +120,7 @@ def test_a_contribution_ends_the_row_of_failures() -> None:
         merge_once(story, "b")
         story.timer(the(SetTimer, story.dies("b")))
         story.starts("b")
-    assert story.island("b").state is IslandState.TRAINING
+    assert story.island("b").state == IslandState.TRAINING
 
 
 def test_an_island_that_keeps_failing_is_given_up_with_the_reason() -> None:
@@ -129,7 +129,7 @@ def test_an_island_that_keeps_failing_is_given_up_with_the_reason() -> None:
     story.timer(the(SetTimer, story.happen(events.PlacementFailed, "b", 1, "group-b has no free cpu")))
     assert all_of(SetTimer, story.happen(events.PlacementFailed, "b", 2, "group-b has no free cpu")) == []
     view = story.island("b")
-    assert view.state is IslandState.FAILED
+    assert view.state == IslandState.FAILED
     assert "no free cpu" in view.reason
     assert placements(story.command("c1", commands.Readd("b"))) == [("b", 3)]
 
@@ -145,14 +145,14 @@ def test_silence_is_a_guess_and_death_only_after_the_timeout() -> None:
     story = Story("ab")
     story.starts("a", "b")
     timer = the(SetTimer, story.falls_silent("b"))
-    assert story.island("b").state is IslandState.SUSPECT
+    assert story.island("b").state == IslandState.SUSPECT
     story.wait(5.0)
     story.happen(events.ConnectionRestored, "b", 1)
-    assert story.island("b").state is IslandState.TRAINING
+    assert story.island("b").state == IslandState.TRAINING
     assert story.timer(timer) == ()
     effects = story.timer(the(SetTimer, story.falls_silent("b")))
     assert the(StopIsland, effects).incarnation == 1  # it may live on somewhere
-    assert story.island("b").state is IslandState.LOST
+    assert story.island("b").state == IslandState.LOST
 
 
 def test_a_replaced_process_that_shows_up_is_ended() -> None:
@@ -176,7 +176,7 @@ def test_kill_answers_and_the_island_comes_back_by_itself() -> None:
 
 def test_killed_before_there_is_a_process_an_island_is_killed_when_there_is_one() -> None:
     story = Story("ab")
-    assert story.island("b").state is IslandState.PLACING
+    assert story.island("b").state == IslandState.PLACING
     story.command("k1", commands.Kill("b", True))
     kill = the(KillIsland, story.happen(events.IslandPlaced, "b", 1, "node", 1000))
     assert (kill.island, kill.incarnation) == ("b", 1)
@@ -206,7 +206,7 @@ def test_killed_to_stay_away_an_island_waits_for_its_readd() -> None:
     story.starts("a", "b")
     story.command("k1", commands.Kill("b", False))
     assert all_of(SetTimer, story.dies("b")) == []
-    assert story.island("b").state is IslandState.STOPPED
+    assert story.island("b").state == IslandState.STOPPED
     assert placements(story.command("r1", commands.Readd("b"))) == [("b", 2)]
 
 

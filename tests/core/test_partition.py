@@ -29,7 +29,7 @@ def test_who_comes_back_before_that_goes_on_as_it_was() -> None:
     silent = story.happen(events.ConnectionLost, "b", 1, False, "no answer", True)
     story.wait(600.0)
     story.happen(events.ConnectionRestored, "b", 1)
-    assert story.island("b").state is IslandState.TRAINING
+    assert story.island("b").state == IslandState.TRAINING
     assert story.timer(the(SetTimer, silent)) == ()
 
 

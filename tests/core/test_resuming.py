@@ -35,14 +35,14 @@ class Resumed(Story):
         super().__init__(islands, accounted=True, before=(RESUMED,), **changed)
 
     def catches_up(self, name: str, donor: str | None):
-        versions = tuple(f.version for f in self.core.view(self.now).fragments)
+        versions = tuple(f.version for f in self.core.state.rounds)
         return self.reports(name, self.incarnation(name), CaughtUp(donor, versions, 20, 0.1))
 
 
 def test_fragments_stand_where_the_checkpoint_has_them_and_the_budget_counts_on() -> None:
     story = Resumed("abc", token_budget=1_150)
-    assert [f.version for f in story.core.view(0.0).fragments] == [5, 4]
-    assert story.core.view(0.0).tokens_trained == 1_000
+    assert [f.version for f in story.core.state.rounds] == [5, 4]
+    assert story.core.state.tokens_trained == 1_000
     story.is_ready("a")
     story.catches_up("a", "a")
     assert not all_of(FlushIsland, story.trains("a", tokens=100))
@@ -114,8 +114,8 @@ def test_a_beginning_that_is_told_twice_changes_nothing() -> None:
     story.offers_fragment("a", 0, tokens=140)
     story.merges(0, 6)
     assert not story.tell(RESUMED)
-    assert [f.version for f in story.core.view(0.0).fragments] == [6, 4]
-    assert story.core.view(0.0).tokens_trained == 1_100
+    assert [f.version for f in story.core.state.rounds] == [6, 4]
+    assert story.core.state.tokens_trained == 1_100
 
 
 def test_a_checkpoint_that_claims_more_merged_than_trained_is_found_out() -> None:

@@ -52,7 +52,7 @@ class Kept(Story):
 
     @property
     def versions(self) -> list[int]:
-        return [f.version for f in self.core.view(self.now).fragments]
+        return [f.version for f in self.core.state.rounds]
 
 
 def test_every_fragment_becomes_its_next_version_and_everybody_adopts_it_whole() -> None:

@@ -56,9 +56,9 @@ def test_below_quorum_nothing_merges_and_the_view_says_why() -> None:
     story = Story("abc", quorum=2)
     story.starts("a")
     assert not all_of(MergeFragment, story.offers_fragment("a"))
-    assert "1 of the 2" in str(story.core.view(0.0).pause_reason)
+    assert "1 of the 2" in str(story.core.state.pause_reason())
     story.starts("b")
-    assert story.core.view(0.0).pause_reason is None
+    assert story.core.state.pause_reason() is None
     assert the(MergeFragment, story.offers_fragment("b")).reason is CloseReason.EVERYONE_IN
 
 
@@ -314,7 +314,7 @@ def test_at_the_end_of_the_budget_the_last_work_is_merged_before_the_job_ends() 
     story.starts("a", "b")
     story.trains("a", 100)
     story.trains("b", 100)
-    assert story.core.view(0.0).phase == "finishing"
+    assert story.core.state.phase == "finishing"
     story.offers_fragment("a")
     story.reports("a", 1, Flushed())
     merge = the(MergeFragment, story.reports("b", 1, Flushed()))

@@ -45,7 +45,7 @@ def wanted(effects):
 def test_spares_are_not_placed_when_the_job_starts() -> None:
     story = Scaled(2)
     assert placements(story.begun) == [("a", 1), ("b", 1)]
-    assert story.island("c").state is IslandState.STOPPED
+    assert story.island("c").state == IslandState.STOPPED
 
 
 def test_scaling_up_places_the_first_spares_and_down_drains_the_last_islands() -> None:
@@ -58,7 +58,7 @@ def test_scaling_up_places_the_first_spares_and_down_drains_the_last_islands() -
     assert wanted(effects) == [("b", False), ("c", False)]
     assert [drain.island for drain in all_of(DrainIsland, effects)] == ["b", "c"]
     story.reports("b", 1, Drained())
-    assert story.island("b").state is IslandState.DRAINED
+    assert story.island("b").state == IslandState.DRAINED
     assert placements(story.scales(2, "up again")) == [("b", 2)]
 
 
@@ -74,7 +74,7 @@ def test_what_has_no_work_yet_is_stopped_at_once() -> None:
     story.starts("a", "b")
     effects = story.scales(2, "down")
     assert the(StopIsland, effects).island == "c"
-    assert story.island("c").state is IslandState.STOPPED
+    assert story.island("c").state == IslandState.STOPPED
 
 
 def test_what_waits_for_its_back_off_is_not_placed_any_more() -> None:
@@ -83,7 +83,7 @@ def test_what_waits_for_its_back_off_is_not_placed_any_more() -> None:
     timer = the(SetTimer, story.dies("b"))
     story.scales(1, "down")
     assert story.timer(timer) == ()
-    assert story.island("b").state is IslandState.STOPPED
+    assert story.island("b").state == IslandState.STOPPED
 
 
 def test_a_silent_island_is_drained_once_it_answers() -> None:
@@ -100,7 +100,7 @@ def test_scaling_below_the_quorum_is_refused_whole() -> None:
     answer = the(ResolveCommand, story.scales(1, "down"))
     assert not answer.accepted
     assert "only 1 of the 2 islands" in answer.detail
-    assert story.island("c").state is IslandState.TRAINING
+    assert story.island("c").state == IslandState.TRAINING
 
 
 def test_scaling_beyond_the_spares_is_refused_and_says_how_many_there_may_be() -> None:

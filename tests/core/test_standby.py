@@ -33,7 +33,7 @@ class Tale(Story):
 
     def stands_by(self, name: str = "spare") -> tuple[Effect, ...]:
         self.is_ready(name)
-        versions = tuple(f.version for f in self.core.view(self.now).fragments)
+        versions = tuple(f.version for f in self.core.state.rounds)
         return self.reports(name, self.incarnation(name), CaughtUp(None, versions, 0, 0.1))
 
     def goes_on(self, name: str) -> tuple[Effect, ...]:
@@ -41,7 +41,7 @@ class Tale(Story):
         request = self.is_ready(name)
         assert request is not None
         assert request.held
-        versions = tuple(f.version for f in self.core.view(self.now).fragments)
+        versions = tuple(f.version for f in self.core.state.rounds)
         return self.reports(name, self.incarnation(name), CaughtUp(None, versions, 0, 0.0))
 
 
@@ -56,7 +56,7 @@ def ready(*standbys: IslandPlan, **changed: Any) -> Tale:
 def merge_once(story: Story, name: str) -> tuple[Effect, ...]:
     for timer in all_of(SetTimer, story.offers_fragment(name)):
         story.timer(timer)
-    return story.merges(0, story.core.view(0.0).fragments[0].version + 1)
+    return story.merges(0, story.core.state.rounds[0].version + 1)
 
 
 def test_a_standby_is_given_a_state_and_trains_nothing() -> None:
@@ -65,7 +65,7 @@ def test_a_standby_is_given_a_state_and_trains_nothing() -> None:
     effects = tale.stands_by()
     assert the(StandBy, effects).island == "spare"
     assert not all_of(StartTraining, effects)
-    assert tale.island("spare").state is IslandState.STANDBY
+    assert tale.island("spare").state == IslandState.STANDBY
     assert "spare" not in tale.core.state.live
 
 
@@ -74,7 +74,7 @@ def test_a_standby_hears_what_is_published_and_is_no_donor() -> None:
     recipients = {to.island for to in the(PublishFragment, merge_once(tale, "a")).recipients}
     assert recipients == {"a", "b", "spare"}
     tale.dies("b")
-    assert tale.island("b").state is IslandState.PLACING
+    assert tale.island("b").state == IslandState.PLACING
     tale.dies("a")
     tale.timer(SetTimer(parse_timer("backoff:a"), tale.core.state.islands["a"].current.timer_serial, tale.now + 2))
     request = tale.is_ready("a")
@@ -90,7 +90,7 @@ def test_a_lost_island_goes_on_as_the_standbys_process_and_another_standby_is_pl
     assert (took.island, took.incarnation, took.standby) == ("b", 2, ("spare", 1))
     assert (placed.island, placed.incarnation, placed.standby) == ("spare", 2, None)
     assert the(BeginCatchUp, tale.happen(events.IslandPlaced, "b", 2, "node", 7) + _ready(tale, "b")).held
-    versions = tuple(f.version for f in tale.core.view(0.0).fragments)
+    versions = tuple(f.version for f in tale.core.state.rounds)
     assert the(StartTraining, tale.reports("b", 2, CaughtUp(None, versions, 9, 0.0))).incarnation == 2
     assert tale.core.state.islands["b"].steps_before == 5  # its data goes on where it was
 
@@ -104,7 +104,7 @@ def test_what_the_standbys_former_name_says_is_not_listened_to() -> None:
     tale.dies("b")
     tale.goes_on("b")
     assert tale.happen(events.ConnectionLost, "spare", 1, True, "its link was closed") == ()
-    assert tale.island("b").state is IslandState.TRAINING
+    assert tale.island("b").state == IslandState.TRAINING
 
 
 def test_without_a_standby_of_its_kind_an_island_waits_out_its_back_off() -> None:
@@ -118,7 +118,7 @@ def test_an_island_that_waits_is_taken_over_as_soon_as_a_standby_is_ready() -> N
     tale = Tale()
     tale.starts("a", "b")
     timer = the(SetTimer, tale.dies("b"))
-    assert tale.island("b").state is IslandState.LOST
+    assert tale.island("b").state == IslandState.LOST
     effects = tale.stands_by()
     assert [p.standby for p in all_of(PlaceIsland, effects)] == [("spare", 1), None]
     assert tale.timer(timer) == ()  # the back-off is over, and was not needed
@@ -174,7 +174,7 @@ def test_an_island_that_is_kept_away_or_drained_is_not_taken_over() -> None:
     tale = ready()
     tale.command("k", commands.Kill("b", False))
     assert not placements(tale.dies("b"))
-    assert tale.island("b").state is IslandState.STOPPED
+    assert tale.island("b").state == IslandState.STOPPED
 
 
 def test_a_standby_cannot_be_drained() -> None:
@@ -189,7 +189,7 @@ def test_nobody_takes_over_on_a_cordoned_node_group_until_it_takes_islands_again
     tale.command("c", commands.Cordon("group-b"))
     timer = the(SetTimer, tale.dies("b"))
     tale.timer(timer)
-    assert tale.island("b").state is IslandState.CORDONED
+    assert tale.island("b").state == IslandState.CORDONED
     assert placements(tale.command("u", commands.Uncordon("group-b"))) == [("b", 2)]
 
 

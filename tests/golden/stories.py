@@ -60,7 +60,7 @@ class Scenario(Story):
         self.catches_up(name, asked.donor and asked.donor[0])
 
     def catches_up(self, name: str, donor: str | None = None, seconds: float = 0.5) -> tuple[Effect, ...]:
-        versions = tuple(fragment.version for fragment in self.core.view(self.now).fragments)
+        versions = tuple(fragment.version for fragment in self.core.state.rounds)
         return self.reports(name, self.incarnation(name), CaughtUp(donor, versions, 8, seconds))
 
     @property

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from orchestrator.actors.records import LineRecord, LinesRecord, NormsRecord, StatusRecord
 from orchestrator.host.line_traffic import LineCounter, by_region
+from orchestrator.status import FragmentNorms, Line, LinesStatus, StatusDocument
 
 PAYLOAD_BYTES = 100_000
 RESIDUE_RATIO = 0.25
 
 
-def add_lines(status: StatusRecord) -> None:
+def add_lines(status: StatusDocument) -> None:
     """Every island's line carried a payload each way for each of its merges, and the state once; one fragment waits."""
     merges = status["statistics"]["merges_per_island"]
     islands = status["view"]["islands"]
     lines = {island["island"]: _line(merges.get(island["island"], 0)) for island in islands}
     regions = {island["island"]: island["region"] for island in islands}
-    status["lines"] = LinesRecord(islands=lines, regions=by_region(lines, regions))
+    status["lines"] = LinesStatus(islands=lines, regions=by_region(lines, regions)).model_dump()
     status["fragment_norms"] = [
-        NormsRecord(fragment=p["fragment"], version=p["version"], update_norm=2.0, residue_norm=2.0 * RESIDUE_RATIO)
+        FragmentNorms(
+            fragment=p["fragment"], version=p["version"], update_norm=2.0, residue_norm=2.0 * RESIDUE_RATIO
+        ).model_dump()
         for p in status["view"]["fragments"]
     ]
 
 
-def _line(merges: int) -> LineRecord:
+def _line(merges: int) -> Line:
     counter = LineCounter()
     counter.sent("state", 4 * PAYLOAD_BYTES)
     for _ in range(merges):
@@ -30,4 +32,4 @@ def _line(merges: int) -> LineRecord:
         counter.sent("update", PAYLOAD_BYTES)
         counter.delivered(0.02)
     counter.waits(1, PAYLOAD_BYTES)
-    return counter.record()
+    return counter.status()

@@ -10,6 +10,7 @@ import numpy as np
 
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import FragmentId
+from orchestrator.host.state_view import core_status
 from orchestrator.system.disk import Disk
 from tests.harness.disks import Died
 from tests.harness.shell import FRAGMENTS, ISLANDS, ScriptedIsland, Shell, spec
@@ -36,7 +37,7 @@ class Lives:
         self._shell: Shell | None = None
         self._asked = 0
         self.insist(Shell.work_until_quiet)
-        assert all(island.trains for island in self.islands.values()), self.shell.core.view(0.0)
+        assert all(island.trains for island in self.islands.values()), core_status(self.shell.core.state, 0.0)
 
     @property
     def shell(self) -> Shell:

@@ -9,18 +9,20 @@ out anew from its beginning at any time. Refuses to know files and services: con
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from orchestrator.actors.records import CommandRecord, NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import Command, Inject, Kill, Scale, island_of, kind_of
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, NodeGroupId
+from orchestrator.host.state_view import core_status
 from orchestrator.simulation.plan import Capacity, WorldPlan
 from orchestrator.simulation.world import World
 from orchestrator.specification.config import JobSpec
+from orchestrator.status import CommandStatus, JobStatus, StatusDocument
 from orchestrator.tape import codec
 from orchestrator.tape.driver import Fold
 
@@ -75,7 +77,7 @@ class SimulatedJob(World):
         step_s = tuple(plan.step_s[n % len(plan.step_s)] for n in range(len(policy.islands)))
         plan = replace(plan, step_s=step_s, tokens_per_step=spec.tokens_per_step)
         super().__init__(policy, plan, seed=1, checked=False, folds=folds)
-        self.commands: dict[str, CommandRecord] = {}
+        self.commands: dict[str, CommandStatus] = {}
         self._stopped_until: dict[IslandId, Instant] = {}
         for command in commands:
             self.take(command)
@@ -86,7 +88,7 @@ class SimulatedJob(World):
     def take(self, taken: Taken) -> None:
         """The command will be heard when its time has come; at once, if that is over."""
         self.later(max(0.0, taken.at - self.now), partial(self._hear, taken))
-        self.commands[taken.command] = CommandRecord(
+        self.commands[taken.command] = CommandStatus(
             kind=kind_of(taken.request),
             island=island_of(taken.request),
             caller=taken.caller,
@@ -95,19 +97,19 @@ class SimulatedJob(World):
             detail="",
         )
 
-    def status(self, job_id: str, started_at: float, now: Instant) -> StatusRecord:
-        statistics = self.statistics.summary(now)
-        return StatusRecord(
+    def status(self, job_id: str, started_at: float, now: Instant) -> StatusDocument:
+        """Return the job's status as a real one answers."""
+        return JobStatus.model_construct(
             job_id=job_id,
             name=job_id,
             started_at=started_at,
             at=now,
-            view=asdict(self.core.view(now)),
+            view=core_status(self.core.state, now),
             goodput=self.goodput.summary(now),
-            statistics=statistics,
-            loss_curve=statistics["loss_curve"],
-            commands={command: outcome.copy() for command, outcome in self.commands.items()},
-        )
+            statistics=self.statistics.summary(now),
+            loss_curve=self.statistics.evaluations.curve.all(),
+            commands=dict(self.commands),
+        ).document()
 
     def tell(self, event: e.Event) -> None:
         """As the world does, but that a merge took a while to be durable, of which a world without files says nothing."""
@@ -148,8 +150,7 @@ class SimulatedJob(World):
         self._resolve(taken.command, struck, f"{request.fault} {island}" if struck else f"{island} has no process")
 
     def _resolve(self, command: CommandId, accepted: bool, detail: str) -> None:
-        outcome = self.commands[command]
-        outcome["accepted"], outcome["detail"] = accepted, detail
+        self.commands[command] = self.commands[command].resolved(accepted, detail)
 
     def _stop(self, island: IslandId, duration: float) -> None:
         """It stands still for that long from now, and answers, so nobody misses it; other faults are only told of."""

@@ -12,8 +12,9 @@ from orchestrator.core.effects import BeginCatchUp, Effect, MergeFragment, Place
 from orchestrator.core.messages import CarriedReport, CaughtUp, Progress, Ready
 from orchestrator.core.schedule import next_due
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.view import IslandView
 from orchestrator.core.vocabulary import Contribution, IslandPlan, JobPolicy, payload_id
+from orchestrator.host.state_view import core_status
+from orchestrator.status import IslandStatus
 from orchestrator.tape.driver import Fold
 from tests.harness.job import Job
 
@@ -77,8 +78,8 @@ class Story(Job):
     def incarnation(self, island: str) -> int:
         return self.island(island).incarnation
 
-    def island(self, name: str) -> IslandView:
-        return next(view for view in self.core.view(self.now).islands if view.island == name)
+    def island(self, name: str) -> IslandStatus:
+        return next(view for view in core_status(self.core.state, self.now).islands if view.island == name)
 
     def reports(self, island: str, incarnation: int, report: CarriedReport) -> tuple[Effect, ...]:
         return self.happen(events.IslandReported, island, incarnation, report)
@@ -87,7 +88,7 @@ class Story(Job):
         """Placed, ready, caught up with everything there is, and one second of training reported at 1 s a step."""
         for name in islands:
             self.is_ready(name)
-            versions = tuple(f.version for f in self.core.view(self.now).fragments)
+            versions = tuple(f.version for f in self.core.state.rounds)
             self.reports(name, self.incarnation(name), CaughtUp(None, versions, 0, 0.1))
             self.trains(name, tokens=100)
 
@@ -107,7 +108,7 @@ class Story(Job):
         number = facts.pop("offer", None)
         if number is None:
             number = self.offers[(name, fragment)] = self.offers.get((name, fragment), 0) + 1
-        version = self.core.view(self.now).fragments[fragment].version if base is None else base
+        version = self.core.state.rounds[fragment].version if base is None else base
         steps, tokens = facts.pop("steps", 1), facts.pop("tokens", 100)
         name_of_payload = payload_id(name, incarnation, fragment, number)
         current = self.core.state.rounds[fragment]

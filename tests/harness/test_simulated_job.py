@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.core.commands import Command, Inject, Kill
 from orchestrator.core.vocabulary import CommandId, IslandId
+from orchestrator.host.state_view import core_status
 from orchestrator.specification.config import parse_job
 from orchestrator.tape.schema import Record
 from tests.harness.simulated_job import STEP_S, SimulatedJob, Taken
@@ -27,7 +28,7 @@ def job(until: float, *commands: tuple[float, Command]) -> SimulatedJob:
 
 
 def steps(job: SimulatedJob, island: str) -> int:
-    return next(view.steps_total for view in job.core.view(job.now).islands if view.island == island)
+    return next(view.steps_total for view in core_status(job.core.state, job.now).islands if view.island == island)
 
 
 def before(records: list[Record], at: float) -> list[Record]:
@@ -52,11 +53,11 @@ def test_a_stopped_island_steps_on_when_its_time_is_over_or_it_is_told_to(ended_
     """It answers meanwhile, so nobody misses it; the others train."""
     stopped = job(4.0, (2.0, Inject("stop", ASIA, duration=100.0 if ended_by else 1.0)), *ended_by)
     assert steps(stopped, "europe") - steps(stopped, ASIA) == pytest.approx(1.0 / STEP_S, abs=2)
-    assert all(view.incarnation == 1 for view in stopped.core.view(4.0).islands)
+    assert all(view.incarnation == 1 for view in core_status(stopped.core.state, 4.0).islands)
 
 
 def test_the_next_process_of_an_island_that_was_stopped_steps() -> None:
     killed = job(4.0, (2.0, Inject("stop", ASIA, duration=100.0)), (2.5, Kill(ASIA)))
-    (asia,) = (view for view in killed.core.view(4.0).islands if view.island == ASIA)
+    (asia,) = (view for view in core_status(killed.core.state, 4.0).islands if view.island == ASIA)
     assert asia.incarnation == 2
     assert steps(killed, ASIA) > steps(job(2.5), ASIA)

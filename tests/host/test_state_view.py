@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandId, JobPhase
-from orchestrator.host.state_view import StateView
+from orchestrator.host.state_view import StateView, core_status
 from tests.harness.story import Story, policy
 from tests.waiting import PATIENCE_S
 
@@ -86,6 +86,6 @@ def test_what_was_read_changes_with_no_later_event() -> None:
 def test_steps_are_those_of_all_incarnations() -> None:
     story = Story("a")
     story.starts("a")
-    reported = story.core.view(story.now).islands[0].steps_total
+    reported = core_status(story.core.state, story.now).islands[0].steps_total
     assert reported > 0
     assert StateView(story.core).step_counts() == {IslandId("a"): reported}

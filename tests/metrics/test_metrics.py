@@ -21,8 +21,8 @@ from api.metrics.exposition import Metrics
 from api.metrics.job import samples
 from api.storage.store import Store
 from orchestrator.accounting.goodput import CLASSES
-from orchestrator.actors.records import NormsRecord
 from orchestrator.core import commands
+from orchestrator.status import FragmentNorms, JobStatus
 from tests.api.clockwork import connect
 from tests.api.installation import Installation
 from tests.harness.carried import RESIDUE_RATIO, add_lines
@@ -160,7 +160,7 @@ def test_a_record_of_an_earlier_build_is_shown_as_far_as_it_goes(desk: Desk) -> 
         del record["statistics"][name]
     row = desk.store.job(desk.job)
     assert row is not None
-    shown = {sample.family for sample in samples(record, row.spec)}
+    shown = {sample.family for sample in samples(JobStatus.model_validate(record), row.spec)}
     assert "atoll_merges" in shown
     assert not shown & {
         "atoll_contributions",
@@ -180,7 +180,9 @@ def test_bytes_are_those_that_lines_carried_under_the_codec_that_they_were_in(de
     add_lines(record)
     record["lines"]["islands"]["asia"]["trouble"] = "nothing comes from there"
     spec = {**row.spec, "synchroniser": {**row.spec["synchroniser"], "wire": {"up": "int8", "down": "int4"}}}
-    shown = {(sample.family, sample.labels[1:]): sample.value for sample in samples(record, spec)}
+    shown = {
+        (sample.family, sample.labels[1:]): sample.value for sample in samples(JobStatus.model_validate(record), spec)
+    }
     lines = record["lines"]["islands"]
     for island, line in lines.items():
         at = (island, island)  # these regions have the names of their islands
@@ -197,8 +199,8 @@ def test_bytes_are_those_that_lines_carried_under_the_codec_that_they_were_in(de
 def test_a_fragment_that_did_not_move_owes_no_share_of_its_update(desk: Desk) -> None:
     row, record = desk.store.job(desk.job), desk.control.status(desk.job)
     assert row is not None
-    record["fragment_norms"] = [NormsRecord(fragment=0, version=1, update_norm=0.0, residue_norm=1.0)]
-    shown = {sample.family for sample in samples(record, row.spec)}
+    record["fragment_norms"] = [FragmentNorms(fragment=0, version=1, update_norm=0.0, residue_norm=1.0)]
+    shown = {sample.family for sample in samples(JobStatus.model_validate(record), row.spec)}
     assert "atoll_fragment_update_norm" in shown
     assert "atoll_fragment_residue_ratio" not in shown
 
@@ -207,7 +209,10 @@ def test_a_disk_that_refuses_the_journal_is_told_until_it_takes_it(desk: Desk) -
     row, record = desk.store.job(desk.job), desk.control.status(desk.job)
     assert row is not None
     for trouble, value in ((None, False), ("the journal cannot be written: No space left", True)):
-        told = {sample.family: sample.value for sample in samples({**record, "disk_trouble": trouble}, row.spec)}
+        told = {
+            sample.family: sample.value
+            for sample in samples(JobStatus.model_validate({**record, "disk_trouble": trouble}), row.spec)
+        }
         assert told["atoll_journal_failing"] == value
 
 

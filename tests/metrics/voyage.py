@@ -16,7 +16,7 @@ import numpy as np
 
 from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
 from orchestrator.accounting.series import Histogram
-from orchestrator.actors.records import HelperRecord, NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import Command
@@ -28,6 +28,7 @@ from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
+from orchestrator.status import Helper, StatusDocument
 from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
@@ -62,7 +63,7 @@ class Voyages:
             if job_id not in self._jobs:
                 self._jobs[job_id] = Voyage(spec, self._home / job_id)
 
-    def status(self, job_id: str) -> StatusRecord:
+    def status(self, job_id: str) -> StatusDocument:
         with self._one_at_a_time:
             return self._job(job_id).status(job_id)
 
@@ -101,14 +102,14 @@ class Voyage:
         self._catch_up()
         self._job.take(Taken(self._job.now, CommandId(command), caller, request))
 
-    def status(self, job_id: str) -> StatusRecord:
+    def status(self, job_id: str) -> StatusDocument:
         self._catch_up()
         status = self._job.status(job_id, self._began - PAST_S, self._job.now)
         status["statistics"] |= {"journal_seconds": self._keeping.seconds.summary()}
         status["fragment_parameters"] = [FRAGMENT_PARAMETERS] * self._job.policy.fragment_count
         add_lines(status)
         status["disk_trouble"] = None
-        status["helpers"] = [HelperRecord(name="controller", condition="running", reason="", restarts=0)]
+        status["helpers"] = [Helper(name="controller", condition="running", reason="", restarts=0).model_dump()]
         return status
 
     def _catch_up(self) -> None:

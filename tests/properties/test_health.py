@@ -23,7 +23,7 @@ def story_of(displacements: list[float]) -> list[tuple[float, bool, int]]:
     story.starts("a")
     told = []
     for displacement in displacements:
-        version = story.core.view(0.0).fragments[0].version
+        version = story.core.state.rounds[0].version
         effects = gives(story, "a", displacement)
         admitted = bool(all_of(f.AdmitContribution, effects))
         assert admitted or all_of(f.RefuseContribution, effects)[0].reason is RefusalReason.EXPLODING

@@ -21,6 +21,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import CaughtUp, Progress
 from orchestrator.core.vocabulary import IslandId, IslandState, JobOutcome, RefusalReason
+from orchestrator.host.state_view import core_status
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.tape.replay import replay
 from tests.harness.reports import of_kind
@@ -336,7 +337,7 @@ def test_while_fewer_than_k_islands_live_the_reason_can_be_seen() -> None:
     plan = WorldPlan(step_s=(STEP_S,) * 4, faults=struck(FaultKind.KILL_AND_KEEP_AWAY, 3.0))
     world = MortalWorld(policy, plan, 7, EventFaults(), IMMORTAL, lambda: Checkers(policy, 3.0, PATIENCE_S))
     world.run(until=6.0)
-    view = world.core.view(6.0)
+    view = core_status(world.core.state, 6.0)
     assert view.pause_reason is not None
     assert "3" in view.pause_reason
     assert "4" in view.pause_reason

@@ -11,6 +11,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.errors import DataError
 from orchestrator.host.retry import SnapshotWriter
+from orchestrator.host.state_view import core_status
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.system.disk import LocalDisk
@@ -43,7 +44,7 @@ def known(past: Recovered) -> Any:
     """All that anybody asks a synchroniser that came back."""
     told = [fold.summary() for fold in past.folds]  # type: ignore[attr-defined]
     pending = past.pending.timers, past.pending.commands, past.started
-    return past.core.view(past.at), told, pending, past.count, past.at
+    return core_status(past.core.state, past.at), told, pending, past.count, past.at
 
 
 def write(folder: Path, records: tuple[Record, ...], at: int) -> Path:

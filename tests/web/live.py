@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orchestrator.actors.records import NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId, JobPhase
 from orchestrator.errors import NotFound
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
+from orchestrator.status import StatusDocument
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_results
@@ -44,7 +45,7 @@ class Live:
         if job_id not in self._jobs:
             self._jobs[job_id] = Job(job_id, spec, run_dir)
 
-    def status(self, job_id: str) -> StatusRecord:
+    def status(self, job_id: str) -> StatusDocument:
         return self._job(job_id).status()
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
@@ -75,7 +76,7 @@ class Job:
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 
-    def status(self) -> StatusRecord:
+    def status(self) -> StatusDocument:
         with self._lock:
             return self._status(time.time() - self._started_at)
 
@@ -101,11 +102,11 @@ class Job:
         for record in self._world.sink.records[self._written :]:
             tape.append(record)
         self._written = len(self._world.sink.records)
-        if self._world.core.view(now).phase is JobPhase.FINISHED:
+        if self._world.core.state.phase is JobPhase.FINISHED:
             leave_results(self._run_dir, self._id, self._world, self._status(now))
             self.over = True
 
-    def _status(self, now: float) -> StatusRecord:
+    def _status(self, now: float) -> StatusDocument:
         status = self._world.status(self._id, self._started_at, now)
         add_lines(status)
         return status

@@ -1,0 +1,453 @@
+"""A job's status: one model, from the core to the REST API.
+
+    core.state ──▶ host.state_view ─┐
+    accounting ──▶ summary() ───────┼──▶ JobStatus ── document() ──▶ the synchroniser's answer, RUN_DIR/status.json
+    host.line_traffic, runtime ─────┘        ▲                                     │
+                                             └──── model_validate(_json) ──────────┤
+                                                                                   ▼
+                                             metrics.job ◀── JobStatus ──▶ jobs.translate ──▶ schemas.Job (REST)
+
+Fields that ``status.json`` and the REST API share are in the classes named ``…Facts``, or in a class that both use
+(``Line``, ``Helper``). ``api.schemas`` inherits them, so a field that is added here appears in both, with its description.
+
+Every field that an earlier build did not write has a default. ``document`` leaves out what was never set, so readers
+can tell "not reported" from a default. Figures of the folds (``GoodputFigures``, ``StatisticsFigures``) are plain
+dictionaries with typed keys for the same reason: any key may be absent, and keys that this build does not know pass
+through to the REST API.
+
+Bounds protect readers from damaged files. This module decides nothing, and imports little, because every CLI command does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, with_config
+from typing_extensions import TypedDict
+
+from orchestrator.specification.bounds import FRAGMENTS_MAX, ISLANDS_MAX
+
+COUNT_MAX = 2**63 - 1
+TIME_S_MAX = 1e12
+
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX), WithJsonSchema({"type": "integer"})]
+Seconds = Annotated[
+    float, Field(ge=-TIME_S_MAX, le=TIME_S_MAX, allow_inf_nan=False), WithJsonSchema({"type": "number"})
+]
+LossPoint = tuple[float, float | None, float]
+"""(tokens trained, loss in nats per token, the instant at which it was known)."""
+Point = list[float | None]
+"""A LossPoint in the figures of a fold."""
+StatusDocument = dict[str, Any]
+"""A JobStatus as JSON data, in which form it travels between builds. Read it with ``JobStatus.model_validate``."""
+
+
+class Facts(BaseModel):
+    """The base of all parts of a status. Unknown fields, of a later build, are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    def shared(self, facts: type[Facts]) -> dict[str, Any]:
+        """Return the fields that this object has from ``facts``, by name."""
+        return {name: getattr(self, name) for name in facts.model_fields}
+
+
+# ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class IslandFacts(Facts):
+    """One island. ``steps_total`` and ``tokens_total`` are over all its incarnations."""
+
+    island: str
+    node_group: str
+    region: str
+    accelerator_count: Count
+    state: str = Field(
+        description="placing, starting, catching_up, training, standby, suspect, draining, drained, cordoned, lost, "
+        "stopped or failed"
+    )
+    reason: str = Field(description="why the island is in this state")
+    incarnation: Count = Field(default=0, description="which life of the island: one more each time it is placed again")
+    node: str = ""
+    pid: int | None = None
+    step: Count = Field(default=0, description="logical step")
+    steps_total: Count = 0
+    tokens_total: Count = 0
+    loss: float | None = Field(default=None, description="training loss of the last step, nats per token")
+    restarts: Count = 0
+    flag: str = Field(default="", description="what is wrong with what it contributes; empty once good work is merged")
+    quarantines: Count = Field(default=0, description="times it was replaced for that, since an operator re-added it")
+    standby: bool = Field(default=False, description="no island yet: a process that waits to take a lost one's place")
+    overdue_s: Seconds = Field(default=0.0, description="seconds in one step, far beyond the usual; 0 while it steps")
+
+
+class IslandStatus(IslandFacts):
+    """An island as its job reports it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step_seconds: Seconds | None = None
+    last_merge_at: Seconds | None = None
+
+
+class Line(Facts):
+    """What was carried between an island and the synchroniser since that began."""
+
+    up_payloads: Count
+    up_bytes: Count
+    up_busy_seconds: Seconds = Field(description="how long contributions were under way")
+    down_payloads: dict[str, Count] = Field(description="by kind, as down_bytes")
+    down_bytes: dict[str, Count] = Field(
+        description="update: in the codec of updates; values: whole float32 values; state: those of every fragment"
+    )
+    down_busy_seconds: Seconds = Field(description="how long publications were under way")
+    queued_fragments: Count = Field(description="published for the island and not arrived, right now")
+    queued_bytes: Count
+    trouble: str | None = Field(
+        default=None, description="what is in the way of its payloads right now, and the remedy"
+    )
+
+
+class LinesStatus(Facts):
+    """Every line of a job by island, and their sums by region."""
+
+    model_config = ConfigDict(frozen=True)
+
+    islands: dict[str, Line] = {}
+    regions: dict[str, Line] = {}
+
+
+# ── fragments ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FragmentStatus(Facts):
+    """One fragment and its open round. ``offered`` are the islands with a contribution in it."""
+
+    fragment: Count
+    version: Count
+    phase: str
+    offered: list[str]
+    step: Count
+
+
+class FragmentNorms(Facts):
+    """The last merge of a fragment in this life of the synchroniser: ‖Θ' − Θ‖, and the norm of what its codec still owes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    fragment: Count
+    version: Count
+    update_norm: float | None
+    residue_norm: float | None
+
+
+# ── the job ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ProgressFacts(Facts):
+    """A job's progress, which its line in the list of jobs shows as well. ``global_version`` is Σ_p version."""
+
+    token_budget: Count
+    tokens_trained: Count
+    global_version: Count
+
+
+class JobFacts(ProgressFacts):
+    """The state of a job apart from its islands and fragments."""
+
+    pause_reason: str | None = Field(description="set while no fragment can merge")
+    epoch: Count
+
+
+class CoreStatus(JobFacts):
+    """The core's part of a status: the job, its islands and its fragments.
+
+    ``cordoned`` are the node groups on which the job places nothing new.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    at: Seconds = 0.0
+    phase: Literal["running", "finishing", "finished"]
+    outcome: Literal["completed", "cancelled", "failed"] | None
+    reason: str
+    cordoned: list[str] = []
+    islands: Annotated[list[IslandStatus], Field(max_length=ISLANDS_MAX)]
+    fragments: Annotated[list[FragmentStatus], Field(max_length=FRAGMENTS_MAX)]
+
+    @property
+    def has_decided(self) -> bool:
+        """Whether the job decides nothing more. Its parameters and its report may still have to be written."""
+        return self.phase == "finished" or self.outcome is not None
+
+
+class CommandStatus(Facts):
+    """The outcome of a command. ``at`` is when the job took it; ``accepted`` is None until it decides."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    island: str | None
+    caller: str
+    at: Seconds
+    accepted: bool | None
+    detail: str
+
+    def resolved(self, accepted: bool, detail: str) -> CommandStatus:
+        """Return the command with the job's answer."""
+        return self.model_copy(update={"accepted": accepted, "detail": detail})
+
+
+class Helper(Facts):
+    """One helper process of the job: its controller, an evaluator, the agent of a node. A dead one is made again."""
+
+    name: str
+    condition: str = Field(description="running, silent or dead")
+    reason: str = Field(description="what is wrong with it, and what comes next; empty while it runs")
+    restarts: Count = Field(description="times it was made again")
+
+
+# ── figures of the folds ──────────────────────────────────────────────────────────────────────────────────────────────
+
+_FIGURES = ConfigDict(extra="allow")
+Figure = int | float
+"""A number that stays an integer where it is one."""
+
+
+class Gap(TypedDict):
+    """The longest time between two steps of an island, and when it ended."""
+
+    seconds: float
+    at: float
+    island: str
+
+
+class Histogram(TypedDict):
+    """``counts`` has one entry more than ``bounds``: the values above the last of them."""
+
+    bounds: list[Figure]
+    counts: list[int]
+    sum: Figure
+
+
+@with_config(_FIGURES)
+class IslandGoodput(TypedDict, total=False):
+    """One island's seconds by class, its tokens by what became of them, and its lost seconds by cause."""
+
+    seconds: dict[str, float]
+    tokens: dict[str, float]
+    badput_seconds: dict[str, float]
+
+
+@with_config(_FIGURES)
+class StandbyFigures(TypedDict, total=False):
+    """Seconds over all standbys: ready, and preparing to be."""
+
+    ready_seconds: Figure
+    preparing_seconds: Figure
+    takeovers: int
+
+
+@with_config(_FIGURES)
+class GoodputFigures(TypedDict, total=False):
+    """A job's time and tokens by what became of them (``accounting.goodput``). What its build did not compute is absent."""
+
+    at: float
+    goodput_ratio: Annotated[float, Field(allow_inf_nan=False)] | None
+    uptime_ratio: float | None
+    island_seconds: dict[str, float]
+    badput_seconds: dict[str, float]
+    tokens: dict[str, float]
+    discarded_tokens: dict[str, float]
+    tokens_merged_per_second: float | None
+    islands: dict[str, IslandGoodput]
+    standbys: StandbyFigures
+    carried: dict[str, Any]
+
+
+@with_config(_FIGURES)
+class CloseReason(TypedDict, total=False):
+    """The merges whose rounds closed for this reason."""
+
+    reason: str
+    merges: int
+    contributors_mean: float
+    waited_mean_s: float
+    waited_max_s: float
+
+
+@with_config(_FIGURES)
+class SourceLossFigures(TypedDict, total=False):
+    """The held-out loss on one source of text."""
+
+    source: str
+    loss: float | None
+    bits_per_byte: float | None
+
+
+@with_config(_FIGURES)
+class EvaluationFigures(TypedDict, total=False):
+    """All but ``count``, ``failures`` and ``seconds`` describe the last evaluation."""
+
+    count: int
+    failures: int
+    seconds: float
+    last_seconds: float
+    sequence_count: int
+    place: str
+    remark: str
+    bits_per_byte: float | None
+    sources: list[SourceLossFigures]
+
+
+@with_config(_FIGURES)
+class DataFlawFigures(TypedDict, total=False):
+    """Records that could not be read and sequences that came twice or never: in all, by island and by source."""
+
+    total: dict[str, int]
+    islands: dict[str, dict[str, int]]
+    sources: dict[str, dict[str, int]]
+    remark: str
+
+
+@with_config(_FIGURES)
+class RecoveryFigures(TypedDict, total=False):
+    """One absence of an island, with its parts in seconds. ``total`` is null until its work is merged again."""
+
+    island: str
+    incarnation: int
+    attempts: int
+    killed_at: float
+    complete: bool
+    parts: dict[str, float]
+    total: float | None
+
+
+@with_config(_FIGURES)
+class SynchroniserFigures(TypedDict, total=False):
+    """How often the synchroniser died, and how often it found its files damaged."""
+
+    deaths: int
+    damages: int
+
+
+@with_config(_FIGURES)
+class FaultFigures(TypedDict, total=False):
+    """One injected fault."""
+
+    at: float
+    kind: str
+    island: str | None
+    duration: float
+    bytes_per_second: Figure
+    payloads: int
+    caller: str
+
+
+@with_config(_FIGURES)
+class TrafficFigures(TypedDict, total=False):
+    """Counts of payloads by fragment, contributions by island, and catch-ups by source."""
+
+    payloads_up: list[int]
+    payloads_down: list[int]
+    admitted: dict[str, int]
+    refused: dict[str, int]
+    staleness: Histogram
+    catch_ups: dict[str, int]
+    catch_up_failures: int
+    placement_failures: int
+    merge_failures: int
+    quarantines: dict[str, int]
+
+
+@with_config(_FIGURES)
+class StatisticsFigures(TypedDict, total=False):
+    """Counts and curves of a job (``accounting.statistics``). What its build did not compute is absent."""
+
+    merges: int
+    contributors_mean: float
+    merges_by_contributors: dict[str, int]
+    merges_per_fragment: list[int]
+    contributors_per_fragment: list[dict[str, int]]
+    merges_per_island: dict[str, int]
+    close_reasons: list[CloseReason]
+    grace_used_mean_s: float
+    merge_seconds_mean: float | None
+    round_seconds: dict[str, Histogram]
+    journal_seconds: Histogram
+    refusals: dict[str, int]
+    outcome: str | None
+    reason: str | None
+    duration_s: float
+    parameter_count: int | None
+    loss_initial: float | None
+    loss_final: float | None
+    loss_curve: list[Point]
+    evaluations: EvaluationFigures
+    data_flaws: DataFlawFigures
+    training_loss_curve: list[Point]
+    step_time_median_s: float | None
+    step_times_s: dict[str, float | None]
+    gaps_max_s: dict[str, float | None]
+    survivors: list[str]
+    survivor_gap_max_s: float | None
+    survivor_gap: Gap | None
+    survivor_step_time_median_s: float | None
+    recoveries: list[RecoveryFigures]
+    recovery_s: dict[str, Any] | None
+    synchroniser: SynchroniserFigures
+    bystander_gap_max_s: float | None
+    bystander_gap: Gap | None
+    faults: list[FaultFigures]
+    timeline: list[list[str | float]]
+    traffic: TrafficFigures
+
+
+# ── the whole ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class JobStatus(Facts):
+    """One job at one instant. ``RUN_DIR/status.json`` holds the last one once the job has ended.
+
+    started_at   Unix seconds; the zero of every other instant
+    at           the instant at which this was taken, in seconds since then
+    loss_curve   every evaluation, oldest first
+    commands     every command on the tape, by id
+    fragment_parameters  how many parameters each fragment has
+    lines        bytes as they were carried between islands and synchroniser
+    fragment_norms  of each fragment that was merged in this life of the synchroniser
+    helpers      the job's other processes
+    disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
+    last_known   set where the job's files are damaged: version, epoch and tokens are what could still be read of them
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    job_id: str
+    name: str
+    started_at: Seconds
+    at: Seconds
+    view: CoreStatus
+    goodput: GoodputFigures
+    statistics: StatisticsFigures
+    loss_curve: list[LossPoint]
+    commands: dict[str, CommandStatus]
+    unigram_loss: float | None = None
+    fragment_parameters: list[Count] = []
+    lines: LinesStatus = LinesStatus()
+    fragment_norms: Annotated[list[FragmentNorms], Field(max_length=FRAGMENTS_MAX)] = []
+    helpers: list[Helper] = []
+    disk_trouble: str | None = None
+    last_known: bool = False
+
+    def document(self) -> StatusDocument:
+        """Return the status as JSON data, without the fields that were never set.
+
+        Figures are JSON data already. Copying them would double the cost of an answer.
+        """
+        figures = {"goodput": self.goodput, "statistics": self.statistics}
+        return self.model_dump(mode="json", exclude_unset=True, exclude=set(figures)) | figures
+
+    def with_view(self, **changes: Any) -> JobStatus:
+        """Return a copy in which these fields of ``view`` are changed."""
+        return self.model_copy(update={"view": self.view.model_copy(update=changes)})
