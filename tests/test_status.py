@@ -62,6 +62,11 @@ def test_the_rest_api_has_the_fields_of_the_status_and_no_second_definition(shap
     assert not facts.model_fields.keys() & inspect.get_annotations(shape).keys()
 
 
+def test_a_status_that_an_earlier_build_left_is_read_and_says_the_same_again() -> None:
+    left = (Path(__file__).parent / "golden" / "status.json").read_text()
+    assert json.loads(json.dumps(JobStatus.model_validate_json(left, strict=True).document())) == json.loads(left)
+
+
 def test_what_an_earlier_build_did_not_write_is_left_out_again(document: StatusDocument) -> None:
     earlier = json.loads(json.dumps(document))
     del earlier["lines"], earlier["fragment_norms"], earlier["statistics"]["traffic"]
@@ -114,7 +119,7 @@ def test_a_file_with_a_value_beyond_its_bounds_is_no_status(
         JobStatus.model_validate_json(json.dumps(damaged), strict=True)
 
 
-def test_a_list_is_no_longer_than_a_job_can_have(document: StatusDocument, tmp_path: Path) -> None:
+def test_a_list_is_no_longer_than_a_job_can_have(document: StatusDocument) -> None:
     norms = [{"fragment": 0, "version": 1, "update_norm": 1.0, "residue_norm": None}] * 100_000
     with pytest.raises(ValidationError, match="at most"):
         JobStatus.model_validate_json(json.dumps(document | {"fragment_norms": norms}), strict=True)
