@@ -142,7 +142,7 @@ class PlaceIsland:
 
 @dataclass(frozen=True, slots=True)
 class WantIsland:
-    """From now on the island is wanted, or is not, because the job was scaled."""
+    """Note that the job, which was scaled, wants the island from now on, or does not."""
 
     island: IslandId
     wanted: bool

@@ -71,7 +71,7 @@ class JobOutcome(StrEnum):
 
 
 class FailureExtent(StrEnum):
-    """What an island's own failure is the end of.
+    """How much ends with an island's own failure.
 
     incarnation   this process; the next one may do better
     island        the island, which would fail again wherever it is placed; and the job, if nothing was trained before
@@ -94,7 +94,7 @@ class SourceLoss:
 
 @dataclass(frozen=True, slots=True)
 class SourceFlaws:
-    """What of one source could not be read: records and pieces of files; ``not_utf8_records`` are some of these."""
+    """The records and pieces of files of one source that could not be read. ``not_utf8_records`` are some of these."""
 
     source: str
     unreadable_records: int
@@ -103,7 +103,7 @@ class SourceFlaws:
 
 @dataclass(frozen=True, slots=True)
 class DataFlaws:
-    """What one life of an island did not read as it lies in its files; all zero where nothing was amiss.
+    """The text that one incarnation could not read as it is in its files. All counts are zero where it read everything.
 
     unreadable_records   records, and pieces of files, that were passed over
     repeated_sequences   sequences that were drawn a second time in an epoch: a part of the text had fewer than was expected
@@ -224,7 +224,7 @@ _ALL_OFFERS_NUMBER = 1 << 62
 
 
 def includes(merged: MergedOffer, offer: int) -> bool:
-    """Whether this offer is no longer the island's own work."""
+    """Return whether this offer is no longer the island's own work."""
     return isinstance(merged, AllOffers) or offer <= merged
 
 
@@ -249,7 +249,7 @@ class GraceTimer:
 
 
 class IslandTimerKind(StrEnum):
-    """What an island's timer ends.
+    """The wait that an island's timer ends.
 
     backoff     the wait before a lost island is placed again
     suspect     the wait for an island that does not answer
@@ -344,7 +344,7 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPolicy:
-    """How Θ is measured (``core.evaluation``).
+    """The rules of measuring Θ (``core.evaluation``).
 
     sequences       so many held-out sequences are a whole evaluation
     time_ratio_max  one takes at most so much of the time of the merges between two of them; ``None``: as long as it takes
@@ -368,7 +368,7 @@ class OuterRatePolicy:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """How long an inner step may take before its island counts as hung: it is ended then, and placed again.
+    """The time that an inner step may take. Beyond it the island counts as hung: it is ended, and placed again.
 
     limit_s   no step is ended before this; ``None``: none is ended
     ratio     nor before so many times the island's own median step
@@ -382,7 +382,7 @@ class StepLimits:
     first_s: Duration = 1800.0
 
     def limit(self, usual_seconds: Duration) -> Duration | None:
-        """For a step of this median; 0: it has none yet."""
+        """Return the limit of a step whose median is ``usual_seconds``; 0: the process has no median yet."""
         if self.limit_s is None:
             return None
         return max(self.limit_s, self.ratio * usual_seconds if usual_seconds > 0 else self.first_s)

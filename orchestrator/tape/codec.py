@@ -1,22 +1,18 @@
-"""The codec of tapes: frozen dataclasses to plain data and back, exactly, by their type hints alone.
+"""The codecs of tapes and of commands: frozen dataclasses to plain data and back, by their type hints alone.
 
-Responsible for: every event, effect and policy having one plain form, so that adding a message needs no line here.
-Refuses to know: what any message means, files, and digests.
+A new event, effect, command or field needs no line here. The codecs do not know what a message means, or files.
 
-Numbers keep the kind they have (an integer in a float's place stays an integer) and floats are written by ``repr``, so
-that decode(encode(x)) == x. Event and effect carry their class name under ``type``; nested values do not need it. Two events
-are written flat, under the name of what they carry: a command that was asked for is called after its request
-(``{"type": "KillRequested", …, "island": "asia", …}``), an island's report after the report (``REPORTED``).
+**Tapes** (``to_json``, ``decode_tagged``). Events and effects carry their name under ``type``, nested values do not need
+it. Numbers keep the kind they have (an integer in a float's place stays an integer) and floats are written by ``repr``, so
+that decode(encode(x)) == x. Two events are written flat, under the name of what they carry: a command that was asked for is
+called after its request (``{"type": "KillRequested", …, "island": "asia", …}``), an island's report after the report
+(``REPORTED``). Missing fields take their defaults, because earlier builds wrote tapes, too.
 
-The codec of commands: to their one plain form, ``{"kind": "kill", "island": "asia", …}``, and back, strictly.
-
-Rows of the store and calls between processes hold commands like this, since who wrote one and who reads it may be of
-different builds: a service is upgraded while synchronisers of an earlier build go on. So nothing is guessed. A kind that
-this build does not know, a field that it does not know, one that is missing and a value of another type are refused, each
-with the reason; to do something else than was asked for would be worse than to do nothing. The tape has the same fields,
-flat, beside who asked and when (``codec``).
-
-Kind and fields are read off the classes of ``core.commands``, so that a new command needs no line here.
+**Commands** (``encode_command``, ``decode_command``): ``{"kind": "kill", "island": "asia", …}``. Rows of the store and calls
+between processes hold them, and writer and reader may be of different builds: a service is upgraded while synchronisers of
+an earlier build go on. So reading is strict. A kind or a field that this build does not know, a missing field and a value
+of another type are refused, each with the reason: to do something other than was asked for would be worse than to do
+nothing.
 """
 
 from __future__ import annotations
@@ -61,62 +57,6 @@ from orchestrator.elastic.jobs import FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 from orchestrator.system.plain import brief, some_of
 from orchestrator.tape.declared import coder
-
-KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Command)}
-GROWN: Mapping[str, Mapping[str, Any]] = {"inject": {"host": None}}
-"""What commands grew since services and synchronisers of different builds talk, and what stands for its absence."""
-
-
-def encode_command(command: Command) -> dict[str, Any]:
-    """A field that its kind grew is left out where it says nothing: an earlier build knows the command, and its digest."""
-    kind, grown = type(command).__name__.lower(), GROWN.get(type(command).__name__.lower(), {})
-    fields = dataclasses.asdict(command)
-    return {"kind": kind} | {name: value for name, value in fields.items() if name not in grown or value != grown[name]}
-
-
-def decode_command(document: object) -> Command:
-    """Raises DataError, with the reason, for what this build has no command for.
-
-    A field with a default may be missing: a command that grew one can still be read from rows of an earlier build.
-    """
-    if not isinstance(document, Mapping):
-        raise DataError(detail=f"a command is a mapping of its kind and fields, not {brief(document)}.")
-    kind = document.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise DataError(
-            detail=f"no command of the kind {brief(kind)} is known to this build; it has {', '.join(KINDS)}."
-        )
-    fields = _fields_of_command(kind)
-    if strange := sorted(map(brief, document.keys() - fields.keys() - {"kind"})):
-        raise DataError(detail=f"{kind} says {some_of(strange, 5)}, and this build does not know what that means.")
-    values = {}
-    for name, field in fields.items():
-        if name in document:
-            try:
-                values[name] = field.read(document[name])
-            except (TypeError, ValueError) as error:
-                detail = f"{kind}.{name} cannot be {brief(document[name])}: {error}."
-                raise DataError(detail=detail) from error
-        elif field.required:
-            raise DataError(detail=f"{kind} lacks {name}.")
-    command: Command = KINDS[kind](**values)
-    return command
-
-
-class _Field(NamedTuple):
-    read: Callable[[Any], Any]
-    required: bool
-
-
-@cache
-def _fields_of_command(kind: str) -> dict[str, _Field]:
-    """By name. Lists of commands decode one row after another, and what hints mean takes longer than what rows say."""
-    hints = get_type_hints(KINDS[kind])
-    return {
-        field.name: _Field(coder(hints[field.name]).read, field.default is dataclasses.MISSING)
-        for field in dataclasses.fields(KINDS[kind])
-    }
-
 
 TAGGED: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -270,7 +210,7 @@ def _has_default(kind: type[Any], name: str) -> bool:
 
 
 def _decoder(hint: Any) -> _Decode | None:
-    """How to make a value of type ``hint`` out of JSON; ``None`` where JSON's own value is already right."""
+    """Return how to make a value of type ``hint`` out of JSON's; ``None`` where JSON's own value is already right."""
     hint = getattr(hint, "__supertype__", hint)  # NewType
     for scalar, read in _SCALAR_READERS:
         if hint == scalar:
@@ -291,7 +231,7 @@ def _decoder(hint: Any) -> _Decode | None:
 
 
 def _decoder_of_one_in(kinds: tuple[type[Any], ...]) -> _Decode:
-    """For a union of dataclasses: which of them it is stands under ``type``."""
+    """Return the decoder of a union of dataclasses, whose values carry their class under ``type``."""
     by_name = {kind.__name__: kind for kind in kinds}
 
     def convert(value: Any) -> Any:
@@ -312,3 +252,61 @@ def _tuple_decoder(arguments: tuple[Any, ...]) -> _Decode:
 
 def _unchanged(value: Any) -> Any:
     return value
+
+
+# ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Command)}
+GROWN: Mapping[str, Mapping[str, Any]] = {"inject": {"host": None}}
+"""What commands grew since services and synchronisers of different builds talk, and what stands for its absence."""
+
+
+def encode_command(command: Command) -> dict[str, Any]:
+    """Return the plain form, without fields that its kind grew and that say nothing: an earlier build knows the rest."""
+    kind, grown = type(command).__name__.lower(), GROWN.get(type(command).__name__.lower(), {})
+    fields = dataclasses.asdict(command)
+    return {"kind": kind} | {name: value for name, value in fields.items() if name not in grown or value != grown[name]}
+
+
+def decode_command(document: object) -> Command:
+    """Raises DataError, with the reason, for what this build has no command for.
+
+    A field with a default may be missing: a command that grew one can still be read from rows of an earlier build.
+    """
+    if not isinstance(document, Mapping):
+        raise DataError(detail=f"a command is a mapping of its kind and fields, not {brief(document)}.")
+    kind = document.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise DataError(
+            detail=f"no command of the kind {brief(kind)} is known to this build; it has {', '.join(KINDS)}."
+        )
+    fields = _fields_of_command(kind)
+    if strange := sorted(map(brief, document.keys() - fields.keys() - {"kind"})):
+        raise DataError(detail=f"{kind} says {some_of(strange, 5)}, and this build does not know what that means.")
+    values = {}
+    for name, field in fields.items():
+        if name in document:
+            try:
+                values[name] = field.read(document[name])
+            except (TypeError, ValueError) as error:
+                detail = f"{kind}.{name} cannot be {brief(document[name])}: {error}."
+                raise DataError(detail=detail) from error
+        elif field.required:
+            raise DataError(detail=f"{kind} lacks {name}.")
+    command: Command = KINDS[kind](**values)
+    return command
+
+
+class _Field(NamedTuple):
+    read: Callable[[Any], Any]
+    required: bool
+
+
+@cache
+def _fields_of_command(kind: str) -> dict[str, _Field]:
+    """Return the fields by name. They are cached: a list of commands would read the same hints for every row."""
+    hints = get_type_hints(KINDS[kind])
+    return {
+        field.name: _Field(coder(hints[field.name]).read, field.default is dataclasses.MISSING)
+        for field in dataclasses.fields(KINDS[kind])
+    }

@@ -38,7 +38,7 @@ class Coder(NamedTuple):
 
 
 def coder(hint: Any, variables: _Variables = _NONE) -> Coder:
-    """For values of the type ``hint``. Raises InternalError for a hint that does not say what is made."""
+    """Return the coder of values of the type ``hint``. Raises InternalError for a hint that does not say what is made."""
     hint = variables.get(hint, hint) if isinstance(hint, TypeVar) else hint
     hint = getattr(hint, "__supertype__", hint)  # NewType
     if hint in _PLAIN:
@@ -144,7 +144,7 @@ def _many(kind: type[Any], each: Coder) -> Coder:
 
 
 def _row(make: Callable[[list[Any]], Any], parts: list[Coder]) -> Coder:
-    """So many values, each of its own type."""
+    """Return the coder of a list with one value for each part."""
     reads = [part.read for part in parts]
 
     def read(value: Any) -> Any:

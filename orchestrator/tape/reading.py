@@ -1,15 +1,11 @@
-"""The parser of tape files. The part that a snapshot already covers is checked by digest only, not decoded.
+"""The parser of a tape's bytes, which tells a torn end from a damaged middle. It does not know files (``storage``).
 
-Responsible for: telling a torn end from a damaged middle, and reading what a snapshot covers without holding it. Refuses
-to know files; what a loss of power may have done to the end, ``tail`` says.
+The part that a snapshot covers is checked by its digest only, and neither decoded nor held.
 
-The torn tail of a tape: whether a damaged line had been synced, by the evidence of the lines behind it.
-
-A loss of power may leave anything of what was not synced: a part, zeros, a good line behind a bad one. Such a tail is cut
-off, and nothing is lost: its reports are sent again, its decisions are made again. A line that was synced and is damaged
-now is another matter: it is never sent again, and a tape without it would tell another story.
-
-Responsible for: which records prove that those before them were synced. Refuses to know files.
+A loss of power may leave anything of what was not synced: a part, zeros, a good line behind a bad one. The parser cuts such
+a tail off, and nothing is lost: islands send their reports again, and the core makes its decisions again. A line that was
+synced and is damaged now is never sent again, and a tape without it would tell another story. So the lines behind a
+damaged one are searched for evidence that it was synced (``was_synced``).
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from orchestrator.tape.schema import (
 
 
 def was_synced(before: Iterable[Record], after: Iterable[str]) -> bool:
-    """Whether the lines ``after`` a damaged one prove that it was durable, knowing the records ``before`` it.
+    """Return whether the lines ``after`` a damaged one prove that it was durable, given the records ``before`` it.
 
     A merge is announced only once the tape is durable up to its decision (``journal.storage``), and after an epoch began
     nothing is done until that is durable (``host.retry``). With durability async the first is no proof, and taken for one.
