@@ -30,7 +30,7 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class IslandSpec:
-    """What one process knows of its job.
+    """The specification as one process of the job has it.
 
     job        the whole specification
     own        the island's own entry of ``islands``; None in a process of no island, such as the evaluator

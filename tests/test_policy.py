@@ -54,16 +54,16 @@ SEEDS = [*range(60), *range(configurations.HANGS_FROM_SEED, configurations.HANGS
 class _Grown(JobPolicy):
     """A policy with fields that nothing else was told of."""
 
-    round_timeout_s: float | None = None
-    rounds_max: int = 7
-    is_strict: bool = False
-    limits: StepLimits = LIMITS
+    invented_s: float | None = None
+    invented_max: int = 7
+    is_invented: bool = False
+    invented_limits: StepLimits = LIMITS
 
 
 def _grown() -> _Grown:
     own = sample_policy(2)
     common = {field.name: getattr(own, field.name) for field in fields(JobPolicy)}
-    return _Grown(**common, round_timeout_s=2.5, rounds_max=3, is_strict=True, limits=StepLimits(1.0, 2.0, 3.0))
+    return _Grown(**common, invented_s=2.5, invented_max=3, is_invented=True, invented_limits=StepLimits(1.0, 2.0, 3.0))
 
 
 def _value(policy: Any, path: str) -> Any:
@@ -84,7 +84,7 @@ def test_the_table_of_sources_has_no_row_for_a_setting_that_is_gone() -> None:
 
 
 def test_a_setting_that_comes_from_nowhere_is_named() -> None:
-    with pytest.raises(InternalError, match=r"JobPolicy\.round_timeout_s comes from no field of the specification"):
+    with pytest.raises(InternalError, match=r"JobPolicy\.invented_s comes from no field of the specification"):
         policy_source.filled(_Grown, JOB, islands=(), standbys=())
 
 

@@ -52,7 +52,7 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
 
 
 def _batches(spec: JobSpec) -> Iterator[Capacity]:
-    """From the beginning, for the islands whose batch is another than the job's."""
+    """Yield a capacity, from the beginning, for each island whose batch differs from the job's."""
     sections = {**spec.island_sections(), **spec.standby_sections()}
     for island, section in sections.items():
         if (ratio := spec.batch_size_of(section) / spec.training.batch_size) != 1.0:

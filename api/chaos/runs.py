@@ -223,7 +223,7 @@ class ChaosRuns:
 
 
 def _is_inactive(island: Island) -> bool:
-    """Whether no process of the island has ever trained: a fault drawn for it would find nobody."""
+    """Return whether no process of the island has ever trained, so that a fault would find none."""
     return island.standby or island.spare
 
 

@@ -20,7 +20,7 @@ PlanText = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
 
 
 class RunState(StrEnum):
-    """Where the run of a plan is.
+    """The state of a plan's run.
 
         waiting ──▶ running ──▶ passed | failed      the job has ended, and was judged
            └───────────┴──────▶ aborted              a condition to abort held; judged at the job's end, as a fail
@@ -42,7 +42,7 @@ class RunState(StrEnum):
 
     @classmethod
     def stored(cls, text: str) -> RunState:
-        """What a row says; one that is damaged is of a run that comes to nothing."""
+        """Return the state of a row; a damaged one counts as failed."""
         return cls(text) if text in cls.__members__.values() else cls.FAILED
 
 
@@ -114,7 +114,7 @@ class Fault(Answer):
 
 
 class Decision(Answer):
-    """What became of a fault that came due."""
+    """The outcome of a fault that came due."""
 
     told: str = Field(description="the fault in words")
     kind: str

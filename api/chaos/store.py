@@ -49,7 +49,7 @@ class ChaosRunRow(Base):
 
 
 class ChaosDecisionRow(Base):
-    """What became of the plan's fault number ``fault``; ``training`` has the islands it was decided on, by incarnation.
+    """The decision on the plan's fault number ``fault``; ``training`` has the islands that trained then, by incarnation.
 
     ``decision`` is ``Decision.plain``.
     """

@@ -63,7 +63,7 @@ def _comparison(value: Any) -> Comparison:
 
 
 def _at_most(count_max: int) -> BeforeValidator:
-    """Of entries beyond what a plan may have none is read, as pydantic would before it counts them."""
+    """Drop entries beyond the limit, which pydantic would read before it counts them."""
     return BeforeValidator(lambda value: value[: count_max + 1] if isinstance(value, list | tuple) else value)
 
 
@@ -211,7 +211,7 @@ def _between_fields(document: Mapping[str, Any], sections: Mapping[str, Any]) ->
 
 
 def _fault_count(fault: FaultSection, duration: Duration) -> float:
-    """How many faults an entry makes, on average where chance has a part in it."""
+    """Return how many faults an entry makes, on average if it draws them."""
     if fault.period_s is None:
         return len(fault.at)
     return max(0.0, _end(fault, duration) - fault.start) / fault.period_s
@@ -316,13 +316,13 @@ def _host_problems(
 
 
 def report_figures() -> list[str]:
-    """What objectives may ask about: the names of a report, read off one of a job that never began, and the loss gap."""
+    """Return the figures of objectives: the names in the report of a job that never began, and the loss gap."""
     policy = sample_policy()
     return sorted([LOSS_GAP, *_numbers(report.build(policy, Goodput(policy), Statistics(policy), {}))])
 
 
 def live_figures() -> list[str]:
-    """What abort conditions may ask about."""
+    """Return the figures of abort conditions."""
     policy = sample_policy()
     return _numbers(figures_now(0, Goodput(policy).summary(), Statistics(policy).summary()))
 

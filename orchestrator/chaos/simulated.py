@@ -68,7 +68,7 @@ def run(
 
 
 def _notes(plan: ChaosPlan, world_plan: WorldPlan) -> Iterator[str]:
-    """Where the simulated world is less than the real one, as far as this plan has to do with it."""
+    """Yield how the simulated world differs from the real one for the faults of this plan."""
     kinds = {fault.kind for fault in plan.faults}
     yield from (note for kind, note in _NOTES.items() if kind in kinds)
     if Kind.SLOW in kinds and not world_plan.payload_bytes:

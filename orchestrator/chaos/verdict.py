@@ -91,7 +91,7 @@ def judge(
 
 
 def loss_gap(report: Mapping[str, Any], reference: Mapping[str, Any] | None) -> float | None:
-    """How much higher the final held-out loss is than the reference's, as a ratio; negative where it is lower."""
+    """Return how much higher the final held-out loss is than the reference's, as a ratio; negative if it is lower."""
     own, other = report.get("loss_final"), (reference or {}).get("loss_final")
     return own / other - 1.0 if own is not None and other else None
 
@@ -112,7 +112,7 @@ def _completed(report: Mapping[str, Any], end: Instant) -> Judged:
 
 
 def _conducted(runner: ChaosRunner, end: Instant) -> list[Judged]:
-    """What the plan itself must come to, where it has faults at all."""
+    """Judge the plan itself: that it was not aborted, and that one of its faults, if it has any, was injected."""
     if runner.aborted is not None:
         return [Judged("the plan is not aborted", False, None, None, None, end, runner.aborted)]
     if not runner.plan.faults:
@@ -140,7 +140,7 @@ def _judged(objective: Comparison, report: Mapping[str, Any], runner: ChaosRunne
 
 
 def _after(runner: ChaosRunner, at: Instant) -> str:
-    """Which fault came last before this, as far as it may have to do with it."""
+    """Return in words which fault was the last before this instant; empty if there was none."""
     injected: Sequence[Any] = [one for one in runner.decisions if not one.skipped and one.at <= at]
     if not injected:
         return ""

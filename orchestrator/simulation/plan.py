@@ -75,7 +75,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """From ``at`` on the island trains ``ratio`` of its tokens a step; with 0 it stands still, and answers.
+    """The island trains ``ratio`` of its tokens a step from ``at`` on. With 0 it stands still, and answers.
 
     The step time stays. A step that standing still interrupts goes on where it was.
     """
@@ -87,7 +87,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What was recorded of an island's speed: steps begun between ``since`` and ``until`` took ``step_s`` each.
+    """A recorded speed of an island: steps begun between ``since`` and ``until`` took ``step_s`` each.
 
     ``pause_s`` is the time from the end of one step to the beginning of the next.
     """
@@ -100,7 +100,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class IncarnationStart:
-    """What was recorded of one incarnation's start. ``None`` is drawn as for every other.
+    """The recorded start of one incarnation. ``None`` is drawn as for every other.
 
     ``begin_s`` is from being told to train to the beginning of the first step.
     """

@@ -351,5 +351,5 @@ _SAME = sorted({field.name for field in fields(WorldPlan)} & WorldPart.model_fie
 
 
 def _all_or_none(values: tuple[Any, ...], default: Any) -> tuple[Any, ...]:
-    """As a plan says it: nothing where nobody has more than the default."""
+    """Return the values as a plan has them: empty if all are the default."""
     return values if any(value != default for value in values) else ()

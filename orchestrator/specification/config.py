@@ -134,7 +134,7 @@ class JobSpec(Section):
     def policy(
         self, regions: Mapping[str, str] | None = None, *, slots: bool = False, standbys: bool = False
     ) -> JobPolicy:
-        """What the core may know. ``regions`` maps node groups to regions (a node group's own name if absent)."""
+        """Return the policy of the core. ``regions`` maps node groups to regions (a node group's own name if absent)."""
 
         def plans(sections: Mapping[IslandId, IslandsSection]) -> tuple[IslandPlan, ...]:
             return tuple(

@@ -126,7 +126,7 @@ def test_a_plan_that_cannot_be_used_is_refused_with_every_problem_and_starts_not
             client.chaos_run(job)
         client.cancel(job)
         wait_until(lambda: client.job(job).state == "cancelled")
-        with pytest.raises(Conflict, match="nothing to strike"):
+        with pytest.raises(Conflict, match="faults cannot be injected into it"):
             client.start_shipped_chaos(job, "quiet")
 
 
