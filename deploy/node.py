@@ -155,10 +155,10 @@ def issue_own(what: str) -> None:
 
 
 def forget_another_boot() -> None:
-    """What the head kept is of this start of the machine, or gone.
+    """Remove the head's state if it is from an earlier boot of the machine.
 
-    The nodes that an earlier one knew most likely died with it, unheard: Ray would believe them alive for the whole
-    partition tolerance, and make no synchroniser before that. Without them, the service starts the jobs again at once.
+    The nodes of that time most likely died with it: Ray would consider them alive for the whole partition tolerance, and
+    start no synchroniser before that. Without them, the service restarts the jobs at once.
     """
     noted, boot = HEAD_STORAGE.with_name("boot"), BOOT.read_text()
     if not noted.exists() or noted.read_text() != boot:

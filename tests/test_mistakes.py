@@ -46,11 +46,15 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"synchroniser": {"quorum": 9}, **islands({"node_group": "A", "count": 2})},
         {"islands.0.node_group": "must be 1 to 40", "synchroniser.quorum": "the job has 2 islands"},
     ),
+    (
+        {"data": {"begin_token": "nothing"}},
+        {"data.begin_token": "is 'nothing', but must be a whole number or tokenizer or none"},
+    ),
     ({"name": "My Job"}, {"name": "is 'My Job', but must be 1 to 40 characters of a-z, 0-9 and '-'"}),
     (islands({"node_group": "US"}), {"islands.0.node_group": "is 'US', but must be 1 to 40 characters of a-z"}),
     (
         {"islands": {"node_group": "a"}},
-        {"islands": "is a mapping of 1 fields, but must be a list. Begin each entry with a dash"},
+        {"islands": "is a mapping of 1 field, but must be a list. Begin each entry with a dash"},
     ),
     ({"islands": "us-east"}, {"islands": "is 'us-east', but must be a list. Begin each entry with a dash. Its"}),
     ({"islands": []}, {"islands": "has 0 values, but must have at least 1"}),

@@ -42,7 +42,7 @@ from orchestrator.errors import (
     Unauthenticated,
     disk_remedy,
 )
-from orchestrator.specification.validation import problem_of
+from orchestrator.specification.validation import joined, problem_of
 
 CONTENT_TYPE = "application/problem+json"
 PREFIX = "urn:atoll:problem:"
@@ -109,7 +109,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        items = [_item_of(detail) for detail in error.errors()[:PROBLEMS_MAX]]
+        items = [_item_of(detail) for detail in joined(error.errors())[:PROBLEMS_MAX]]
         detail = "the request has invalid fields"
         return response(_plain(422, "request", "Invalid request", detail, request.url.path, items))
 

@@ -259,7 +259,7 @@ SHAPES: dict[str, Any] = {
         "type": "urn:atoll:problem:not-found",
         "title": "Not found",
         "status": 404,
-        "detail": "There is no job 'demo-9'.",
+        "detail": "Job 'demo-9' does not exist.",
         "instance": "/v1/jobs/demo-9",
         "remedy": "`atoll jobs` lists them.",
     },

@@ -387,7 +387,7 @@ def _accelerator_problems(job: JobSpec, index: int) -> Iterable[Problem]:
 
 
 def _mesh_problems(job: JobSpec, index: int) -> Iterable[Problem]:
-    """Of islands on CPU nobody knows here how many devices they will have."""
+    """Yield the problems of an entry's mesh. The number of devices of an island on CPU is unknown here."""
     section = job.islands[index]
     entry, mesh = f"islands.{index}", section.mesh.model_dump()
     device_count = section.accelerators * section.hosts or None

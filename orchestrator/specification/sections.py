@@ -115,8 +115,8 @@ class ModelSection(Section):
             raise ValueError("has preset and decoder, which are two models; leave one of the two out")
         if self.initial_weights is not None and not isinstance(self.network, DecoderSection):
             raise ValueError(
-                f"has initial_weights and the preset {self.preset!r}, as which nobody else's model is; use a preset like "
-                "theirs, or decoder"
+                f"has initial_weights and the preset {self.preset!r}, which only atoll has; use the preset of the "
+                "weights' model, or decoder"
             )
         return self
 
@@ -274,10 +274,10 @@ class InnerOptimizerSection(Section):
 
 
 class TrainingSection(Section):
-    """What one island does in one inner step. ``batch_size`` is in sequences for one island.
+    """The inner steps of one island. ``batch_size`` is in sequences for one island.
 
-    With ``accumulation`` a step takes its batch in so many equal parts, one after another: as much less memory for
-    activations, and the same result. ``z_loss`` times the mean of log²Z is added to what decoder models minimise, Z being
+    With ``accumulation`` a step processes its batch in that many equal parts, one after another: activations take less
+    memory, and the result is the same. ``z_loss`` times the mean of log²Z is added to what decoder models minimise, Z being
     the sum of exponentials of a position's logits (arXiv:2204.02311, section 5): it is no part of the loss that is reported.
     """
 
@@ -288,7 +288,7 @@ class TrainingSection(Section):
 
 
 class OuterOptimizerSection(Section):
-    """What a merge does with the average of the islands' displacements.
+    """The outer optimizer applies the average of the islands' displacements at each merge.
 
     The defaults learned best, or as well as any, in runs of 4 to 256 rounds. More momentum overshoots there: with 0.7 and
     0.9, the method's usual setting, such a run stands still or diverges.
@@ -339,7 +339,7 @@ class WireSection(Section):
 
 
 class SynchroniserSection(Section):
-    """Decoupled DiLoCo's knobs, arXiv:2604.21428; the symbols are in ``JobPolicy``.
+    """The parameters of Decoupled DiLoCo, arXiv:2604.21428; the symbols are in ``JobPolicy``.
 
     The paper has an overlap of 2 and a grace of about one step. With these defaults all islands meet in a merge where a
     fragment travels for up to half a step each way, and not only where it takes no time.
@@ -361,8 +361,8 @@ class SynchroniserSection(Section):
 
 
 class MeshSection(Section):
-    """How an island's devices share the work: along ``data`` batches only, along ``fsdp`` batches and parameters,
-    along ``tensor`` matrices, along ``expert`` the experts of a mixture. The product is the island's devices.
+    """The mesh of an island's devices: ``data`` splits batches, ``fsdp`` batches and parameters, ``tensor`` matrices, and
+    ``expert`` the experts of a mixture. The product of the lengths is the number of the island's devices.
     """
 
     data: AxisLength | None = Field(default=None, description="what the other axes leave of the devices, if absent")
@@ -513,7 +513,7 @@ class ResumeSection(Section):
 
 
 class TransportSection(Section):
-    """How payloads travel between the islands and the shard: by a channel of the job's own, beside Ray's calls.
+    """The channel for payloads between islands and shard: the job's own connections, beside Ray's calls.
 
     The receiver pulls, over up to ``streams`` connections where the line is long, or on one machine through its
     ``shared_memory``. Each process listens at its node's address, on a free port of ``ports`` (0, 0: any). A range lies best
@@ -553,7 +553,7 @@ class HealthSection(Section):
 
 
 class SyntheticSection(Section):
-    """For ``trainer: learners.synthetic:create``: an island without JAX, of this size and speed."""
+    """Options of ``trainer: learners.synthetic:create``: an island without JAX, of this size and speed."""
 
     parameters: ParameterCount = 100_000
     step_s: StepSeconds = 0.05

@@ -112,6 +112,10 @@ WHOLE_MAX = 10**18
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _LISTS, _MAPPINGS = ("tuple_type", "list_type"), ("model_type", "model_attributes_type", "dict_type")
 
+_BRANCH = re.compile(r"int|float|str|bool|constrained-\w+|(literal|dict|list|tuple)\[.*\]")
+"""The names of a union's branches, which pydantic appends to the location of the value."""
+_BRANCHES, _BRANCH_ERRORS = "union_branches", frozenset(MUST_BE) | {"literal_error"}
+
 Location = tuple[int | str, ...]
 
 
@@ -209,7 +213,22 @@ def _causes(error: ValidationError, model: type[BaseModel] | None) -> list[Any]:
             item["type"] == "too_short" and item["loc"] in outer
         )
 
-    return [item for item in items if not follows(item)]
+    return joined(item for item in items if not follows(item))
+
+
+def joined(items: Iterable[Any]) -> list[Any]:
+    """Return pydantic's errors with one for each value that fits no branch of a union, instead of one for each branch."""
+    by_place: dict[Location, Any] = {}
+    for item in items:
+        *place, last = item["loc"] or ("",)
+        if item["type"] in _BRANCH_ERRORS and isinstance(last, str) and _BRANCH.fullmatch(last):
+            union = by_place.setdefault(
+                (*place, _BRANCHES), {**item, "type": _BRANCHES, "loc": tuple(place), "branches": []}
+            )
+            union["branches"].append(item)
+        else:
+            by_place[(*item["loc"], item["type"])] = item
+    return list(by_place.values())
 
 
 def _meant(items: Collection[Any], model: type[BaseModel]) -> set[Location]:
@@ -284,6 +303,11 @@ def problem_of(
             return Problem(path, "is missing.", missing)
         case "extra_forbidden":
             return Problem(path, "is unknown.", _remedy_for_name(item["loc"], unknown, model))
+        case kind if kind == _BRANCHES:
+            parts = [_branch_words(branch) for branch in item["branches"]]
+            return Problem(
+                path, f"is {_given(item['input'])}, but must be {' or '.join(dict.fromkeys(parts))}.", "Change it."
+            )
         case "literal_error" | "enum":
             return Problem(path, *one_of(item["input"], _choices(item)))
         case "string_pattern_mismatch":
@@ -294,6 +318,12 @@ def problem_of(
         case "union_tag_not_found":
             return Problem(path, f"has no field {item['ctx']['discriminator']}, which selects its kind.", "Add it.")
     return Problem(path, *_unfit(item, _section_at(model, item["loc"]), _field_at(model, item["loc"])))
+
+
+def _branch_words(item: Any) -> str:
+    if item["type"] == "literal_error":
+        return " or ".join(_choices(item))
+    return MUST_BE[item["type"]].format(**item.get("ctx", {}))
 
 
 def _choices(item: Any) -> list[str]:

@@ -111,7 +111,7 @@ def keep_output_short(path: Path) -> None:
 
 
 def write_printable(form: str) -> None:
-    """What is logged from here on is a line for each entry, whatever names and reasons are in it; tracebacks come behind."""
+    """Write each log entry from now on as one line, whatever names and reasons it contains; tracebacks follow it."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_OfOneLine(form))
 

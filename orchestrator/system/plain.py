@@ -32,9 +32,9 @@ def brief(value: Any, characters_max: int = BRIEF_CHARACTERS_MAX) -> str:
         case float():
             return repr(value)
         case Mapping():
-            return f"a mapping of {len(value):,} fields" if value else "{}"
+            return f"a mapping of {counted(len(value), 'field')}" if value else "{}"
         case list() | tuple():
-            return f"a list of {len(value):,} values" if value else "[]"
+            return f"a list of {counted(len(value), 'value')}" if value else "[]"
     return f"a {type(value).__name__}"
 
 
