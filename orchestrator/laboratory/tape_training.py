@@ -231,7 +231,7 @@ class TapeTraining:
 
     @property
     def _rebases(self) -> bool:
-        """Whether adoption needs the island's previous base and its offers since."""
+        """True if adoption needs the island's previous base and its offers since."""
         return self._sync.adoption == "rebase"
 
 

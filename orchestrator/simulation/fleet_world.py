@@ -57,7 +57,7 @@ _NEVER = float("inf")
 
 
 class Outage(NamedTuple):
-    """At ``at`` a chip of ``slice`` is interrupted. The slice is usable again from ``back_at``."""
+    """An interruption of a chip of ``slice`` at ``at``. The slice is usable again from ``back_at``."""
 
     at: Instant
     slice: int

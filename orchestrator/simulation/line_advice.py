@@ -58,7 +58,7 @@ class SyncSettings:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is trained: the size of the model, the inner step time, and the number of islands that share each line."""
+    """The size of the model, the inner step time, and the number of islands that share each line."""
 
     parameters: float
     step_s: float

@@ -42,7 +42,11 @@ def test_a_gang_is_a_slice_of_all_chips_of_a_learner() -> None:
 
 @pytest.mark.parametrize(
     ("gbps", "says"),
-    [(5.0, "at 5 Gbps they take 0.275 s."), (1.0, "The line would have to be 2.8 times as fast"), (0.1, "28 times as fast")],
+    [
+        (5.0, "at 5 Gbps they take 0.275 s."),
+        (1.0, "The line would have to be 2.8 times as fast"),
+        (0.1, "28 times as fast"),
+    ],
 )
 def test_a_line_too_thin_is_said_with_by_how_much_and_what_helps(gbps: float, says: str) -> None:
     text = run.of_lines(Traffic(parameters=8e9, step_s=0.5), gbps * 1e9, simulated=True)
