@@ -1,1 +1,1 @@
-"""What people read of atoll, and the programs that make the pages which say what the code says."""
+"""The documentation of atoll, and the programs that generate its reference pages."""

@@ -1,14 +1,14 @@
-"""Write the references that are made from code: ``make reference``.
+"""Generates the reference pages from code: ``make reference``.
 
     docs/reference/config.md               every field of a job specification, from the pydantic sections
     docs/reference/cli.md                  every command and option of ``atoll``, from its command line
     docs/reference/events-and-effects.md   every event and effect of the core, from its dataclasses
     docs/reference/rest.md                 every operation of the service, from its OpenAPI document
     docs/reference/metrics.md              every metric, from its catalogue
-    run-dir.md, tape.md, wire.md, data-index.md    what the code knows of formats, within prose by hand
+    run-dir.md, tape.md, wire.md, data-index.md    the facts of formats, within prose written by hand
 
-Responsible for these pages saying what the code says: ``rendered`` returns them, and a test compares them with what is
-committed. Refuses to add a word of its own beyond headings and introductions: what a page lacks belongs into the docstring.
+``rendered`` returns the pages, and a test compares them with the committed ones. Only headings and introductions are
+written here. Anything else that a page lacks belongs into a docstring.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def rendered() -> dict[Path, str]:
-    """Every generated page with its text."""
+    """Return the text of every generated page."""
     pages = {
         "config.md": config_page(),
         "cli.md": cli_page(),
@@ -89,7 +89,7 @@ def config_page() -> Iterator[str]:
 
 
 def section_of(kind: type[BaseModel], path: str) -> Iterator[str]:
-    """A section and, behind it, the sections within it."""
+    """Yield a section, followed by the sections within it."""
     yield from headed(f"## `{path}`", kind)
     yield from fields_of(kind, path)
     for name, field in kind.model_fields.items():
@@ -107,7 +107,7 @@ def fields_of(kind: type[BaseModel], path: str) -> Iterator[str]:
 
 
 def annotation_model(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a field holds, alone, in a tuple, or as an option."""
+    """Return the section that a field holds, alone, in a tuple, or as an option."""
     for kind in (field.annotation, *flattened(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -121,7 +121,7 @@ def flattened(kind: Any) -> Iterator[Any]:
 
 
 def takes_of(path: str, field: FieldInfo) -> str:
-    """What a field takes, in words; a section by a link to it."""
+    """Return what a field takes, in words. A section is a link."""
     if annotation_model(field):
         link = f"[`{path}`](#{path.replace('.', '')})"
         parts = (field.annotation, *flattened(field.annotation))
@@ -130,7 +130,7 @@ def takes_of(path: str, field: FieldInfo) -> str:
 
 
 def in_words(kind: Any, limits: tuple[Any, ...] = ()) -> str:
-    """A kind of value with its limits, which stand beside it where it is a field's, and in it where it is a part's."""
+    """Describe a type with its limits. ``limits`` are those of the field; those of a part are in its annotation."""
     if get_origin(kind) is Annotated:
         base, *inner = get_args(kind)
         return in_words(base, (*limits, *(limit for one in inner for limit in getattr(one, "metadata", (one,)))))
@@ -172,14 +172,14 @@ def limits_in_words(base: type[Any], limits: dict[str, Any]) -> str:
 
 
 def limit_values(limit: Any) -> Iterator[tuple[str, Any]]:
-    """The limits that one piece of pydantic's metadata sets."""
+    """Yield the limits that one piece of pydantic's metadata sets."""
     for name in ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern"):
         if (value := getattr(limit, name, None)) is not None:
             yield name, value
 
 
 def range_in_words(found: dict[str, Any]) -> str:
-    """``from 1 to 10,000``; ``from 0 to below 1``; ``above 1, to 1e+12``."""
+    """Describe a range: ``from 1 to 10,000``; ``from 0 to below 1``; ``above 1, to 1e+12``."""
     least = f"from {figure(found['ge'])}" if "ge" in found else f"above {figure(found['gt'])},"
     most = f"to {figure(found['le'])}" if "le" in found else f"to below {figure(found['lt'])}"
     return f"{least} {most}"
@@ -190,7 +190,7 @@ def figure(value: float) -> str:
 
 
 def attribute_docs(module: ModuleType) -> dict[str, str]:
-    """The text that stands below an assignment, as one line, by the name assigned to."""
+    """Return the text below each assignment, as one line, by the assigned name."""
     body = ast.parse(inspect.getsource(module)).body
     found = {}
     for before, after in pairwise(body):
@@ -214,7 +214,7 @@ def cli_page() -> Iterator[str]:
 
 
 def command_of(command: Any, name: str, parent: click.Context | None) -> Iterator[str]:
-    """A command with its options; a group with its commands behind it."""
+    """Yield a command with its options, or a group followed by its commands."""
     context = command.context_class(command, info_name=name.rpartition(" ")[2], parent=parent)
     if parent is not None:
         yield f"## `{name}`"
@@ -262,7 +262,7 @@ def events_page() -> Iterator[str]:
         yield from ["", f"## {heading}", ""]
         for name, kind in sorted(messages.items()):
             yield from message_of(kind, name)
-    yield from ["## Records and words within them", ""]
+    yield from ["## Records and enumerations within them", ""]
     for kind in sorted(nested_kinds(), key=lambda kind: kind.__name__):
         yield from words_of(kind) if issubclass(kind, Enum) else message_of(kind, kind.__name__)
 
@@ -291,7 +291,7 @@ def words_of(kind: type[Enum]) -> Iterator[str]:
 
 
 def nested_kinds() -> set[type[Any]]:
-    """The dataclasses and enumerations that fields of events and effects hold, and fields of those."""
+    """Return the dataclasses and enumerations in the fields of events and effects, and in the fields of those."""
     seen: set[type[Any]] = set()
     waiting = [*get_args(Event), *get_args(Effect), *REPORTED.values()]
     messages = set(waiting)
@@ -314,18 +314,18 @@ def shown(value: Any) -> str:
     return repr(value)
 
 
-# ── what a class says of itself ───────────────────────────────────────────────────────────────────────────────────────
+# ── docstrings of classes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def headed(heading: str, kind: type[Any]) -> Iterator[str]:
-    """The heading, and what the class says of itself."""
+    """Yield the heading and the class's docstring."""
     yield from [heading, ""]
     if doc := own_doc(kind):
         yield from [*paragraphs(doc), ""]
 
 
 def own_doc(kind: type[Any]) -> str:
-    """The class's docstring, unless it is what dataclasses or enumerations write by themselves."""
+    """Return the class's docstring, unless dataclasses or enumerations generated it."""
     doc = inspect.cleandoc(kind.__doc__ or "") if "__doc__" in vars(kind) else ""
     return "" if doc.startswith(f"{kind.__name__}(") else doc
 

@@ -1,8 +1,8 @@
-"""The parts of the references of formats that are made from code: run folder, tape, wire, and the index of streamed text.
+"""Generates the parts of the pages about formats: run folder, tape, wire, and the index of streamed text.
 
-These pages are prose by hand around what the code knows: names, fields, sizes, and bytes that it has written itself. Such a
-part stands between ``<!-- made: NAME -->`` and ``<!-- end -->``. Responsible for the parts saying what the code says;
-``docs.generate`` writes the pages with the others. Refuses to explain: that is the prose's.
+These pages are prose by hand around facts of the code: names, fields, sizes, and bytes that the code has written for the
+page. Such a part is between ``<!-- made: NAME -->`` and ``<!-- end -->``. ``docs.generate`` writes the pages with the
+others. Explanations belong into the prose.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from orchestrator.text.data_index import DataIndex, IndexedSource
 
 PART = re.compile(r"(<!-- made: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HEX_MAX = 12
-"""So many bytes are shown as digits; of more, the first."""
+"""Up to this many bytes are shown as digits; of more, only the first."""
 VALUES = 1 << 20
-"""Of a tensor by which the bits of a value in a codec are counted: many blocks."""
+"""The size of a tensor by which the bits per value of a codec are counted: many blocks."""
 
 
 def parts() -> dict[str, Mapping[str, Callable[[], Iterable[str]]]]:
-    """By page, what makes the lines of each of its parts."""
+    """Return, by page, the functions that yield the lines of its parts."""
     return {
         "run-dir.md": {"files": run_files, "durability": durability},
         "tape.md": {"lines": tape_lines, "policy": policy_fields, "snapshot": snapshot_lines},
@@ -69,10 +69,10 @@ def parts() -> dict[str, Mapping[str, Callable[[], Iterable[str]]]]:
 
 
 def filled(page: str, made: Mapping[str, Callable[[], Iterable[str]]]) -> str:
-    """The page with its parts as the code has them. Raises ValueError unless it has a place for each, and for no other."""
+    """Return the page with its parts generated anew. Raises ValueError unless its places and the parts match."""
     places = [name for _, name, _ in PART.findall(page)]
     if sorted(places) != sorted(made):
-        raise ValueError(f"the page has places for {sorted(places)}, and what is made is {sorted(made)}")
+        raise ValueError(f"the page has places for {sorted(places)}, but the generated parts are {sorted(made)}")
     return PART.sub(lambda place: place[1] + "\n".join(made[place[2]]()) + "\n" + place[3], page)
 
 
@@ -80,7 +80,7 @@ def filled(page: str, made: Mapping[str, Callable[[], Iterable[str]]]) -> str:
 
 
 def run_files() -> Iterator[str]:
-    """The tree, each file with what it holds."""
+    """Yield the tree of files, each with its contents."""
     shown: set[PurePosixPath] = set()
     rows = [("RUN_DIR/", "")]
     for file in FILES:
@@ -108,7 +108,7 @@ def example_policy() -> JobPolicy:
 
 
 def example_records() -> list[Record]:
-    """A request that the core refuses: an event with an effect."""
+    """Return a request that the core refuses: an event with an effect."""
     core, ask = Synchroniser(example_policy()), commands.Kill(IslandId("europe"))
     asked = events.CommandRequested(0.5, CommandId("c-1"), "rosa", ask)
     effects = tuple(effect for effect in core.handle(asked) if isinstance(effect, ResolveCommand))
@@ -116,7 +116,7 @@ def example_records() -> list[Record]:
 
 
 def tape_lines() -> Iterator[str]:
-    """A whole tape as it is written, but for the policy, which has a list of its own."""
+    """Yield a whole tape, except the policy, which has a list of its own."""
     digest, header = Digest(), Header("demo-x7k2p", example_policy(), 1795292312.4)
     plain = [encode_header(header), *map(encode_record, example_records())]
     for line in plain:
@@ -133,13 +133,13 @@ def policy_fields() -> Iterator[str]:
 
 
 def policy_words() -> Iterator[tuple[str, str]]:
-    """What the docstring says of each field, in its table."""
+    """Yield each field with its line in the table of the docstring."""
     for name, words in re.findall(r"^(\w+)  +(\S.*)$", inspect.cleandoc(JobPolicy.__doc__ or ""), re.MULTILINE):
         yield name, f"; {words.replace('``', '`')}"
 
 
 def snapshot_lines() -> Iterator[str]:
-    """The first line of a snapshot. What a build is called, and what its digests are, differ from build to build."""
+    """Yield the first line of a snapshot, without the name and digest of the build, which change with every build."""
     folds = (Goodput(example_policy()),)
     raw = snapshot.encode(snapshot.Snapshot(Mark(17, 4211, "…"), 12.5, Synchroniser(example_policy()), folds), "…")
     line = json.loads(raw.partition(b"\n")[0])
@@ -191,7 +191,7 @@ def entry_fields() -> Iterator[str]:
 
 
 def index_bytes() -> Iterator[str]:
-    """Of a source of two pieces, whose one document may be held out by itself."""
+    """Yield the bytes of an index of a source with two pieces, whose one document may be held out by itself."""
     numbers = data_index.numbers([1200, 800], [3, 2], [(1, 400, 0x0123456789ABCDEF)])
     files = (("web-00.jsonl", 8_192),)
     source = IndexedSource("web", "text", files, (), "0" * 32, piece_count=2, listed_count=1, numbers=numbers)
@@ -206,7 +206,7 @@ def index_bytes() -> Iterator[str]:
 
 
 def anatomy(data: bytes, sizes: Sequence[tuple[int, str]]) -> Iterator[str]:
-    """Each part of the bytes: where it begins, how many there are, what it is, and the bytes, as text where they are one."""
+    """Yield each part of the bytes: offset, size, name, and content (as text if it is text)."""
     assert sum(size for size, _ in sizes) == len(data)
     width = max(len(name) for _, name in sizes)
     yield "```"
@@ -225,5 +225,5 @@ def as_text(data: bytes) -> str:
 
 
 def pages(folder: Path) -> dict[Path, str]:
-    """Each page of ``folder`` with its parts made anew, the prose around them as it is."""
+    """Return each page of ``folder`` with its parts generated anew and its prose unchanged."""
     return {folder / name: filled((folder / name).read_text(), made) for name, made in parts().items()}

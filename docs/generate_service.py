@@ -1,7 +1,6 @@
-"""The references of what the service answers: the REST API by its OpenAPI document, and its metrics by their catalogue.
+"""Generates the pages about the service: the REST API from its OpenAPI document, and the metrics from their catalogue.
 
-Responsible for these two pages saying what the code says; ``docs.generate`` writes them with the others. Refuses to describe
-an operation or a metric in words of its own.
+``docs.generate`` writes them with the others. Operations and metrics are described in the code, not here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Json = Mapping[str, Any]
 
 
 def rest_page() -> Iterator[str]:
-    """Every operation by path, with its parameters, body and answers; then the shapes."""
+    """Yield every operation by path, with its parameters, body and answers, and then the shapes."""
     document = openapi_document()
     yield from ["# The REST API", "", MADE.format("the routes, by way of /openapi.json"), ""]
     yield from prose(
@@ -44,7 +43,7 @@ def rest_page() -> Iterator[str]:
 
 
 def metrics_page() -> Iterator[str]:
-    """Every family in the catalogue's order: its name as queries write it, its kind, labels and meaning."""
+    """Yield every family in the order of the catalogue: its name in queries, its kind, labels and meaning."""
     yield from ["# Metrics", "", MADE.format("api/metrics/catalogue.py"), ""]
     yield from prose(
         "The metrics that `/metrics` exposes. Names are in base units. A histogram has the series `_bucket`, `_sum` and "
@@ -58,7 +57,7 @@ def metrics_page() -> Iterator[str]:
 
 
 def openapi_document() -> Json:
-    """The OpenAPI document as the service serves it. Nothing is asked of the control port while it is made."""
+    """Return the OpenAPI document as the service serves it. The control port is not used."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(f"sqlite:///{Path(folder) / 'service.sqlite'}")
         try:
@@ -111,7 +110,7 @@ def shape_lines(name: str, schema: Json) -> Iterator[str]:
 
 
 def type_of(schema: Json) -> str:
-    """The type in Markdown, with a link where it is one of the shapes."""
+    """Return the type in Markdown, as a link if it is one of the shapes."""
     if name := schema.get("$ref", "").removeprefix(SCHEMAS):
         return f"[{name}](#{name.lower()})"
     if choices := schema.get("anyOf") or schema.get("oneOf"):

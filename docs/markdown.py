@@ -1,4 +1,4 @@
-"""Text of docstrings and descriptions as Markdown, in lines of our width."""
+"""Formats docstrings and descriptions as Markdown, in lines of the width of our pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MADE = "<!-- Made by `make reference` from {}: change the code, not this page. -
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """A docstring as Markdown: its paragraphs in lines of our width, what is indented as it is."""
+    """Yield a docstring as Markdown: paragraphs are wrapped, and indented lines are kept."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(text.replace("\b", "")).replace("``", "`"))
     for index, block in enumerate(blocks):
         if index:

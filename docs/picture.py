@@ -1,9 +1,9 @@
-"""Pictures of the real demo, for README: the page while an island is away, in light and dark, and the terminal's session.
+"""Records the real demo for the README: the page while an island is away, in light and dark, and the terminal session.
 
     python -m docs.picture    runs the demo (some four minutes) and writes docs/pictures
 
-The session is kept twice: as it was typed out (``demo.cast``, asciinema's second format, which ``asciinema play`` shows),
-and drawn (``demo.svg``), where browsers play it shortened. Needs Chromium (``deploy/system-packages.sh``).
+The session is stored twice: as it was typed (``demo.cast``, asciinema's second format, for ``asciinema play``), and as a
+drawing (``demo.svg``), which browsers play shortened. Needs Chromium (``deploy/system-packages.sh``).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 COLUMNS, LINES = 100, 26
 TYPED_S, FILMED_S = 2.0, 5.0
-"""Between two outputs that are kept, and between two frames that are drawn."""
+"""Seconds between two recorded outputs, and between two drawn frames."""
 WINDOW = {"width": 1280, "height": 1240}
 SHOWN_AT = 0.45
-"""How much of the budget is trained when the pictures are taken: the island that the demo kills has come back by then."""
+"""The part of the budget that is trained when the screenshots are taken. The killed island has come back by then."""
 Chunk = tuple[float, str]
 Frame = tuple[float, list[Text]]
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def session(folder: Path) -> list[Chunk]:
-    """What ``atoll demo`` writes to a terminal, with the seconds since it began. Raises SystemExit if it fails."""
+    """Return what ``atoll demo`` writes to a terminal, with the seconds since its start. Raises SystemExit if it fails."""
     command = [sys.executable, "-m", "api.cli", "demo", "--home", "home", "--runs", "runs"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(LINES)}
     environment["PYTHONPATH"] = str(ROOT)
@@ -84,12 +84,12 @@ def session(folder: Path) -> list[Chunk]:
 def read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 1 << 16)
-    except OSError:  # whoever wrote to it has ended
+    except OSError:  # the writer has ended
         return b""
 
 
 def whole_characters(data: bytes) -> tuple[str, bytes]:
-    """The text, and the bytes behind it that are the beginning of a character."""
+    """Return the text, and the trailing bytes that are the beginning of a character."""
     for cut in range(len(data), max(-1, len(data) - 4), -1):
         try:
             return data[:cut].decode(), data[cut:]
@@ -99,7 +99,7 @@ def whole_characters(data: bytes) -> tuple[str, bytes]:
 
 
 def merged(chunks: Sequence[Chunk], apart_s: float) -> list[Chunk]:
-    """Fewer and longer ones: what follows within so many seconds belongs together."""
+    """Merge chunks that are less than ``apart_s`` apart."""
     found: list[Chunk] = []
     for at, text in chunks:
         if found and at - found[-1][0] < apart_s:
@@ -110,13 +110,13 @@ def merged(chunks: Sequence[Chunk], apart_s: float) -> list[Chunk]:
 
 
 REDRAWN = re.compile(r"\r?\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
-"""How a live picture takes itself back: its last line, and one more for each line above that."""
+"""The sequence with which a live display erases itself: its last line, and one more for each line above."""
 UP = "\x1b[1A"
 CONTROL = re.compile(r"\x1b\[\?\d+[hl]")
 
 
 def untaken(text: str) -> str:
-    """The same without what it takes back itself. What it takes back of before stays to be taken back."""
+    """Remove what the text erases itself. Erasing of earlier text stays."""
     kept, at, live = "", 0, False
     for taken in REDRAWN.finditer(text):
         between = text[at : taken.start()]
@@ -127,7 +127,7 @@ def untaken(text: str) -> str:
 
 
 def shown(written: str) -> str:
-    """What is on the screen of it."""
+    """Return what is visible on the screen."""
     while taken := REDRAWN.search(written):
         kept = written[: taken.start()].split("\n")
         kept = kept[: len(kept) - 1 - taken.group().count(UP)]
@@ -136,7 +136,7 @@ def shown(written: str) -> str:
 
 
 def frames(chunks: Sequence[Chunk]) -> list[Frame]:
-    """The screen every so often, and at the end."""
+    """Return the screen at regular times, and at the end."""
     found: list[Frame] = []
     written = ""
     for at, text in merged(chunks, FILMED_S):
@@ -152,12 +152,12 @@ def frames(chunks: Sequence[Chunk]) -> list[Frame]:
 FRAME_S, LAST_S = 0.5, 6.0
 CELL, ROW, EDGE = 7.8, 17, 14
 COLOURS = {1: "#f47067", 2: "#6bc46d", 3: "#daaa3f", 4: "#6cb6ff", 5: "#dcbdfb", 6: "#56d4dd"}
-"""Of terminals' colours by number; those above 8 are the same, brighter."""
+"""The colours of terminals by number. Those above 8 are the same, brighter."""
 INK, DIM, GROUND = "#d1d7e0", "#8b949e", "#151b23"
 
 
 def drawn(film: Sequence[Frame]) -> str:
-    """A film of the frames, which begins again when it is over; who wants no motion sees the last one."""
+    """Draw the frames as a looping film. Viewers who prefer no motion see the last frame."""
     width, height = round(2 * EDGE + CELL * COLUMNS), 2 * EDGE + ROW * LINES
     whole = FRAME_S * (len(film) - 1) + LAST_S
     groups, rules = [], []
@@ -179,7 +179,7 @@ def drawn(film: Sequence[Frame]) -> str:
 
 
 def row(number: int, line: Text) -> str:
-    """One line of the screen. Each span begins at its column, whatever the width of the viewer's letters."""
+    """Draw one line of the screen. Each span begins at its column, whatever the width of the viewer's characters."""
     parts = []
     for span in sorted(spans(line)):
         start, end, colour, bold = span
@@ -193,14 +193,14 @@ def row(number: int, line: Text) -> str:
 
 
 def colour_of(number: int | None) -> str:
-    """Of a colour of 256: the first sixteen by name, the last 24 are greys, and of the others there are few."""
+    """Return one of 256 colours: the first sixteen by name, the last 24 greys; others are rare."""
     if number is None:
         return INK
     return COLOURS.get(number % 8, INK) if number < 16 else DIM if number >= 232 else COLOURS[6]
 
 
 def spans(line: Text) -> list[tuple[int, int, str, bool]]:
-    """Runs of characters of one look: from, until, colour, whether it is bold."""
+    """Return runs of characters with the same look: from, until, colour, bold."""
     looks = [(INK, False)] * len(line.plain)
     for span in line.spans:
         style = span.style if not isinstance(span.style, str) else None
@@ -221,7 +221,9 @@ def spans(line: Text) -> list[tuple[int, int, str, bool]]:
 
 
 def photograph(home: Path, demo: Future[list[Chunk]]) -> None:
-    """The page in light and dark, once the job is so far. Raises SystemExit if the demo is over before that."""
+    """Take screenshots of the page in light and dark, once the job is far enough. Raises SystemExit if the demo ends
+    before.
+    """
     chromium = shutil.which("chromium")
     if chromium is None:
         raise SystemExit("chromium is not installed: deploy/system-packages.sh installs it")
@@ -245,7 +247,7 @@ def enter(page: Page, url: str, token: str) -> None:
 
 
 def trained(home: Path) -> str | None:
-    """The page's address once enough of the budget is trained and every island trains."""
+    """Return the page's address once enough of the budget is trained and every island trains."""
     address = Home(home).address()
     if address is None:
         return None

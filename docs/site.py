@@ -1,8 +1,8 @@
-"""The documents as a site: ``make site`` writes ``build/site``, which needs no network to be read.
+"""Builds the documentation as a site: ``make site`` writes ``build/site``, which can be read without a network.
 
-The Markdown of the repository is laid out as it lies there, with the files that it leads to, so that every link of a page
-holds in the site as in the repository. Responsible for the pages that there are and their order; Material for MkDocs, in an
-environment of its own, for how they look.
+The Markdown files keep their places in the repository, together with the files that they link to, so every link works in
+the site as in the repository. This module decides the pages and their order. Material for MkDocs, in an environment of
+its own, decides how they look.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLDERS = {"Guide": "guide", "Reference": "reference", "How to change": "how-to-
 
 
 def main() -> int:
-    """Lay the pages out, and have them built. Returns the exit status of MkDocs, which refuses links that lead nowhere."""
+    """Copy the pages and build the site. Return the exit status of MkDocs, which refuses broken links."""
     shutil.rmtree(STAGE, ignore_errors=True)
     for path in sorted({*pages(), *linked()}):
         target = STAGE / "pages" / path.relative_to(ROOT)
@@ -42,13 +42,13 @@ def main() -> int:
 
 
 def pages() -> Iterator[Path]:
-    """All Markdown that people read."""
+    """Yield all Markdown files that people read."""
     yield from (ROOT / name for name in PAGES)
     yield from (ROOT / "docs").rglob("*.md")
 
 
 def linked() -> Iterator[Path]:
-    """The files that pages lead to: code and configuration, which a browser shows as text."""
+    """Yield the files that pages link to: code and configuration, which a browser shows as text."""
     for page in pages():
         for target in LINK.findall(page.read_text()):
             path = (page.parent / target).resolve()
@@ -63,8 +63,8 @@ def configuration() -> dict[str, object]:
         "use_directory_urls": False,  # so that it can be read from a folder, without a server
         "theme": {
             "name": "material",
-            "font": False,  # those of the reader's machine: others would come from elsewhere
-            # a page's contents stand within the navigation: what is drawn in 110 columns needs the room
+            "font": False,  # fonts of the reader's machine, because others would have to be loaded
+            # the contents of a page are in the navigation, because diagrams of 110 columns need the room
             "features": ["navigation.tabs", "navigation.top", "toc.integrate", "content.code.copy"],
             "palette": [
                 {"media": "(prefers-color-scheme: light)", "scheme": "default", "primary": "teal"},
@@ -80,7 +80,7 @@ def configuration() -> dict[str, object]:
 
 
 def navigation() -> list[dict[str, object]]:
-    """Every page once, in the order in which somebody new would want them."""
+    """Return every page once, in the order in which a newcomer would read them."""
     first: list[object] = ["README.md", *(f"docs/{name}.md" for name in SEEN_FIRST)]
     rest = [{title: sorted_pages(folder)} for title, folder in FOLDERS.items()]
     operators: list[object] = ["deploy/RUNBOOK.md", "dashboards/README.md", "SECURITY.md"]
@@ -88,7 +88,7 @@ def navigation() -> list[dict[str, object]]:
 
 
 def sorted_pages(folder: str) -> list[object]:
-    """The pages of a folder of docs, its overview first."""
+    """Return the pages of a folder of docs, its overview first."""
     names = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
     return [f"docs/{folder}/{name}" for name in sorted(names, key=lambda name: name != "README.md")]
 

@@ -159,7 +159,7 @@ def streamed(*sizes: int, **data: Any) -> dict[str, Any]:
 def test_the_largest_source_whose_epochs_are_estimated_is_said_with_the_command_that_counts_it() -> None:
     (problem,) = found(data=streamed(5 << 30, 1 << 30, 6 << 30))
     assert problem.path == "data.index"
-    assert "each island's part of source 'source-2' has 3.0 GiB" in problem.message
+    assert "each island reads 3.0 GiB of source 'source-2'" in problem.message
     assert "atoll data index" in problem.remedy
 
 

@@ -25,8 +25,8 @@ from orchestrator.simulation.line_advice import (
     UTILISATION_MIN,
     Advice,
     Demand,
-    Knobs,
     Line,
+    SyncSettings,
     advised,
     bits_of,
     table,
@@ -85,7 +85,7 @@ def examine_lines(home: Home, url: str | None, subject: Subject, *, as_json: boo
 # ── what is trained ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _request(home: Home, url: str | None, subject: Subject) -> tuple[Demand, Knobs] | None:
+def _request(home: Home, url: str | None, subject: Subject) -> tuple[Demand, SyncSettings] | None:
     """Return demand and settings, or None without a subject. Raises ConfigurationError if a figure is missing."""
     if subject.job is not None and subject.config is not None:
         raise ConfigurationError(detail="Give either --job or --config, not both.")
@@ -95,11 +95,11 @@ def _request(home: Home, url: str | None, subject: Subject) -> tuple[Demand, Kno
         return _of_spec(subject, parse_job(read_document(subject.config)))
     if subject.parameters is None and subject.step_s is None:
         return None
-    knobs = SynchroniserSection()
-    return _demand(subject, None, None, {}), _knobs(knobs.model_dump(), knobs.wire.model_dump())
+    section = SynchroniserSection()
+    return _demand(subject, None, None, {}), _settings(section.model_dump(), section.wire.model_dump())
 
 
-def _of_job(home: Home, url: str | None, subject: Subject, name: str) -> tuple[Demand, Knobs]:
+def _of_job(home: Home, url: str | None, subject: Subject, name: str) -> tuple[Demand, SyncSettings]:
     with connect(home.path, url) as client:
         job = client.job(name)
     rates = [island.steps_per_second for island in job.islands if island.steps_per_second]
@@ -107,16 +107,16 @@ def _of_job(home: Home, url: str | None, subject: Subject, name: str) -> tuple[D
     step_s = 1.0 / statistics.median(rates) if rates else None
     if job.schedule.keys() < {"fragments", "interval_steps", "overlap_steps"}:
         raise ConfigurationError(detail=f"The service does not report the schedule of job {job.job}. Give --config.")
-    return _demand(subject, job.statistics.get("parameter_count"), step_s, islands), _knobs(job.schedule, job.wire)
+    return _demand(subject, job.statistics.get("parameter_count"), step_s, islands), _settings(job.schedule, job.wire)
 
 
-def _of_spec(subject: Subject, spec: JobSpec) -> tuple[Demand, Knobs]:
+def _of_spec(subject: Subject, spec: JobSpec) -> tuple[Demand, SyncSettings]:
     synthetic = spec.trainer.startswith("learners.synthetic")
     islands = Counter({section.node_group: 0 for section in spec.islands})
     for section in spec.islands:
         islands[section.node_group] += section.count
     demand = _demand(subject, parameter_count_of(spec), spec.synthetic.step_s if synthetic else None, islands)
-    return demand, _knobs(spec.synchroniser.model_dump(), spec.synchroniser.wire.model_dump())
+    return demand, _settings(spec.synchroniser.model_dump(), spec.synchroniser.wire.model_dump())
 
 
 def _demand(subject: Subject, parameters: float | None, step_s: float | None, islands: dict[str, int]) -> Demand:
@@ -128,10 +128,10 @@ def _demand(subject: Subject, parameters: float | None, step_s: float | None, is
     return Demand(float(parameters), float(step_s), dict(islands))
 
 
-def _knobs(schedule: dict[str, Any], wire: dict[str, str]) -> Knobs:
+def _settings(schedule: dict[str, Any], wire: dict[str, str]) -> SyncSettings:
     """The codec is that of the two that has more bits."""
     name = max((name for name in CODEC_NAMES if name in wire.values()), key=bits_of, default=EXACT)
-    return Knobs(schedule["interval_steps"], schedule["overlap_steps"] or 0, schedule["fragments"], name)
+    return SyncSettings(schedule["interval_steps"], schedule["overlap_steps"] or 0, schedule["fragments"], name)
 
 
 def _used(lines: list[MeasuredLine], demand: Demand) -> list[Line]:
@@ -173,17 +173,17 @@ def _speed(bits_per_second: float | None) -> str:
     return f"{bits_per_second / 1e9:,.2f} Gbit/s"
 
 
-def _utilisation_table(lines: list[Line], demand: Demand, knobs: Knobs) -> Listing:
+def _utilisation_table(lines: list[Line], demand: Demand, settings: SyncSettings) -> Listing:
     drawn = Listing(
         *("group", *COMPARED), right=COMPARED, padding=(0, 2, 0, 0), title="utilisation by codec", title_justify="left"
     )
-    for row in table(lines, demand, knobs):
+    for row in table(lines, demand, settings):
         cells = (Text(f"{100 * row[n]:.1f} %", style="" if row[n] >= UTILISATION_MIN else "yellow") for n in COMPARED)
         drawn.add_row(row["line"], *cells)
     return drawn
 
 
-def _words(advice: Advice, current: Knobs) -> list[str]:
+def _words(advice: Advice, current: SyncSettings) -> list[str]:
     enough = f"{100 * UTILISATION_MIN:.0f} %"
     stands = f"{100 * advice.utilisations[advice.slowest]:.1f} % on the line to {advice.slowest}"
     if advice.settings is None:
@@ -207,14 +207,14 @@ def _words(advice: Advice, current: Knobs) -> list[str]:
 
 
 def _plain(
-    lines: list[MeasuredLine], request: tuple[Demand, Knobs] | None, used: list[Line], advice: Advice | None
+    lines: list[MeasuredLine], request: tuple[Demand, SyncSettings] | None, used: list[Line], advice: Advice | None
 ) -> dict[str, Any]:
     if request is None or advice is None:
         return {"lines": [line.model_dump() for line in lines], "subject": None, "utilisation": [], "advice": None}
-    demand, knobs = request
+    demand, settings = request
     return {
         "lines": [line.model_dump() for line in lines],
-        "subject": {**asdict(demand), **asdict(knobs)},
-        "utilisation": table(used, demand, knobs),
-        "advice": {**asdict(advice), "changes": advice.changes(knobs)},
+        "subject": {**asdict(demand), **asdict(settings)},
+        "utilisation": table(used, demand, settings),
+        "advice": {**asdict(advice), "changes": advice.changes(settings)},
     }

@@ -1,4 +1,4 @@
-"""Commands that train in the laboratory: compare training methods. Needs no service."""
+"""`atoll compare`: trains a job's method and its baselines in one process. Needs no service."""
 
 from __future__ import annotations
 

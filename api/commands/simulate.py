@@ -1,7 +1,7 @@
-"""`atoll simulate`: a fleet in virtual time, out of a specification or a preset; needs no service.
+"""`atoll simulate`: simulates a fleet in virtual time, from a specification or a preset. Needs no service.
 
-Responsible for options, progress on stderr, and what is printed, written and drawn. What is simulated and how is
-``orchestrator.simulation``'s business. Ctrl-C ends early with what was simulated until then, and exit code 130.
+This module handles the options, shows progress on stderr and prints, writes and draws the results.
+``orchestrator.simulation`` does the simulating. Ctrl-C prints what was simulated until then and exits with code 130.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def replay(tape: TapeArgument, as_json: JsonOption = False) -> None:
         facts |= {"digest": result.digest, "digest_recorded": sealed, "torn": recorded.torn}
         print_json(facts | {"divergence": str(result.divergence) if result.divergence else None})
     elif result.exact:
-        seal = "the digest is the recorded one" if sealed else "the tape is not sealed: its job has not ended properly"
+        seal = "the digest matches" if sealed else "the tape is not sealed, because its job has not ended properly"
         echo(f"identical: all {result.steps:,} steps of {path} give the recorded effects; {seal} ({result.digest})")
         if recorded.torn:
             say(f"note: {recorded.torn}")
@@ -74,14 +74,17 @@ def whatif(
     tape: TapeArgument,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the synchroniser: quorum=2, H=48. Repeatable."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Change a synchroniser setting: quorum=2 or H=48. Repeatable."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, max=SEED_MAX, help="Seed of the random draws.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Estimate what would have happened under another policy, with the same faults and speeds.
 
-    `unchanged` is the same policy in the fitted world: how far the fit is to be trusted. Ctrl-C prints what is known.
+    The column `unchanged` simulates the recorded policy: its distance to `happened` is the error of the fit. Ctrl-C prints
+    partial results.
     """
     from orchestrator.simulation.whatif import WhatIf
 

@@ -1,4 +1,4 @@
-"""The presets of `atoll simulate`: how each is run, shown, drawn and said as plain data."""
+"""The presets of `atoll simulate`: runs each one and prepares its table, chart, notes and JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Progress = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class PresetResult:
-    """``plain`` is what --json prints, ``chart`` draws the picture, ``notes`` are said below the table."""
+    """``plain`` is what --json prints, ``chart`` draws what --plot writes, and ``notes`` are printed below the table."""
 
     plain: Any
     table: Listing
@@ -38,8 +38,8 @@ def goodput_table(seed: int, progress: Progress) -> PresetResult:
         rows = [dict(row) for row in preset.run(seed, progress=done)]
     except KeyboardInterrupt:
         partial = True
-    head = [f"A chip is interrupted once a year on average and takes its slice along; seed {seed}."]
-    notes = ("By chips of all learners, ± 95 %; uptime is that of the largest fleet.",)
+    head = [f"Each chip is interrupted once a year on average and takes its slice out of service; seed {seed}."]
+    notes = ("Columns: total chips. ± is the 95 % interval. Uptime is that of the largest fleet.",)
     table = simulated.goodput_table(rows)
     return PresetResult(rows, table, lambda: goodput_curves(rows, _published(), head), notes, partial)
 
@@ -49,8 +49,8 @@ def heterogeneous(seed: int, progress: Progress) -> PresetResult:
     from orchestrator.simulation import goodput_table as preset
 
     rows, partial = _as_far_as_it_goes(preset.rows(seed), len(preset.SETTINGS), progress)
-    head = ["Eight learners, half of them 18 % slower, each class spread over ±10 %. Merged tokens over what the same"]
-    head.append("learners would train at full speed; what is missing was not trained, or trained and overwritten.")
+    head = ["Eight learners, half of them 18 % slower, each class spread over ±10 %. Goodput is merged tokens over the"]
+    head.append("tokens that they would train at full speed. The rest was not trained, or trained and overwritten.")
 
     def chart() -> str:
         bars = [
@@ -68,8 +68,8 @@ def heterogeneous(seed: int, progress: Progress) -> PresetResult:
         return systems_chart(bars, "Learners of two speeds: what a quorum costs", head)
 
     notes = (
-        "goodput: merged tokens over those of the same learners at full speed; stepping: all tokens trained, merged or not.",
-        "The published 100 % of K = 1 is stepping; by merged tokens it is 100 % with adoption rebase only.",
+        "goodput counts merged tokens, stepping all trained tokens, both relative to the same learners at full speed.",
+        "The published 100 % of K = 1 is stepping. Counting merged tokens, only adoption rebase reaches 100 %.",
     )
     return PresetResult(rows, simulated.heterogeneous_table(rows), chart, notes, partial)
 
@@ -80,8 +80,8 @@ def scavenging(seed: int, progress: Progress) -> PresetResult:
 
     rows, partial = _as_far_as_it_goes(preset.rows(seed), preset.COUNT, progress)
     head = [
-        "Wall-clock to a fixed number of tokens when the extra comes at half time and stays; 1 is without extra.",
-        "Dashed: elastic if an all-reduce between sites takes c, or c·p(1−p), of a step (p: the extra's share).",
+        "Wall-clock time to a fixed number of tokens if extra compute arrives at half time and stays; 1 is without extra.",
+        "Dashed: elastic if an all-reduce between sites costs c, or c·p(1−p), of a step (p: share of the extra compute).",
     ]
 
     def chart() -> str:
@@ -95,11 +95,12 @@ def scavenging(seed: int, progress: Progress) -> PresetResult:
             lines.append(Line(name if key[1] is None else f"+ {key[1]}", SYSTEMS[key[0]], points, marks, dashes))
         ticks = tuple(preset.EXTRAS)
         across = Axis("extra compute", lambda x: f"+{100 * x:.0f} %", 0.22, 3.0, logarithmic=True, ticks=ticks)
-        up = Axis("wall-clock", lambda y: f"{y:.1f}", 0.5, 1.2, ticks=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2))
-        return lines_chart(lines, across, up, "Extra compute that comes by", head)
+        up = Axis("wall-clock time", lambda y: f"{y:.1f}", 0.5, 1.2, ticks=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2))
+        return lines_chart(lines, across, up, "Wall-clock time with scavenged compute", head)
 
     notes = (
-        "The paper does not say when its extra compute is there. Elastic's misfit: orchestrator/simulation/scavenging.py.",
+        "The paper does not say when its extra compute is available. orchestrator/simulation/scavenging.py discusses why "
+        "the simulated elastic system differs from the published one.",
     )
     return PresetResult(rows, simulated.scavenging_table(rows), chart, notes, partial)
 
@@ -108,14 +109,14 @@ def bandwidth(seed: int, progress: Progress) -> PresetResult:
     from orchestrator.report.simulated import SYSTEMS, Axis, Line, lines_chart
     from orchestrator.simulation import bandwidth as preset
 
-    del seed  # nothing is left to chance
+    del seed  # nothing is random
     traffic = preset.Traffic()
     rows, ratios = preset.table(traffic), preset.ratios(traffic)
     progress(1.0)
     what = (
-        f"{traffic.parameters / 1e9:g}B parameters, {traffic.step_s:g} s a step, {traffic.learners} datacentres; "
-        f"P = {traffic.fragments}, H = {traffic.interval_steps}, τ = {traffic.overlap_steps:g}, {traffic.wire_bits:g} bits "
-        f"on decoupled's wire"
+        f"{traffic.parameters / 1e9:g}B parameters, {traffic.step_s:g} s per step, {traffic.learners} datacentres; "
+        f"P = {traffic.fragments}, H = {traffic.interval_steps}, τ = {traffic.overlap_steps:g}; decoupled sends "
+        f"{traffic.wire_bits:g} bits per parameter"
     )
 
     def chart() -> str:
@@ -126,7 +127,7 @@ def bandwidth(seed: int, progress: Progress) -> PresetResult:
             points, height = preset.curve(system, traffic, 0.1, 1000.0), names_at[system]
             named = (0.1, 0.965) if height is None else next(one for one in points if one[1] >= height)
             lines.append(Line(system, SYSTEMS[system], points, marks.get(system, ()), name_at=named))
-        across = Axis("Gbps each way and datacentre", lambda x: f"{x:g}", 0.1, 1000.0, logarithmic=True)
+        across = Axis("Gbps per datacentre, each way", lambda x: f"{x:g}", 0.1, 1000.0, logarithmic=True)
         up = Axis("compute utilisation", lambda y: f"{100 * y:.0f} %", 0.0, 1.0, ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
         return lines_chart(lines, across, up, "Compute utilisation against bandwidth", [what])
 
@@ -149,7 +150,7 @@ PRESETS: Mapping[str, Callable[[int, Progress], PresetResult]] = {
 
 
 def _published() -> list[dict[str, Any]]:
-    """The paper's cells, for the picture."""
+    """Return the paper's cells, for the chart."""
     from orchestrator.simulation import calibration
 
     rows = [("data-parallel", 1, calibration.NO_ELASTICITY), ("elastic-data-parallel", 1, calibration.ELASTIC)]
@@ -159,7 +160,7 @@ def _published() -> list[dict[str, Any]]:
 
 
 def _as_far_as_it_goes(rows: Any, total: int, progress: Progress) -> tuple[list[dict[str, Any]], bool]:
-    """The rows of a generator, and whether Ctrl-C came before its end."""
+    """Return the rows of a generator, and whether Ctrl-C interrupted it."""
     done: list[dict[str, Any]] = []
     try:
         for row in rows:

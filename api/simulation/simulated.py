@@ -64,7 +64,7 @@ def headline(result: Simulated) -> tuple[str, list[str]]:
         return f"{spec.name}: where island time went", [f"a world fitted to a tape; {when}"]
     what = (
         f"{fleet.chips:,} chips in slices of {fleet.chips_per_slice}, {fleet.learners} learners; "
-        f"mean time between interruptions of a chip {span(fleet.mtbi_chip)}"
+        f"mean time between interruptions per chip {span(fleet.mtbi_chip)}"
     )
     return f"{spec.name}: where the fleet's time went", [what, when]
 
@@ -134,7 +134,7 @@ def heterogeneous_table(rows: Sequence[Row]) -> Listing:
 def scavenging_table(rows: Sequence[Row]) -> Listing:
     """Return a table with systems as rows and extras as columns; published rows follow ours."""
     extras = sorted({row["extra"] for row in rows})
-    table = _table("wall-clock, 1 = no extra", *(f"+{100 * extra:.0f} %" for extra in extras), "there")
+    table = _table("wall-clock, 1 = no extra", *(f"+{100 * extra:.0f} %" for extra in extras), "available")
     for key in dict.fromkeys((row["system"], row["pattern"], row["all_reduce"]) for row in rows):
         mine = {r["extra"]: r for r in rows if (r["system"], r["pattern"], r["all_reduce"]) == key}
         system, pattern, law = key
@@ -143,13 +143,13 @@ def scavenging_table(rows: Sequence[Row]) -> Listing:
     published = {(r["system"], r["extra"]): r["published"] for r in rows if r["published"] is not None}
     for system in dict.fromkeys(system for system, _ in published):
         cells = [f"{published[system, x]:.2f}" if (system, x) in published else "–" for x in extras]
-        table.add_row(f"{system}, published", *cells, "not said", style="dim")
+        table.add_row(f"{system}, published", *cells, "not stated", style="dim")
     return table
 
 
 def bandwidth_table(rows: Sequence[Row]) -> Listing:
     levels = list(rows[0]["needed_gbps"])
-    table = _table("Gbps each way", "used", *(f"{100 * float(level):g} %" for level in levels))
+    table = _table("Gbps each way", "mean", *(f"{100 * float(level):g} %" for level in levels))
     for row in rows:
         needed = [row["needed_gbps"][level] for level in levels]
         table.add_row(row["system"], f"{row['mean_gbps']:.3g}", *("never" if n is None else f"{n:.3g}" for n in needed))

@@ -6,22 +6,18 @@
            │             slice returned           │
            └──────────────────────────────────────┘ stall ended
 
-Responsible for: the decisions, once, for the simulator's flat loop (``slice_failed`` and its like, which return a code) and
-for replay (``handle``, which returns effects). Also for the running totals that goodput is integrated from. Refuses to know:
-time and chance.
+A *learner* is what the protocol level calls an island: the word is that of the fleet tape, and of the paper.
 
-What a failure or a return does during a stall is the policy's; the default (absorbed; joins for free) is the one whose
-closed forms are 1/(1 + λR) and u = 1/(1 + λ(D + uU)) (``simulation/oracles.py``).
+The decisions are made once, for two callers: the flat loop of the simulator calls ``slice_failed`` and its like, which
+return a code, and a replay calls ``handle``, which returns effects. Events (in the past tense) and effects (verbs) are
+frozen data, in the form in which tapes hold them. ``ElasticJobs`` also keeps the running totals from which goodput is
+integrated. It knows neither time nor chance.
 
-Events of a fleet of slices, effects of the jobs on it, and their policy.
-
-A *learner* here is what the protocol level calls an island: the word is the fleet tape's, and the paper's.
-
-Responsible for: the fleet level's words, in the one form that tapes know (frozen data; events in the past tense, effects as
-verbs). Refuses to know: time that passes, chance, and how long anything takes; a tape's reader decides the same without.
+The policy says what a failure or a return does during a stall. The default (absorbed, and joining for free) has the closed
+forms 1/(1 + λR) and u = 1/(1 + λ(D + uU)) (``simulation/oracles.py``).
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (chips in slices, a failure takes out its slice, elastic jobs reconfigure); the
-words are ours.
+names are ours.
 """
 
 from __future__ import annotations
@@ -30,6 +26,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.core.vocabulary import Instant
+
+NOTHING, AWAIT, SHRINK, GROW, RESTART = 0, 1, 2, 4, 8
+"""Codes of decisions, which can be added. ``AWAIT`` is about the slice, the others about its learner's stall."""
+AWAIT_AND_SHRINK, AWAIT_AND_RESTART = AWAIT | SHRINK, AWAIT | RESTART
+CHANGED = 16
+"""The code for no effect but changed totals."""
 
 
 class Stall(StrEnum):
@@ -44,19 +46,19 @@ class Stall(StrEnum):
 
 
 class DuringStall(StrEnum):
-    """The effect of an interruption on a learner that stands still already. Decision 0026 (docs/decisions) compares them."""
+    """The effect of an interruption on a learner that is stalled already. Decision 0026 (docs/decisions) compares them."""
 
     ABSORBED = "absorbed"
-    """Nothing: only what computes is interrupted, and the reconfiguration under way copes with the rest."""
+    """None: only running slices are interrupted, and the reconfiguration in progress handles the rest."""
     JOINS = "joins"
-    """The slice is lost, but the stall under way covers that too."""
+    """The slice is lost, but the present stall covers that too."""
     RESTARTS = "restarts"
-    """The slice is lost and the stall begins anew."""
+    """The slice is lost and the stall starts again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """``slice_count`` slices, numbered on from the block before, that work for one learner; ``resident`` from the start."""
+    """Consecutively numbered slices that work for one learner. ``resident`` slices are present from the start."""
 
     learner: int
     slice_count: int
@@ -65,13 +67,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ElasticPolicy:
-    """How the learners are cut from slices, and what they do when slices fail and return."""
+    """The slices of each learner, and the effects of failing and returning slices."""
 
     blocks: tuple[Block, ...]
     elastic: bool = True
     during_stall: DuringStall = DuringStall.ABSORBED
     returns_join: bool = True
-    """A slice that returns during a stall is taken in for free; otherwise the stall begins anew."""
+    """If True, a slice that returns during a stall is taken in for free. Otherwise the stall starts again."""
 
     @property
     def learner_count(self) -> int:
@@ -84,7 +86,7 @@ class ElasticPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SliceFailed:
-    """A chip of the slice was interrupted, whether or not anybody used it."""
+    """A chip of the slice was interrupted, whether or not the slice was in use."""
 
     at: Instant
     slice: int
@@ -92,7 +94,7 @@ class SliceFailed:
 
 @dataclass(frozen=True, slots=True)
 class SliceReturned:
-    """A slice that was awaited can be used again."""
+    """An awaited slice is usable again."""
 
     at: Instant
     slice: int
@@ -108,7 +110,7 @@ class StallEnded:
 
 @dataclass(frozen=True, slots=True)
 class BlockArrived:
-    """Scavenged slices came."""
+    """Scavenged slices arrived."""
 
     at: Instant
     block: int
@@ -116,7 +118,7 @@ class BlockArrived:
 
 @dataclass(frozen=True, slots=True)
 class BlockLeft:
-    """Scavenged slices were taken back by their owner."""
+    """The owner of scavenged slices took them back."""
 
     at: Instant
     block: int
@@ -127,14 +129,14 @@ FleetEvent = SliceFailed | SliceReturned | StallEnded | BlockArrived | BlockLeft
 
 @dataclass(frozen=True, slots=True)
 class AwaitSlice:
-    """Say when the slice is back (``SliceReturned``)."""
+    """Report when the slice is back (``SliceReturned``)."""
 
     slice: int
 
 
 @dataclass(frozen=True, slots=True)
 class BeginStall:
-    """Say when the stall is over (``StallEnded``); an earlier one of this learner no longer matters."""
+    """Report when the stall is over (``StallEnded``). It replaces an earlier stall of this learner."""
 
     learner: int
     stall: Stall
@@ -143,27 +145,21 @@ class BeginStall:
 FleetEffect = AwaitSlice | BeginStall
 
 
-NOTHING, AWAIT, SHRINK, GROW, RESTART = 0, 1, 2, 4, 8
-"""Codes of decisions; they add. ``AWAIT`` is about the slice, the others about its learner's stall."""
-AWAIT_AND_SHRINK, AWAIT_AND_RESTART = AWAIT | SHRINK, AWAIT | RESTART
-CHANGED = 16
-"""Nothing is asked for, but the totals are others now."""
-
 STALLS = {SHRINK: Stall.SHRINKING, GROW: Stall.GROWING, RESTART: Stall.RESTARTING}
 
 
 _ABSENT, _SERVING, _AWAY = 0, 1, 2
-"""States of a slice: not (yet, or any more) of this fleet; in service; failed and not yet returned."""
+"""States of a slice: not part of the fleet (yet, or any more); in service; failed and not yet returned."""
 
 
 class ElasticJobs:
     """All learners of one fleet.
 
-    Totals, in slices, which add up to all slices that are there:
-        training    serve learners that run
-        stalled     {SHRINK, GROW, RESTART: serve learners that stand still for that}
+    These totals, in slices, add up to all slices that are present:
+        training    slices of running learners
+        stalled     {SHRINK, GROW, RESTART: slices of learners stalled for that reason}
         away        failed and not yet returned
-    ``live`` learners run with at least one slice.
+    ``live`` is the number of learners that run with at least one slice.
     """
 
     def __init__(self, policy: ElasticPolicy) -> None:
@@ -196,7 +192,7 @@ class ElasticJobs:
         learner = self.learner_of[index]
         stalled = self.stall[learner]
         if not stalled:
-            if self._elastic:  # as _take_out and _begin, in one: every second event of a long simulation passes here
+            if self._elastic:  # _take_out and _begin in one: every second event of a long simulation gets here
                 self._states[index] = _AWAY
                 self.away += 1
                 self.live -= 1
@@ -228,7 +224,7 @@ class ElasticJobs:
         return self._take_in(learner, 1)
 
     def stall_ended(self, learner: int) -> int:
-        """Its learner runs on. The caller drops the ends of stalls that were begun anew, or whose learner has left."""
+        """Let the learner run on. The caller drops the ends of stalls that started again or whose learner has left."""
         count = self.serving[learner]
         self.stalled[self.stall[learner]] -= count
         self.stall[learner] = NOTHING
@@ -242,7 +238,7 @@ class ElasticJobs:
         return self._take_in(self.policy.blocks[block].learner, whole.stop - whole.start)
 
     def block_left(self, block: int) -> int:
-        """A learner that keeps slices shrinks; one that has none left is gone, in whatever stall it was."""
+        """Remove the slices. A learner that keeps some shrinks. One that has none left is gone, stalled or not."""
         learner, whole = self.policy.blocks[block].learner, self._slices_of(block)
         states = self._states[whole]
         self.away -= states.count(_AWAY)
@@ -257,7 +253,7 @@ class ElasticJobs:
         return self._loss
 
     def handle(self, event: FleetEvent) -> tuple[FleetEffect, ...]:
-        """The same decisions as effects."""
+        """Return the same decisions as effects."""
         match event:
             case SliceFailed(_, index):
                 return self._effects(self.slice_failed(index), index, self.learner_of[index])
@@ -289,7 +285,7 @@ class ElasticJobs:
         return GROW
 
     def _count(self, learner: int, more: int) -> None:
-        """The learner has ``more`` slices in service; the totals follow."""
+        """Add ``more`` slices to those in service, and update the totals."""
         before = self.serving[learner]
         self.serving[learner] = before + more
         stalled = self.stall[learner]
@@ -314,7 +310,7 @@ class ElasticJobs:
         return slice(first, first + self.policy.blocks[block].slice_count)
 
     def _owns_any(self, learner: int) -> bool:
-        """Whether slices of the learner are there, in service or away."""
+        """Return whether the learner has slices, in service or away."""
         return any(
             state != _ABSENT
             for number, block in enumerate(self.policy.blocks)

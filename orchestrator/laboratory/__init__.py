@@ -1,4 +1,4 @@
-"""Training a whole job in one process, in virtual time, with real mathematics and the real core.
+"""Trains a whole job in one process, in virtual time, with a real model and the real core.
 
-The one package that may import both the decisions and the learners: it is an entry point (``python -m``), not a shell.
+This is the only package that may import both the core and the learners: it is an entry point (``python -m``), not a shell.
 """

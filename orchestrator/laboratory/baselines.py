@@ -1,12 +1,12 @@
-"""The systems Decoupled DiLoCo is compared with, each in our terms, on the same tokens in the same order.
+"""The systems that Decoupled DiLoCo is compared with, trained on the same tokens in the same order.
 
-    decoupled        the job as it is specified: quorum, grace, token weights; its islands have the ``Pace`` that is given
-    equal-speeds     the same job, whose islands' steps all take the same time
-    diloco           P = 1, K = M, τ = 0, no grace limit, plain mean: everyone waits at each outer step (arXiv:2311.08105)
+    decoupled        the job as specified: quorum, grace, token weights; its islands have the given ``Pace``
+    equal-speeds     the same job, but all steps take the same time
+    diloco           P = 1, K = M, τ = 0, no grace limit, plain mean: all wait at each outer step (arXiv:2311.08105)
     data-parallel    one model, every shard's batch in every step, gradients averaged at each step
 
-The same islands, shards, seed, model and schedule; an inner step of ``data-parallel`` takes the M batches that the islands
-take in theirs. Source: arXiv:2604.21428, section on baselines.
+Islands, shards, seed, model and schedule are the same. An inner step of ``data-parallel`` takes the M batches that the
+islands take in theirs. Source: arXiv:2604.21428, section on baselines.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from orchestrator.system.roots import EVERYTHING
 
 Method = Literal["decoupled", "equal-speeds", "diloco", "data-parallel"]
 TRANSFER_STEPS = 1.0
-"""How long a merged fragment takes to an island of the decoupled job, in its inner steps; the baseline's takes no time."""
+"""The time that a merged fragment takes to reach an island of the decoupled job, in inner steps. In diloco it is 0."""
 METHODS: tuple[Method, ...] = ("decoupled", "equal-speeds", "diloco", "data-parallel")
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long inner steps take, by island: one where nothing is said. Single ones differ by ``spread`` of it."""
+    """Inner step times by island, 1 by default. Single steps vary by the ratio ``spread`` either way."""
 
     step_durations: tuple[float, ...] = ()
     spread: float = 0.0
@@ -40,10 +40,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a run reached: held-out ``loss`` in nats per token, and (tokens, loss) along the way.
+    """The result of a run: held-out ``loss`` in nats per token, and its ``curve`` of (tokens, loss).
 
-    ``digest`` names the parameters bit for bit, ``contributors_mean`` is of islands in a merge, where there are merges; runs
-    kept by earlier builds have neither.
+    ``digest`` identifies the parameters bit for bit. ``contributors_mean`` is the mean number of islands in a merge, if
+    there are merges. Runs kept by earlier builds have neither.
     """
 
     loss: float
@@ -55,14 +55,14 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """``tokens`` trained so far; ``result`` on the last one."""
+    """Progress of a run: ``tokens`` trained so far, and the ``result`` at the end."""
 
     tokens: int
     result: Trained | None = None
 
 
 def train(method: Method, spec: JobSpec, pace: Pace) -> Iterator[Advance]:
-    """Train by ``method`` to the end of the budget. Only the islands of ``decoupled`` have the pace."""
+    """Train by ``method`` to the end of the budget. Only ``decoupled`` uses the pace."""
     if method == "data-parallel":
         return _data_parallel(spec)
     if method == "diloco":
@@ -71,7 +71,7 @@ def train(method: Method, spec: JobSpec, pace: Pace) -> Iterator[Advance]:
 
 
 def as_diloco(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
-    """The same job, synchronous: P = 1, K = M, τ = 0; ``changes`` sets its own outer optimizer."""
+    """Return the same job as synchronous DiLoCo: P = 1, K = M, τ = 0. ``changes`` sets its own outer optimizer."""
     synchronous = {
         **spec.synchroniser.model_dump(),
         "fragments": 1,
@@ -108,12 +108,12 @@ def _multiplexed(spec: JobSpec, *, transfer_steps: float, pace: Pace) -> Iterato
 
 
 def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
-    """One trainer whose batch is the union of the islands' batches. Raises ConfigurationError where they differ in size."""
+    """Train one model on the union of the islands' batches. Raises ConfigurationError if these differ in size."""
     for index, section in enumerate(spec.islands):
         if spec.batch_size_of(section) != spec.training.batch_size:
             raise ConfigurationError(
-                detail=f"islands.{index}.batch_size is {section.batch_size}, and the data-parallel baseline splits "
-                "each batch evenly. Leave it out, or compare without data-parallel."
+                detail=f"islands.{index}.batch_size is {section.batch_size}, but the data-parallel baseline splits each "
+                "batch evenly. Leave it out, or compare without data-parallel."
             )
     plain = spec.model_dump(mode="json") | {"roots": EVERYTHING}
     count = spec.island_count

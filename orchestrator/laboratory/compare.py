@@ -1,15 +1,17 @@
-"""A comparison of a job's held-out loss with that of its baselines: the same tokens, seeds and schedule.
+"""Compares a job's held-out loss with that of its baselines, on the same tokens, seeds and schedule.
 
     python -m orchestrator.laboratory.compare FILE --baseline data-parallel --baseline diloco [--json]
 
-Every method is trained at each inner learning rate of a small stated grid, from each seed, and judged at the learning rate
-whose mean over the seeds is its best. Finished runs are kept in ``runs/compare-NAME/`` as they end, so Ctrl-C loses at most
-the run under way and the next call goes on.
+Every method is trained from each seed at each inner learning rate of a small grid, and judged at the learning rate with its
+best mean loss over the seeds. Finished runs are kept in ``runs/compare-NAME/``, so Ctrl-C loses at most the current run, and
+the next call continues. The file holds:
 
-The file holds ``job`` (a job specification), ``inner_lrs`` (the grid), ``seeds`` (the job's own where there are none),
-``step_durations`` (by island, how long its inner step takes, against the others'; all alike where there are none),
-``speed_spread`` (how much single steps vary, as a ratio) and ``diloco`` (what the synchronous baseline changes in
-``synchroniser``: its own outer optimizer).
+    job              a job specification
+    inner_lrs        the grid of learning rates
+    seeds            the seeds; by default the job's own
+    step_durations   the relative inner step time of each island; by default all are equal
+    speed_spread     how much single steps vary, as a ratio
+    diloco           changes of ``synchroniser`` for the synchronous baseline: its own outer optimizer
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ StepDuration = Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_na
 
 
 class Settings(Section):
-    """What a comparison file holds, besides its job."""
+    """The contents of a comparison file, except its job."""
 
     inner_lrs: Annotated[tuple[LearningRate, ...], Field(min_length=1, max_length=100)]
     seeds: Annotated[tuple[Seed, ...], Field(max_length=100)] = ()
@@ -54,7 +56,7 @@ class Settings(Section):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run of a comparison. ``key`` names everything that decides its result."""
+    """One training run of a comparison. ``key`` identifies everything that decides its result."""
 
     method: Method
     inner_lr: float
@@ -65,9 +67,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A method at its own best inner learning rate. Losses are means over the seeds, but for those in ``of_seeds``.
+    """A method at its own best inner learning rate. Losses are means over the seeds, except in ``of_seeds``.
 
-    ``gap`` is decoupled's loss over its own, less one, as a ratio; ``gaps`` has it by seed.
+    ``gap`` is decoupled's loss over this method's, minus one. ``gaps`` has it by seed.
     """
 
     method: Method
@@ -83,7 +85,7 @@ class Row:
 
 
 def read(path: Path) -> tuple[JobSpec, Settings]:
-    """Raises ConfigurationError (InvalidJobSpec for the job itself)."""
+    """Read a comparison file. Raises ConfigurationError (InvalidJobSpec for the job itself)."""
     document = read_document(path)
     spec = with_found_files(parse_job(mapping(document.pop("job", {}), f"{path}: job")), EVERYTHING)
     try:
@@ -93,24 +95,24 @@ def read(path: Path) -> tuple[JobSpec, Settings]:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:PROBLEMS_MAX])
         raise ConfigurationError(detail=f"{path}: {problems}. See deploy/configs/compare.yaml.") from error
     if len(set(settings.seeds)) < len(settings.seeds):
-        raise ConfigurationError(detail=f"{path}: seeds names one twice: {list(settings.seeds)}. Name each once.")
+        raise ConfigurationError(detail=f"{path}: seeds has duplicates: {list(settings.seeds)}. Give each seed once.")
     if len(settings.step_durations) not in (0, spec.island_count):
         raise ConfigurationError(
-            detail=f"{path}: step_durations has {len(settings.step_durations)} values, and the job {spec.island_count} "
-            "islands. Give one for each, or none."
+            detail=f"{path}: step_durations has {len(settings.step_durations)} values, but the job has "
+            f"{spec.island_count} islands. Give one value for each, or none."
         )
     return spec, settings
 
 
 class Comparison:
-    """The runs of one file, finished ones kept on disk."""
+    """The runs of one file. Finished runs are kept on disk."""
 
     def __init__(self, spec: JobSpec, settings: Settings, folder: Path, console: Console) -> None:
         self._spec, self._settings, self._console = spec, settings, console
         self._finished = FinishedRuns(folder, Run)
 
     def train(self, methods: Sequence[Method]) -> list[Run]:
-        """Every method at every learning rate from every seed, in turn, all of one seed first."""
+        """Train every method at every learning rate from every seed, one seed after the other."""
         seeds = self._settings.seeds or (self._spec.seed,)
         plan = [(seed, method, lr) for seed in seeds for method in methods for lr in self._settings.inner_lrs]
         with progress(self._console) as shown:
@@ -136,7 +138,7 @@ class Comparison:
 
 
 def judge(runs: Sequence[Run]) -> list[Row]:
-    """One row a method, decoupled first. Every method has been trained at each learning rate from the same seeds."""
+    """Return a row for each method, decoupled first. All must be trained at each learning rate from the same seeds."""
     ours = _best([run for run in runs if run.method == "decoupled"])[1]
     rows = []
     for method in METHODS:
@@ -163,7 +165,7 @@ def judge(runs: Sequence[Run]) -> list[Row]:
 
 
 def _best(runs: Sequence[Run]) -> tuple[float, dict[int, float]]:
-    """The learning rate of these runs with the lowest mean loss, and its losses by seed."""
+    """Return the learning rate with the lowest mean loss, and its losses by seed."""
     lr = min({run.inner_lr for run in runs}, key=lambda lr: (fmean(_of_seeds(runs, lr).values()), lr))
     return lr, _of_seeds(runs, lr)
 
@@ -177,8 +179,8 @@ def table(spec: JobSpec, rows: Sequence[Row]) -> Table:
     drawn = Table(
         title=f"{spec.name}: {spec.model.preset}, {spec.island_count} islands × {spec.horizon_steps} steps × "
         f"{spec.training.batch_size} × {spec.data.sequence_length} bytes; H = {sync.interval_steps}, P = {sync.fragments}",
-        caption="held-out loss in nats per byte, the mean over the seeds; gap: decoupled's loss over the method's, each at "
-        "its best, and by seed",
+        caption="held-out loss in nats per byte, mean over the seeds; gap: decoupled's loss relative to the method's, "
+        "each at its best learning rate",
     )
     for column in (
         "method",
@@ -188,7 +190,7 @@ def table(spec: JobSpec, rows: Sequence[Row]) -> Table:
         "by seed",
         "losses on the grid",
         "goodput",
-        "islands a merge",
+        "islands/merge",
     ):
         drawn.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:
@@ -219,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rows = judge(Comparison(spec, settings, folder, console).train(("decoupled", *dict.fromkeys(options.baseline))))
     except KeyboardInterrupt:
-        console.print(f"Stopped. Finished runs are kept in {folder}; the same command goes on from there.")
+        console.print(f"Stopped. Finished runs are kept in {folder}. Run the same command again to continue.")
         return 130
     if options.json:
         json.dump([asdict(row) for row in rows], sys.stdout, indent=2)

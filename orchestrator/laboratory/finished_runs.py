@@ -1,7 +1,7 @@
-"""Finished training runs, kept on disk as they end, so that what is interrupted goes on where it was.
+"""Keeps finished training runs on disk, so that an interrupted comparison continues where it was.
 
-One JSON line a run in ``runs.jsonl`` of a folder, under a key that names everything which decides its result. A run under
-way when the process ends is lost, and none else. Also here: how long training shows its progress.
+Each run is one JSON line in ``runs.jsonl`` of a folder, under a key that identifies everything which decides its result.
+Only a run in progress is lost when the process ends. The progress bar of long training is here too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Run = TypeVar("Run")
 SCHEDULE = "by tokens"
-"""What the learning rate goes by: runs kept from before have other names."""
+"""How the schedule advances. It is part of the key, because earlier builds advanced it otherwise."""
 
 
 class FinishedRuns(Generic[Run]):
-    """The finished runs of one folder: instances of a dataclass ``kind`` that has a ``key``."""
+    """The finished runs of one folder. ``kind`` is a dataclass with a ``key``."""
 
     def __init__(self, folder: Path, kind: type[Run]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ class FinishedRuns(Generic[Run]):
         return self._runs.get(key)
 
     def keep(self, run: Run) -> Run:
-        """Write it down; a later run under the same key takes an earlier one's place."""
+        """Write the run to disk. It replaces an earlier run with the same key."""
         self._runs[run.key] = run  # type: ignore[attr-defined]
         with self._file.open("a") as lines:
             lines.write(json.dumps(asdict(run)) + "\n")  # type: ignore[call-overload]
@@ -43,11 +43,11 @@ class FinishedRuns(Generic[Run]):
 
 
 def key_of(*facts: object) -> str:
-    """A short name for everything that decides a run's result."""
+    """Return a short digest of everything that decides a run's result."""
     return hashlib.sha256(" ".join(map(str, (SCHEDULE, *facts))).encode()).hexdigest()[:16]
 
 
 def progress(console: Console) -> Progress:
-    """A bar for each run, in tokens, with the time that is left."""
+    """Return progress bars, one for each run, in tokens, with the remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)

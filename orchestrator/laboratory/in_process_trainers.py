@@ -1,7 +1,7 @@
-"""The trainers of all islands, and Θ, in this process: what trains in the laboratory.
+"""The trainers of all islands, and Θ, in one process.
 
-Responsible for building them from a job specification as the live service does, so that a merge gives the same bits here
-and there. Refuses to know who trains when, and what is merged: ``multiplex`` asks the core, ``tape_training`` a tape.
+They are built from a job specification as in the live service, so that a merge gives the same bits. ``multiplex`` (with the
+core) or ``tape_training`` (with a tape) decides who trains when and what is merged.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from orchestrator.system.roots import EVERYTHING
 
 FIRST_EPOCH = Epoch(1)
 MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
-"""``create`` of a module of trainers: specification as plain data, shard, number of shards."""
+"""The ``create`` function of a trainer module. Arguments: specification as plain data, shard, number of shards."""
 
 
 class InProcessTrainers:
-    """``trainers[m]`` trains on data shard m; ``fragments[p]`` names fragment p's tensors; ``shard`` holds and merges.
+    """``trainers[m]`` trains on data shard m, ``fragments[p]`` are fragment p's tensors, and ``shard`` merges.
 
-    ``outer`` is the shard's Θ, at version 0 to begin with. Nothing is journalled: a run that ends early begins anew.
+    ``outer`` is Θ, at version 0 at first. Nothing is journalled: an interrupted run starts again.
     """
 
     def __init__(self, spec: JobSpec, make_trainer: MakeTrainer) -> None:
@@ -46,36 +46,36 @@ class InProcessTrainers:
         self.shard.seed(self.outer, {})
 
     def receive(self, payload: PayloadId, fragment: FragmentId, content: memoryview) -> None:
-        """A contribution arrives. Raises DataError where it may not enter a merge."""
+        """Receive a contribution. Raises DataError if it is unusable."""
         received = self.shard.receive(payload, fragment, content)
         if isinstance(received, Unusable):
             raise DataError(detail=f"The contribution {payload} is {received.reason}: {received.detail}")
 
     def merge(self, order: MergeFragment) -> str:
-        """Take the outer step; returns the digest of what it made."""
+        """Take the outer step and return the digest of the new parameters."""
         return self.shard.merge(order).facts.digest
 
     def published(self, fragment: FragmentId) -> Arrays:
-        """The fragment's newest version as islands receive it."""
+        """Return the fragment's newest version as islands receive it."""
         return self.outer.fragment(fragment)
 
     def whole_state(self) -> Arrays:
-        """Θ as an island receives it that takes its state from the synchroniser."""
+        """Return Θ as an island receives it from the synchroniser."""
         return self.outer.parameters()
 
     def snapshot(self, island: int, fragment: FragmentId) -> Arrays:
-        """What the island has of the fragment now."""
+        """Return the island's current parameters of the fragment."""
         return self.trainers[island].snapshot(self.fragments[fragment]).arrays()
 
     def evaluate(self) -> float:
-        """Θ's mean loss on the held-out split, in nats per token."""
+        """Return Θ's mean loss on the held-out split, in nats per token."""
         return self.trainers[0].evaluate(self.outer.parameters()).loss
 
     def digest(self) -> str:
-        """Names Θ bit for bit."""
+        """Return a digest that identifies Θ bit for bit."""
         return tensors.digest(self.outer.parameters())
 
 
 class _Unjournalled:
     def append(self, facts: Facts, content: Content) -> None:
-        """Nothing is kept."""
+        """Discard the entry."""

@@ -1,14 +1,14 @@
-"""The match of a tape with a job specification: whether they fit, what is trained then, and what is taken from which.
+"""Matches a tape with a job specification: checks that they fit, and decides what is taken from which.
 
     from the specification    model, data, batch, inner and outer optimizer, averaging, wire, adoption, seed
     from the tape             who trained and contributed when, weights, deaths and catch-ups; and the budget, in steps
 
-The budget is also the length of the learning-rate schedule: the tape's, if its job reached it or the specification has the
-same. A job that was broken off, or was simulated for a time and not for tokens, has the tokens it trained for a budget, so
-that its schedule ends when it does.
+The budget is also the length of the learning-rate schedule. It is the tape's if its job reached it or the specification has
+the same. A job that was interrupted, or simulated for a time instead of a number of tokens, has its trained tokens as its
+budget, so that its schedule ends with it.
 
-The tape decides, so quorum, grace and their like may differ; whoever asks is told. What must be the same: the number of
-islands, P, H, and how islands adopt. Nothing is trained here.
+The tape decides, so quorum, grace and similar settings may differ; a note says so. The number of islands, P, H, and the
+adoption rule must be the same. Nothing is trained here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from orchestrator.specification.sections import BudgetSection
 from orchestrator.tape.schema import Header, Tape
 
 DECIDED_BY_TAPE = ("quorum", "overlap_steps", "grace_margin", "grace_cap_steps", "staleness_max")
-"""Knobs of a policy that only decide what the tape has decided already."""
+"""Settings that only affect decisions which are already on the tape."""
 FEWER_TOKENS_RATIO = 0.995
-"""Below this part of full steps' tokens, people are told that some steps were smaller."""
+"""Below this part of the tokens of full steps, a note says that some steps were smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """``spec`` with the tape's budget, the ``trace`` to train, and what a reader of the result should know."""
+    """The specification with the tape's budget, the trace to train, and notes for the reader of the result."""
 
     spec: JobSpec
     trace: TrainingTrace
@@ -40,15 +40,15 @@ class Match:
 
     @property
     def tokens_trained(self) -> int:
-        """What the tape's islands trained, lost work too, in tokens here."""
+        """The tokens that the tape's islands trained, including lost work, in tokens of this specification."""
         return round(self.trace.tokens_trained / self.trace.tokens_per_step * self.spec.tokens_per_step)
 
 
 def match(tape: Tape, spec: JobSpec) -> Match:
-    """Raises InvalidJobSpec with every reason why the tape cannot be trained with this specification."""
+    """Match a tape with a specification. Raises InvalidJobSpec with all reasons why they do not fit."""
     if not isinstance(tape.header, Header):
-        message = "is a fleet's: its failures are on it, but no steps, merges or versions."
-        remedy = "Simulate with level: protocol, which makes the tape of a job."
+        message = "is the tape of a fleet, which has failures but no steps, merges or versions."
+        remedy = "Simulate with level: protocol, which writes the tape of a job."
         raise _misfit(spec, [Problem("tape", message, remedy)])
     reading = trace_reader.read(tape, spec.synchroniser.adoption)
     problems = [*_problems(tape.header.policy, spec), *reading.problems]
@@ -69,19 +69,17 @@ def _misfit(spec: JobSpec, problems: list[Problem]) -> InvalidJobSpec:
 def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
     islands, sync = len(policy.islands), spec.synchroniser
     if islands != spec.island_count:
-        message = f"are {spec.island_count}, but the tape is of a job with {islands}."
+        message = f"has {spec.island_count} islands, but the tape's job has {islands}."
         yield Problem("islands", message, f"List {islands} islands.")
     if policy.fragment_count != sync.fragments:
-        message = f"is {sync.fragments}, but on the tape the parameters are cut into {policy.fragment_count} fragments."
+        message = f"is {sync.fragments}, but the tape's job has {policy.fragment_count} fragments."
         yield Problem("synchroniser.fragments", message, f"Set it to {policy.fragment_count}.")
     if policy.sync_interval_steps != sync.interval_steps:
-        message = (
-            f"is {sync.interval_steps}, but on the tape a fragment is due every {policy.sync_interval_steps} steps."
-        )
+        message = f"is {sync.interval_steps}, but on the tape it is {policy.sync_interval_steps}."
         yield Problem("synchroniser.interval_steps", message, f"Set it to {policy.sync_interval_steps}.")
     for index, section in enumerate(spec.islands):
         if spec.batch_size_of(section) != spec.training.batch_size:
-            message = f"is {section.batch_size}, and a tape is followed by steps of one size."
+            message = f"is {section.batch_size}, but all steps of a tape must have the same size."
             yield Problem(f"islands.{index}.batch_size", message, "Leave it out.")
     if not spec.trainer.startswith("learners.jax_trainer:"):
         yield Problem("trainer", f"is {spec.trainer}, which trains no model.", "Leave it out.")
@@ -90,34 +88,34 @@ def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
 def _notes(tape: Tape, trace: TrainingTrace, spec: JobSpec, steps: int) -> Iterator[str]:
     policy, sync = trace.policy, spec.synchroniser
     if tape.torn:
-        yield f"The tape is torn: {tape.torn}."
+        yield f"The tape is incomplete: {tape.torn}."
     named = [plan.island for plan in policy.islands]
     if named != list(spec.island_sections()):
         yield f"Islands are matched by their order: the tape's {named[0]} trains the first shard, and so on."
     differing = [
-        f"{knob} is {getattr(policy, knob)} on the tape ({getattr(sync, knob)} in the job)"
-        for knob in DECIDED_BY_TAPE
-        if getattr(policy, knob) != getattr(sync, knob)
+        f"{name} is {getattr(policy, name)} on the tape ({getattr(sync, name)} in the job)"
+        for name in DECIDED_BY_TAPE
+        if getattr(policy, name) != getattr(sync, name)
     ]
     if differing:
-        yield f"The tape's decisions stand: {'; '.join(differing)}."
+        yield f"The tape's decisions apply: {'; '.join(differing)}."
     if trace.tokens_per_step != spec.tokens_per_step:
         yield (
-            f"A full step has {trace.tokens_per_step:,} tokens on the tape and {spec.tokens_per_step:,} here: the tape is "
-            "followed by steps, and the token budget with it."
+            f"A full step has {trace.tokens_per_step:,} tokens on the tape and {spec.tokens_per_step:,} here. The tape is "
+            "followed step by step, and the token budget is converted."
         )
     if not trace.ended:
-        yield "The tape ends before its job: what its islands had not contributed by then is not in the model."
+        yield "The tape ends before its job. Work that its islands had not contributed by then is not in the model."
     if steps != spec.horizon_steps:
-        yield f"The budget is the tape's {steps:,} steps of each island, not the job's {spec.horizon_steps:,}."
+        yield f"The budget is the tape's {steps:,} steps per island, not the job's {spec.horizon_steps:,}."
     full = trace.tokens_trained / trace.tokens_per_step
     if full < FEWER_TOKENS_RATIO * trace.steps_trained:
         yield (
-            f"On the tape {trace.steps_trained:,} steps trained as much as {full:,.0f} full ones (islands short of "
-            "capacity); here each step is a full one, and there are so many fewer."
+            f"On the tape, {trace.steps_trained:,} steps trained as much as {full:,.0f} full ones, because islands lacked "
+            "capacity. Here every step is a full one, so there are fewer."
         )
     if trace.inferred_count:
         yield (
-            f"{trace.inferred_count} adoptions were told by no letter (their islands died); they are put where another "
+            f"{trace.inferred_count} adoptions were not reported, because their islands died. They are placed where another "
             "island took the state that shows them."
         )

@@ -1,15 +1,15 @@
-"""All islands of a job in one process, stepping in virtual time, deciding with the core that decides live.
+"""Runs all islands of a job in one process and in virtual time, with the core that decides live.
 
-Real inner steps, real merges; only time and the network are imagined. A heap of things to do stands for both. One unit
-of virtual time is one inner step of an island at full speed:
+Inner steps and merges are real. Only time and the network are simulated, by a heap of things to do. One unit of virtual time
+is one inner step of an island at full speed:
 
-    at T     deliveries due by T are in the mailboxes; the islands whose turn it is are at a boundary: they adopt what came
-             and offer what is due; contributions arrive, rounds close, merges are applied; then they step
-    T + x    what was merged arrives, x being ``transfer_steps``: with x = 0 before those steps
+    at T     deliveries due by T are in the mailboxes. Islands at a boundary adopt what has arrived and offer what is due.
+             Contributions arrive, rounds close, merges are applied. Then the islands step
+    T + x    the merged fragments arrive, where x is ``transfer_steps`` (with x = 0, before those steps)
     T + d    the step has ended: the next boundary
 
-So a run is a function of specification and seed: no clock, no threads, no Ray. It measures what the method does to the
-model (``compare``), not what the service does to the clock.
+A run is therefore a function of specification and seed, without a clock, threads or Ray. It measures the effect of the
+method on the model (``compare``), not the speed of the service.
 
 Source: arXiv:2604.21428, "event tapes" (real training driven by simulated timing).
 """
@@ -45,7 +45,7 @@ FIRST = Incarnation(1)
 
 
 class Turn(IntEnum):
-    """What goes first among things due at the same instant."""
+    """The order of things due at the same instant."""
 
     EVENT = 0
     DELIVERY = 1
@@ -55,7 +55,7 @@ class Turn(IntEnum):
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run left. ``curve`` holds (tokens trained, held-out loss) of every evaluation, the last one final."""
+    """The result of a run. ``curve`` holds (tokens trained, held-out loss) of every evaluation, the final one last."""
 
     parameters: Arrays
     digest: str
@@ -72,8 +72,8 @@ class Outcome:
 class MultiplexedJob:
     """One job, from its first placement to its last merge. ``run`` yields the tokens trained, for progress.
 
-    ``step_durations`` says by island how long its inner step takes, one where it says nothing; ``speed_spread`` by which
-    part of that single steps differ, either way. ``recorder``, if there is one, is given every record of the job's tape.
+    ``step_durations`` are the inner step times by island, 1 by default. Single steps vary by the ratio ``speed_spread``
+    either way. ``recorder``, if given, receives every record of the job's tape.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class MultiplexedJob:
         self._curve: list[tuple[int, float]] = []
 
     def run(self) -> Iterator[int]:
-        """Train to the end of the budget; ``outcome`` is then set."""
+        """Train to the end of the budget. ``outcome`` is set afterwards."""
         self._happen(events.OuterStateSeeded(0.0, sum(a.size for a in self._outer.parameters().values()), ""))
         self._happen(events.JobStarted(0.0))
         while self._heap and self._outcome is None:
@@ -128,7 +128,7 @@ class MultiplexedJob:
             if turn is Turn.STEP:
                 yield sum(i.tokens for i in self._islands.values())
         if self._outcome is None:
-            raise InternalError(detail="The multiplexed job ran out of things to do before its end.")
+            raise InternalError(detail="The multiplexed job has nothing left to do but has not ended.")
 
     @property
     def outcome(self) -> Outcome:
@@ -167,12 +167,12 @@ class MultiplexedJob:
             self._later(duration, Turn.BOUNDARY, lambda: self._boundary(island))
 
     def _read(self, island: _Island) -> None:
-        """Hear what the island has to say, at once: bytes and reports cost no virtual time on the way in."""
+        """Receive the island's reports at once: reports and payloads take no virtual time on their way in."""
         for report in island.outbox.take(0.0):
             self._happen(self._event_of(island, report))
 
     def _event_of(self, island: _Island, report: IslandReport) -> events.Event:
-        """As live, but that time is virtual and an offer's bytes are there at once."""
+        """Return the event of a report as in a live job, except that time is virtual and an offer's bytes arrive at once."""
         if isinstance(report, Offer):
             content = island.loop.take(report.fragment, report.offer)
             assert content is not None
@@ -233,7 +233,7 @@ class MultiplexedJob:
         self._later(0.0, Turn.BOUNDARY, lambda: self._flush(self._islands[effect.island]))
 
     def drain_island(self, effect: effects.DrainIsland) -> None:
-        """Nobody asks for it: there are no operators here, nor for the two that follow."""
+        """Do nothing: there are no operators who could ask for it."""
 
     def kill_island(self, effect: effects.KillIsland) -> None:
         """See ``drain_island``."""
@@ -242,7 +242,7 @@ class MultiplexedJob:
         """See ``drain_island``."""
 
     def stop_island(self, effect: effects.StopIsland) -> None:
-        """An island is its loop, which ends with the job; one that is replaced goes on as its next incarnation."""
+        """Do nothing: an island is its loop, which ends with the job and continues as its next incarnation."""
 
     def evaluate(self, effect: effects.Evaluate) -> None:
         loss = self._in_process.evaluate()
@@ -252,7 +252,7 @@ class MultiplexedJob:
         )
 
     def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
-        """A run is repeated from its seed, and not resumed: nothing is saved, and nobody answers."""
+        """Do nothing: a run is repeated from its seed instead of resumed, so nothing is saved."""
 
     def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
         """See ``begin_checkpoint``."""
@@ -275,7 +275,7 @@ class MultiplexedJob:
         )
 
     def _flush(self, island: _Island) -> None:
-        """Stop stepping and give what is left, at the boundary."""
+        """Stop stepping and offer what is left, at the boundary."""
         if island.running:
             island.running = False
             island.loop.give_all()
@@ -284,7 +284,7 @@ class MultiplexedJob:
 
 @dataclass(frozen=True, slots=True)
 class _Both:
-    """A sink that hands each record to two."""
+    """A sink that passes each record to two others."""
 
     first: Sink
     second: Sink

@@ -1,12 +1,11 @@
-"""Real training by a tape: inner steps, adoptions and merges where the tape has them, and nothing decided anew.
+"""Trains by a tape: real inner steps, adoptions and merges in the order of the tape, without any new decision.
 
-Driven from its end: each merge, in the order of the tape, asks for its contributions; a contribution asks its island to
-train up to there, adopting on the way what the tape says it adopted; an island that came later asks its donor for the
-state it took. Whatever is asked for lies earlier on the tape, so it is there. One thread, no clock, no chance: the
-parameters are a function of specification, tape and seed.
+It works on demand. Each merge, in the order of the tape, needs its contributions. A contribution needs its island to train
+up to it and to adopt on the way what the tape says. An island that started later needs the state of its donor. Everything
+that is needed lies earlier on the tape. There is one thread, no clock and no chance, so the parameters are a function of
+specification, tape and seed.
 
-Responsible for arrays and their lifetimes: a version of a fragment is kept until its last adopter has it, a contribution
-until its merge. Refuses to know: why a round closed, what time it was, who else was there.
+A version of a fragment is kept until its last adopter has it, and a contribution until its merge.
 
 Source: arXiv:2604.21428, "event tapes".
 """
@@ -44,7 +43,7 @@ Published = tuple[FragmentId, Version]
 
 @dataclass(slots=True)
 class Trained:
-    """What came of it. ``curve``: (tokens trained, held-out loss); ``as_recorded_count``: merges with the tape's digest."""
+    """The result. ``curve`` is (tokens trained, held-out loss); ``as_recorded_count`` merges gave the tape's digest."""
 
     parameters: Arrays
     digest: str
@@ -58,7 +57,7 @@ class Trained:
 
 
 class TapeTraining:
-    """One job's training by its trace. ``run`` yields after every inner step, for progress; ``trained`` is then set."""
+    """The training of one job by its trace. ``run`` yields after every inner step. ``trained`` is set at the end."""
 
     def __init__(self, spec: JobSpec, trace: TrainingTrace, make_trainer: MakeTrainer) -> None:
         self._trace, self._sync = trace, spec.synchroniser
@@ -88,7 +87,7 @@ class TapeTraining:
                 as_recorded_count += digest == act.digest
             else:
                 curve.append((round(act.tokens * self._tokens_ratio), self._in_process.evaluate()))
-        if not isinstance(act, Evaluated):  # the tape breaks off
+        if not isinstance(act, Evaluated):  # the tape ends before its job
             curve.append((round(self._trace.tokens_trained * self._tokens_ratio), self._in_process.evaluate()))
         self.trained = Trained(
             joined(self._outer.parameters()), self._in_process.digest(), curve, merge_count, as_recorded_count
@@ -97,7 +96,7 @@ class TapeTraining:
     # ── Θ ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _merge(self, act: Merged) -> Generator[None, None, str]:
-        """Take the outer step that the tape has, with its contributors and weights."""
+        """Take an outer step of the tape, with its contributors and weights."""
         for item in act.inputs:
             if item.payload not in self._held:
                 yield from self._train_to(item.payload)
@@ -113,14 +112,14 @@ class TapeTraining:
         return digest
 
     def _publish(self, fragment: FragmentId, version: Version) -> None:
-        """Keep the value for those who will adopt it or begin from it."""
+        """Keep the value for the islands that will adopt it or begin from it."""
         if self._wanted[fragment, version]:
             self._published[fragment, version] = self._in_process.published(fragment)
 
     def _take(self, fragment: FragmentId, version: Version) -> Arrays:
-        """The published value, let go of after its last use."""
+        """Return the published value, and release it after its last use."""
         if (fragment, version) not in self._published:
-            raise DataError(detail=f"version {version} of fragment {fragment} is taken on the tape before its merge.")
+            raise DataError(detail=f"version {version} of fragment {fragment} is used on the tape before its merge.")
         self._wanted[fragment, version] -= 1
         if self._wanted[fragment, version]:
             return self._published[fragment, version]
@@ -129,15 +128,15 @@ class TapeTraining:
     # ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _train_to(self, payload: PayloadId) -> Iterator[None]:
-        """Have the contribution, by training its island until it offers it."""
+        """Train the contribution's island until it offers it."""
         replica = yield from self._begun(self._authors[payload])
         while payload not in self._held:
             yield from self._next(replica)
 
     def _begun(self, life_id: LifeId) -> Generator[None, None, _Replica]:
-        """The life with its state, which it is given if it has none yet.
+        """Return the incarnation with its state, which it gets now if it has none yet.
 
-        Islands have one trainer for all their lives, so the earlier ones first go to their ends.
+        An island has one trainer for all its incarnations, so the earlier ones first run to their ends.
         """
         if life_id in self._replicas:
             return self._replicas[life_id]
@@ -170,7 +169,7 @@ class TapeTraining:
         trainer.seek(life.cursor)
 
     def _next(self, replica: _Replica) -> Iterator[None]:
-        """Train up to the island's next moment, and do what it did there."""
+        """Train up to the island's next moment and repeat what it did there."""
         life, moment = replica.life, replica.life.moments[replica.done]
         trainer = self._in_process.trainers[life.shard]
         while replica.step_count < moment.steps:
@@ -215,7 +214,7 @@ class TapeTraining:
     def _with_residue(
         self, replica: _Replica, moment: Adopted, published: Arrays, sent: Mapping[PayloadId, OfferedFragment]
     ) -> Arrays:
-        """Θ and what coding lost of the work in it, where that is not in the island's own parameters by itself."""
+        """Return Θ plus the coding residue of the island's work in it, if the island's own parameters do not contain it."""
         merged = None if moment.since is None else sent.get(moment.since)
         if merged is not None and (own := merged.residue()) is not None:
             replica.residues[moment.fragment] = own
@@ -223,7 +222,7 @@ class TapeTraining:
         return published if residue is None else {name: array + residue[name] for name, array in published.items()}
 
     def _here(self, fix: ScheduleAnchor) -> ScheduleAnchor:
-        """The tape's, in tokens here."""
+        """Convert an anchor of the tape to tokens of this specification."""
         return ScheduleAnchor(round(fix.tokens * self._tokens_ratio), fix.step)
 
     def _stand_on(self, replica: _Replica, fragment: FragmentId, version: Version, published: Arrays) -> None:
@@ -232,13 +231,13 @@ class TapeTraining:
 
     @property
     def _rebases(self) -> bool:
-        """Whether adoption needs what an island stood on before, and its offers since."""
+        """True if adoption needs the island's previous base and its offers since."""
         return self._sync.adoption == "rebase"
 
 
 @dataclass(slots=True)
 class _Replica:
-    """Where a life has come to: moments ``done``, inner steps, clock; what it stands on and has offered, by fragment."""
+    """The state of one incarnation: moments done, inner steps, clock, and by fragment its base and its offers."""
 
     life: IncarnationTrace
     logical_step: int
@@ -252,7 +251,7 @@ class _Replica:
 
 
 def _uses(trace: TrainingTrace) -> Counter[Published]:
-    """How often each published value will be taken."""
+    """Return how often each published value will be used."""
     uses: Counter[Published] = Counter()
     for life in trace.lives.values():
         if life.donor is None:

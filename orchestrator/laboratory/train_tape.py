@@ -1,18 +1,21 @@
-"""Real training in one process, driven by a tape: what the tape's failures do to the model.
+"""Repeats the training on a tape with a real model, in one process: how the tape's failures affect the model.
 
     python -m orchestrator.laboratory.train_tape TAPE --config FILE [--baseline no-failures] [--baseline data-parallel]
 
-The tape, live or simulated, decides who trains how long between which adoptions, who contributes to which merge with which
-weight, who is away and from whom it catches up; the job specification FILE says what is trained. Baselines for the table:
+The tape, live or simulated, decides how long each island trains between which adoptions, which islands contribute to which
+merge with which weight, and which are away and where they get their state from. The job specification FILE says what is
+trained. The baselines of the table:
 
-    no-failures      the same islands and policy in a simulated world without faults, nobody away, as many tokens trained,
-                     and the end like the tape's: with a flush, or in the middle (``no_fault_twin``)
-    data-parallel    one model, every island's batch in each step, the same token budget
+    no-failures      the same islands and policy in a simulated world without faults, with as many tokens trained
+                     (``tape_without_failures``)
+    data-parallel    one model, trained on every island's batch in each step, with the same token budget
 
-With ``--seeds N`` all of it is trained from N seeds, the job's and those after it, and the table says the mean.
+A tape is one pattern of failures. A seed is another start and another order of the same data. In short runs, two runs of one
+seed differ mostly by chance, so ``--seeds N`` trains from N seeds (the job's and those after it), and the table shows the
+mean with its standard error.
 
-Finished runs are kept in ``runs/train-tape-NAME/`` as they end, so Ctrl-C loses at most the run under way and the next
-call goes on. ``--again`` trains once more what is kept, and says whether the bits agree.
+Finished runs are kept in ``runs/train-tape-NAME/``, so Ctrl-C loses at most the current run, and the next call continues.
+``--again`` repeats finished runs and says whether the parameters are bit-identical.
 """
 
 from __future__ import annotations
@@ -21,21 +24,31 @@ import argparse
 import json
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from math import fsum, sqrt
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from learners import jax_trainer
 from orchestrator.accounting.goodput import Goodput
+from orchestrator.core.events import IslandReported
+from orchestrator.core.messages import Progress as ProgressReport
+from orchestrator.core.vocabulary import Duration, IslandId, JobPolicy
 from orchestrator.errors import AtollError, InternalError
-from orchestrator.laboratory import baselines, matching, no_fault_twin
+from orchestrator.laboratory import baselines, matching
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
 from orchestrator.laboratory.matching import Match
-from orchestrator.laboratory.tape_table import METHODS, Method, Run, digests, judge, means, table
 from orchestrator.laboratory.tape_training import TapeTraining
+from orchestrator.laboratory.training_trace import TrainingTrace
+from orchestrator.replica.work import AdoptionRule
+from orchestrator.simulation.fit import fit
+from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.world import World
 from orchestrator.specification.config import JobSpec, parse_job, read_job_document
 from orchestrator.specification.data_check import with_found_files
 from orchestrator.system.roots import EVERYTHING
@@ -43,24 +56,69 @@ from orchestrator.system.run_folder import TAPE
 from orchestrator.tape.schema import Digest, Header, Tape, encode_header, encode_record, job_steps
 from orchestrator.tape.storage import read_tape
 
+Method = Literal["tape", "no-failures", "data-parallel"]
+METHODS: tuple[Method, ...] = ("tape", "no-failures", "data-parallel")
+TWIN_SEED = 0
+ENDLESS = 2**62
+"""A token budget that no simulated job reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run. ``key`` identifies everything that decides its result, and ``digest`` the parameters bit for bit.
+
+    ``tokens`` includes lost work. ``contributors_mean`` is per merge. ``as_recorded_count`` merges gave the digest on the
+    tape (none if it was simulated). ``curve`` is (tokens, held-out loss).
+    """
+
+    method: Method
+    key: str
+    loss: float
+    curve: tuple[tuple[int, float], ...]
+    tokens: int
+    goodput_ratio: float
+    digest: str
+    merge_count: int = 0
+    contributors_mean: float = 0.0
+    as_recorded_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run in the table. ``gap`` is the loss by the tape over this run's loss of the same seed, minus one."""
+
+    seed: int
+    run: Run
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean over all seeds. ``gap_stderr`` is the standard error of the mean gap."""
+
+    method: Method
+    loss: float
+    gap: float
+    gap_stderr: float
+
 
 class TapeRuns:
-    """The runs that one tape and one job specification ask for."""
+    """The runs for one tape and one job specification."""
 
     def __init__(self, tape: Tape, match: Match, folder: Path, console: Console) -> None:
         self._tape, self._match, self._console = tape, match, console
         self._finished = FinishedRuns(folder, Run)
 
     def train(self, methods: Sequence[Method], *, again: bool) -> list[Run]:
-        """Every method in turn; what is kept from an earlier call only if ``again``."""
+        """Train every method in turn. Finished runs are repeated only if ``again``."""
         with progress(self._console) as shown:
             return [self._run(method, shown, again) for method in methods]
 
     def _run(self, method: Method, shown: Progress, again: bool) -> Run:
         spec, tape = self._match.spec, self._tape
         if method == "no-failures":
-            tape = no_fault_twin.tape_of(tape, self._match.trace, spec.synchroniser.adoption, spec.horizon_steps)
-        # what is trained by a tape depends on all of it; data-parallel only on the budget, which is the specification's
+            tape = tape_without_failures(tape, self._match.trace, spec.synchroniser.adoption, spec.horizon_steps)
+        # training by a tape depends on all of it, data-parallel only on the budget, which is in the specification
         decides = "" if method == "data-parallel" else digest_of(tape)
         key = key_of(method, decides, spec.model_dump_json())
         finished = self._finished.get(key)
@@ -76,13 +134,13 @@ class TapeRuns:
                 steps = _data_parallel(key, spec)
         run = _followed(steps, lambda tokens: shown.update(task, completed=tokens))
         if finished is not None:
-            same = "the same bits as" if finished.digest == run.digest else "OTHER BITS than"
-            self._console.print(f"{method}: {same} in the finished run of before ({run.digest}, {finished.digest}).")
+            same = "bit-identical to" if finished.digest == run.digest else "DIFFERENT from"
+            self._console.print(f"{method}: {same} the finished run ({run.digest}, {finished.digest}).")
         return self._finished.keep(run)
 
 
 def _followed(steps: Generator[int, None, Run], show: Any) -> Run:
-    """Train to the end, showing the tokens."""
+    """Run the training to its end, showing the tokens."""
     while True:
         try:
             show(next(steps))
@@ -122,14 +180,14 @@ def _data_parallel(key: str, spec: JobSpec) -> Generator[int, None, Run]:
 
 
 def _warm_trainer(spec: dict[str, Any], shard_index: int, shard_count: int) -> jax_trainer.JaxTrainer:
-    """Compiled through the persistent cache: all islands train the same program."""
+    """Create a trainer and compile it through the persistent cache: all islands run the same program."""
     trainer = jax_trainer.create(spec, shard_index, shard_count)
     trainer.warm_up()
     return trainer
 
 
 def goodput_of(tape: Tape) -> float:
-    """As the tape's own report says it: island-time whose tokens reached a merge, over all."""
+    """Return the goodput as in the tape's own report: island time whose tokens reached a merge, over all island time."""
     assert isinstance(tape.header, Header)
     fold = Goodput(tape.header.policy)
     for event, effects in job_steps(tape):
@@ -139,7 +197,7 @@ def goodput_of(tape: Tape) -> float:
 
 
 def digest_of(tape: Tape) -> str:
-    """The digest of the tape's records, whether or not it was sealed."""
+    """Return the digest of the tape's records, sealed or not."""
     if tape.footer is not None:
         return tape.footer.digest
     digest = Digest()
@@ -150,8 +208,116 @@ def digest_of(tape: Tape) -> str:
 
 
 def _of_seed(match: Match, seed: int) -> Match:
-    """The same training from another start, on the same data in another order."""
+    """Return the same training from another start, on the same data in another order."""
     return replace(match, spec=match.spec.model_copy(update={"seed": seed}))
+
+
+# ── the job without failures ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tape_without_failures(disturbed: Tape, trace: TrainingTrace, adoption: AdoptionRule, horizon_steps: int) -> Tape:
+    """Simulate the tape's job without failures, with a budget of ``horizon_steps`` per island, and return its tape.
+
+    The simulated world runs the tape's policy with islands, links and merges of the same speeds as on the tape. No island
+    dies, stands still or lacks capacity, so the same number of tokens takes less time. It ends as the tape does: with a
+    flush if the tape's job reached its budget, else in the middle, so that the work in flight is missing in both models or
+    in neither.
+    """
+    tokens = horizon_steps * len(trace.policy.islands) * trace.tokens_per_step
+    policy = replace(trace.policy, token_budget=tokens if trace.ended else ENDLESS, evaluation_every_merges=0)
+    world = World(policy, _calm(disturbed, trace, adoption), TWIN_SEED, checked=False)
+    for _ in world.passing(at_once=1):
+        if not trace.ended and world.core.state.tokens_trained >= tokens:
+            break
+    return world.tape
+
+
+def _calm(disturbed: Tape, trace: TrainingTrace, adoption: AdoptionRule) -> WorldPlan:
+    """Return a plan with the speeds and latencies of the tape and nothing else."""
+    fitted = fit(disturbed).plan
+    return WorldPlan(
+        step_s=_step_s(disturbed, trace.policy),
+        step_jitter_ratio=fitted.step_jitter_ratio,
+        tokens_per_step=trace.tokens_per_step,
+        adoption=adoption,
+        letter_s=fitted.letter_s,
+        pull_s=fitted.pull_s,
+        delivery_s=fitted.delivery_s,
+        merge_s=fitted.merge_s,
+    )
+
+
+def _step_s(tape: Tape, policy: JobPolicy) -> tuple[Duration, ...]:
+    """Return the median step time of each island, or of all islands for one that never reported."""
+    steps: dict[IslandId, list[Duration]] = {}
+    for record in tape.records:
+        match record.event:
+            case IslandReported(island=island, report=ProgressReport() as report):
+                steps.setdefault(island, []).append(report.step_seconds_median)
+    overall_median = median(seconds for samples in steps.values() for seconds in samples)
+    return tuple(median(steps.get(plan.island, [overall_median])) for plan in policy.islands)
+
+
+# ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def judge(seed: int, runs: Sequence[Run]) -> list[Row]:
+    ours = next(run.loss for run in runs if run.method == "tape")
+    return [Row(seed, run, ours / run.loss - 1) for run in runs]
+
+
+def means(rows: Sequence[Row]) -> list[Mean]:
+    """Return the mean of each method, or nothing for a single seed."""
+    if len({row.seed for row in rows}) < 2:
+        return []
+    methods = [method for method in METHODS if any(row.run.method == method for row in rows)]
+    return [_mean(method, [row for row in rows if row.run.method == method]) for method in methods]
+
+
+def _mean(method: Method, rows: Sequence[Row]) -> Mean:
+    count = len(rows)
+    gap = fsum(row.gap for row in rows) / count
+    variance = fsum((row.gap - gap) ** 2 for row in rows) / (count - 1)
+    return Mean(method, fsum(row.run.loss for row in rows) / count, gap, sqrt(variance / count))
+
+
+def table(match: Match, rows: Sequence[Row]) -> Table:
+    spec, sync, over_seeds = match.spec, match.spec.synchroniser, means(rows)
+    caption = "held-out loss in nats per byte at the same token budget; gap: the tape's loss relative to this one"
+    drawn = Table(
+        title=f"{spec.name}: {spec.model.preset}, {spec.island_count} islands × {spec.horizon_steps} steps × "
+        f"{spec.training.batch_size} × {spec.data.sequence_length} bytes; H = {sync.interval_steps}, P = {sync.fragments}",
+        caption=caption + (", ± the standard error of its mean" if over_seeds else ""),
+    )
+    for column in ("seed", "trained by", "tokens", "goodput", "merges × contributors", "loss", "gap"):
+        drawn.add_column(column, justify="left" if column == "trained by" else "right")
+    for row in rows:
+        run = row.run
+        if run.method == "tape":
+            drawn.add_section()
+        merges = f"{run.merge_count:,} × {run.contributors_mean:.2f}" if run.merge_count else ""
+        gap = "" if run.method == "tape" else f"{row.gap:+.2%}"
+        goodput = f"{run.goodput_ratio:.1%}"
+        drawn.add_row(str(row.seed), run.method, f"{run.tokens:,}", goodput, merges, f"{run.loss:.4f}", gap)
+    drawn.add_section()
+    for mean in over_seeds:
+        gap = "" if mean.method == "tape" else f"{mean.gap:+.2%} ± {mean.gap_stderr:.2%}"
+        drawn.add_row("mean", mean.method, "", "", "", f"{mean.loss:.4f}", gap)
+    return drawn
+
+
+def digests(rows: Sequence[Row]) -> str:
+    """Return lines with the digests of the parameters, and how many merges gave the digest on a live job's tape."""
+    lines = [f"parameters' digest, seed {row.seed}, {row.run.method}: {row.run.digest}" for row in rows]
+    recorded = rows[0].run
+    if recorded.as_recorded_count:
+        lines.append(
+            f"{recorded.as_recorded_count:,} of {recorded.merge_count:,} merges are bit-identical to the tape."
+        )
+    return "\n".join(lines)
+
+
+# ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -159,9 +325,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tape", type=Path, help="a tape.jsonl, or the folder of a run")
     parser.add_argument("--config", type=Path, required=True, help="the job specification: model, data, optimizers")
     parser.add_argument("--baseline", action="append", choices=METHODS[1:], default=[])
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="train from N seeds, the job's and on")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="train from N seeds, starting with the job's")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--again", action="store_true", help="train finished runs anew, and compare the bits")
+    parser.add_argument("--again", action="store_true", help="repeat finished runs and compare the bits")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
@@ -179,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs = TapeRuns(tape, _of_seed(match, seed), folder, console).train(methods, again=options.again)
             rows += judge(seed, runs)
     except KeyboardInterrupt:
-        console.print(f"Stopped. Finished runs are kept in {folder}; the same command goes on from there.")
+        console.print(f"Stopped. Finished runs are kept in {folder}. Run the same command again to continue.")
         return 130
     except AtollError as error:
         console.print(str(error), style="red", markup=False)

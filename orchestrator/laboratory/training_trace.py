@@ -1,18 +1,18 @@
-"""A job's training trace: how far each incarnation trained between which adoptions and offers.
+"""The training trace of a job: how far each incarnation trained between its adoptions and offers.
 
-    IncarnationTrace        one incarnation: where its state came from, then its moments in its own order
-    Offered     … it made an offer that was merged          Adopted   … it took over a published version
-    Exported    … another life took its state from it
-    Merged      a fragment's outer step, with the contributions and weights that were decided
-    Evaluated   Θ was measured
+    IncarnationTrace   one incarnation: the origin of its state, then its moments in its own order
+      Offered          it made an offer that was merged
+      Adopted          it adopted a published version
+      Exported         another incarnation took its state from it
+    Merged             the outer step of a fragment, with its contributions and weights
+    Evaluated          an evaluation of Θ
 
-Only what some merge depends on is kept: what an island trained after its last merged offer never reached the model.
-``trace_reader`` makes a ``TrainingTrace`` out of a tape, ``tape_training`` trains by it. Nothing here knows either, nor
-arrays.
+Only what a merge depends on is kept: steps after an island's last merged offer never reached the model. ``trace_reader``
+reads a ``TrainingTrace`` from a tape, and ``tape_training`` trains by it.
 
-Counts of steps are inner steps *here*: a step here is as many tokens on the tape as the tape's fastest steps had
-(``tokens_per_step``). An island that stepped with less capacity, on fewer tokens, so takes fewer steps here, and tokens
-stay comparable.
+Steps are counted in steps of the training *here*, which stand for as many tokens as the fastest steps on the tape had
+(``tokens_per_step``). An island that stepped at less capacity, on fewer tokens, takes fewer steps here, so that tokens stay
+comparable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LifeId = tuple[IslandId, Incarnation]
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """After ``steps`` inner steps of this life, its fragment was copied as ``payload``."""
+    """The fragment was copied as ``payload`` after ``steps`` inner steps of this incarnation."""
 
     steps: int
     fragment: FragmentId
@@ -44,10 +44,10 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """After ``steps`` inner steps it took version ``version``; its logical step was then at least ``logical_step``.
+    """The incarnation adopted ``version`` after ``steps`` inner steps. Its logical step is then at least ``logical_step``.
 
-    ``fix``, in tokens of the tape, is the latest it had heard. ``keeps`` says whether own work survived, all of it if there
-    was any, as ``has_work`` says; ``since`` is the offer of its own that the version holds, ``None`` for none.
+    ``fix`` is the latest schedule anchor that it had received, in tokens of the tape. ``has_work`` says whether it had own
+    work, and ``keeps`` whether all of that survived. ``since`` is its own offer that the version contains, if any.
     """
 
     steps: int
@@ -62,7 +62,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """After ``steps`` inner steps its whole state went to ``receiver``."""
+    """The whole state went to ``receiver`` after ``steps`` inner steps."""
 
     steps: int
     receiver: LifeId
@@ -73,10 +73,10 @@ Moment = Offered | Adopted | Exported
 
 @dataclass(frozen=True, slots=True)
 class IncarnationTrace:
-    """One incarnation. ``donor`` ``None``: it began from Θ at ``versions``, with a fresh inner optimizer.
+    """One incarnation. Without a donor it began from Θ at ``versions`` with a fresh inner optimizer.
 
-    ``shard`` is its island's place in the job; ``cursor`` the batches of the shard drawn before it; ``logical_step`` its
-    clock, and ``fix`` the job's, at the start.
+    ``shard`` is the index of its island, and ``cursor`` the number of batches of that shard drawn before it.
+    ``logical_step`` and ``fix`` are its step and the job's schedule anchor at the start.
     """
 
     id: LifeId
@@ -95,9 +95,9 @@ class IncarnationTrace:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """``digest`` is that of the fragment's parameters as the tape has it: its own if it trained, made up if simulated.
+    """A merge. ``digest`` is the recorded digest of the fragment's parameters (made up on a simulated tape).
 
-    The outer learning rate was ``outer_lr_ratio`` of its specification's.
+    ``outer_lr_ratio`` is the outer learning rate relative to the specification's.
     """
 
     fragment: FragmentId
@@ -109,7 +109,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Θ was measured when ``tokens`` had been trained, in tokens of the tape."""
+    """An evaluation of Θ after ``tokens``, in tokens of the tape."""
 
     tokens: int
 
@@ -119,11 +119,11 @@ Act = Merged | Evaluated
 
 @dataclass(frozen=True, slots=True)
 class TrainingTrace:
-    """A whole job. ``acts`` in the order in which they happened; ``lives`` those that some act needs.
+    """A whole job. ``acts`` are in their order, and ``lives`` are the incarnations that an act needs.
 
-    ``tokens_trained`` and ``steps_trained`` count everything that islands said they trained, as the tape counts it and
-    lost work too; ``inferred_count`` adoptions that no letter told of, found by what a receiver got from their island;
-    ``ended``: the budget was reached, and they gave what they had.
+    ``tokens_trained`` and ``steps_trained`` count all reported training as the tape counts it, including lost work.
+    ``inferred_count`` adoptions were not reported but follow from the state that a receiver got. ``ended`` says that the
+    budget was reached and the islands were flushed.
     """
 
     policy: JobPolicy
@@ -137,11 +137,11 @@ class TrainingTrace:
 
     @property
     def step_count(self) -> int:
-        """Inner steps to be trained."""
+        """The number of inner steps to train."""
         return sum(life.step_count for life in self.lives.values())
 
     def horizon_steps(self, tokens: int) -> int:
-        """So many tokens of the tape as inner steps of each island."""
+        """Convert tokens of the tape to inner steps of each island."""
         return max(1, tokens // (len(self.policy.islands) * self.tokens_per_step))
 
     @property

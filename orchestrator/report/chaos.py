@@ -1,6 +1,7 @@
-"""The verdict on a chaos plan as one self-contained page, to be shown to whoever asks whether the run survives.
+"""Renders the verdict on a chaos plan as one self-contained HTML page.
 
-Takes what ``chaos.verdict`` says as plain data, and the report of the job it judges; refuses to judge.
+The input is the verdict of ``chaos.verdict`` as plain data and the report of the job. This module draws the verdict and
+does not judge anything itself.
 """
 
 from __future__ import annotations
@@ -17,23 +18,19 @@ Plain = Mapping[str, Any]
 
 
 def render(verdict: Plain, report: Plain, plan_text: str) -> str:
-    """The page, as text to be written in UTF-8. ``plan_text`` is the plan as it was written."""
+    """Return the page, to be written as UTF-8. ``plan_text`` is the plan as the user wrote it."""
     title = f"{verdict['plan']} on {verdict['job'] or 'a job'}"
     outcome = "passed" if verdict["passed"] else "failed"
     body = (
         header("atoll · chaos verdict", title, outcome, _lead(verdict, report), bad=not verdict["passed"])
         + _tiles(verdict, report)
         + cards(
-            card("Objectives", "What had to hold, whatever the plan did.", _objectives(verdict), wide=True),
-            card("Islands over time", "× lost   ○ its work is in a merge again", timeline_chart(report)),
-            card(
-                "Where island time went", "Of all islands, from the first placement to the end.", goodput_chart(report)
-            ),
-            card("Faults", "Each as planned, and what became of it.", _faults(verdict), wide=True),
+            card("Objectives", "What had to hold in spite of the faults.", _objectives(verdict), wide=True),
+            card("Islands over time", "× lost   ○ first contribution merged after recovery", timeline_chart(report)),
+            card("Where island time went", "All islands, from the first placement to the end.", goodput_chart(report)),
+            card("Faults", "Each planned fault and its outcome.", _faults(verdict), wide=True),
             *_notes(verdict),
-            card(
-                "The plan", "As it was written.", f'<div class="scroll"><pre>{escape(plan_text)}</pre></div>', wide=True
-            ),
+            card("The plan", "As written.", f'<div class="scroll"><pre>{escape(plan_text)}</pre></div>', wide=True),
         )
     )
     return document(f"{outcome}: {title} · atoll", body)
@@ -54,7 +51,7 @@ def _tiles(verdict: Plain, report: Plain) -> str:
         tile("Objectives", f"{held} of {len(verdict['objectives'])}", "held"),
         tile("Faults", str(injected), f"injected, {len(verdict['faults']) - injected} skipped"),
         tile("Bystanders' longest gap", seconds(report.get("bystander_gap_max_s")), where),
-        tile("Goodput", percent(report["goodput_ratio"]), "of island time reached a merge"),
+        tile("Goodput", percent(report["goodput_ratio"]), "of island time is in a merge"),
     )
 
 
@@ -70,7 +67,8 @@ def _objectives(verdict: Plain) -> str:
         )
         for one in verdict["objectives"]
     )
-    return table(("objective", "outcome", "is", "limit", "at", "why"), rows, "The plan has no objectives.", words=(5,))
+    head = ("objective", "outcome", "value", "limit", "at", "detail")
+    return table(head, rows, "The plan has no objectives.", words=(5,))
 
 
 def _faults(verdict: Plain) -> str:
@@ -85,12 +83,12 @@ def _faults(verdict: Plain) -> str:
         )
         for fault in verdict["faults"]
     )
-    head = ("island", "fault", "for", "planned", "job time", "outcome")
+    head = ("island", "fault", "duration", "planned", "job time", "outcome")
     return table(head, rows, "No fault was injected.", words=(5,))
 
 
 def _kind(fault: Plain) -> str:
-    """With what its duration does not say."""
+    """Return the fault's kind with its parameters other than the duration."""
     size = f", {fault['payloads']} payloads" if fault.get("payloads") else ""
     where = f", host {fault['host']}" if fault.get("host") is not None else ""
     kind: str = fault["kind"]

@@ -1,4 +1,4 @@
-"""The four pictures of a report: loss, islands over time, where the time went, merges. report.json in, SVG out."""
+"""The four charts of a report: loss, islands over time, island time by class, merges. report.json in, SVG out."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from orchestrator.report.words import count, loss, percent, plain, plural, secon
 
 STATES = {
     "training": "training",
-    "flushed": "waiting for the end",
+    "flushed": "flushed, waiting for the end",
     "catching_up": "catching up",
     "starting": "building and compiling",
     "placing": "being placed",
-    "suspect": "silent",
+    "suspect": "unreachable",
     "draining": "draining",
-    "lost": "lost, waiting",
-    "failed": "given up",
-    "stopped": "kept away",
+    "lost": "lost, waiting to restart",
+    "failed": "failed",
+    "stopped": "stopped",
     "drained": "drained",
     "cordoned": "waiting for its node group",
 }
@@ -50,11 +50,11 @@ CLASSES = {
 Report = Mapping[str, Any]
 
 HIGH_ROW, LOW_ROW, HIGH_ROWS_MAX = 30.0, 17.0, 24
-"""Of a timeline. Those of more islands are low, so that a picture of many fits a screen or two."""
+"""Row heights of the timeline. Beyond ``HIGH_ROWS_MAX`` islands the rows are low, so that the chart fits a screen or two."""
 
 
 def loss_chart(report: Report) -> str:
-    """Held-out loss against tokens, over the islands' own training loss, and the unigram model to beat."""
+    """Draw held-out loss against tokens, with the islands' own training loss and the loss of a unigram model."""
     held_out, training = report["loss_curve"], report["training_loss_curve"]
     unigram = report.get("loss_unigram")
     values = [point[1] for point in (*held_out, *training)] + ([unigram] if unigram else [])
@@ -80,7 +80,7 @@ def loss_chart(report: Report) -> str:
 
 
 def timeline_chart(report: Report) -> str:
-    """One row per island, coloured by its state; a cross marks a loss, a ring its first merge afterwards."""
+    """Draw one row per island, coloured by state. A cross marks a loss, a ring the first merge afterwards."""
     islands = [name for name, island in report["islands"].items() if not island.get("spare")]
     duration = report["duration_s"] or 1.0
     label_width = min(150.0, 12.0 + 7.2 * max((len(name) for name in islands), default=0))
@@ -97,7 +97,7 @@ def timeline_chart(report: Report) -> str:
         shown.add(state)
     for recovery in report["recoveries"]:
         top = tops[recovery["island"]]
-        if recovery["parts"]["detect"]:  # else it was away by order, and re-added
+        if recovery["parts"]["detect"]:  # without it, an operator had stopped the island and readmitted it
             parts.append(_cross(x(recovery["killed_at"]), top - 1.5))
         if recovery["complete"]:
             tooltip = f"{recovery['island']} contributed again after {seconds(recovery['total'])}"
@@ -110,7 +110,7 @@ def timeline_chart(report: Report) -> str:
 
 
 def goodput_chart(report: Report) -> str:
-    """All island-seconds in one bar, by class; below it what kept them from being productive, by cause."""
+    """Draw all island-seconds in one bar by class, and below it the lost time by cause."""
     spent = report["island_seconds"]
     total = spent["total"]
     if not total:
@@ -139,12 +139,12 @@ def goodput_chart(report: Report) -> str:
         for name, words in CLASSES.items()
         if spent[name] > 0
     ]
-    picture = drawing(62.0 + 24.0 * len(causes), "Island time by class, and what was lost by cause", *parts)
-    return legend(keys) + picture
+    chart = drawing(62.0 + 24.0 * len(causes), "Island time by class, and lost time by cause", *parts)
+    return legend(keys) + chart
 
 
 def merges_chart(report: Report) -> str:
-    """Merges of each fragment, by how many islands contributed."""
+    """Draw the merges of each fragment by number of contributors."""
     fragments = report["contributors_per_fragment"]
     highest = max((sum(one.values()) for one in fragments), default=0)
     if not highest:
@@ -179,13 +179,13 @@ def _share_colour(contributors: int, islands: int) -> str:
 
 
 def _from_to(counts: list[int]) -> str:
-    """How many islands one colour stands for."""
+    """Return the legend of one colour: the numbers of islands that it stands for."""
     most = plural(counts[-1], "island")
     return most if len(counts) == 1 else f"{counts[0]} to {most}"
 
 
 def parts_bar(parts: Mapping[str, float]) -> str:
-    """A recovery's parts, side by side in their proportion."""
+    """Draw the parts of a recovery side by side, in proportion to their durations."""
     total = sum(parts.values()) or 1.0
     spans = (
         f'<i style="flex:{value / total:.4f};background:var(--part-{name})" title="{name}: {seconds(value)}"></i>'

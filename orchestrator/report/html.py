@@ -1,7 +1,7 @@
-"""A job's report as one self-contained page.
+"""Renders the report of a job as one self-contained HTML page.
 
-Takes what ``accounting.report.build`` made (or what report.json holds) and refuses to know anything else: no script, no
-network, no plotting library. Names that users chose are escaped.
+The only input is the plain data that ``accounting.report.build`` returns and report.json holds. The page has no script,
+loads nothing and needs no plotting library. Names that users chose are escaped.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from orchestrator.report.words import count, loss, percent, plural, seconds
 
 Report = Mapping[str, Any]
 REGIONS_NAMED_MAX = 8
-"""Of more the number is enough: each island's is in its row."""
+"""The header names up to this many regions, and gives only the number of more. The islands' table names all."""
 _PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
 _BECAUSE = {reason.value: reason.words for reason in CloseReason}
 
 
 def render(report: Report) -> str:
-    """The page, as text to be written in UTF-8."""
+    """Return the page, to be written as UTF-8."""
     body = (
         _header(report)
         + _tiles(report)
         + cards(
-            card("Loss", "Held-out loss of the merged parameters, as training went on.", loss_chart(report)),
+            card("Loss", "Held-out loss of the merged parameters during training.", loss_chart(report)),
             card("Where island time went", _goodput_words(report), goodput_chart(report)),
-            card("Islands over time", "× lost   ○ its work is in a merge again", timeline_chart(report)),
+            card("Islands over time", "× lost   ○ first contribution merged after recovery", timeline_chart(report)),
             card("Merges per fragment", _merges_words(report), merges_chart(report)),
             card("Why rounds closed", _grace_words(report), _reasons(report)),
             card(
-                "Contributions refused", "Each refusal is a decision with a reason; nothing failed.", _refusals(report)
+                "Contributions refused", "Refusals are decisions, not failures; each has a reason.", _refusals(report)
             ),
             card("Recoveries", _recovery_words(report), _recoveries(report), wide=True),
-            card("Islands", "Each with its own data and inner optimizer.", _islands(report), wide=True),
+            card("Islands", "Each has its own data and inner optimizer.", _islands(report), wide=True),
             *_wire_cards(report),
             *_warning_cards(report),
         )
@@ -62,7 +62,7 @@ def _header(report: Report) -> str:
 
 def _tiles(report: Report) -> str:
     unigram = report.get("loss_unigram")
-    against = f"a model without context has {loss(unigram)}" if unigram else "nats per token, held out"
+    against = f"a unigram model has {loss(unigram)}" if unigram else "nats per token, held out"
     if (initial := report.get("loss_initial")) is not None:
         against += f"; {loss(initial)} at the start"
     evaluations = report.get("evaluations") or {}
@@ -70,19 +70,19 @@ def _tiles(report: Report) -> str:
         against += f"; {bits:.3f} bits per byte"
     against += "".join(f"; {one['source']} {loss(one['loss'])}" for one in evaluations.get("sources") or ())
     if flaws := (report.get("data_flaws") or {}).get("remark"):
-        against += f"; of the text, {flaws}"
+        against += f"; data: {flaws}"
     merged, trained = report["tokens_merged"], report["tokens_trained"]
-    worth = f"{count(merged)} of {count(trained)} tokens trained are in the result"
+    merged_words = f"{count(merged)} of {count(trained)} trained tokens are in the result"
     recovery = report.get("recovery_s")
     if recovery:
         parts = {name: recovery[name] for name in _PARTS}
         back = tile(f"Recovery of {recovery['island']}", seconds(recovery["total"]), _parts_words(parts), parts)
     else:
         gap = report.get("survivor_gap_max_s")
-        back = tile("Recovery", "none needed", f"longest gap between two steps: {seconds(gap)}")
+        back = tile("Recovery", "none needed", f"longest gap between steps: {seconds(gap)}")
     return tiles(
         tile("Final loss", loss(report["loss_final"]), against),
-        tile("Goodput", percent(report["goodput_ratio"]), worth),
+        tile("Goodput", percent(report["goodput_ratio"]), merged_words),
         back,
     )
 
@@ -101,24 +101,26 @@ def _parts_words(parts: Mapping[str, float]) -> str:
 def _goodput_words(report: Report) -> str:
     total, uptime = report["island_seconds"]["total"], report["uptime_ratio"]
     quorum = report["policy"]["quorum"]
-    at_least = "an island was" if quorum == 1 else f"{quorum} islands were"
+    at_least = "at least one island was" if quorum == 1 else f"at least {quorum} islands were"
     return f"{seconds(total)} of island time; {at_least} training {percent(uptime)} of the time."
 
 
 def _merges_words(report: Report) -> str:
-    return f"{report['merges']} merges, {report['contributors_mean']:.2f} islands in each on average."
+    return f"{report['merges']} merges with {report['contributors_mean']:.2f} islands on average."
 
 
 def _grace_words(report: Report) -> str:
     waited, merged = seconds(report["grace_used_mean_s"]), seconds(report["merge_seconds_mean"])
-    return f"Waited {waited} after quorum and merged in {merged} on average."
+    return f"On average a round waited {waited} after its quorum and merged in {merged}."
 
 
 def _recovery_words(report: Report) -> str:
     gap, step = report.get("survivor_gap_max_s"), report.get("survivor_step_time_median_s")
     if gap is None:
-        return "No island trained undisturbed from beginning to end."
-    return f"Survivors' longest gap between two steps was {seconds(gap)}, their median step takes {seconds(step)}."
+        return "No island trained without interruption from start to end."
+    return (
+        f"Islands that survived went at most {seconds(gap)} between two steps; their median step took {seconds(step)}."
+    )
 
 
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,13 +137,13 @@ def _reasons(report: Report) -> str:
         )
         for row in report["close_reasons"]
     )
-    head = ("because", "merges", "islands", "waited", "longest")
+    head = ("reason", "merges", "islands per merge", "mean wait", "longest wait")
     return table(head, rows, "No round has closed.")
 
 
 def _refusals(report: Report) -> str:
     rows = [(escape(reason.replace("_", " ")), str(times)) for reason, times in report["refusals"].items()]
-    return table(("because", "times"), rows, "No contribution was refused.")
+    return table(("reason", "count"), rows, "No contribution was refused.")
 
 
 def _recoveries(report: Report) -> str:
@@ -172,7 +174,7 @@ def _islands(report: Report) -> str:
         )
         for name, island in report["islands"].items()
     )
-    head = ("island", "region", "tokens trained", "of them merged", "merges", "step", "longest gap", "goodput")
+    head = ("island", "region", "tokens trained", "merged", "merges", "median step", "longest gap", "goodput")
     return table(head, rows, "The job has no islands.")
 
 
@@ -181,31 +183,31 @@ def _productive(spent: Mapping[str, float]) -> float:
 
 
 def _wire_cards(report: Report) -> list[str]:
-    """What lines carried and what codecs owe; nothing of jobs that do not say it: simulated ones, and earlier builds'."""
+    """Return the cards about traffic and codec residues. Simulated jobs and reports of earlier builds have neither."""
     lines, norms = report.get("lines", {}).get("islands", {}), report.get("fragment_norms", [])
     shown = []
     if lines:
         shown.append(card("Lines", _wire_words(report), _lines(lines, report["islands"]), wide=True))
     if norms:
-        words = "What the last outer step changed, and how much of that the codec of updates still owed."
+        words = "The size of the last outer step, and the part of it that the update codec has not yet sent."
         shown.append(card("Fragments", words, _norms(norms)))
     return shown
 
 
 def _warning_cards(report: Report) -> list[str]:
-    """What of the specification was probably a mistake."""
+    """Return a card with the warnings about the specification, if there are any."""
     rows = [(escape(one["path"]), escape(one["message"]), escape(one["remedy"])) for one in report.get("warnings", [])]
     if not rows:
         return []
-    words = "What the specification allows, and is most likely not meant."
+    words = "Settings of the specification that are valid but probably not intended."
     return [card("Warnings", words, table(("field", "value", "remedy"), rows, ""), wide=True)]
 
 
 def _wire_words(report: Report) -> str:
     wire = report["wire"]
     return (
-        f"Contributions travelled in {escape(wire['up'])}, updates in {escape(wire['down'])}. "
-        "Counted since the synchroniser last began."
+        f"Contributions were encoded as {escape(wire['up'])}, updates as {escape(wire['down'])}. "
+        "Counted since the synchroniser last started."
     )
 
 
@@ -221,8 +223,8 @@ def _lines(lines: Mapping[str, Any], islands: Mapping[str, Any]) -> str:
         )
         for name, line in lines.items()
     )
-    head = ("island", "region", "up", "updates", "values", "states", "busy up", "busy down")
-    return table(head, rows, "Nothing was carried.")
+    head = ("island", "region", "contributions", "updates", "values", "states", "busy up", "busy down")
+    return table(head, rows, "Nothing was transferred.")
 
 
 def _norms(norms: Sequence[Mapping[str, Any]]) -> str:
@@ -235,7 +237,7 @@ def _norms(norms: Sequence[Mapping[str, Any]]) -> str:
         )
         for own in norms
     )
-    return table(("fragment", "version", "update", "owed by the codec"), rows, "Nothing was merged.")
+    return table(("fragment", "version", "update norm", "not yet sent"), rows, "Nothing was merged.")
 
 
 def _megabytes(size: int) -> str:
@@ -245,10 +247,10 @@ def _megabytes(size: int) -> str:
 def _footer(report: Report) -> str:
     policy = report["policy"]
     cap = policy["grace_cap_steps"]
-    grace = "until everyone is in" if cap is None else f"up to {cap:g} steps of grace"
+    grace = "no limit on the grace window" if cap is None else f"a grace window of at most {cap:g} steps"
     return (
-        f"<footer>{policy['fragments']} fragments, each synchronised every {policy['interval_steps']} steps and "
-        f"overlapped by {policy['overlap_steps']}; quorum {policy['quorum']} of {policy['islands']}, {grace}. "
+        f"<footer>{policy['fragments']} fragments, each synchronised every {policy['interval_steps']} steps with an "
+        f"overlap of {policy['overlap_steps']} steps; quorum {policy['quorum']} of {policy['islands']}, {grace}. "
         "A token counts as merged once a version of the parameters contains it. "
         f"Job {escape(str(report.get('job_id') or '–'))}.</footer>"
     )

@@ -1,8 +1,8 @@
-"""The parts of every report page: the document round it, cards, tiles and tables. Refuses to know what they say.
+"""The parts that all report pages share: style sheet, document, header, tiles, cards and tables.
 
-A page is complete in itself: no script, no network. Text is escaped here; a ``body`` or a table's cell is HTML already.
-
-The page's colours and layout. Every colour is a variable with a light and a dark value.
+A page is one self-contained file: no script, no network. Every colour is a CSS variable with a light and a dark value.
+Functions here escape the text that they are given, except a ``body`` and table cells, which must be HTML already. What the
+pages say is up to ``html`` and ``chaos``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ CSS = f":root{{color-scheme:light dark;{_LIGHT}}}@media (prefers-color-scheme:da
 
 
 def document(title: str, body: str) -> str:
-    """The whole page, as text to be written in UTF-8."""
+    """Return the whole page, to be written as UTF-8."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -130,9 +130,9 @@ def cards(*each: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str, *, words: Sequence[int] = ()) -> str:
-    """``words`` are the columns that hold sentences, which wrap and stand on the left.
+    """Return a table, or ``empty`` if it has no rows. ``words`` are the columns of sentences: left-aligned and wrapped.
 
-    On a phone a table is wider than the page and scrolls by itself: so that keys can do that too, it takes the focus.
+    On a phone the table is wider than the page and scrolls on its own. It takes the focus, so the keyboard can scroll it.
     """
     kinds = dict.fromkeys(words, ' class="words"')
     body = "".join(

@@ -1,38 +1,28 @@
-"""Charts of what ``atoll simulate`` found: plain data in, one SVG out.
+"""The charts that ``atoll simulate --plot`` writes: plain data in, one stand-alone SVG file out.
 
-    systems_chart      goodput by system, badput by cause stacked behind it
-    goodput_curves     goodput against chips, one curve a system, the paper's points as marks
-    lines_chart        anything else that is curves: bandwidth against utilisation, wall-clock against extra compute
+    systems_chart      goodput by system, with badput by cause stacked behind it
+    goodput_curves     goodput against chips, one curve for each system, the paper's points as marks
+    lines_chart        any other curves: bandwidth against utilisation, wall-clock time against extra compute
 
-Refuses to compute: what is drawn is what is printed.
+Nothing is computed here: a chart shows the figures of the printed table. Unlike the charts of a report, which take the
+colours of their page, these files are opened by any SVG viewer, so title, legend and colours are all inside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
-from orchestrator.report.picture import (
-    FAINT,
-    INK,
-    PAPER,
-    RULE,
-    SOFT,
-    WIDTH,
-    LogScale,
-    block,
-    curve,
-    legend,
-    mark,
-    picture,
-    point,
-    stroke,
-    top_of,
-    words,
-)
-from orchestrator.report.svg import Scale
+from orchestrator.report.svg import LogScale, Scale, element
 from orchestrator.report.words import count, percent
+
+WIDTH = 760.0
+INK, SOFT, RULE, FAINT, PAPER = "#14242b", "#566a73", "#c3ced3", "#e6ecee", "#ffffff"
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,'DejaVu Sans',sans-serif"
+LETTER_WIDTH = 0.56
+"""The estimated mean width of a character, as a part of the font size. Nothing here can measure text."""
 
 GOOD = "#0f8b7f"
 CAUSES = ("#d9764a", "#e3bd5a", "#7388c9", "#b5483f", "#b3bfe2", "#9aa7ad", "#c98fb0")
@@ -44,7 +34,7 @@ SYSTEMS = {
     "decoupled": GOOD,
 }
 SHADES = {2: "#74c4ba", 4: "#3fa498", 8: "#0f8b7f", 16: "#0a4f49"}
-"""Of ``decoupled``, by its number of learners where several stand in one picture."""
+"""Colours of ``decoupled`` by number of learners, for charts that show several."""
 SPARE = "#566a73"
 LEFT, RIGHT = 64.0, WIDTH - 150.0
 
@@ -53,7 +43,7 @@ LEFT, RIGHT = 64.0, WIDTH - 150.0
 class Line:
     """One curve. ``published`` are points of the paper, drawn as marks in the curve's colour.
 
-    The name stands at the right end, or right of ``name_at``, where curves end in one place.
+    The name is drawn at the right end of the curve, or to the right of ``name_at`` where several curves end together.
     """
 
     name: str
@@ -66,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is measured, how its values are said, and between which two it runs."""
+    """One axis: what it measures, how ``say`` formats a value, and its range."""
 
     name: str
     say: Callable[[float], str]
@@ -80,7 +70,7 @@ class Axis:
 
 
 def systems_chart(rows: Sequence[Mapping[str, Any]], title: str, subtitle: Sequence[str] = ()) -> str:
-    """A bar for each row's ``label`` (or system): its goodput, and what kept the rest, by cause."""
+    """Draw a bar for each row, named by ``label`` or system: its goodput, and the lost time by cause."""
     causes = _causes_of(rows)
     colours = {cause: CAUSES[n % len(CAUSES)] for n, cause in enumerate(causes)}
     cause_names = {cause: cause.replace("_", " ") for cause in causes}
@@ -109,13 +99,13 @@ def systems_chart(rows: Sequence[Mapping[str, Any]], title: str, subtitle: Seque
         else:
             colour = PAPER if at > x(goodput) + 120 else INK
             parts.append(words(x(goodput) + 10, y + 19, figure, size=14, colour=colour, weight=650))
-    return picture(bottom + 34, title, subtitle, *parts)
+    return svg_file(bottom + 34, title, subtitle, *parts)
 
 
 def goodput_curves(
     rows: Sequence[Mapping[str, Any]], published: Sequence[Mapping[str, Any]], subtitle: Sequence[str] = ()
 ) -> str:
-    """``rows`` as goodput-table gives them; ``published`` has system, learners, chips and goodput."""
+    """Draw the rows of the preset goodput-table. ``published`` rows have system, learners, chips and goodput."""
     lines = []
     for system, learners in dict.fromkeys((row["system"], row["learners"]) for row in rows):
         mine = [r for r in rows if (r["system"], r["learners"]) == (system, learners)]
@@ -130,7 +120,7 @@ def goodput_curves(
 
 
 def lines_chart(lines: Sequence[Line], across: Axis, up: Axis, title: str, subtitle: Sequence[str] = ()) -> str:
-    """Curves with their names at their right ends, pushed apart where they would lie on each other."""
+    """Draw curves with their names at their right ends, moved apart where they would overlap."""
     top = top_of(subtitle) + 14
     bottom = top + 330
     x, y = across.scale(LEFT, RIGHT), up.scale(bottom, top)
@@ -166,11 +156,11 @@ def lines_chart(lines: Sequence[Line], across: Axis, up: Axis, title: str, subti
     if any(line.published for line in lines):
         key, _ = legend(LEFT, bottom + 42, [(SOFT, "published, arXiv:2604.21428")], diamonds=1)
         parts.append(key)
-    return picture(bottom + 60, title, subtitle, *parts)
+    return svg_file(bottom + 60, title, subtitle, *parts)
 
 
 def _causes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every cause of any row, the one that cost most first."""
+    """Return all causes of the rows, the most expensive first."""
     totals: dict[str, float] = {}
     for row in rows:
         for cause, ratio in row["badput"].items():
@@ -179,7 +169,7 @@ def _causes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _apart(wanted: Mapping[int, float], gap: float) -> dict[int, float]:
-    """Places at least ``gap`` apart, in the same order, each as near as that allows to where it wants to be."""
+    """Return positions at least ``gap`` apart, in the same order, each as close to the wanted one as possible."""
     placed: dict[int, float] = {}
     groups: list[list[int]] = []
     for n in sorted(wanted, key=lambda n: (wanted[n], n)):
@@ -208,3 +198,88 @@ def _whole_percent(value: float) -> str:
 
 
 _RATIO = Axis("goodput", _whole_percent, 0.0, 1.0, ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+
+
+# ── drawing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def words(
+    x: float, y: float, text: str, *, size: float = 12.5, colour: str = SOFT, anchor: str = "start", weight: int = 400
+) -> str:
+    return element(
+        "text",
+        escape(text),
+        x=x,
+        y=y,
+        font_size=size,
+        fill=colour,
+        text_anchor=anchor,
+        font_weight=weight if weight != 400 else None,
+    )
+
+
+def stroke(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1.0, dashes: str = "") -> str:
+    drawn = {"stroke": colour, "stroke_width": width, "stroke_dasharray": dashes or None}
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, **drawn)
+
+
+def block(x: float, y: float, width: float, height: float, colour: str, title: str = "", radius: float = 2.0) -> str:
+    """Return a filled rectangle with ``title`` as its tooltip."""
+    tooltip = element("title", escape(title)) if title else ""
+    return element("rect", tooltip, x=x, y=y, width=max(0.0, width), height=height, rx=radius, fill=colour)
+
+
+def curve(points: Sequence[tuple[float, float]], colour: str, width: float = 2.4, dashes: str = "") -> str:
+    drawn = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    style = {"stroke": colour, "stroke_width": width, "stroke_dasharray": dashes or None}
+    return element("path", d=drawn, fill="none", stroke_linejoin="round", stroke_linecap="round", **style)
+
+
+def point(x: float, y: float, colour: str, title: str = "", radius: float = 3.4) -> str:
+    tooltip = element("title", escape(title)) if title else ""
+    return element("circle", tooltip, cx=x, cy=y, r=radius, fill=colour)
+
+
+def mark(x: float, y: float, colour: str, title: str = "", size: float = 6.0) -> str:
+    """Return a hollow diamond, which marks a published figure."""
+    tooltip = element("title", escape(title)) if title else ""
+    drawn = f"M{x:.1f} {y - size:.1f}l{size} {size}l{-size} {size}l{-size} {-size}z"
+    return element("path", tooltip, d=drawn, fill=PAPER, stroke=colour, stroke_width=2.0)
+
+
+def legend(x: float, y: float, entries: Sequence[tuple[str, str]], *, diamonds: int = 0) -> tuple[str, float]:
+    """Return colour keys, wrapped into rows, and the y below them. The last ``diamonds`` keys are hollow diamonds."""
+    parts, at, size = [], x, 12.5
+    for n, (colour, name) in enumerate(entries):
+        needed = 18 + LETTER_WIDTH * size * len(name) + 16
+        if at + needed > WIDTH - 16 and at > x:
+            at, y = x, y + 20
+        is_mark = n >= len(entries) - diamonds
+        parts.append(mark(at + 6, y - 5, colour, size=5.0) if is_mark else block(at, y - 11, 12, 12, colour, radius=3))
+        parts.append(words(at + 18, y, name, size=size))
+        at += needed
+    return "".join(parts), y + 14
+
+
+def svg_file(height: float, title: str, subtitle: Sequence[str], *parts: str) -> str:
+    """Return the whole file: title and subtitle, and below them ``parts``, which start at ``top_of(subtitle)``."""
+    head = [words(24, 36, title, size=19, colour=INK, weight=650)]
+    head += [words(24, 57 + 18 * n, line, size=13) for n, line in enumerate(subtitle)]
+    return element(
+        "svg",
+        element("rect", x=0, y=0, width=WIDTH, height=height, fill=PAPER),
+        *head,
+        *parts,
+        viewBox=f"0 0 {WIDTH:g} {height:g}",
+        width=f"{WIDTH:g}",
+        height=f"{height:g}",
+        font_family=FONT,
+        role="img",
+        aria_label=title,
+        xmlns="http://www.w3.org/2000/svg",
+    )
+
+
+def top_of(subtitle: Sequence[str]) -> float:
+    """Return the y at which the drawing can start, below title and subtitle."""
+    return 64.0 + 18.0 * len(subtitle)

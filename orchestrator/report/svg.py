@@ -1,7 +1,7 @@
-"""A few words of SVG: scales, ticks, axes, marks. Coordinates in, elements as strings out.
+"""A minimal SVG vocabulary: scales, ticks, axes and marks. Coordinates in, elements as strings out.
 
-Colours are CSS variables of the page (``style``), so that one drawing serves light and dark. Drawn here and not by a
-plotting library, because a synchroniser should not have to load one to say how a job went.
+Colours are CSS variables of the page (``page``), so one drawing serves the light and the dark theme. There is no plotting
+library behind it, because the synchroniser writes reports and should not have to load one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from html import escape
 from math import ceil, floor, log10
 
 WIDTH = 520.0
-"""All charts are this many units wide and scale with the page; text is sized to stay readable on a phone."""
+"""The width of all charts, in units. They scale with the page, and text is large enough to be readable on a phone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps [low, high] onto [start, stop] of the drawing."""
+    """A linear map from [low, high] to [start, stop] of the drawing."""
 
     low: float
     high: float
@@ -29,7 +29,7 @@ class Scale:
         return self.start + (value - self.low) / span * (self.stop - self.start)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round values inside the range, about ``count`` of them."""
+        """Return about ``count`` round values inside the range."""
         span = self.high - self.low
         if span <= 0.0:
             return [self.low]
@@ -40,8 +40,22 @@ class Scale:
         return [n * step for n in range(first, floor(self.high / step + 1e-9) + 1)]
 
 
+@dataclass(frozen=True, slots=True)
+class LogScale(Scale):
+    """A logarithmic map: equal ratios get equal lengths. ``low`` and ``high`` are above zero."""
+
+    def __call__(self, value: float) -> float:
+        share = log10(value / self.low) / (log10(self.high / self.low) or 1.0)
+        return self.start + share * (self.stop - self.start)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Return the powers of ten inside the range. ``count`` is ignored."""
+        first, last = ceil(log10(self.low) - 1e-9), floor(log10(self.high) + 1e-9)
+        return [10.0**power for power in range(first, last + 1)]
+
+
 def element(name: str, *children: str, **attributes: object) -> str:
-    """One element; ``_`` in attribute names stands for ``-``, ``class_`` for ``class``."""
+    """Return one element. ``_`` in attribute names becomes ``-``, and ``class_`` becomes ``class``."""
     named = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value), quote=True)}"'
         for key, value in attributes.items()
@@ -59,7 +73,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def box(x: float, y: float, width: float, height: float, colour: str, title: str = "", radius: float = 1.5) -> str:
-    """A filled rectangle that says what it is when pointed at."""
+    """Return a filled rectangle with ``title`` as its tooltip."""
     tooltip = element("title", escape(title)) if title else ""
     return element(
         "rect", tooltip, x=x, y=y, width=max(0.0, width), height=height, rx=radius, style=f"fill:var(--{colour})"
@@ -78,14 +92,14 @@ def path(points: Iterable[tuple[float, float]], colour: str, *, width: float = 2
 
 
 def x_axis(scale: Scale, y: float, say: Callable[[float], str], name: str) -> str:
-    """Ticks below ``y``, and what they measure at the right end."""
+    """Return a horizontal axis at ``y``: ticks below it, and ``name`` at its right end."""
     marks = [text(scale(tick), y + 17, say(tick), anchor="middle", kind="tick") for tick in scale.ticks()]
     named = text(scale.stop, y + 34, name, anchor="end", kind="tick")
     return line(scale.start, y, scale.stop, y, "axis") + "".join(marks) + named
 
 
 def y_axis(scale: Scale, x: float, until: float, say: Callable[[float], str], count: int = 4) -> str:
-    """Grid lines from ``x`` to ``until`` with their values on the left."""
+    """Return grid lines from ``x`` to ``until`` with their values on the left."""
     marks = []
     for tick in scale.ticks(count):
         marks.append(line(x, scale(tick), until, scale(tick), "grid"))
@@ -94,7 +108,7 @@ def y_axis(scale: Scale, x: float, until: float, say: Callable[[float], str], co
 
 
 def drawing(height: float, label: str, *parts: str) -> str:
-    """A whole picture. ``label`` is what a screen reader says of it."""
+    """Return a whole chart. ``label`` is its description for screen readers."""
     return element(
         "svg",
         *parts,
@@ -106,7 +120,7 @@ def drawing(height: float, label: str, *parts: str) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Colour keys as HTML, so that they wrap as text does."""
+    """Return colour keys as HTML, so that they wrap like text."""
     keys = (f'<span class="key"><i style="background:var(--{c})"></i>{escape(name)}</span>' for c, name in entries)
     return f'<p class="legend">{"".join(keys)}</p>'
 

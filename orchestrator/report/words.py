@@ -1,10 +1,10 @@
-"""Numbers as people read them."""
+"""Formats numbers for people: counts, durations, percentages and losses. A missing value is an en dash."""
 
 from __future__ import annotations
 
 
 def count(value: float | None) -> str:
-    """1234567 → 1.23 M."""
+    """Return a count with a unit prefix: 1234567 → 1.23 M."""
     if value is None:
         return "–"
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -14,7 +14,7 @@ def count(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Always in seconds up to two minutes, then in minutes, then in hours."""
+    """Return a duration in ms or s up to two minutes, then in minutes, then in hours."""
     if value is None:
         return "–"
     if abs(value) < 0.0995:
@@ -39,5 +39,5 @@ def plural(number: int, what: str) -> str:
 
 
 def plain(value: float) -> str:
-    """A tick's value without needless digits."""
+    """Return the value of a tick without trailing zeros."""
     return f"{value:.6g}"

@@ -1,8 +1,8 @@
-"""Advice on a specification: what is allowed, and most likely not what its author wants. Pure.
+"""Warnings about a specification: settings that are valid but probably not what the author wants. Pure.
 
-Nothing here refuses a job (``config`` does). Each piece of advice is a ``Problem`` with the field, its value, what will
-happen, and what to change. What cannot be known from the specification and the given lines is not mentioned: a line's speed
-where nobody measured or capped it, and the model's size where only its package knows it.
+Nothing here refuses a job (``config`` does that). Each warning is a ``Problem`` with the field, its value, what will happen
+and what to change. A rule that needs a fact which the specification and the given lines do not contain gives no warning:
+the speed of a line that is neither measured nor capped, or the size of a model that only the user's package knows.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from orchestrator.errors import Problem
 from orchestrator.simulation.line_advice import (
     UTILISATION_MIN,
     Demand,
-    Knobs,
     Line,
+    SyncSettings,
     advised,
     bits_of,
     meeting,
+    travel_steps_max,
     utilisation_on,
-    way_steps_max,
 )
 from orchestrator.specification.bounds import SECTION_BYTES
 from orchestrator.specification.config import BUILT_IN_TRAINER, JobSpec
@@ -29,25 +29,25 @@ from orchestrator.specification.memory_budget import SYNTHETIC, parameter_count_
 ROUNDS_MIN = 4
 """With fewer merges of each fragment, islands hardly learn from each other."""
 WARMUP_RATIO_MAX = 0.5
-"""A warm-up that takes more of the budget leaves the schedule no time."""
+"""A warm-up longer than this part of the budget leaves the schedule no time."""
 WARMUP_RATIO, ROUNDS = 0.1, 10
-"""What the remedies say: a tenth of the budget for the warm-up, and ten merges of each fragment."""
-WAY_STEPS_MIN = 0.1
-"""Of a step each way. Windows that leave a fragment less are for islands on one machine."""
+"""What the remedies suggest: a warm-up of a tenth of the budget, and ten merges of each fragment."""
+TRAVEL_STEPS_MIN = 0.1
+"""In steps, each way. Windows that leave a fragment less time to travel only suit islands on one machine."""
 WIDE_OVERLAP_STEPS, WIDE_CAP_STEPS = 4, 3
-"""Windows that all islands meet in where a publication takes a step (docs/results.md)."""
+"""Windows with which all islands contribute to a merge even if a publication travels for a step (docs/results.md)."""
 HEAVY_MOMENTUM, HEAVY_LR, ROUNDS_MEASURED = 0.9, 0.4, 256
-"""0.7 with a momentum of 0.9 was far behind in all runs that were measured, of 4 to 256 rounds (docs/results.md)."""
+"""An outer rate of 0.7 with momentum 0.9 was far behind in all measured runs, of 4 to 256 rounds (docs/results.md)."""
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 CPU_FLOPS, ACCELERATOR_FLOPS = 1e10, 5e13
-"""Per second, of a processor and of an accelerator: some tenth of what is usual. So a step is estimated as too long rather
-than too short, and no line is called thin that is not."""
+"""Per second, for one processor and one accelerator: about a tenth of the usual speed. Steps are therefore estimated too
+long rather than too short, so no line is called too slow that is fast enough."""
 
 
 def advice(spec: JobSpec, lines: Sequence[Line] = ()) -> tuple[Problem, ...]:
-    """Everything worth saying, in the order of the specification's sections.
+    """Return all warnings, in the order of the specification's sections.
 
-    ``lines`` are measured ones, by node group. ``transport.bytes_per_s`` counts as one to every node group.
+    ``lines`` are the measured lines to node groups. ``transport.bytes_per_s`` counts as a line to every node group.
     """
     return (
         *_epochs(spec),
@@ -61,7 +61,7 @@ def advice(spec: JobSpec, lines: Sequence[Line] = ()) -> tuple[Problem, ...]:
 
 
 def _epochs(spec: JobSpec) -> Iterator[Problem]:
-    """Sources of which an island's part is too large to be counted as it is read (``learners.streaming.order``)."""
+    """Warn if an island reads so much of a source that it cannot count it on the fly (``learners.streaming.order``)."""
     large = [
         (source.name, stored_bytes / spec.island_count)
         for source, stored_bytes in zip(spec.data.sources, spec.data.stored_bytes, strict=False)
@@ -70,12 +70,11 @@ def _epochs(spec: JobSpec) -> Iterator[Problem]:
     if spec.data.index is not None or not large:
         return
     name, part_bytes = max(large, key=lambda pair: pair[1])
-    message = f"is not given, and each island's part of source {name!r} has {part_bytes / 2**30:.1f} GiB. Above "
+    message = f"is not set, and each island reads {part_bytes / 2**30:.1f} GiB of source {name!r}. Above "
     message += (
-        f"{SECTION_BYTES >> 30} GiB the length of an epoch is estimated: sequences may come twice in an epoch, or "
+        f"{SECTION_BYTES >> 30} GiB the length of an epoch is estimated, so an epoch may repeat or omit sequences."
     )
-    message += "only in the next one."
-    yield Problem("data.index", message, "Make an index with `atoll data index`.")
+    yield Problem("data.index", message, "Create an index with `atoll data index`.")
 
 
 def _warmup(spec: JobSpec) -> Iterator[Problem]:
@@ -86,20 +85,20 @@ def _warmup(spec: JobSpec) -> Iterator[Problem]:
     if warmup > WARMUP_RATIO_MAX * steps:
         highest = optimizer.lr * min(1.0, steps / warmup)
         if warmup >= steps:
-            comes = f"the learning rate never reaches lr {optimizer.lr:g}, only {highest:.2g}."
+            effect = f"the learning rate never reaches lr {optimizer.lr:g}, only {highest:.2g}."
         else:
-            comes = f"the learning rate rises for {warmup / steps:.0%} of the job."
-        message = f"is {warmup:,}, and {_budget(spec)}: {comes}"
+            effect = f"the learning rate still rises for {warmup / steps:.0%} of the job."
+        message = f"is {warmup:,}, and {_budget(spec)}: {effect}"
         remedy = f"Set it to {round(WARMUP_RATIO * steps):,}, or raise the budget."
         yield Problem(f"{field}.warmup_steps", message, remedy)
     elif optimizer.schedule == "wsd" and warmup > (1.0 - optimizer.decay_ratio) * steps:
         message = f"is {optimizer.decay_ratio:g} with warmup_steps {warmup:,}, and {_budget(spec)}: "
-        message += "the learning rate begins to fall before it has risen."
-        yield Problem(f"{field}.decay_ratio", message, "Lower one of the two.")
+        message += "the learning rate begins to fall before the warm-up ends."
+        yield Problem(f"{field}.decay_ratio", message, "Lower decay_ratio or warmup_steps.")
 
 
 def _interval(spec: JobSpec) -> Iterator[Problem]:
-    """H beyond the budget, or so near it that islands hardly learn from each other."""
+    """Warn if H leaves so few merges within the budget that islands hardly learn from each other."""
     rounds, steps, sync = _rounds(spec), spec.horizon_steps, spec.synchroniser
     if spec.island_count == 1 or rounds >= ROUNDS_MIN:
         return
@@ -110,7 +109,7 @@ def _interval(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _windows(spec: JobSpec) -> Iterator[Problem]:
-    """Windows in which no island waits for another, or only for those whose fragments take no time to travel.
+    """Warn about windows in which merges wait for no other island, or only for islands whose fragments travel in no time.
 
     Source: docs/decisions/0163-a-slow-line-shuts-islands-out-of-merges-at-a-grace-of-one-step.md.
     """
@@ -121,21 +120,22 @@ def _windows(spec: JobSpec) -> Iterator[Problem]:
     for name, value in (("overlap_steps", overlap), ("grace_margin", sync.grace_margin), ("grace_cap_steps", cap)):
         if value == 0:
             message = (
-                f"is 0 with quorum {sync.quorum}: a merge waits for none of the other islands, of {spec.island_count}."
+                f"is 0 with quorum {sync.quorum} of {spec.island_count} islands: no merge waits for the other islands."
             )
-            yield Problem(f"synchroniser.{name}", message, "Raise it, or the quorum.")
+            yield Problem(f"synchroniser.{name}", message, "Raise it, or raise the quorum.")
             return
-    way_steps = way_steps_max(cap, overlap)
-    if way_steps >= WAY_STEPS_MIN or len({section.node_group for section in spec.islands}) == 1:
+    travel_steps = travel_steps_max(cap, overlap)
+    if travel_steps >= TRAVEL_STEPS_MIN or len({section.node_group for section in spec.islands}) == 1:
         return
-    message = f"is {cap:g} with overlap_steps {overlap}: an island whose fragments travel for more than "
-    message += f"{max(0.0, way_steps):.2g} of a step each way misses most merges."
+    message = (
+        f"is {cap:g} with overlap_steps {overlap}: an island misses most merges if its fragments travel for more than "
+    )
+    message += f"{max(0.0, travel_steps):.2g} of a step each way."
     remedy = f"Set overlap_steps {WIDE_OVERLAP_STEPS} and grace_cap_steps {WIDE_CAP_STEPS}"
     if sync.interval_steps <= WIDE_OVERLAP_STEPS:
         remedy += f", and interval_steps above {WIDE_OVERLAP_STEPS}"
-    yield Problem(
-        "synchroniser.grace_cap_steps", message, f"{remedy}. `atoll doctor --lines --config FILE` measures how long."
-    )
+    remedy += ". `atoll doctor --lines --config FILE` measures the travel time."
+    yield Problem("synchroniser.grace_cap_steps", message, remedy)
 
 
 def _outer(spec: JobSpec) -> Iterator[Problem]:
@@ -147,27 +147,28 @@ def _outer(spec: JobSpec) -> Iterator[Problem]:
     is_heavy = outer.kind == "nesterov" and outer.momentum >= HEAVY_MOMENTUM and outer.lr >= HEAVY_LR
     if is_heavy and spec.island_count > 1 and rounds <= ROUNDS_MEASURED and spec.trainer == BUILT_IN_TRAINER:
         message = (
-            f"is {outer.momentum:g} with lr {outer.lr:g}, and {_merged(rounds)}. With so much momentum jobs of up to "
+            f"is {outer.momentum:g} with lr {outer.lr:g}, and {_merged(rounds)}. With this much momentum, jobs of up "
         )
-        message += f"{ROUNDS_MEASURED} rounds stood still or diverged."
-        yield Problem("synchroniser.outer_optimizer.momentum", message, "Leave out both, or set them to 0.3 and 0.5.")
+        message += f"to {ROUNDS_MEASURED} rounds made no progress or diverged."
+        remedy = "Leave out both settings, or set momentum 0.3 and lr 0.5."
+        yield Problem("synchroniser.outer_optimizer.momentum", message, remedy)
 
 
 def _saving(spec: JobSpec) -> Iterator[Problem]:
-    """Checkpoints that are due after the end."""
+    """Warn if the first checkpoint would be due after the end of the job."""
     checkpoints, merges = spec.checkpoints, _rounds(spec) * spec.synchroniser.fragments
     due: list[tuple[str, float, float, str]] = [("every_merges", checkpoints.every_merges, merges, "merges")]
     if spec.trainer == SYNTHETIC:
         due.append(("every_s", checkpoints.every_s, spec.horizon_steps * spec.synthetic.step_s, "s of steps"))
     for name, every, most, unit in due:
         if every > most:
-            message = f"is {every:,g}, and the budget is worth {most:,g} {unit}: no checkpoint is taken by itself."
+            message = f"is {every:,g}, but the budget is only {most:,g} {unit}: no checkpoint is taken automatically."
             remedy = f"Set it to {max(1, int(most // ROUNDS)):,}, or raise the budget."
             yield Problem(f"checkpoints.{name}", message, remedy)
 
 
 def _lines(spec: JobSpec, measured: Sequence[Line]) -> Iterator[Problem]:
-    """About the thinnest line that is too thin for the codec or too slow for the windows."""
+    """Warn about the worst line that is too slow for the codec or takes too long for the windows."""
     cap = spec.transport.bytes_per_s
     parameters = None if cap is None and not measured else parameter_count_of(spec)
     if parameters is None:
@@ -177,56 +178,61 @@ def _lines(spec: JobSpec, measured: Sequence[Line]) -> Iterator[Problem]:
         groups[section.node_group] += section.count
     step_s = _step_s(spec, parameters)
     of_lines = [(line, Demand(parameters, step_s, groups), f"the line to {line.name}") for line in measured]
-    if cap is not None:  # of each island's connection, whatever others send
+    if cap is not None:  # a limit for each island's connection, whatever the others send
         of_lines.append((Line("", 0.0, 8.0 * cap), Demand(parameters, step_s, {}), "transport.bytes_per_s"))
-    knobs = _knobs(spec)
+    settings = _settings(spec)
     problems = [
-        (utilisation_on(line, demand, knobs), problem)
+        (utilisation_on(line, demand, settings), problem)
         for line, demand, where in of_lines
         if line.name in ("", *groups)
-        for problem in (*_thin(line, demand, knobs, where), *_slow(spec, line, demand, knobs, where))
+        for problem in (*_thin(line, demand, settings, where), *_slow(spec, line, demand, settings, where))
     ]
     if problems:
         yield min(problems, key=lambda pair: pair[0])[1]
 
 
-def _thin(line: Line, demand: Demand, knobs: Knobs, where: str) -> Iterator[Problem]:
-    if utilisation_on(line, demand, knobs) >= UTILISATION_MIN:
+def _thin(line: Line, demand: Demand, settings: SyncSettings, where: str) -> Iterator[Problem]:
+    if utilisation_on(line, demand, settings) >= UTILISATION_MIN:
         return
-    bits, due_steps = demand.parameters / knobs.fragments * bits_of(knobs.codec), knobs.interval_steps / knobs.fragments
+    bits = demand.parameters / settings.fragments * bits_of(settings.codec)
+    due_steps = settings.interval_steps / settings.fragments
     takes_s = bits / line.bits_per_second * max(1, demand.islands.get(line.name, 1))
-    better = advised([line], demand, knobs)
-    message = f"is {knobs.codec}: by {where} a fragment of {bits / 8e6:,.3g} MB takes {takes_s:.3g} s, and one is due "
-    message += f"every {due_steps:.3g} steps, which are {demand.step_s * due_steps:.3g} s at most. It comes late, and "
+    better = advised([line], demand, settings)
+    message = (
+        f"is {settings.codec}: over {where} a fragment of {bits / 8e6:,.3g} MB takes {takes_s:.3g} s, and one is due "
+    )
+    message += (
+        f"every {due_steps:.3g} steps, at most {demand.step_s * due_steps:.3g} s. Fragments arrive late, and the "
+    )
     message += "islands drift apart."
-    if changes := ", ".join(f"{name} {value}" for name, value in better.changes(knobs).items()):
+    if changes := ", ".join(f"{name} {value}" for name, value in better.changes(settings).items()):
         yield Problem("synchroniser.wire", message, f"Set {changes}, or use a faster line.")
     else:
         needed = f"{better.needed_bits_per_second / 1e6:,.0f} Mbit/s"
         yield Problem("synchroniser.wire", message, f"Use a smaller model, or a line of {needed}.")
 
 
-def _slow(spec: JobSpec, line: Line, demand: Demand, knobs: Knobs, where: str) -> Iterator[Problem]:
-    sync, meets = spec.synchroniser, meeting(line, demand, knobs)
+def _slow(spec: JobSpec, line: Line, demand: Demand, settings: SyncSettings, where: str) -> Iterator[Problem]:
+    sync, meets = spec.synchroniser, meeting(line, demand, settings)
     cap = sync.grace_cap_steps
-    if meets is None or cap is None or sync.quorum >= spec.island_count or meets.way_steps < WAY_STEPS_MIN:
+    if meets is None or cap is None or sync.quorum >= spec.island_count or meets.way_steps < TRAVEL_STEPS_MIN:
         return
     if meets.grace_cap_steps > cap or meets.overlap_steps > sync.overlap_steps:
-        message = f"is {cap:g} with overlap_steps {sync.overlap_steps}: by {where} a fragment travels for "
-        message += f"{meets.way_steps:.2g} of a step each way, and islands miss merges."
-        remedy = f"Set grace_cap_steps {meets.grace_cap_steps} and overlap_steps {meets.overlap_steps}, or more."
+        message = f"is {cap:g} with overlap_steps {sync.overlap_steps}: over {where} a fragment travels for "
+        message += f"{meets.way_steps:.2g} of a step each way, so islands miss merges."
+        remedy = f"Set at least grace_cap_steps {meets.grace_cap_steps} and overlap_steps {meets.overlap_steps}."
         yield Problem("synchroniser.grace_cap_steps", message, remedy)
 
 
-def _knobs(spec: JobSpec) -> Knobs:
-    """The codec is that of the two directions which has more bits."""
+def _settings(spec: JobSpec) -> SyncSettings:
+    """Return the settings that the advice is about. The codec is that of the direction with more bits."""
     sync = spec.synchroniser
     codec = max((sync.wire.up, sync.wire.down), key=bits_of)
-    return Knobs(sync.interval_steps, sync.overlap_steps, sync.fragments, codec)
+    return SyncSettings(sync.interval_steps, sync.overlap_steps, sync.fragments, codec)
 
 
 def _step_s(spec: JobSpec, parameters: int) -> float:
-    """How long the slowest island's inner step takes at most."""
+    """Return an upper estimate of the inner step time of the slowest island."""
     if spec.trainer == SYNTHETIC:
         return spec.synthetic.step_s
     seconds = []
@@ -238,16 +244,16 @@ def _step_s(spec: JobSpec, parameters: int) -> float:
 
 
 def _rounds(spec: JobSpec) -> int:
-    """How often each fragment is merged within the budget."""
+    """Return how often each fragment is merged within the budget."""
     return spec.horizon_steps // spec.synchroniser.interval_steps
 
 
 def _budget(spec: JobSpec) -> str:
-    return f"the budget is {spec.horizon_steps:,} steps of each island"
+    return f"the budget is {spec.horizon_steps:,} steps per island"
 
 
 def _merged(rounds: int) -> str:
-    """What the islands of a job of so many rounds have of each other."""
+    """Return a clause that says how often each fragment is merged."""
     if rounds == 0:
         return "no fragment is merged"
     return f"each fragment is merged {'once' if rounds == 1 else f'{rounds:,} times'}"

@@ -1,15 +1,14 @@
-"""The fleet model's parameters, fitted on the two published M = 1 rows: ``python -m orchestrator.simulation.calibration``.
+"""Fits the parameters of the fleet model to the two published M = 1 rows: ``python -m orchestrator.simulation.calibration``.
 
-Responsible for: the published cells, the candidates for the model, and their least-squares fits in percentage points
-against the closed forms (``oracles``; the simulator agrees with them within 0.5 pp, and is noisier). It reproduces
-``fleet.RESTART_S`` and ``fleet.STALL_S``. Refuses to see the M = 8 cell before it has fitted: that one is predicted.
+This file has the published cells, the candidate models, and their least-squares fits, in percentage points, by the closed
+forms of ``oracles`` (the simulator agrees with them within 0.5 pp, and is noisier). It reproduces ``fleet.RESTART_S`` and
+``fleet.STALL_S``. The M = 8 cell is not used for fitting: it is predicted afterwards.
 
-Two parameters are fitted: R on the row without elasticity, and one stall S = D = U on the elastic row. The time that a slice
-is away times its size is assumed (``fleet.RETURN_S``, ``fleet.CHIPS_PER_SLICE``): between zero and an hour it moves the mean
-error by less than 0.2 pp, so ten cells cannot tell it.
+Two parameters are fitted: R on the row without elasticity, and one stall S = D = U on the elastic row. The product of a
+slice's size and the time that it is away is assumed (``fleet.RETURN_S``, ``fleet.CHIPS_PER_SLICE``): return times between
+zero and an hour change the mean error by less than 0.2 pp, so ten cells cannot determine it.
 
-Source of the cells: Decoupled DiLoCo, arXiv:2604.21428 (simulated goodput; a chip is interrupted once a
-year in the mean).
+Source of the cells: Decoupled DiLoCo, arXiv:2604.21428 (simulated goodput; a chip is interrupted once a year on average).
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RETURN_S
 MTBI_CHIP: Duration = UNITS["y"]
 NO_ELASTICITY: Mapping[int, float] = {150_000: 0.72, 300_000: 0.57, 600_000: 0.38, 1_200_000: 0.27, 2_400_000: 0.18}
 ELASTIC: Mapping[int, float] = {150_000: 0.88, 300_000: 0.80, 600_000: 0.69, 1_200_000: 0.58, 2_400_000: 0.40}
-"""Published goodput of one job by its number of chips: all that is fitted on."""
+"""Published goodput of one job by number of chips: the cells that are fitted."""
 PREDICTED = (8, 1_200_000, 0.88)
-"""Learners, chips, published goodput of the cell that is never fitted on."""
+"""Learners, chips and published goodput of the cell that is only predicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a model assumes. ``return_s`` None: fitted too. ``one_stall``: shrinking and growing take equally long."""
+    """The assumptions of a model. ``return_s`` None: fitted too. ``one_stall``: shrinking and growing take equally long."""
 
     name: str
     during_stall: DuringStall = DuringStall.ABSORBED
@@ -48,18 +47,18 @@ ALTERNATIVES = (
     replace(CHOSEN, name="slices return at once", return_s=0.0),
     replace(CHOSEN, name="slices return after 60 min", return_s=3600.0),
     replace(CHOSEN, name="return time fitted", return_s=None),
-    replace(CHOSEN, name="D and U apart", one_stall=False),
-    replace(CHOSEN, name="D and U apart, return time fitted", one_stall=False, return_s=None),
-    replace(CHOSEN, name="a return during a stall begins it anew", returns_join=False),
+    replace(CHOSEN, name="D and U separate", one_stall=False),
+    replace(CHOSEN, name="D and U separate, return time fitted", one_stall=False, return_s=None),
+    replace(CHOSEN, name="a return restarts a stall", returns_join=False),
     replace(CHOSEN, name="failures join a stall, slice lost", during_stall=DuringStall.JOINS),
-    replace(CHOSEN, name="failures begin a stall anew", during_stall=DuringStall.RESTARTS),
-    replace(CHOSEN, name="failures and returns begin it anew", during_stall=DuringStall.RESTARTS, returns_join=False),
+    replace(CHOSEN, name="failures restart a stall", during_stall=DuringStall.RESTARTS),
+    replace(CHOSEN, name="failures and returns restart a stall", during_stall=DuringStall.RESTARTS, returns_join=False),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Durations in seconds; errors are model less published, in percentage points, by chips."""
+    """A fitted candidate. Durations are in seconds. Errors are model minus published, in percentage points, by chips."""
 
     candidate: Candidate
     restart: Duration
@@ -75,7 +74,7 @@ class Fit:
 
     @property
     def mean_absolute_error(self) -> float:
-        """Over all ten cells, in percentage points."""
+        """The mean over all ten cells, in percentage points."""
         errors = [*self.errors_no_elasticity.values(), *self.errors_elastic.values()]
         return math.fsum(abs(error) for error in errors) / len(errors)
 
@@ -89,7 +88,7 @@ class Fit:
 
 
 def fit(candidate: Candidate = CHOSEN) -> Fit:
-    """The candidate's best parameters. The rows share none, so each is fitted alone."""
+    """Fit the candidate's parameters. The two rows share none, so each is fitted alone."""
 
     def no_elasticity(parameters: Sequence[float], chips: int) -> float:
         return oracles.no_elasticity(chips / MTBI_CHIP, parameters[0], candidate.during_stall)
@@ -127,10 +126,10 @@ def least_squares(
     first: Sequence[float],
     precision: float = 1e-3,
 ) -> list[float]:
-    """Parameters of at least 0 with the least sum of squared errors, found by pattern search.
+    """Return non-negative parameters with the least sum of squared errors, by pattern search.
 
-    Every parameter is tried a step up and down, then all go on together in the direction that helped; when nothing helps,
-    steps are halved. Slow and needs no derivatives, which is right for three parameters and five cells.
+    Each parameter is tried one step up and down. Then all move on together in the direction that helped. If nothing helps,
+    the step is halved. The method is slow but needs no derivatives, which suits three parameters and five cells.
     """
 
     def cost(parameters: Sequence[float]) -> float:
@@ -154,12 +153,12 @@ def least_squares(
 
 
 def report() -> Iterator[str]:
-    """The fit, its errors, what it predicts and what the alternatives would have given, as lines."""
+    """Yield lines with the fit, its errors, its predictions and the results of the alternatives."""
     chosen = fit()
     yield "fitted (2 parameters, 10 cells, least squares in percentage points)"
     yield f"  R  restart without elasticity   {chosen.restart:6.1f} s"
     yield f"  S  stall to shrink or to grow   {chosen.down:6.1f} s"
-    yield f"assumed: a slice is {CHIPS_PER_SLICE} chips and is away {RETURN_S / 60:.0f} min in the mean"
+    yield f"assumed: a slice has {CHIPS_PER_SLICE} chips and is away for {RETURN_S / 60:.0f} min on average"
     yield f"\n{'':30}" + "".join(f"{chips // 1000:>8}k" for chips in ELASTIC)
     rows = (
         ("no elasticity", NO_ELASTICITY, chosen.errors_no_elasticity),
@@ -167,14 +166,14 @@ def report() -> Iterator[str]:
     )
     for name, published, errors in rows:
         yield f"{name + ', published, %':30}" + "".join(f"{100 * g:9.0f}" for g in published.values())
-        yield f"{'  model less published, pp':30}" + "".join(f"{error:+9.2f}" for error in errors.values())
+        yield f"{'  model minus published, pp':30}" + "".join(f"{error:+9.2f}" for error in errors.values())
     yield f"mean absolute error {chosen.mean_absolute_error:.2f} pp"
     learners, chips, goodput = PREDICTED
     predicted = 100 * chosen.elastic(chips / learners)
     yield f"\npredicted, not fitted: M = {learners}, {chips:,} chips: {predicted:.1f} % (published {100 * goodput:.0f} %)"
     yield f"predicted, not fitted: M = 4, 2,400,000 chips: uptime {100 * chosen.uptime(4, 2_400_000):.2f} %"
-    yield "\nplausible: 78 s to notice, to reload and to restart a job of thousands of hosts from memory or a near store is"
-    yield "fast but known; 13 s to drop or take in a slice without losing the others' state is what elasticity is for."
+    yield "\nplausible: 78 s to detect a failure and to restart a job of thousands of hosts from memory or a near store is"
+    yield "fast but known; 13 s to drop or take in a slice while the others keep their state is the point of elasticity."
     columns = "".join(f"{name:>7}" for name in ("R", "D", "U", "T min", "MAE", "row 1", "row 2", "M=8"))
     yield f"\n{'alternatives (n parameters; R, D, U in s)':42}{'n':>3}{columns}{'uptime':>8}"
     for fitted in (chosen, *(fit(candidate) for candidate in ALTERNATIVES)):

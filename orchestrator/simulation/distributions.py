@@ -1,13 +1,10 @@
-"""Distributions of durations, parsed from plain data: constant, exponential, uniform, log-normal or recorded samples.
+"""Distributions of durations, parsed from plain data: constant, exponential, uniform, log-normal, or recorded samples.
 
     parse("30min"), parse({"exponential": "30min"}), parse({"uniform": ["1min", "5min"]}),
     parse({"lognormal": {"median": "30min", "sigma": 0.8}}), parse({"samples": [18, 22.5, "1min"]})
 
-Responsible for: units, seeded draws and means. Refuses to know: what the duration is of. All draws come from the
-``random.Random`` that is passed in.
-
-Results of logarithm and exponential are cut to whole microseconds: mathematical libraries may differ in the last bit, and
-the digest of a tape must not differ between machines because of it.
+All draws come from the ``random.Random`` that is passed in. Results of logarithm and exponential are rounded down to whole
+microseconds: mathematical libraries may differ in the last bit, and the digest of a tape must be the same on all machines.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ UNITS: Mapping[str, Duration] = {
     "w": 7 * 86400.0,
     "y": 365.25 * 86400.0,
 }
-"""In seconds. A year is the Julian one, 365.25 days."""
+"""The units of durations, in seconds. A year is a Julian year of 365.25 days."""
 
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]*)\s*", re.ASCII)
 TEXT_CHARACTERS_MAX = 64
@@ -46,7 +43,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Always the same."""
+    """A fixed duration."""
 
     seconds: Duration
 
@@ -63,7 +60,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Memoryless: what has not happened yet is as far away as ever."""
+    """The memoryless distribution: the expected remaining time is always the mean."""
 
     mean: Duration
 
@@ -76,7 +73,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Anything from ``low`` to ``high``, all equally likely."""
+    """A uniform distribution from ``low`` to ``high``."""
 
     low: Duration
     high: Duration
@@ -94,7 +91,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """The logarithm is normal: exp(N(ln median, sigma²)). Repairs by people look like this: mostly soon, some very late."""
+    """A log-normal distribution, exp(N(ln median, sigma²)). Repairs by people look like it: mostly soon, some very late."""
 
     median: Duration
     sigma: float
@@ -104,7 +101,7 @@ class LogNormal:
         return self.median * math.exp(self.sigma**2 / 2.0)
 
     def draw(self, random: Random) -> Duration:
-        """Box and Muller's cosine half, so that the number of draws is always two."""
+        """Draw by the cosine half of the Box–Muller transform, which always uses two random numbers."""
         radius = math.sqrt(-2.0 * math.log(1.0 - random.random()))
         normal = radius * math.cos(2.0 * math.pi * random.random())
         return int(self.median * math.exp(self.sigma * normal) * 1e6) / 1e6
@@ -115,7 +112,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """One of the durations that were seen, all equally likely."""
+    """Recorded durations, each equally likely."""
 
     samples: tuple[Duration, ...]
 
@@ -131,16 +128,16 @@ class Empirical:
 
 
 Distribution = Constant | Exponential | Uniform | LogNormal | Empirical
-"""Each has ``draw(random)``, ``mean``, and ``plain()``, which ``parse`` reads back."""
+"""Each distribution has ``draw(random)``, ``mean``, and ``plain()``, which ``parse`` reads back."""
 
 
 def duration(value: Any) -> Duration:
-    """Seconds out of a number, or a number with a unit. Raises ConfigurationError with the remedy."""
+    """Parse a number of seconds, or a number with a unit. Raises ConfigurationError with the remedy."""
     if isinstance(value, str):
         matched = _DURATION.fullmatch(value) if len(value) <= TEXT_CHARACTERS_MAX else None
         if matched is None or (matched[2] or "s") not in UNITS:
             raise ConfigurationError(
-                detail=f"{brief(value)} is no duration. Write a number and one of the units {', '.join(UNITS)}: "
+                detail=f"{brief(value)} is not a duration. Write a number and one of the units {', '.join(UNITS)}: "
                 "90s, 30min, 1y."
             )
         seconds = float(matched[1]) * UNITS[matched[2] or "s"]
@@ -148,24 +145,23 @@ def duration(value: Any) -> Duration:
         seconds = float(max(-1, min(value, 2 * DURATION_MAX_S)))  # an integer may be beyond every float
     else:
         raise ConfigurationError(
-            detail=f"{brief(value)} is no duration. Write seconds, or a number with a unit: 90s, 30min, 1y."
+            detail=f"{brief(value)} is not a duration. Write seconds, or a number with a unit: 90s, 30min, 1y."
         )
     if not 0.0 <= seconds <= DURATION_MAX_S:
         raise ConfigurationError(
-            detail=f"{brief(value)} is no duration: it must be finite and not negative, and at most {DURATION_MAX_S:g} s. "
-            "Write 0 or more."
+            detail=f"{brief(value)} is not a valid duration. Write a number from 0 to {DURATION_MAX_S:g} s."
         )
     return seconds
 
 
 def parse(value: Any) -> Distribution:
-    """The distribution that plain data describes. Raises ConfigurationError, which says what was read and what to write."""
+    """Parse a distribution from plain data. Raises ConfigurationError, which quotes the value and says what to write."""
     if isinstance(value, Constant | Exponential | Uniform | LogNormal | Empirical):
         return value
     if not isinstance(value, Mapping):
         return Constant(duration(value))
     if len(value) != 1:
-        raise ConfigurationError(detail=f"{brief(value)} names {len(value)} distributions. Write one: {_FORMS}.")
+        raise ConfigurationError(detail=f"{brief(value)} has {len(value)} distributions. Write exactly one: {_FORMS}.")
     ((kind, parameter),) = value.items()
     match kind:
         case "constant":
@@ -178,14 +174,14 @@ def parse(value: Any) -> Distribution:
             return _lognormal(parameter)
         case "samples":
             return _empirical(parameter)
-    raise ConfigurationError(detail=f"{brief(kind)} is no distribution. Write {_FORMS}.")
+    raise ConfigurationError(detail=f"{brief(kind)} is not a distribution. Write {_FORMS}.")
 
 
 def _positive(kind: str, value: Any) -> Duration:
     seconds = duration(value)
     if seconds == 0.0:
         raise ConfigurationError(
-            detail=f"{kind}: {brief(value)} must be more than 0. Write 0 alone for what takes no time."
+            detail=f"{kind}: {brief(value)} must be more than 0. For no delay at all, write 0 instead of a distribution."
         )
     return seconds
 
@@ -193,7 +189,7 @@ def _positive(kind: str, value: Any) -> Duration:
 def _uniform(bounds: Any) -> Uniform:
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         raise ConfigurationError(
-            detail=f"uniform: {brief(bounds)} is no range. Write two durations: {{uniform: [1min, 5min]}}."
+            detail=f"uniform: {brief(bounds)} is not a range. Write two durations: {{uniform: [1min, 5min]}}."
         )
     low, high = duration(bounds[0]), duration(bounds[1])
     if low > high:
@@ -218,7 +214,7 @@ def _lognormal(parameters: Any) -> LogNormal:
 def _empirical(samples: Any) -> Empirical:
     if not isinstance(samples, Sequence) or isinstance(samples, str) or not 0 < len(samples) <= SAMPLES_MAX:
         raise ConfigurationError(
-            detail=f"samples: {brief(samples)} is no list of durations. Write {{samples: [18, 22.5, 1min]}}, "
-            f"at most {SAMPLES_MAX:,}."
+            detail=f"samples: {brief(samples)} is not a list of durations. Write {{samples: [18, 22.5, 1min]}} with at "
+            f"most {SAMPLES_MAX:,} values."
         )
     return Empirical(tuple(duration(item) for item in samples))

@@ -1,16 +1,15 @@
-"""The fleet level's plan and outcome: what hardware there is, which system trains on it, and what came of it.
-
-Responsible for: the words of the fleet level, and for turning a plan into the policy that the job's rules go by
-(``orchestrator/elastic``). Refuses to know: steps, offers and merges (the protocol level, ``world``), and whose learner a
-given outage hits. ``fleet_world`` runs a plan.
+"""The plan and the outcome of a simulation at fleet level: the hardware, the system that trains on it, and the result.
 
     no elasticity   data-parallel          one learner of all chips; any failure stalls it (``restart``)
     elastic         elastic-data-parallel  one learner; failures shrink it (``stall_down``), returns grow it (``stall_up``)
-    lock-step       diloco                 M elastic learners; at each outer step everybody waits for the last one
-                    streaming-diloco       the same for each fragment, with ``overlap_steps`` of patience
+    lock-step       diloco                 M elastic learners; at each outer step all wait for the last one
+                    streaming-diloco       the same for each fragment, with a tolerance of ``overlap_steps``
     decoupled       decoupled              M elastic learners that never wait
 
-Source: Decoupled DiLoCo, arXiv:2604.21428 (the systems and the failure model in words); parameters: ``calibration``.
+A plan also gives the policy for the job rules of ``orchestrator.elastic``. ``fleet_world`` runs a plan. Steps, offers and
+merges exist only at protocol level (``world``).
+
+Source: Decoupled DiLoCo, arXiv:2604.21428 (the systems and the failure model in words). Parameters: ``calibration``.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.simulation.distributions import UNITS, Constant, Distribution, Exponential
 
 RESTART_S = 78.2
-"""R: from an interruption to a job on all slices again, without elasticity. Fitted (``calibration``)."""
+"""R: the time from an interruption until the job runs on all slices again, without elasticity. Fitted (``calibration``)."""
 STALL_S = 13.1
-"""D = U: how long an elastic job stands still to shrink or to grow. Fitted (``calibration``)."""
+"""D = U: how long an elastic job stalls to shrink or to grow. Fitted (``calibration``)."""
 RETURN_S = 1800.0
 CHIPS_PER_SLICE = 256
-"""Assumed, not fitted: half an hour until a slice is back, and slices of 256 chips. Only their product acts on goodput."""
+"""Assumed, not fitted: a slice returns after half an hour and has 256 chips. Only their product affects goodput."""
 
 
 class System(StrEnum):
@@ -44,13 +43,13 @@ class System(StrEnum):
 ONE_LEARNER = frozenset({System.DATA_PARALLEL, System.ELASTIC_DATA_PARALLEL})
 LOCK_STEP = frozenset({System.DILOCO, System.STREAMING_DILOCO})
 DISTRIBUTIONS = ("return_time", "stall_down", "stall_up", "restart")
-"""Fields of a plan that are distributions."""
+"""The fields of a plan that are distributions."""
 
 _RETURN, _STALL, _RESTART = Exponential(RETURN_S), Constant(STALL_S), Constant(RESTART_S)
 
 
 class Cause(StrEnum):
-    """Where a chip's time goes when it is not productive. Values are for people."""
+    """A cause of lost chip time. The values are printed."""
 
     SHRINKING = "stalled: shrinking"
     GROWING = "stalled: growing"
@@ -62,7 +61,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scavenged:
-    """Chips that are there only from ``since`` to ``until``."""
+    """Chips that are available only from ``since`` to ``until``."""
 
     chips: int
     since: Instant
@@ -71,9 +70,10 @@ class Scavenged:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """Durations in seconds; ``mtbi_chip`` is the mean of an exponential time. The seed is not part of the plan.
+    """A fleet and the system on it. Durations are in seconds; the time between interruptions is exponential.
 
-    ``step_factors``: each learner's step time relative to ``step_s``, all 1 when empty. Only systems in lock-step mind.
+    ``step_factors`` are the learners' step times relative to ``step_s``, all 1 if empty. They matter only in lock-step. The
+    seed is not part of the plan.
     """
 
     chips: int
@@ -96,7 +96,7 @@ class FleetPlan:
     returns_join: bool = True
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError for a fleet that cannot be."""
+        """Raises ConfigurationError if the fleet is impossible."""
         if self.chips < 1 or self.chips_per_slice < 1 or self.learners < 1:
             raise ConfigurationError(detail="chips, chips_per_slice and learners must be at least 1.")
         if self.slice_count < self.learner_count:
@@ -109,12 +109,10 @@ class FleetPlan:
         if self.step_factors and len(self.step_factors) != self.learner_count:
             raise ConfigurationError(
                 detail=f"step_factors names {len(self.step_factors)} learners, but there are {self.learner_count}. "
-                "Name each, or none."
+                "Give one for each learner, or none."
             )
         if any(extra.chips < 1 or not 0.0 <= extra.since < extra.until for extra in self.scavenged):
-            raise ConfigurationError(
-                detail="scavenged capacity needs at least 1 chip, and to leave after it came, at 0 or later."
-            )
+            raise ConfigurationError(detail="scavenged capacity needs at least 1 chip, and 0 ≤ since < until.")
         if self.fragments < 1 or self.interval_steps < 1 or self.overlap_steps < 0:
             raise ConfigurationError(
                 detail="fragments and interval_steps must be at least 1, overlap_steps at least 0."
@@ -122,17 +120,17 @@ class FleetPlan:
 
     @property
     def learner_count(self) -> int:
-        """Resident learners, as far as this system has any choice."""
+        """Resident learners. Systems of one learner ignore ``learners``."""
         return 1 if self.system in ONE_LEARNER else self.learners
 
     @property
     def slice_count(self) -> int:
-        """Resident slices; the nearest whole number."""
+        """Resident slices, rounded to a whole number."""
         return max(1, round(self.chips / self.chips_per_slice))
 
     @property
     def chips_seen(self) -> int:
-        """All chips that the failure trace is drawn for, scavenged ones included."""
+        """All chips for which failures are drawn, scavenged ones included."""
         return self.chips + sum(extra.chips for extra in self.scavenged)
 
     def scavenged_slices(self, extra: Scavenged) -> int:
@@ -143,11 +141,11 @@ class FleetPlan:
         return self.slice_count + sum(self.scavenged_slices(extra) for extra in self.scavenged)
 
     def blocks(self) -> tuple[tuple[Block, Scavenged | None], ...]:
-        """Slices of each learner, and of which scavenged capacity a block is. Slice numbers do not depend on the system.
+        """Return the blocks of slices by learner, each with its scavenged capacity if it has one.
 
-        Where learners are many, scavenged chips become learners of their own of about the residents' size, so that nobody
-        reconfigures for them; where there is one, they join it; without elasticity they cannot be used, and are never
-        ``resident`` nor arrive.
+        With many learners, scavenged chips become learners of their own, of about the residents' size, so that no other
+        learner reconfigures. A single elastic learner takes them in. Without elasticity they are unusable and never arrive.
+        Slice numbers do not depend on the system.
         """
         blocks: list[tuple[Block, Scavenged | None]] = [
             (Block(learner, count), None) for learner, count in enumerate(_shares(self.slice_count, self.learner_count))
@@ -173,7 +171,7 @@ class FleetPlan:
         )
 
     def plain(self) -> dict[str, Any]:
-        """The plan as JSON can hold it, for a tape's header."""
+        """Return the plan as JSON data, for the header of a tape."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         fields |= {name: fields[name].plain() for name in DISTRIBUTIONS}
         fields |= {"system": str(self.system), "during_stall": str(self.during_stall)}
@@ -193,12 +191,12 @@ class Badput:
 
 @dataclass(frozen=True, slots=True)
 class FleetOutcome:
-    """What a run came to. Goodput is productive chip-seconds over all chip-seconds; with badput's ratios it adds up to 1.
+    """The result of a run. Goodput is productive chip-seconds over all chip-seconds. All ratios together are 1.
 
-    ``stderr`` is the standard error of goodput from the means of equal batches of time; NaN with fewer than two.
-    ``uptime`` is the part of time in which at least one learner trained. ``capacity``, when asked for: for each learner
-    [(at, ratio), …], from ``at`` on it has ``ratio`` of its nominal slices, 0 during a stall; the first entry is at 0.
-    ``duration`` is what was simulated: less than planned after an interruption.
+    ``stderr`` is the standard error of goodput, from batches of equal length; NaN with fewer than two. ``uptime`` is the
+    part of the time in which at least one learner trained. ``capacity``, if requested, is [(at, ratio), …] per learner: from
+    ``at`` on it has ``ratio`` of its nominal slices, 0 during a stall. The first entry is at 0. ``duration`` is the time
+    that was simulated, which is less than planned after an interruption.
     """
 
     system: System
@@ -216,13 +214,13 @@ class FleetOutcome:
     batches: tuple[float, ...] = field(default=(), repr=False)
 
     def plain(self) -> dict[str, Any]:
-        """For ``--json``; without capacity and batches."""
+        """Return the outcome as JSON data, without capacity and batches."""
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("capacity", "batches")}
         badput = [{"cause": str(b.cause), "chip_seconds": b.chip_seconds, "ratio": b.ratio} for b in self.badput]
         return {**fields, "system": str(self.system), "badput": badput}
 
 
 def _shares(slices: int, learners: int) -> list[int]:
-    """As even as whole slices allow, larger shares first."""
+    """Divide the slices as evenly as possible, larger shares first."""
     each, over = divmod(slices, learners)
     return [each + (number < over) for number in range(learners)]

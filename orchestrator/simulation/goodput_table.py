@@ -1,26 +1,27 @@
-"""The preset ``goodput-table``: goodput of six systems at five sizes, all with the calibrated parameters.
+"""Two presets that reproduce published results: ``goodput-table`` and ``heterogeneous``.
 
-Responsible for: which cells there are, and how long each is simulated for the error that is wanted. All systems of one size
-see the same failure trace over the same virtual time. Refuses to know any published figure.
+**goodput-table** is the goodput of six systems at five sizes, all with the calibrated parameters. All systems of one size
+see the same failure trace over the same virtual time, as long as the wanted standard error needs. No published figure
+enters.
 
-Source: Decoupled DiLoCo, arXiv:2604.21428 (the table's rows and columns).
+**heterogeneous** is eight learners of two speeds, and the cost of a quorum of all of them. arXiv:2604.21428 mixes TPU v6e
+and v5p, which are 18 % apart, with another 10 % of variance, and reports goodput: 84 % with K = 8, 100 % with K = 1, with
+grace or without. Here the real core decides, at protocol level, over four learners of each class whose step times are evenly
+spread within ±10 % of their class. Nothing below is written into the simulation.
 
-The preset ``heterogeneous``: eight learners of two speeds, and what a quorum of all of them costs.
+*Goodput* is merged tokens over the tokens that the same learners would train at full speed (``protocol``); *stepping* counts
+all trained tokens, merged or not.
 
-arXiv:2604.21428 mixes TPU v6e and v5p, 18 % apart, with 10 % of variance on top, and reports goodput: 84 % with K = 8, 100 %
-with K = 1, with grace or without. Here the real core decides, at protocol level, over four learners of each class whose
-step times lie evenly within ±10 % of their class's; nothing below is written in.
+  - K = 8 gives 83 % by either measure if learners wait for each other as those of a synchronous method do: all go at the
+    pace of the slowest, 1.18 × 1.10. If the 10 % are read as variance from step to step, an overlap of τ = 2 hides most of
+    it and 92 % is left (``NOISE``); without overlap that reading gives 83 % too. Learners of this project never wait and
+    lose nothing with K = 8 either: the work of a fast learner is only merged later.
+  - K = 1 gives 100 % by stepping in any case. By merged tokens it gives 100 % with ``rebase``, this project's adoption. With
+    the paper's ``replace`` the fastest learner merges alone and overwrites the work of the others: only 14 % of the tokens
+    are merged. We conclude that the published 100 % is stepping time, which also explains its worse quality (51.4, with
+    grace 55.3).
 
-*Goodput* is merged tokens over the tokens the same learners would train at full speed (``protocol``); *stepping* counts all
-tokens trained, merged or not.
-
-  - K = 8 is 83 % by either, if learners wait for each other as those of a synchronous method do: everybody goes at the pace
-    of the slowest, 1.18 × 1.10. Where the 10 % are read as chance from step to step, an overlap of τ = 2 hides most of them
-    and 92 % is left (``NOISE``); without overlap that reading gives 83 % too. Learners of this project never wait, and lose
-    nothing with K = 8 either: a fast learner's work only merges later.
-  - K = 1 is 100 % by stepping, whatever becomes of the work. By merged tokens it is 100 % with ``rebase``, this project's
-    adoption. With the paper's ``replace`` the fastest learner merges alone and the others' work is overwritten: 14 % of the
-    tokens are merged. So the published 100 % is stepping time, and we read its worse quality (51.4, with grace 55.3) so.
+Source: Decoupled DiLoCo, arXiv:2604.21428.
 """
 
 from __future__ import annotations
@@ -36,6 +37,18 @@ from orchestrator.simulation.fleet import FleetPlan, System
 from orchestrator.simulation.fleet_world import simulate
 from orchestrator.simulation.world import World
 
+SYSTEMS: tuple[tuple[System, int], ...] = (
+    (System.DATA_PARALLEL, 1),
+    (System.ELASTIC_DATA_PARALLEL, 1),
+    (System.DECOUPLED, 2),
+    (System.DECOUPLED, 4),
+    (System.DECOUPLED, 8),
+    (System.DECOUPLED, 16),
+)
+CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
+STDERR = 0.0018
+"""The wanted standard error. The 95 % interval is then about ±0.36 pp. It is an estimate itself, so ±0.5 pp is promised."""
+
 LEARNERS, SPEED_GAP, SPREAD = 8, 1.18, 0.10
 STEP_S: Duration = 1.0
 START, STOP = 60.0, 300.0
@@ -43,9 +56,54 @@ PUBLISHED = {"K = 8, waiting": 0.84, "K = 1": 1.0, "K = 1 with grace": 1.0}
 NOISE = "K = 8, waiting, step noise"
 
 
+# ── goodput-table ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Row(TypedDict):
+    """One cell of the table, with ratios from 0 to 1."""
+
+    system: str
+    learners: int
+    chips: int
+    goodput: float
+    stderr: float
+    uptime: float
+
+
+def plans(stderr: float = STDERR) -> Iterator[FleetPlan]:
+    """Yield a plan for each cell, column by column. All of a column last as long as the longest."""
+    for chips in CHIPS:
+        column = [FleetPlan(chips, 1.0, system, learners) for system, learners in SYSTEMS]
+        duration = max(oracles.duration_for(plan, stderr) for plan in column)
+        yield from (replace(plan, duration=duration) for plan in column)
+
+
+def run(seed: int = 0, *, stderr: float = STDERR, progress: Callable[[Row], None] | None = None) -> list[Row]:
+    """Return all 30 cells, row by row. ``progress`` receives each as soon as it is complete."""
+    rows = []
+    for plan in plans(stderr):
+        outcome = simulate(plan, seed)
+        row = Row(
+            system=str(plan.system),
+            learners=plan.learner_count,
+            chips=plan.chips,
+            goodput=outcome.goodput,
+            stderr=outcome.stderr,
+            uptime=outcome.uptime,
+        )
+        rows.append(row)
+        if progress is not None:
+            progress(row)
+    order = {(str(system), learners): n for n, (system, learners) in enumerate(SYSTEMS)}
+    return sorted(rows, key=lambda row: (order[row["system"], row["learners"]], row["chips"]))
+
+
+# ── heterogeneous ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row. ``waiting`` learners are lock-step; ``noisy`` ones differ from step to step instead of for good."""
+    """One row. ``waiting`` learners run in lock-step. ``noisy`` ones vary from step to step."""
 
     name: str
     quorum: int
@@ -67,18 +125,18 @@ SETTINGS = (
 
 
 def step_times() -> tuple[Duration, ...]:
-    """Mean step times: four learners of each class, evenly within ±10 % of it."""
+    """Return the mean step times: four learners of each class, evenly spread within ±10 %."""
     each = LEARNERS // 2
     around = [1.0 - SPREAD + 2.0 * SPREAD * n / (each - 1) for n in range(each)]
     return tuple(STEP_S * gap * factor for gap in (1.0, SPEED_GAP) for factor in around)
 
 
 def rows(seed: int = 0) -> Iterator[dict[str, Any]]:
-    """One row for each setting, as plain data; the published figure where there is one."""
+    """Yield a row of plain data for each setting, with the published figure if there is one."""
     for setting in SETTINGS:
         outcome = _run(setting, seed)
         if outcome.until < STOP:
-            raise KeyboardInterrupt  # a part of a row says nothing
+            raise KeyboardInterrupt  # a partial row is meaningless
         yield {
             "setting": setting.name,
             "quorum": setting.quorum,
@@ -103,55 +161,3 @@ def _run(setting: Setting, seed: int) -> protocol.ProtocolOutcome:
         plan = replace(plan, step_s=tuple(means), step_samples=samples)
     world = (protocol.LockStepWorld if setting.waiting else World)(policy, plan, seed, checked=False)
     return protocol.run(world, START, STOP, protocol.at_full_speed(plan))
-
-
-SYSTEMS: tuple[tuple[System, int], ...] = (
-    (System.DATA_PARALLEL, 1),
-    (System.ELASTIC_DATA_PARALLEL, 1),
-    (System.DECOUPLED, 2),
-    (System.DECOUPLED, 4),
-    (System.DECOUPLED, 8),
-    (System.DECOUPLED, 16),
-)
-CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
-STDERR = 0.0018
-"""Aimed at, so that the 95 % interval is about ±0.36 pp: the standard error is itself an estimate, and ±0.5 is promised."""
-
-
-class Row(TypedDict):
-    """One cell. Ratios, not per cent."""
-
-    system: str
-    learners: int
-    chips: int
-    goodput: float
-    stderr: float
-    uptime: float
-
-
-def plans(stderr: float = STDERR) -> Iterator[FleetPlan]:
-    """A plan a cell, column by column; in a column all last as long as the one that needs longest."""
-    for chips in CHIPS:
-        column = [FleetPlan(chips, 1.0, system, learners) for system, learners in SYSTEMS]
-        duration = max(oracles.duration_for(plan, stderr) for plan in column)
-        yield from (replace(plan, duration=duration) for plan in column)
-
-
-def run(seed: int = 0, *, stderr: float = STDERR, progress: Callable[[Row], None] | None = None) -> list[Row]:
-    """All 30 cells, row by row of the table; ``progress`` hears of each as it is done."""
-    rows = []
-    for plan in plans(stderr):
-        outcome = simulate(plan, seed)
-        row = Row(
-            system=str(plan.system),
-            learners=plan.learner_count,
-            chips=plan.chips,
-            goodput=outcome.goodput,
-            stderr=outcome.stderr,
-            uptime=outcome.uptime,
-        )
-        rows.append(row)
-        if progress is not None:
-            progress(row)
-    order = {(str(system), learners): n for n, (system, learners) in enumerate(SYSTEMS)}
-    return sorted(rows, key=lambda row: (order[row["system"], row["learners"]], row["chips"]))

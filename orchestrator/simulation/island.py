@@ -1,24 +1,15 @@
-"""One simulated island process: the replica that live islands have, without the mathematics.
+"""The islands of a simulated world: their processes, their hosts, the duration of their steps, and the world they need.
 
-``orchestrator.replica`` decides what is adopted, offered and reported; the simulated process adds who it is, what a step
-trains, and how its reports are put together. It knows no clock and no chance: the world tells it when a step ends and how
-long it took, and at which instants it stands at a boundary.
+    SimulatedIsland    the process of one incarnation: the replica of live islands, without the mathematics.
+                       ``orchestrator.replica`` decides what it adopts, offers and reports
+    Host               the process and the link to it: what waits while it is frozen or cut off
+    Stepping           how long each step takes and on how many tokens, as the plan says: recorded, sampled, or a mean
+                       with jitter; pauses between steps; capacity that changes over time
+    Clock … Processes  protocols through which a part of the simulated world uses the rest, so that the world imports its
+                       parts and they do not import it. ``World`` implements all of them, as does a world whose
+                       synchroniser dies (``tests/swarm``)
 
-A simulated process and the link to it: in which order reports arrive, and what a frozen or cut-off island does.
-
-Reports are carried one by one, in order, as ``runtime``'s links do: an offer's bytes are pulled before the next report is
-read. While the island is frozen or cut off nothing is carried either way; what was sent waits. Bytes that were not pulled
-die with the process.
-
-The inner steps of simulated islands: how long each takes, on how many tokens, and which islands stand still.
-
-Responsible for what the plan says of speed: step times (recorded, sampled, or a mean with jitter), pauses between steps,
-and capacities that change over time. Refuses to know what a step does; ``world`` asks, and schedules.
-
-Protocols through which a part of the simulated world uses the rest: the world imports its parts, and none of them it.
-
-A part names in a protocol of its own what it needs beyond these. ``World`` is all of them, as is one whose synchroniser
-dies.
+Nothing here schedules anything or draws chance on its own: ``world`` says when a step ends and how long it took.
 """
 
 from __future__ import annotations
@@ -63,18 +54,18 @@ from orchestrator.simulation.plan import IncarnationStart, Latency, Pace, WorldP
 
 
 class BoundaryObserver(Protocol):
-    """Whoever checks what an island does at its boundaries."""
+    """A checker of what an island does at its boundaries."""
 
     def arrived(self, publication: Publication) -> None:
-        """It is adopted at the next boundary, unless a newer one of its fragment comes before."""
+        """A publication has arrived. It is due at the next boundary, unless a newer one of its fragment replaces it."""
 
     def carried_out(self, actions: Sequence[Action]) -> None: ...
 
 
 class SimulatedIsland:
-    """The process of one incarnation. ``diverged``: its parameters are no numbers; ``exploded``: far from everybody's.
+    """The process of one incarnation. ``diverged``: its parameters are not finite. ``exploded``: they are far off.
 
-    It holds Θ at version 0 from the beginning, so that what is published while it catches up has something to be newer than.
+    It holds Θ at version 0 from the start, so that anything published while it catches up is newer than what it holds.
     """
 
     def __init__(
@@ -98,7 +89,7 @@ class SimulatedIsland:
                 interval_steps=policy.sync_interval_steps,
                 adoption=adoption,
                 tokens_per_schedule_step=len(policy.islands) * tokens_per_step,
-                snapshots_max=None,  # they have no bytes here
+                snapshots_max=None,  # snapshots have no bytes here
                 exact=False,
                 offers_counted="by fragment",
             )
@@ -120,17 +111,17 @@ class SimulatedIsland:
         merged_offer: MergedOffer,
         fix: ScheduleAnchor = NO_ANCHOR,
     ) -> None:
-        """A published version has arrived; the newest is adopted at the next boundary."""
+        """Receive a published version. The newest is adopted at the next boundary."""
         publication = Publication(fragment, version, step, merged_offer, fix)
         if self.replica.publication_arrived(publication) and self.observer is not None:
             self.observer.arrived(publication)
 
     def cut(self, take: Callable[[Position], None]) -> None:
-        """``take`` gets what the replica is at the next boundary, before anything is adopted there."""
+        """Call ``take`` with the replica's position at the next boundary, before anything is adopted there."""
         self._cuts.append(take)
 
     def end_step(self, seconds: Duration, gap: Duration) -> list[IslandReport]:
-        """A step ended, and the process is at a boundary. Progress is told before anything that depends on it."""
+        """End a step, which brings the process to a boundary. Progress is reported before anything that depends on it."""
         replica = self.replica
         replica.step_taken(self.tokens_per_step)
         self._odometer.count(seconds, gap)
@@ -142,12 +133,12 @@ class SimulatedIsland:
         return [self.progress(), *reports] if reports else []
 
     def flush(self) -> list[IslandReport]:
-        """Step no more, and offer what is left; progress is told first, however often this is asked for."""
+        """Stop stepping and offer what is left. Progress is reported first, also on a repeated call."""
         progress = self.progress()
         return [progress, *self._carry_out(self.replica.flush_boundary(cut=bool(self._cuts)))]
 
     def hand_over(self) -> list[IslandReport]:
-        """Step no more, and offer what is left; when versions hold all work, say so and be done with it."""
+        """Stop stepping and offer what is left. Once versions contain all work, report that the island is drained."""
         progress = self.progress()
         return [progress, *self._carry_out(self.replica.drain_boundary(cut=bool(self._cuts)))]
 
@@ -157,11 +148,11 @@ class SimulatedIsland:
         return self._odometer.report(replica.step, replica.steps_total, replica.tokens_total)
 
     def holds(self, offer: Offer) -> bool:
-        """Whether the bytes of this offer can still be pulled: a newer offer of the fragment replaces it."""
+        """Return whether the bytes of this offer can still be pulled. A newer offer of the fragment replaces them."""
         return self.replica.fragments[offer.fragment].latest_offer == offer.offer
 
     def standing_offers(self) -> list[Offer]:
-        """The latest offer of each fragment, but for those that an adopted version contains as far as is known here."""
+        """Return the latest offer of each fragment, except those that an adopted version is known to contain."""
         versions = self.replica.versions
         return [offer for offer in self.replica.standing_offers() if offer.base_version == versions[offer.fragment]]
 
@@ -179,7 +170,7 @@ class SimulatedIsland:
 
 
 class StateChunk(NamedTuple):
-    """A fragment of the state that a donor gave, and the logical step of that donor."""
+    """A fragment of the state that a donor gave, with the donor's logical step."""
 
     donor: IslandId
     version: Version
@@ -188,13 +179,11 @@ class StateChunk(NamedTuple):
 
 @dataclass(slots=True)
 class Host:
-    """``impairment`` is its link's, but for cuts, which hold calls back as a freeze does: ``cut_until`` and ``frozen_until``
-    lie in the past while all is well, and ``waiting`` are calls held back by either.
+    """A simulated process and the link to it.
 
-    ``began_at`` is when the present step began, ``step_s`` what it takes, ``owed`` the time in it that the island stood
-    still and has yet to make up for, ``held_at`` when it would have ended, if the island stood still then (``stepping``).
-    ``hung_until``: its step does not end before that.
-    ``chunks`` are the fragments that its donors gave so far, ``evaluation`` is what it is to measure at a boundary.
+    Reports travel one by one and in order, as over the links of ``runtime``: the bytes of an offer are pulled before the
+    next report is read. While the island is frozen or cut off, nothing travels either way and everything sent waits. Bytes
+    that were not pulled are lost with the process.
     """
 
     process: SimulatedIsland
@@ -202,22 +191,33 @@ class Host:
     placed: bool = False
     suspected: bool = False
     carrying: bool = False
+    """A report is in flight."""
     frozen_until: Instant = 0.0
     cut_until: Instant = 0.0
+    """Both in the past while all is well. A cut holds calls back as a freeze does."""
     hung_until: Instant = 0.0
+    """The present step does not end before this."""
     last_step_end: Instant = 0.0
     began_at: Instant = 0.0
     step_s: Duration = 0.0
+    """Start and duration of the present step."""
     held_at: Instant | None = None
+    """When the present step would have ended, if the island stood still then."""
     owed: Duration = 0.0
+    """The time in the present step during which the island stood still, by which it ends later."""
     reported_at: Instant = 0.0
     impairment: LinkImpairment = field(default_factory=LinkImpairment)
+    """The link's impairment, except cuts."""
     evaluation: Evaluate | None = None
+    """What the island is to measure at a boundary."""
     chunks: dict[FragmentId, StateChunk] = field(default_factory=dict)
+    """The fragments of the state that donors have given so far."""
     outbox: deque[IslandReport] = field(default_factory=deque)
     waiting: list[Callable[[], None]] = field(default_factory=list)
+    """Calls held back by a freeze or a cut."""
 
     def silent(self, now: Instant) -> bool:
+        """Return whether nothing gets through to the process."""
         return now < self.frozen_until or now < self.cut_until
 
     def post(self, reports: list[IslandReport]) -> None:
@@ -228,7 +228,7 @@ Value = TypeVar("Value")
 
 
 class Stepping:
-    """Speeds and capacities of all islands of one world."""
+    """The speeds and capacities of all islands of one world."""
 
     def __init__(self, policy: JobPolicy, plan: WorldPlan, random: Random) -> None:
         islands = [island.island for island in policy.islands]
@@ -243,7 +243,7 @@ class Stepping:
         self._still_since: dict[IslandId, Instant] = {}
 
     def draw(self, island: IslandId, now: Instant) -> Duration:
-        """How long the step that begins now takes."""
+        """Return the duration of the step that begins now."""
         samples = self._samples[island]
         if (pace := self._pace(island, now)) is not None:
             usual = pace.step_s
@@ -254,12 +254,12 @@ class Stepping:
         return usual * (1.0 + self._plan.step_jitter_ratio * self._random.uniform(-1.0, 1.0))
 
     def pause(self, island: IslandId, now: Instant) -> Duration:
-        """How long the island stops between two steps."""
+        """Return how long the island pauses between two steps."""
         pace = self._pace(island, now)
         return self._pause_s[island] if pace is None else pace.pause_s
 
     def carriage(self, island: IslandId) -> Duration:
-        """What the bytes of one fragment add to a pull from the island or a delivery to it; nothing for a standby."""
+        """Return the transfer time of one fragment's bytes, from or to the island. It is 0 for a standby."""
         return self._carriage_s.get(island, 0.0)
 
     # ── capacity ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -268,9 +268,9 @@ class Stepping:
         return island in self._still_since
 
     def change(self, host: Host | None, island: IslandId, ratio: float, now: Instant) -> Duration | None:
-        """The island's capacity is ``ratio`` from now on.
+        """Set the island's capacity to ``ratio`` from now on.
 
-        Returns what is left of the step that waited for it (``Host.held_at``), to be waited for now.
+        Returns the rest of the step that was held (``Host.held_at``), after which it ends, or None if no step was held.
         """
         if ratio == 0.0:
             self._still_since.setdefault(island, now)
@@ -281,12 +281,15 @@ class Stepping:
         host.owed += max(0.0, now - max(since, host.began_at))  # a step may begin only after a pause
         if host.held_at is None:
             return None
-        left, host.held_at = min(host.owed - (now - host.held_at), host.step_s), None  # frozen, too: owed once
+        left, host.held_at = (
+            min(host.owed - (now - host.held_at), host.step_s),
+            None,
+        )  # if it was frozen too, count once
         host.owed = 0.0
         return left
 
     def held(self, host: Host, now: Instant) -> Duration | None:
-        """How much longer the step lasts that would end now: 0 if it ends, ``None`` if only ``change`` can tell."""
+        """Return how much longer the step lasts that would end now: 0 if it ends, None if only ``change`` can tell."""
         if self.still(host.process.island):
             host.held_at = now
             return None
@@ -300,7 +303,7 @@ class Stepping:
 
 
 def _of_each(islands: list[IslandId], values: tuple[Value, ...], default: Value) -> dict[IslandId, Value]:
-    """The values by island; ``default`` for all where the plan says nothing."""
+    """Return the values by island, or ``default`` for all if the plan has none."""
     if not values:
         return dict.fromkeys(islands, default)
     if len(values) != len(islands):
@@ -309,18 +312,18 @@ def _of_each(islands: list[IslandId], values: tuple[Value, ...], default: Value)
 
 
 class Clock(Protocol):
-    """The virtual time, and what is to happen in it."""
+    """Virtual time, and the things that will happen in it."""
 
     now: Instant
 
     def later(self, seconds: float, thunk: Callable[[], None]) -> None: ...
 
     def while_alive(self, seconds: float, thunk: Callable[[], None]) -> None:
-        """As ``later``, for what the synchroniser's own process does or hears."""
+        """Schedule like ``later``, but only if the synchroniser's process that schedules it still lives then."""
 
 
 class Odds(Protocol):
-    """What the plan says, and what it leaves to chance."""
+    """The plan, and the random draws that it asks for."""
 
     plan: WorldPlan
 
@@ -332,12 +335,12 @@ class Odds(Protocol):
 
 
 class Listener(Protocol):
-    """The synchroniser's ear."""
+    """The synchroniser, which receives events."""
 
     def tell(self, event: Event) -> None: ...
 
     def unless_over(self, event: Event) -> None:
-        """Tell it while the job is not finished."""
+        """Tell the event unless the job is finished."""
 
 
 class Processes(Protocol):
@@ -348,7 +351,7 @@ class Processes(Protocol):
     def latest(self, island: IslandId) -> Host | None: ...
 
     def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
-        """A call as the synchroniser that lives now makes it; it may arrive later."""
+        """Bind a call to the synchroniser that lives now. The call may arrive later."""
 
     def reach(self, host: Host, call: Callable[[], None]) -> None: ...
 

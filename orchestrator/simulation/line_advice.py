@@ -1,15 +1,16 @@
-"""Advice on H, τ, P and the codec for measured lines: which least change brings every fragment back in time.
+"""Advice on H, τ, P and the codec for measured lines: the smallest change with which every fragment returns in time.
 
-By the formulas of ``bandwidth``. A job of ours never waits, so what counts is the part of fragments' slack that the line
-leaves, for which the formulas of a system that does wait (``streaming-diloco``) have a figure: its compute utilisation u at
-that bandwidth. ``UTILISATION_MIN`` of it is enough.
+The formulas are those of ``bandwidth``. A job of this project never waits, so its utilisation says nothing about a line.
+Instead the advice computes the compute utilisation u that a system which does wait (``streaming-diloco``) would have on the
+same line: it measures how much of the fragments' slack the line leaves. ``UTILISATION_MIN`` is enough.
 
-The knobs in the order of what changing them costs: the codec (what is lost is fed back), P (more and smaller merges), τ
-(older parameters are merged), H (islands drift further between merges). The cheapest sufficient settings change the last
-of these least, then the one before it, and so on. Refuses to know how lines were measured.
+The settings, from the cheapest to change to the most expensive: the codec (its residue is fed back), P (more and smaller
+merges), τ (older parameters are merged), H (islands drift further between merges). Among the sufficient combinations, the
+advice changes H least, then τ, then P. How the lines were measured is up to the caller.
 
-``meeting`` says what the formulas do not: by which grace and τ islands meet in merges although fragments travel for a
-while. Simulated, not derived: docs/decisions/0163-a-slow-line-shuts-islands-out-of-merges-at-a-grace-of-one-step.md.
+``meeting`` covers what the formulas do not: the grace window and the τ with which islands contribute to the same merges
+although their fragments take time to travel. It was found by simulation, not derived:
+docs/decisions/0163-a-slow-line-shuts-islands-out-of-merges-at-a-grace-of-one-step.md.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ FEWER_BITS: tuple[CodecName, ...] = ("float32", "bfloat16", "int8", "int4")
 FRAGMENTS_MAX, INTERVAL_MAX = 64, 1024
 SYSTEM = "streaming-diloco"
 WAY_STEPS_MAX, WAY_SLOTS_MAX = 1.0, 0.8
-"""How long a fragment may travel, in steps and in the time between two due ones, where the simulated islands met."""
-ALL_BUT_A_TENTH = 0.1
-"""Of a step: so much longer than a whole step a fragment may travel there and back, and its window needs no step more."""
+"""The longest travel times for which the simulated islands met in merges: in steps, and relative to the time between two
+due fragments."""
+TOLERANCE_STEPS = 0.1
+"""A fragment may take this much longer than a whole number of steps there and back without needing a longer window."""
 _SAMPLE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A measured line between the synchroniser's place and a node group."""
+    """A measured line between the synchroniser and a node group."""
 
     name: str
     round_trip_s: float
     bits_per_second: float
-    """Of its slower direction: each carries the same."""
+    """The speed of the slower direction. Both directions carry the same amount."""
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
-    """What can be advised: H, τ, P, and one codec both ways."""
+class SyncSettings:
+    """The settings that the advice can change: H, τ, P, and one codec for both directions."""
 
     interval_steps: int
     overlap_steps: int
@@ -56,17 +58,17 @@ class Knobs:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is trained: the model's size, the time of an inner step, and how many islands a line carries at once."""
+    """The size of the model, the inner step time, and the number of islands that share each line."""
 
     parameters: float
     step_s: float
     islands: Mapping[str, int]
-    """By line; a line of none of these carries one."""
+    """The number of islands by line. A line that is not listed has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The least grace and τ by which islands meet in merges, where a fragment travels for ``way_steps`` each way."""
+    """The smallest grace window and τ with which islands meet in merges if a fragment travels for ``way_steps`` each way."""
 
     line: str
     way_steps: float
@@ -76,22 +78,23 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """``settings`` are sufficient on every line, or None where none that may be advised is."""
+    """The advice for one job on its lines."""
 
     utilisations: dict[str, float]
-    """As the job stands, by line."""
-    settings: Knobs | None
+    """Utilisation by line with the current settings."""
+    settings: SyncSettings | None
+    """Settings that are sufficient on every line, or None if nothing that can be advised is."""
     reached: dict[str, float]
-    """With ``settings``, by line."""
+    """Utilisation by line with ``settings``."""
     slowest: str
-    """The line that decides."""
+    """The line with the lowest utilisation, which decides."""
     needed_bits_per_second: float
-    """What that line would have to carry for the job as it stands."""
+    """The speed that this line would need for the current settings."""
     meeting: Meeting | None
-    """On that line with ``settings``, or as the job stands; None where a fragment travels longer than is known."""
+    """The windows needed on this line with ``settings``. None if a fragment travels for longer than was simulated."""
 
-    def changes(self, current: Knobs) -> dict[str, Any]:
-        """The knobs to turn, by their names in a specification; none where all is well, or nothing helps."""
+    def changes(self, current: SyncSettings) -> dict[str, Any]:
+        """Return the settings to change, by their names in a specification. Empty if all is well or nothing helps."""
         if self.settings is None:
             return {}
         names = {
@@ -101,95 +104,95 @@ class Advice:
             "codec": "wire",
         }
         return {
-            name: getattr(self.settings, knob)
-            for knob, name in names.items()
-            if getattr(self.settings, knob) != getattr(current, knob)
+            name: getattr(self.settings, field)
+            for field, name in names.items()
+            if getattr(self.settings, field) != getattr(current, field)
         }
 
 
 def bits_of(name: CodecName) -> float:
-    """Bits per parameter, scales included."""
+    """Return the bits per parameter, scales included."""
     return 8.0 * codec(name).data_bytes(_SAMPLE) / _SAMPLE
 
 
-def utilisation_on(line: Line, demand: Demand, knobs: Knobs) -> float:
-    """u of the module's docstring."""
-    return utilisation(exchange_of(SYSTEM, _traffic(line, demand, knobs)), _share(line, demand))
+def utilisation_on(line: Line, demand: Demand, settings: SyncSettings) -> float:
+    """Return u of the module's docstring."""
+    return utilisation(exchange_of(SYSTEM, _traffic(line, demand, settings)), _share(line, demand))
 
 
-def meeting(line: Line, demand: Demand, knobs: Knobs) -> Meeting | None:
-    """None where a fragment travels for longer than WAY_STEPS_MAX steps, or as long as from one due fragment to the next:
-    more are on their way then, and what helps is not known.
+def meeting(line: Line, demand: Demand, settings: SyncSettings) -> Meeting | None:
+    """Return the windows with which islands meet in merges on this line, or None if that is not known.
+
+    It is not known if a fragment travels for longer than WAY_STEPS_MAX steps, or for about as long as from one due fragment
+    to the next: several are then in flight at once.
     """
-    bits = demand.parameters / knobs.fragments * bits_of(knobs.codec)
+    bits = demand.parameters / settings.fragments * bits_of(settings.codec)
     way_steps = (line.round_trip_s / 2 + bits / _share(line, demand)) / demand.step_s
-    if way_steps > min(WAY_STEPS_MAX, WAY_SLOTS_MAX * knobs.interval_steps / knobs.fragments):
+    if way_steps > min(WAY_STEPS_MAX, WAY_SLOTS_MAX * settings.interval_steps / settings.fragments):
         return None
-    cap = math.ceil(2 * way_steps + 1 - ALL_BUT_A_TENTH)
-    return Meeting(line.name, way_steps, cap, max(knobs.overlap_steps, math.ceil(cap + 2 * way_steps)))
+    cap = math.ceil(2 * way_steps + 1 - TOLERANCE_STEPS)
+    return Meeting(line.name, way_steps, cap, max(settings.overlap_steps, math.ceil(cap + 2 * way_steps)))
 
 
-def way_steps_max(grace_cap_steps: float, overlap_steps: int) -> float:
-    """How long a fragment may travel each way, in steps, for islands to meet in merges: ``meeting`` the other way round.
+def travel_steps_max(grace_cap_steps: float, overlap_steps: int) -> float:
+    """Return how many steps a fragment may travel each way for islands to meet in merges: the inverse of ``meeting``.
 
-    Negative where they do not meet although it takes no time.
+    Negative if they would not meet even if fragments travelled in no time.
     """
-    return min((grace_cap_steps - 1 + ALL_BUT_A_TENTH) / 2, (overlap_steps - grace_cap_steps) / 2)
+    return min((grace_cap_steps - 1 + TOLERANCE_STEPS) / 2, (overlap_steps - grace_cap_steps) / 2)
 
 
-def table(lines: Sequence[Line], demand: Demand, current: Knobs) -> list[dict[str, Any]]:
-    """A row for each line: its utilisation with each codec of COMPARED, the other knobs as they are."""
+def table(lines: Sequence[Line], demand: Demand, current: SyncSettings) -> list[dict[str, Any]]:
+    """Return a row for each line: its utilisation with each codec of COMPARED and otherwise the current settings."""
     return [
         {"line": line.name, **{name: utilisation_on(line, demand, replace(current, codec=name)) for name in COMPARED}}
         for line in lines
     ]
 
 
-def advised(lines: Sequence[Line], demand: Demand, current: Knobs) -> Advice:
-    """The least change that is sufficient on every line; the settings as they are where these are."""
+def advised(lines: Sequence[Line], demand: Demand, current: SyncSettings) -> Advice:
+    """Return the smallest change that is sufficient on every line, or the current settings if they are sufficient."""
     before = {line.name: utilisation_on(line, demand, current) for line in lines}
     slowest = min(lines, key=lambda line: (before[line.name], _share(line, demand), line.name))
     exchange = exchange_of(SYSTEM, _traffic(slowest, demand, current))
-    for knobs in _cheapest_first(current):
-        after = {line.name: utilisation_on(line, demand, knobs) for line in lines}
+    for settings in _cheapest_first(current):
+        after = {line.name: utilisation_on(line, demand, settings) for line in lines}
         if all(u >= UTILISATION_MIN for u in after.values()):
-            meet = meeting(slowest, demand, knobs)
-            return Advice(before, knobs, after, slowest.name, needed(exchange, UTILISATION_MIN), meet)
+            meet = meeting(slowest, demand, settings)
+            return Advice(before, settings, after, slowest.name, needed(exchange, UTILISATION_MIN), meet)
     return Advice(before, None, {}, slowest.name, needed(exchange, UTILISATION_MIN), None)
 
 
-def _traffic(line: Line, demand: Demand, knobs: Knobs) -> Traffic:
+def _traffic(line: Line, demand: Demand, settings: SyncSettings) -> Traffic:
     return Traffic(
         parameters=demand.parameters,
         step_s=demand.step_s,
-        fragments=knobs.fragments,
-        interval_steps=knobs.interval_steps,
-        overlap_steps=float(knobs.overlap_steps),
-        wire_bits=bits_of(knobs.codec),
+        fragments=settings.fragments,
+        interval_steps=settings.interval_steps,
+        overlap_steps=float(settings.overlap_steps),
+        wire_bits=bits_of(settings.codec),
         round_trip_s=line.round_trip_s,
     )
 
 
 def _share(line: Line, demand: Demand) -> float:
-    """What one island gets of the line where all of its group send at once."""
+    """Return the speed that one island gets if all islands of its group send at once."""
     return line.bits_per_second / max(1, demand.islands.get(line.name, 1))
 
 
-def _cheapest_first(current: Knobs) -> Iterator[Knobs]:
-    """The current settings, then those that differ from them by more and more expensive knobs. P divides the model no finer
-    than FRAGMENTS_MAX, and τ stays below H.
-    """
+def _cheapest_first(current: SyncSettings) -> Iterator[SyncSettings]:
+    """Yield the current settings, then more and more expensive changes. P is at most FRAGMENTS_MAX, and τ is below H."""
     bits = bits_of(current.codec)
     codecs = [current.codec, *(name for name in FEWER_BITS if bits_of(name) < bits)]
     for interval in _doubled(current.interval_steps, INTERVAL_MAX):
         for overlap in _doubled(max(1, current.overlap_steps), interval - 1, first=current.overlap_steps):
             for fragments in _doubled(current.fragments, min(FRAGMENTS_MAX, interval)):
                 for name in codecs:
-                    yield Knobs(interval, overlap, fragments, name)
+                    yield SyncSettings(interval, overlap, fragments, name)
 
 
 def _doubled(start: int, most: int, first: int | None = None) -> Iterator[int]:
-    """``first``, then ``start`` and its doubles up to ``most``. At least the first, whatever ``most`` is."""
+    """Yield ``first`` (whatever ``most`` is), then ``start`` and its doubles up to ``most``."""
     yield start if first is None else first
     value = 2 * start if first in (None, start) else start
     while value <= most:

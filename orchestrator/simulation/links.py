@@ -1,7 +1,7 @@
-"""The simulated links between islands and synchroniser: reports, payloads and deliveries, and the faults they meet.
+"""The simulated links between islands and synchroniser: reports, payloads and deliveries, with their faults.
 
-Corrupt payloads, doubled and reordered arrivals, donors that fail: each with the probability the plan gives it. Reordering
-delays one report and lets later ones overtake; a live link does not do that, but the core must bear it.
+Payloads are corrupted, reports duplicated or reordered, and donors fail, each with the probability in the plan. Reordering
+delays one report so that later ones overtake it. A live link never does that, but the core must tolerate it.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ EXPLOSION = 1e6
 
 
 class LinksWorld(Clock, Odds, Listener, Processes, Protocol):
-    """What lies at both ends of the links."""
+    """The two ends of the links."""
 
     policy: JobPolicy
     stepping: Stepping
 
     def delivered(self, host: Host, effect: f.PublishFragment) -> None:
-        """A published version has arrived in the island's mailbox."""
+        """Note that a published version has arrived in the island's mailbox."""
 
 
 class Links:
-    """All links of one world."""
+    """The links of one world."""
 
     def __init__(self, world: LinksWorld) -> None:
         self._world = world
 
     def carry(self, host: Host) -> None:
-        """Take the next report, if there is one and nothing is under way."""
+        """Send the next report, if there is one and nothing is in flight."""
         world = self._world
         if host.carrying or not host.outbox or not host.alive or host.silent(world.now):
             return
@@ -59,20 +59,20 @@ class Links:
         host.carrying = True
         under_way = False
         takes = world.draw(world.plan.pull_s if isinstance(report, Offer) else world.plan.letter_s)
-        if isinstance(report, Offer) and host.process.holds(report):  # one that was replaced is not pulled
+        if isinstance(report, Offer) and host.process.holds(report):  # a replaced offer is not pulled
             carriage = world.stepping.carriage(host.process.island)
             carriage += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
-            under_way = carriage > 0.0  # a newer offer does not call back bytes that have left
+            under_way = carriage > 0.0  # a newer offer does not stop bytes in flight
             takes += carriage
         world.while_alive(takes, partial(self._arrive, host, report, under_way, host.process.island))
 
     def say(self, event: e.Event, seconds: float) -> None:
-        """The core hears of an event about an island in a while, with the instant at which it does."""
+        """Tell the core an event about an island after ``seconds``, stamped with that instant."""
         world = self._world
         world.while_alive(seconds, lambda: world.tell(replace(event, at=world.now)))
 
     def publish(self, host: Host, effect: f.PublishFragment, merged_offer: MergedOffer) -> None:
-        """A version is on its way into the island's mailbox."""
+        """Send a version to the island's mailbox."""
         world = self._world
 
         def deliver() -> None:
@@ -91,7 +91,7 @@ class Links:
         world.later(seconds, lambda: self._post(host, Ready(1, seconds)))
 
     def catch_up(self, effect: f.BeginCatchUp, outer: list[tuple[Version, int]]) -> None:
-        """A state is moved; what it is, is looked at when the move ends."""
+        """Transfer a state to an island. The state that it gets is the one at the end of the transfer."""
         world = self._world
         host = world.hosts[effect.island, effect.incarnation]
         life = world.life(host)
@@ -113,7 +113,7 @@ class Links:
                         self._load(host, CaughtUp(donor[0], process.replica.versions, process.replica.step, seconds))
                 case f.FromCheckpoint():
                     raise InternalError(
-                        detail=f"{effect.island} is to be resumed, and no simulated job goes on from one."
+                        detail=f"{effect.island} is to resume from a checkpoint, which simulated jobs do not support."
                     )
                 case _:
                     assert_never(source)
@@ -126,7 +126,7 @@ class Links:
     def _fetch_chunks(
         self, host: Host, donors: Sequence[tuple[IslandId, Incarnation]], transfer_s: Duration | None
     ) -> None:
-        """What is missing is dealt among the donors; each gives its share when its own move ends."""
+        """Divide the missing fragments among the donors. Each gives its share when its own transfer ends."""
         world, count = self._world, self._world.policy.fragment_count
         missing = [p for p in map(FragmentId, range(count)) if p not in host.chunks]
         began = world.now
@@ -148,7 +148,7 @@ class Links:
             world.later(takes, world.addressed(host, partial(give_chunk, donor, missing[index :: len(donors)], fails)))
 
     def _giving(self, host: Host, donor: tuple[IslandId, Incarnation], fails: bool) -> SimulatedIsland | None:
-        """The donor's process as it stands, unless it has no state to give, which its receiver says then."""
+        """Return the donor's process, or report a failed catch-up and return None if it has no state to give."""
         giver = self._world.hosts[donor]
         process = giver.process
         if fails or not giver.alive or giver.silent(self._world.now) or not process.stepping or process.diverged:
@@ -159,7 +159,7 @@ class Links:
 
     def _load(self, host: Host, report: CaughtUp) -> None:
         if host.process.stepping or host.process.replica.flushing:
-            return  # asked twice, because it was silent meanwhile: it trains on the state that came first
+            return  # a repeated request, after a silence: it already trains on the state that came first
         host.process.load(report.versions, report.step)
         self._post(host, report)
 
@@ -169,7 +169,7 @@ class Links:
             self.carry(host)
 
     def _arrive(self, host: Host, report: IslandReport, under_way: bool, writer: IslandId) -> None:
-        """A report is through, unless the island died, fell silent or got another name while it was under way."""
+        """End the flight of a report, unless the island died, fell silent or got another name meanwhile."""
         world = self._world
         host.carrying = False
         if not host.alive:
@@ -193,14 +193,14 @@ class Links:
         self.carry(host)
 
     def _come_late(self, host: Host, offer: Offer) -> None:
-        """Its bytes were pulled before; what became of the island meanwhile changes nothing about them."""
+        """Receive an offer that was delayed. Its bytes were pulled before, so they survive the island."""
         host.carrying = False
         if host.alive:
             self._take(host, offer, None)
             self.carry(host)
 
     def _refusal(self, host: Host, *, spoilt: bool) -> tuple[RefusalReason, str] | None:
-        """What is wrong with the bytes of an offer."""
+        """Return what is wrong with the bytes of an offer, if anything."""
         if not spoilt and host.process.diverged:
             return RefusalReason.NON_FINITE, "a value is not finite"
         if spoilt or self._world.chance(self._world.plan.corrupt):
@@ -229,7 +229,7 @@ class Links:
         self.hear(host, event, world.draw(OVERTAKEN_S) if world.chance(world.plan.reorder) else 0.0)
 
     def hear(self, host: Host, event: e.Event, seconds: float) -> None:
-        """The core hears what a report says, now or when later reports have overtaken it."""
+        """Tell the core an event now, or after ``seconds``, when later reports may have overtaken it."""
         if seconds > 0.0:
             self.say(event, seconds)
         else:

@@ -1,9 +1,7 @@
-"""The merge worker and the evaluator of the simulated world: Θ is versions and steps, without a tensor.
+"""The merge worker and evaluator of the simulated world, where Θ is a list of versions and steps without tensors.
 
-As ``runtime.shard_worker`` and ``runtime.evaluation`` do live.
-
-A merge of bytes that are not held is our own bug, and is said at once. An evaluation that
-is under way when the islands stop stepping is done sooner, where the plan knows how long one takes then.
+They do what ``runtime.shard_worker`` and ``runtime.evaluation`` do live. A merge of payloads that are not held is a bug of
+the core and raises at once. An evaluation that runs when the islands stop stepping speeds up, if the plan says by how much.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from orchestrator.simulation.island import Clock, Listener, Odds
 
 
 class MergeWorld(Clock, Odds, Listener, Protocol):
-    """What merging asks of the world: ``held`` are the payloads whose bytes are there."""
+    """The parts of the world that merging needs. ``held`` are the payloads whose bytes are present."""
 
     policy: JobPolicy
     core: Synchroniser
@@ -28,7 +26,7 @@ class MergeWorld(Clock, Odds, Listener, Protocol):
 
 
 class MergeWorker:
-    """``outer[p]`` is fragment p's version, and the highest logical step in it."""
+    """Merges and evaluates. ``outer[p]`` is fragment p's version and the highest logical step in it."""
 
     def __init__(self, world: MergeWorld) -> None:
         self._world = world
@@ -57,7 +55,7 @@ class MergeWorker:
         world.while_alive(took, completed)
 
     def check_held(self, effect: f.MergeFragment) -> None:
-        """Raise InternalError unless all that is to be merged is held."""
+        """Raise InternalError unless all inputs of the merge are held."""
         missing = [item.payload for item in effect.inputs if item.payload not in self._world.held]
         if missing:
             raise InternalError(detail=f"Fragment {effect.fragment} is to merge {missing}, which are not held.")
@@ -71,7 +69,7 @@ class MergeWorker:
         world.while_alive(takes, lambda: self._answer(global_version))
 
     def finish_evaluation_alone(self) -> None:
-        """The islands stop stepping: what they leave of the machine is the evaluation's."""
+        """Speed up the running evaluation: the islands stop stepping and leave the machine to it."""
         alone = self._world.plan.evaluate_alone_s
         if self._hurried or alone is None or self._evaluating is None:
             return
@@ -80,7 +78,7 @@ class MergeWorker:
 
     def _answer(self, global_version: int) -> None:
         if self._evaluating != global_version:
-            return  # answered sooner
+            return  # answered already
         self._evaluating = None
         count = self._world.policy.evaluation.sequences
         loss = held_out_loss(global_version)
@@ -88,5 +86,5 @@ class MergeWorker:
 
 
 def held_out_loss(global_version: int) -> float:
-    """What is measured here: it falls from version to version."""
+    """Return a made-up loss that falls from version to version."""
     return 1.4 + 4.0 / (1.0 + global_version / 40.0)

@@ -1,20 +1,20 @@
-"""The protocol level: the real core and the real folds over islands whose speeds and capacities are given.
+"""The protocol level: the real core and the real folds over islands with given speeds and capacities.
 
-    outcome = run(policy, plan, seed, window)       goodput, contributors, traffic, measured over a window of virtual time
+    outcome = run(world, start, stop, full_tokens)       goodput, contributors and traffic over a window of virtual time
 
-*Goodput* here is merged tokens over the tokens that the same islands would train in that time at full speed, with nothing
-failing and nobody waiting. It is measured between two instants of a job that goes on before and after, so that what is in
-flight at the one end stands for what is in flight at the other: a job cut off at both ends would lose the last H/2 steps.
+*Goodput* here is merged tokens over the tokens that the same islands would train in that time at full speed, without
+failures and without waiting. It is measured between two instants of a job that runs before and after them, so that the work
+in flight at one end makes up for the work in flight at the other. A job cut off at both ends would lose the last H/2 steps.
 
-``LockStepWorld`` adds what our own islands never do: wait. An island of a synchronous baseline does not begin a step while
-a fragment it offered τ steps ago is not back (arXiv:2311.08105 with τ = 0, arXiv:2501.18512 with τ ≥ 1).
+``LockStepWorld`` adds what the islands of this project never do: wait. An island of a synchronous baseline does not begin a
+step while a fragment that it offered τ steps ago has not returned (arXiv:2311.08105: τ = 0, arXiv:2501.18512: τ ≥ 1).
 
-Against the fleet level, whose goodput is the time integral of capacity: the same capacities give the same goodput up to two
-small things. A step that a stall interrupts goes on where it was, so no work is lost, but the capacity that counts for the
-step is the one at its end: an error of either sign, of one step for each change. And merged tokens lag by half an interval,
-which the window takes out only on average. Neither is corrected for; ``tests/simulation/test_protocol.py`` bounds both by
-1 pp. The protocol is lower by 0.1 to 0.4 pp in most settings: an island that stalls in mid-interval holds its work that much
-longer, so there is more in flight once stalls have begun than when the window opened.
+The goodput of the fleet level is the time integral of capacity. The same capacities give the same goodput here, except for
+two small errors. A step that a stall interrupts continues afterwards, so no work is lost, but the capacity at its end counts
+for the whole step: an error of either sign, of one step per change. And merged tokens lag by half an interval, which the
+window removes only on average. Neither is corrected; ``tests/simulation/test_protocol.py`` bounds both by 1 pp. In most
+settings the protocol level is lower by 0.1 to 0.4 pp: an island that stalls in mid-interval holds its work that much longer,
+so more is in flight once stalls have begun than when the window opened.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ from orchestrator.simulation.world import World
 
 STANDING_STILL, AWAY, UNMERGED = "standing still", "slice away", "trained, not merged"
 BATCHES_MAX, BATCH_INTERVALS = 20, 2.0
-"""The window's parts, whose goodputs give the standard error: none shorter than so many intervals H."""
+"""The window is divided into at most ``BATCHES_MAX`` parts, whose goodputs give the standard error. Each has at least
+``BATCH_INTERVALS`` intervals H."""
 QUICK = (0.0005, 0.0005)
-"""A latency that does not matter beside a step of a second."""
+"""A latency that is negligible beside a step of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolOutcome:
-    """What was measured. ``trained_ratio`` counts every token trained, merged or not: how much of the time all stepped.
+    """The measurements. ``trained_ratio`` counts all trained tokens, merged or not, relative to full speed.
 
-    ``traffic_bytes_per_s`` is each way and island, on average; 0 when the plan says no payload's size.
-    ``until`` is where the simulation got to: before the window's end if it was interrupted.
+    ``traffic_bytes_per_s`` is the mean per island, each way, and 0 if the plan has no payload size. ``until`` is the instant
+    that the simulation reached: before the end of the window if it was interrupted.
     """
 
     goodput: float
@@ -77,7 +78,7 @@ def policy(
     grace_cap_steps: float | None = 1.0,
     grace_margin: float = 0.8,
 ) -> JobPolicy:
-    """A job that does not end by itself, of islands that are never given up. The paper's main setting by default."""
+    """Return the policy of a job that never ends and never gives up an island. The defaults are the paper's main setting."""
     names = [f"learner-{n}" for n in range(islands)]
     return replace(
         sample_policy(),
@@ -98,7 +99,7 @@ def policy(
 
 
 def plan(step_s: Sequence[Duration], **changes: object) -> WorldPlan:
-    """Islands of these step times whose links and starts take next to no time; ``rebase``, so that no work is lost."""
+    """Return a plan with these step times, negligible latencies, and ``rebase``, so that no work is lost."""
     quiet = WorldPlan(
         step_s=tuple(step_s),
         step_jitter_ratio=0.0,
@@ -119,7 +120,7 @@ def plan(step_s: Sequence[Duration], **changes: object) -> WorldPlan:
 
 
 def capacities(policy: JobPolicy, changes: Sequence[Sequence[tuple[Instant, float]]]) -> tuple[Capacity, ...]:
-    """What a fleet outcome says of each learner, as a plan's ``capacity``."""
+    """Convert the capacities of a fleet outcome to those of a plan."""
     named = zip(policy.islands, changes, strict=True)
     capacities = [Capacity(at, island.island, ratio) for island, ups in named for at, ratio in ups]
     return tuple(sorted(capacities, key=lambda change: (change.at, change.island)))
@@ -129,10 +130,10 @@ _Process = tuple[IslandId, Incarnation]
 
 
 class LockStepWorld(World):
-    """Islands that wait for each other: only the timing of a synchronous baseline, its adoption is the plan's.
+    """A world whose islands wait for each other: the timing of a synchronous baseline. Adoption is the plan's.
 
-    Of every island: the last offer of each fragment that was looked at, and the offers whose results are not back, with
-    the step they were made at and the version they were made on.
+    ``_seen`` is the last offer of each fragment that was looked at, and ``_away`` the offers whose results have not
+    returned, with the step and version at which they were made.
     """
 
     def __init__(self, policy: JobPolicy, plan: WorldPlan, seed: int, *, checked: bool = True) -> None:
@@ -174,10 +175,10 @@ def run(
     full_tokens: Callable[[Instant, Instant], float],
     on_progress: Callable[[float], None] | None = None,
 ) -> ProtocolOutcome:
-    """Run the world and measure it from ``start`` to ``stop``. ``full_tokens`` of two instants: at full speed between them.
+    """Run the world and measure it from ``start`` to ``stop``.
 
-    ``on_progress`` hears which part is done. On KeyboardInterrupt, what was measured until then is the outcome, and
-    ``until`` says how far that is.
+    ``full_tokens`` returns the tokens at full speed between two instants, and ``on_progress`` receives the part that is
+    done. On KeyboardInterrupt the outcome covers the time until then, and its ``until`` says how far that is.
     """
     marks: list[_Mark] = []
     shortest = BATCH_INTERVALS * world.policy.sync_interval_steps * max(world.plan.step_s)
@@ -186,9 +187,9 @@ def run(
         for n in range(batches + 1):
             at = start + (stop - start) * n / batches
             world = world.run(at) if n == 0 else world.resume(at)
-            worth = world.goodput.summary(at)
-            tokens = worth["tokens"]
-            marks.append(_Mark(at, tokens["merged"], tokens["trained"], worth, world.statistics.summary(at)))
+            goodput = world.goodput.summary(at)
+            tokens = goodput["tokens"]
+            marks.append(_Mark(at, tokens["merged"], tokens["trained"], goodput, world.statistics.summary(at)))
             if on_progress is not None:
                 on_progress(at / stop)
     except KeyboardInterrupt:
@@ -198,12 +199,12 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """The folds at one instant."""
+    """The summaries of the folds at one instant."""
 
     at: Instant
     merged: float
     trained: float
-    worth: Mapping[str, Any]
+    goodput: Mapping[str, Any]
     statistics: Mapping[str, Any]
 
 
@@ -218,16 +219,14 @@ def _measured(
     mean = fsum(parts) / len(parts)
     spread = fsum((part - mean) ** 2 for part in parts) / (len(parts) - 1) if len(parts) > 1 else 0.0
     goodput, trained = (last.merged - first.merged) / whole, (last.trained - first.trained) / whole
-    seconds = last.worth["island_seconds"]
-    still = (seconds["stalled"] - first.worth["island_seconds"]["stalled"]) / (
-        seconds["total"] - first.worth["island_seconds"]["total"]
-    )
+    before, after = first.goodput["island_seconds"], last.goodput["island_seconds"]
+    still = (after["stalled"] - before["stalled"]) / (after["total"] - before["total"])
     contributions = last.statistics["contributors_mean"] * last.statistics["merges"]
     return ProtocolOutcome(
         goodput=goodput,
         stderr=sqrt(spread / len(parts)),
         trained_ratio=trained,
-        uptime=last.worth["uptime_ratio"],
+        uptime=last.goodput["uptime_ratio"],
         merges=last.statistics["merges"],
         contributors_mean=last.statistics["contributors_mean"],
         traffic_bytes_per_s=world.plan.payload_bytes * contributions / len(world.policy.islands) / last.at,
@@ -241,7 +240,7 @@ def _measured(
 
 
 def at_full_speed(plan: WorldPlan) -> Callable[[Instant, Instant], float]:
-    """Tokens that all islands train between two instants, nobody waiting and nothing failing."""
+    """Return a function of two instants: the tokens that all islands train between them without failures or waiting."""
     samples = dict(enumerate(plan.step_samples))
     means = [fsum(s) / len(s) if (s := samples.get(n)) else usual for n, usual in enumerate(plan.step_s)]
     rate = fsum(plan.tokens_per_step / mean for mean in means)

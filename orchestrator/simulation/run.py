@@ -1,26 +1,15 @@
-"""Runs what a specification asks for: every system under the same failures, at one level or at both.
+"""Runs a simulation's specification: every system under the same failures, at one level or at both.
 
     result = simulate(spec, on_progress);  result.rows, result.plain()
 
-All systems at fleet level advance together, one batch of virtual time after the other, so that an interruption (Ctrl-C)
-finds them at the same instant; what they came to until then is the result, marked as partial. The protocol level follows,
-on the capacities that the fleet level found for ``decoupled``. Refuses to know: files, terminals, and what is drawn.
+    fleet level       all systems advance together, one batch of virtual time after the other, so that Ctrl-C finds them at
+                      the same instant. The results until then are returned, marked as partial
+    protocol level    follows with ``decoupled``, on the capacities that the fleet level found for it
+    a fitted world    a specification with ``world`` repeats the job of a tape instead (``worldfile``). Its one row comes
+                      from the folds that account live jobs: goodput is productive island time over all island time
+    notes             sentences about the assumptions behind the figures, each with the cost of the assumption
 
-The result of a simulation, and the tape that it writes while it runs.
-
-Runs a fitted world (``worldfile``): the job of a tape again, as `atoll simulate world.yaml`.
-
-One row, of decoupled, by the folds that live jobs are accounted by: goodput is productive island time over all island time.
-Refuses to know: how the world was fitted, and files.
-
-Runs decoupled at protocol level, on the capacities that the fleet level found: the specification as a ``World``.
-
-Responsible for: turning synchroniser, steps and links into policy and plan, and what full speed is when capacity comes and
-goes. Refuses to know: how goodput is measured (``protocol``), and the other systems (``run``).
-
-What a simulation's figures assume, in sentences for the reader of its table: gangs, spares, and lines.
-
-Every sentence gives the figure that the assumption costs. Pure: specification and outcomes in, text out.
+Files, terminals and charts are up to the caller.
 """
 
 from __future__ import annotations
@@ -43,207 +32,15 @@ from orchestrator.simulation.world import World
 from orchestrator.system.plain import finite
 from orchestrator.tape.schema import FleetHeader, Header, Record, Tape
 
-
-def as_gangs(plan: FleetPlan) -> FleetPlan | None:
-    """Return the plan with one slice a learner, as this build's islands are; None if its learners are that already."""
-    return None if _slices_of_a_learner(plan) <= 1 else replace(plan, chips_per_slice=plan.chips // plan.learners)
-
-
-def of_fleet(plans: Sequence[FleetPlan], gangs: FleetOutcome | None) -> Iterator[str]:
-    """Say what the fleet level's rows assume. ``gangs`` is the outcome of ``as_gangs`` of the decoupled plan, if any."""
-    by_system = {plan.system: plan for plan in plans}
-    if (plan := by_system.get(System.DECOUPLED)) is not None and gangs is not None:
-        yield (
-            f"decoupled: its learners of {_slices_of_a_learner(plan)} slices shrink by a slice and train on. An island of "
-            "this build does not: it is one gang, and ends until all its slices are back. With islands as gangs goodput is "
-            f"{100 * gangs.goodput:.1f} %."
-        )
-    if (plan := by_system.get(System.DATA_PARALLEL)) is not None:
-        yield (
-            "data-parallel: it restarts on a spare slice after every failure, and the spares never run out. Without spares "
-            f"it would train only while all {plan.slice_count:,} slices are there: {100 * _all_there(plan):.1f} % of the "
-            "time."
-        )
-
-
-def of_lines(traffic: Traffic, bits_per_second: float, *, simulated: bool) -> str:
-    """Say whether a learner's line carries what decoupled sends, by the closed forms. Bits per second each way."""
-    exchange = exchange_of("decoupled", traffic)
-    room = min(exchange.slack, exchange.gap)
-    line = (
-        f"lines: {exchange.bits / GIGA:.3g} Gbit each way every {exchange.gap:.3g} s ({traffic.wire_bits:.3g} bits a "
-        f"parameter), to be through within {max(0.0, room):.3g} s; on {bits_per_second / GIGA:g} Gbps that takes "
-        f"{exchange.bits / bits_per_second:.3g} s."
-    )
-    ratio = needed(exchange, 1.0) / bits_per_second
-    if room <= 0.0:
-        line += " A round trip alone takes longer than overlap_steps allows, so fragments come too late: raise it."
-    elif ratio > 1.0:
-        line += (
-            f" The line is too thin by {ratio:.2g} times: islands miss merges, and train on what is old. Use a codec of "
-            "fewer bits (synchroniser.wire), a longer interval_steps, or more overlap_steps."
-        )
-    return line if simulated else f"{line} The fleet level does not simulate lines: level: protocol does."
-
-
-def of_bits(traffic_bits: float, codec_bits: float) -> Iterator[str]:
-    """Say that ``links.bits`` and the codec of ``synchroniser.wire`` differ."""
-    if abs(traffic_bits - codec_bits) > 0.5:
-        yield (
-            f"lines: links.bits is {traffic_bits:g}, and the codec of synchroniser.wire has {codec_bits:.3g} bits a "
-            "parameter. links.bits counts here; leave it out to go by the codec."
-        )
-
-
-def _slices_of_a_learner(plan: FleetPlan) -> int:
-    return plan.slice_count // plan.learners
-
-
-def _all_there(plan: FleetPlan) -> float:
-    """The part of the time in which every slice is there, each failing and returning by itself."""
-    lasts_s = plan.mtbi_chip / plan.chips_per_slice
-    return float((lasts_s / (lasts_s + plan.return_time.mean)) ** plan.slice_count)
-
-
+FLEET_PART = 0.25
+"""The part of the progress bar for the fleet level if the protocol level follows."""
+PROTOCOL_TAPE = "decoupled-protocol"
 SAMPLES = 997
-"""Step times drawn beforehand when they are a distribution: enough that nobody sees the repetition."""
-
-
-def run(
-    spec: SimulationSpec, plan: FleetPlan, fleet: FleetOutcome, on_progress: Callable[[float], None]
-) -> tuple[protocol.ProtocolOutcome, Tape]:
-    """What was measured, and the tape of it. ``on_progress`` may stop it with KeyboardInterrupt."""
-    policy = job_policy(spec, len(fleet.capacity))
-    simulated_plan = world_plan(spec, policy, fleet)
-    world = World(policy, simulated_plan, spec.seed, checked=False)
-    warm_up = min(2.0 * policy.sync_interval_steps * spec.step_s, 0.2 * spec.duration)
-    outcome = protocol.run(world, warm_up, spec.duration, _full_tokens(plan, simulated_plan), on_progress)
-    return outcome, world.sink.tape(Header(f"simulated-{spec.name}-{spec.seed}", policy))
-
-
-def row_of(fleet: FleetOutcome, outcome: protocol.ProtocolOutcome) -> dict[str, Any]:
-    """As plain data, like the fleet level's rows."""
-    return {
-        "system": "decoupled",
-        "level": "protocol",
-        "learners": fleet.learners,
-        "chips": fleet.chips,
-        "goodput": outcome.goodput,
-        "stderr": outcome.stderr,
-        "uptime": outcome.uptime,
-        "badput": {cause: ratio for cause, ratio in outcome.badput.items() if ratio > 0.0},
-        "merges": outcome.merges,
-        "contributors_mean": outcome.contributors_mean,
-        "bandwidth_gbps": outcome.traffic_bytes_per_s * 8 / bandwidth.GIGA,
-    }
-
-
-def job_policy(spec: SimulationSpec, islands: int) -> JobPolicy:
-    """The synchroniser's section, as the core takes it."""
-    sync = spec.synchroniser
-    policy = protocol.policy(
-        islands,
-        quorum=sync.quorum,
-        fragments=sync.fragments,
-        interval_steps=sync.interval_steps,
-        overlap_steps=sync.overlap_steps,
-        grace_cap_steps=sync.grace_cap_steps,
-        grace_margin=sync.grace_margin,
-    )
-    return replace(policy, staleness_max=sync.staleness_max)
-
-
-def world_plan(spec: SimulationSpec, policy: JobPolicy, fleet: FleetOutcome) -> WorldPlan:
-    """Steps and links as specified, and the capacities that the fleet level found."""
-    islands, links, latency = len(policy.islands), spec.links, spec.links.latency
-    factors = (*spec.speed_factors(), *(1.0,) * islands)[:islands]
-    random = Random(f"{spec.seed}/steps")
-    step_time = spec.steps.step_time
-    drawn = [step_time.draw(random) for _ in range(SAMPLES)]
-    varies = len(set(drawn)) > 1
-    plan = protocol.plan(
-        [factor * step_time.mean for factor in factors],
-        step_samples=tuple(tuple(factor * one for one in drawn) for factor in factors) if varies else (),
-        step_jitter_ratio=spec.steps.jitter_ratio,
-        tokens_per_step=spec.steps.tokens_per_step,
-        adoption=spec.synchroniser.adoption,
-        payload_bytes=round(links.parameters * spec.wire_bits / 8 / policy.fragment_count),
-        bandwidth_bytes_per_s=(links.bandwidth / 8,) * islands,
-    )
-    between = (latency, latency) if latency else protocol.QUICK
-    return replace(
-        plan,
-        letter_s=between,
-        pull_s=(2 * between[0], 2 * between[1]),
-        delivery_s=between,
-        capacity=protocol.capacities(policy, fleet.capacity),
-    )
-
-
-def _full_tokens(plan: FleetPlan, world: WorldPlan) -> Callable[[Instant, Instant], float]:
-    """At full speed, of whoever is there: scavenged learners only while their chips are."""
-    visits: dict[int, list[tuple[Instant, Instant]]] = {}
-    for block, extra in plan.blocks():
-        lasts = (0.0, math.inf) if extra is None else (extra.since, extra.until)
-        visits.setdefault(block.learner, []).append(lasts)
-    rates = [world.tokens_per_step / step_s for step_s in world.step_s]
-
-    def between(since: Instant, until: Instant) -> float:
-        return math.fsum(
-            rates[learner] * max(0.0, min(until, last) - max(since, first))
-            for learner, spans in visits.items()
-            for first, last in spans
-        )
-
-    return between
-
-
-def simulate_world(spec: SimulationSpec, on_progress: Progress, open_tape: OpenTape | None) -> Simulated:
-    """The job to its end, or for the specification's duration, or up to Ctrl-C."""
-    fitted = worldfile.parse(spec.world or {})
-    until = min(spec.duration, fitted.until)
-    world = World(fitted.policy, fitted.plan, spec.seed, checked=False)
-    partial = False
-    try:
-        for now in world.passing(until):
-            ended = world.core.state.tokens_trained / fitted.policy.token_budget
-            on_progress(min(1.0, max(ended, now / until)), fitted.job)
-    except KeyboardInterrupt:
-        partial = True
-    if open_tape is not None:
-        sink = open_tape("world", Header(f"simulated-{fitted.job}-{spec.seed}", fitted.policy))
-        for record in world.sink.records:
-            sink.append(record)
-    reached = world.now if partial or world.finished is not None else until
-    return Simulated(spec, (_row(world, reached),), reached, partial, fitted.notes)
-
-
-def _row(world: World, at: float) -> dict[str, Any]:
-    worth, statistics = world.goodput.summary(at), world.statistics.summary(at)
-    total = worth["island_seconds"]["total"] or 1.0
-    badput = {cause: seconds / total for cause, seconds in worth["badput_seconds"].items()}
-    if in_flight := worth["island_seconds"]["in_flight"] / total:
-        badput["in flight"] = in_flight
-    carried = (
-        world.plan.payload_bytes * statistics["contributors_mean"] * statistics["merges"] / len(world.policy.islands)
-    )
-    return {
-        "system": "decoupled",
-        "level": "protocol",
-        "learners": len(world.policy.islands),
-        "chips": sum(island.accelerator_count for island in world.policy.islands),
-        "goodput": worth["goodput_ratio"],
-        "stderr": None,
-        "uptime": worth["uptime_ratio"],
-        "badput": badput,
-        "merges": statistics["merges"],
-        "contributors_mean": statistics["contributors_mean"],
-        "bandwidth_gbps": 8e-9 * carried / at if carried and at else None,
-    }
+"""The number of step times drawn in advance from a distribution: enough to hide the repetition."""
 
 
 Progress = Callable[[float, str], None]
-"""Called with the ratio that is done, and what is being simulated."""
+"""Called with the part that is done and the name of what is being simulated."""
 
 
 class TapeSink(Protocol):
@@ -260,7 +57,7 @@ OpenTape = Callable[[str, Header | FleetHeader], TapeSink]
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """``rows`` are plain data, one for each system and level, in the order of the specification."""
+    """The result. ``rows`` are plain data, one for each system and level, in the order of the specification."""
 
     spec: SimulationSpec
     rows: tuple[Mapping[str, Any], ...]
@@ -282,13 +79,8 @@ class Simulated:
         return document
 
 
-FLEET_PART = 0.25
-"""Of the progress bar, when the protocol level comes after."""
-PROTOCOL_TAPE = "decoupled-protocol"
-
-
 def tape_names(spec: SimulationSpec) -> tuple[str, ...]:
-    """The runs of which tapes are written: every system's fleet, or, where the protocol runs, the protocol's alone."""
+    """Return the names of the tapes to write: one per system at fleet level, else only the protocol level's."""
     if spec.world is not None:
         return ("world",)
     return spec.systems if spec.level == "fleet" else (PROTOCOL_TAPE,)
@@ -297,9 +89,9 @@ def tape_names(spec: SimulationSpec) -> tuple[str, ...]:
 def simulate(
     spec: SimulationSpec, on_progress: Progress = lambda _ratio, _what: None, open_tape: OpenTape | None = None
 ) -> Simulated:
-    """Everything the specification asks for, or what of it was done when Ctrl-C came."""
+    """Run everything that the specification asks for. After Ctrl-C, return what is done until then."""
     if spec.world is not None:
-        return simulate_world(spec, on_progress, open_tape)
+        return _simulate_world(spec, on_progress, open_tape)
     with_protocol = spec.level != "fleet"
     share = FLEET_PART if with_protocol else 1.0
     systems: tuple[str, ...] = spec.systems if spec.level != "protocol" else ("decoupled",)
@@ -319,7 +111,7 @@ def simulate(
     def show(ratio: float) -> None:
         on_progress(share + (1.0 - share) * ratio, "protocol")
 
-    outcome, tape = run(spec, worlds["decoupled"].plan, fleet, show)
+    outcome, tape = run_protocol(spec, worlds["decoupled"].plan, fleet, show)
     if open_tape is not None:
         sink = open_tape(PROTOCOL_TAPE, tape.header)
         for record in tape.records:
@@ -330,21 +122,11 @@ def simulate(
     return Simulated(spec, tuple(rows), outcome.until, outcome.until < spec.duration, _notes(spec, systems))
 
 
-def _notes(spec: SimulationSpec, systems: Iterable[str]) -> tuple[str, ...]:
-    """What the rows assume; for decoupled in gangs it is simulated once more."""
-    plans = [fleet_plan(spec, System(system)) for system in systems]
-    decoupled = next((plan for plan in plans if plan.system is System.DECOUPLED), None)
-    gangs = as_gangs(decoupled) if decoupled is not None else None
-    outcome = simulate_fleet(gangs, spec.seed) if gangs is not None else None
-    sentences = [*of_fleet(plans, outcome)]
-    if decoupled is not None:
-        sentences.append(of_lines(traffic(spec), spec.links.bandwidth, simulated=spec.level != "fleet"))
-        sentences += of_bits(spec.wire_bits, spec.codec_bits) if "wire" in spec.synchroniser.model_fields_set else ()
-    return tuple(sentences)
+# ── fleet level ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def fleet_plan(spec: SimulationSpec, system: System) -> FleetPlan:
-    """The specification as the fleet level's plan of one system."""
+    """Return the plan of one system at fleet level."""
     assert spec.fleet is not None
     section = spec.fleet
     plan = FleetPlan(
@@ -367,9 +149,6 @@ def fleet_plan(spec: SimulationSpec, system: System) -> FleetPlan:
     return replace(plan, step_factors=spec.speed_factors()) if plan.learner_count > 1 else plan
 
 
-# ── fleet level ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _fleet_world(spec: SimulationSpec, system: System, open_tape: OpenTape | None) -> FleetWorld:
     plan = fleet_plan(spec, system)
     tape = FleetTape(plan, open_tape(str(system), fleet_header(plan, spec.seed))) if open_tape else None
@@ -378,7 +157,7 @@ def _fleet_world(spec: SimulationSpec, system: System, open_tape: OpenTape | Non
 
 
 def _advance(worlds: Mapping[str, FleetWorld], on_progress: Progress) -> bool:
-    """All of them to their end, together. Whether they got there."""
+    """Advance all worlds to their end, together. Return False if they were interrupted."""
     runs: dict[str, Iterator[float]] = {system: world.batches() for system, world in worlds.items()}
     ended = object()
     try:
@@ -414,7 +193,7 @@ def _fleet_row(spec: SimulationSpec, plan: FleetPlan, outcome: FleetOutcome) -> 
 
 
 def _rounds(plan: FleetPlan, outcome: FleetOutcome, stepping: float) -> tuple[int | None, float | None]:
-    """Merges of systems in lock-step, from how far they got. How decoupled merges is the protocol level's to say."""
+    """Return merges and contributors of systems in lock-step. For decoupled only the protocol level knows them."""
     if plan.system not in (System.DILOCO, System.STREAMING_DILOCO):
         return None, None
     slowest = plan.step_s * max(plan.step_factors, default=1.0)
@@ -422,8 +201,163 @@ def _rounds(plan: FleetPlan, outcome: FleetOutcome, stepping: float) -> tuple[in
     return int(stepping * outcome.duration / (slowest * plan.interval_steps)) * fragments, float(outcome.learners)
 
 
+# ── protocol level ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_protocol(
+    spec: SimulationSpec, plan: FleetPlan, fleet: FleetOutcome, on_progress: Callable[[float], None]
+) -> tuple[protocol.ProtocolOutcome, Tape]:
+    """Run decoupled at protocol level. Return the measurements and the tape. ``on_progress`` may raise KeyboardInterrupt."""
+    policy = job_policy(spec, len(fleet.capacity))
+    simulated_plan = world_plan(spec, policy, fleet)
+    world = World(policy, simulated_plan, spec.seed, checked=False)
+    warm_up = min(2.0 * policy.sync_interval_steps * spec.step_s, 0.2 * spec.duration)
+    outcome = protocol.run(world, warm_up, spec.duration, _full_tokens(plan, simulated_plan), on_progress)
+    return outcome, world.sink.tape(Header(f"simulated-{spec.name}-{spec.seed}", policy))
+
+
+def row_of(fleet: FleetOutcome, outcome: protocol.ProtocolOutcome) -> dict[str, Any]:
+    """Return the row of the protocol level, with the fields of the fleet level's rows."""
+    return {
+        "system": "decoupled",
+        "level": "protocol",
+        "learners": fleet.learners,
+        "chips": fleet.chips,
+        "goodput": outcome.goodput,
+        "stderr": outcome.stderr,
+        "uptime": outcome.uptime,
+        "badput": {cause: ratio for cause, ratio in outcome.badput.items() if ratio > 0.0},
+        "merges": outcome.merges,
+        "contributors_mean": outcome.contributors_mean,
+        "bandwidth_gbps": outcome.traffic_bytes_per_s * 8 / bandwidth.GIGA,
+    }
+
+
+def job_policy(spec: SimulationSpec, islands: int) -> JobPolicy:
+    """Return the core's policy for the synchroniser section."""
+    sync = spec.synchroniser
+    policy = protocol.policy(
+        islands,
+        quorum=sync.quorum,
+        fragments=sync.fragments,
+        interval_steps=sync.interval_steps,
+        overlap_steps=sync.overlap_steps,
+        grace_cap_steps=sync.grace_cap_steps,
+        grace_margin=sync.grace_margin,
+    )
+    return replace(policy, staleness_max=sync.staleness_max)
+
+
+def world_plan(spec: SimulationSpec, policy: JobPolicy, fleet: FleetOutcome) -> WorldPlan:
+    """Return the plan: steps and links as specified, and the capacities that the fleet level found."""
+    islands, links, latency = len(policy.islands), spec.links, spec.links.latency
+    factors = (*spec.speed_factors(), *(1.0,) * islands)[:islands]
+    random = Random(f"{spec.seed}/steps")
+    step_time = spec.steps.step_time
+    drawn = [step_time.draw(random) for _ in range(SAMPLES)]
+    varies = len(set(drawn)) > 1
+    plan = protocol.plan(
+        [factor * step_time.mean for factor in factors],
+        step_samples=tuple(tuple(factor * one for one in drawn) for factor in factors) if varies else (),
+        step_jitter_ratio=spec.steps.jitter_ratio,
+        tokens_per_step=spec.steps.tokens_per_step,
+        adoption=spec.synchroniser.adoption,
+        payload_bytes=round(links.parameters * spec.wire_bits / 8 / policy.fragment_count),
+        bandwidth_bytes_per_s=(links.bandwidth / 8,) * islands,
+    )
+    between = (latency, latency) if latency else protocol.QUICK
+    return replace(
+        plan,
+        letter_s=between,
+        pull_s=(2 * between[0], 2 * between[1]),
+        delivery_s=between,
+        capacity=protocol.capacities(policy, fleet.capacity),
+    )
+
+
+def _full_tokens(plan: FleetPlan, world: WorldPlan) -> Callable[[Instant, Instant], float]:
+    """Return the tokens between two instants at full speed. Scavenged learners count only while their chips are there."""
+    visits: dict[int, list[tuple[Instant, Instant]]] = {}
+    for block, extra in plan.blocks():
+        lasts = (0.0, math.inf) if extra is None else (extra.since, extra.until)
+        visits.setdefault(block.learner, []).append(lasts)
+    rates = [world.tokens_per_step / step_s for step_s in world.step_s]
+
+    def between(since: Instant, until: Instant) -> float:
+        return math.fsum(
+            rates[learner] * max(0.0, min(until, last) - max(since, first))
+            for learner, spans in visits.items()
+            for first, last in spans
+        )
+
+    return between
+
+
+# ── a fitted world ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _simulate_world(spec: SimulationSpec, on_progress: Progress, open_tape: OpenTape | None) -> Simulated:
+    """Run the job of a fitted world to its end, for the specification's duration, or up to Ctrl-C."""
+    fitted = worldfile.parse(spec.world or {})
+    until = min(spec.duration, fitted.until)
+    world = World(fitted.policy, fitted.plan, spec.seed, checked=False)
+    partial = False
+    try:
+        for now in world.passing(until):
+            ended = world.core.state.tokens_trained / fitted.policy.token_budget
+            on_progress(min(1.0, max(ended, now / until)), fitted.job)
+    except KeyboardInterrupt:
+        partial = True
+    if open_tape is not None:
+        sink = open_tape("world", Header(f"simulated-{fitted.job}-{spec.seed}", fitted.policy))
+        for record in world.sink.records:
+            sink.append(record)
+    reached = world.now if partial or world.finished is not None else until
+    return Simulated(spec, (_row(world, reached),), reached, partial, fitted.notes)
+
+
+def _row(world: World, at: float) -> dict[str, Any]:
+    time, statistics = world.goodput.summary(at), world.statistics.summary(at)
+    total = time["island_seconds"]["total"] or 1.0
+    badput = {cause: seconds / total for cause, seconds in time["badput_seconds"].items()}
+    if in_flight := time["island_seconds"]["in_flight"] / total:
+        badput["in flight"] = in_flight
+    carried = (
+        world.plan.payload_bytes * statistics["contributors_mean"] * statistics["merges"] / len(world.policy.islands)
+    )
+    return {
+        "system": "decoupled",
+        "level": "protocol",
+        "learners": len(world.policy.islands),
+        "chips": sum(island.accelerator_count for island in world.policy.islands),
+        "goodput": time["goodput_ratio"],
+        "stderr": None,
+        "uptime": time["uptime_ratio"],
+        "badput": badput,
+        "merges": statistics["merges"],
+        "contributors_mean": statistics["contributors_mean"],
+        "bandwidth_gbps": 8e-9 * carried / at if carried and at else None,
+    }
+
+
+# ── notes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _notes(spec: SimulationSpec, systems: Iterable[str]) -> tuple[str, ...]:
+    """Return the assumptions behind the rows. Decoupled is simulated once more for the figure of islands as gangs."""
+    plans = [fleet_plan(spec, System(system)) for system in systems]
+    decoupled = next((plan for plan in plans if plan.system is System.DECOUPLED), None)
+    gangs = as_gangs(decoupled) if decoupled is not None else None
+    outcome = simulate_fleet(gangs, spec.seed) if gangs is not None else None
+    sentences = [*of_fleet(plans, outcome)]
+    if decoupled is not None:
+        sentences.append(of_lines(traffic(spec), spec.links.bandwidth, simulated=spec.level != "fleet"))
+        sentences += of_bits(spec.wire_bits, spec.codec_bits) if "wire" in spec.synchroniser.model_fields_set else ()
+    return tuple(sentences)
+
+
 def traffic(spec: SimulationSpec) -> bandwidth.Traffic:
-    """What the links have to carry; one job of all learners spans as many places as there are learners."""
+    """Return the traffic of the job, in which every learner is a datacentre of its own."""
     links, sync = spec.links, spec.synchroniser
     return bandwidth.Traffic(
         parameters=links.parameters,
@@ -436,3 +370,63 @@ def traffic(spec: SimulationSpec) -> bandwidth.Traffic:
         wire_bits=spec.wire_bits,
         round_trip_s=2.0 * links.latency,
     )
+
+
+def as_gangs(plan: FleetPlan) -> FleetPlan | None:
+    """Return the plan with one slice per learner, like the islands of this build, or None if it has that already."""
+    return None if _slices_of_a_learner(plan) <= 1 else replace(plan, chips_per_slice=plan.chips // plan.learners)
+
+
+def of_fleet(plans: Sequence[FleetPlan], gangs: FleetOutcome | None) -> Iterator[str]:
+    """Yield the assumptions of the fleet level. ``gangs`` is the outcome of ``as_gangs`` of the decoupled plan, if any."""
+    by_system = {plan.system: plan for plan in plans}
+    if (plan := by_system.get(System.DECOUPLED)) is not None and gangs is not None:
+        yield (
+            f"decoupled: its learners of {_slices_of_a_learner(plan)} slices shrink by a slice and keep training. An island "
+            "of this build cannot: it is one gang, and stops until all its slices are back. With gangs, goodput would be "
+            f"{100 * gangs.goodput:.1f} %."
+        )
+    if (plan := by_system.get(System.DATA_PARALLEL)) is not None:
+        yield (
+            "data-parallel: it restarts on a spare slice after every failure, and spares never run out. Without spares it "
+            f"would train only while all {plan.slice_count:,} slices work: {100 * _all_there(plan):.1f} % of the time."
+        )
+
+
+def of_lines(traffic: Traffic, bits_per_second: float, *, simulated: bool) -> str:
+    """Return whether a learner's line carries the traffic of decoupled, by the closed forms. Bits per second each way."""
+    exchange = exchange_of("decoupled", traffic)
+    room = min(exchange.slack, exchange.gap)
+    line = (
+        f"lines: each way, {exchange.bits / GIGA:.3g} Gbit are due every {exchange.gap:.3g} s ({traffic.wire_bits:.3g} bits "
+        f"per parameter) and must arrive within {max(0.0, room):.3g} s; at {bits_per_second / GIGA:g} Gbps they take "
+        f"{exchange.bits / bits_per_second:.3g} s."
+    )
+    ratio = needed(exchange, 1.0) / bits_per_second
+    if room <= 0.0:
+        line += " The round trip alone takes longer than overlap_steps allows, so fragments arrive late. Raise it."
+    elif ratio > 1.0:
+        line += (
+            f" The line would have to be {ratio:.2g} times as fast: islands miss merges and train on old parameters. Use a "
+            "codec with fewer bits (synchroniser.wire), a longer interval_steps, or more overlap_steps."
+        )
+    return line if simulated else f"{line} The fleet level does not simulate lines; level: protocol does."
+
+
+def of_bits(traffic_bits: float, codec_bits: float) -> Iterator[str]:
+    """Yield a note if ``links.bits`` and the codec of ``synchroniser.wire`` differ."""
+    if abs(traffic_bits - codec_bits) > 0.5:
+        yield (
+            f"lines: links.bits is {traffic_bits:g}, but the codec of synchroniser.wire has {codec_bits:.3g} bits per "
+            "parameter. The simulation uses links.bits. Leave it out to use the codec's."
+        )
+
+
+def _slices_of_a_learner(plan: FleetPlan) -> int:
+    return plan.slice_count // plan.learners
+
+
+def _all_there(plan: FleetPlan) -> float:
+    """Return the part of the time in which no slice is away, if each fails and returns independently."""
+    lasts_s = plan.mtbi_chip / plan.chips_per_slice
+    return float((lasts_s / (lasts_s + plan.return_time.mean)) ** plan.slice_count)

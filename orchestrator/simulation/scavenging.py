@@ -1,27 +1,27 @@
-"""The preset ``scavenging``: how much sooner a fixed number of tokens is trained when extra capacity comes by.
+"""The preset ``scavenging``: how much sooner a fixed number of tokens is trained if extra capacity becomes available.
 
-arXiv:2604.21428 gives wall-clock relative to a fleet without extras, for +25, +50, +100 and +300 % of extra compute:
+arXiv:2604.21428 gives wall-clock time relative to a fleet without extras, for +25, +50, +100 and +300 % of extra compute:
 
     decoupled               0.90  0.83  0.75  0.62
     elastic data-parallel   1.07  1.09  1.02  0.80
 
-and does not say when the extra is there. The assumption here: *it comes when half of the baseline's time is over, and
-stays*. Then decoupled needs s + (1 − s)/(1 + x) with s = 1/2: 0.900, 0.833, 0.750, 0.625, within 0.005 of all four. The
-fleet level simulates it (``rows``): failures, stalls and returns as everywhere, the extra as learners of their own. Capacity
-that comes and goes, there for half of the time from the beginning (``COMES_AND_GOES``), does not fit: it gives about
-1/(1 + x/2), 0.40 instead of 0.62 at +300 %.
+but does not say when the extra is available. The assumption here: *it arrives after half of the baseline's time, and stays*.
+Then decoupled needs s + (1 − s)/(1 + x) with s = 1/2: 0.900, 0.833, 0.750, 0.625, within 0.005 of all four. The fleet level
+simulates it (``rows``) with failures, stalls and returns as usual, and the extra as learners of their own. Capacity that
+comes and goes, available for half of the time from the start (``COMES_AND_GOES``), does not fit: it gives about 1/(1 + x/2),
+which is 0.40 instead of 0.62 at +300 %.
 
-**The misfit of elastic data-parallel.** In our fleet it pays for extras with stalls only (a stall when they come, more
-failures afterwards), and gains nearly as much as decoupled. The published row is above 1 up to +100 %: extras make it
-*slower*. Stalls cannot do that. What could: the extra is elsewhere, and every step's all-reduce then crosses the wide-area
-link. Two one-parameter forms of that, fitted to the published row by least squares (``with_all_reduce``):
+**The misfit of elastic data-parallel.** In the simulation its only costs are stalls (one when the extra arrives, and more
+failures afterwards), and it gains nearly as much as decoupled. The published row is above 1 up to +100 %: extras make it
+*slower*. Stalls cannot explain that. An explanation is that the extra is at another site, so that the all-reduce of every
+step crosses the wide-area link. Two one-parameter forms, fitted to the published row by least squares (``with_all_reduce``):
 
-    c           each step takes c of a step longer while extras are there         c = 0.42, within 0.05 of every cell
-    c·p(1 − p)  p the extra's share of all chips: state sharded evenly            c = 2.08, within 0.031
-                over all chips sends that share of it across
+    c           each step takes c of a step longer while extras are available     c = 0.42, within 0.05 of every cell
+    c·p(1 − p)  p is the extra's share of all chips: if the state is sharded      c = 2.08, within 0.031
+                evenly over all chips, that share of it crosses the link
 
-The second fits; that the paper's baseline does this is our guess. So is the size of the fleet, small enough here that
-failures matter little: with 131,072 chips the second is within 0.04.
+The second form fits. That the paper's baseline works this way is our guess, and so is the size of the fleet, which is small
+enough here that failures matter little: with 131,072 chips the second form is within 0.04.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ PUBLISHED = {
     System.ELASTIC_DATA_PARALLEL: (1.07, 1.09, 1.02, 0.80),
 }
 ARRIVES = 0.5
-"""s: the part of the baseline's time after which the extra is there. The assumption."""
+"""s: the part of the baseline's time after which the extra arrives. This is the assumption."""
 PERIODS = 20
 CHIPS, LEARNERS = 32_768, 8
 BASELINE: Duration = 8 * 86400.0
-"""What the fleet needs without extras; only ratios come out, so its length matters for the noise alone."""
+"""The time that the fleet needs without extras. Results are ratios, so it only affects the noise."""
 
 HALFWAY, COMES_AND_GOES = "from half on", "half the time"
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A form of what the all-reduce between sites costs, in steps, up to its one parameter."""
+    """A form of the cost of an all-reduce between sites, in steps, without its one parameter."""
 
     name: str
     shape: Callable[[float], float]
@@ -71,11 +71,11 @@ CASES = (
 CONSTANT, CROSSING = "c", "c·p(1−p)"
 LAWS = (Law(CONSTANT, lambda _: 1.0), Law(CROSSING, _crossing))
 COUNT = (len(CASES) + len(LAWS)) * len(EXTRAS)
-"""Rows."""
+"""The number of rows."""
 
 
 def rows(seed: int = 0) -> Iterator[dict[str, Any]]:
-    """For each system, pattern and extra: wall-clock relative to no extra, beside the published one where it applies."""
+    """Yield the wall-clock time relative to no extra, for each system, pattern and extra, with the published one if any."""
     simulated = []
     for system, pattern in CASES:
         budget = _budget(system, seed)
@@ -86,7 +86,7 @@ def rows(seed: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def with_all_reduce(simulated: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Elastic data-parallel's rows, longer by each law's cost, its parameter fitted to the published row."""
+    """Return elastic data-parallel's rows with the cost of each law added. Its parameter is fitted to the published row."""
     mine = [r for r in simulated if r["system"] == System.ELASTIC_DATA_PARALLEL and r["pattern"] == HALFWAY]
     lengthened = []
     for law in LAWS:
@@ -99,7 +99,7 @@ def with_all_reduce(simulated: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def wall_clock(system: System, extra: float, pattern: str, budget: float, seed: int) -> Instant:
-    """When ``budget`` slice-seconds are done."""
+    """Return the time at which ``budget`` slice-seconds are done."""
     visits = _visits(extra, pattern)
     return _reached(replace(_plan(system), scavenged=visits), budget, seed)
 
@@ -117,7 +117,7 @@ def _plan(system: System) -> FleetPlan:
 
 
 def _budget(system: System, seed: int) -> float:
-    """What the fleet alone does in ``BASELINE``, in slice-seconds."""
+    """Return the work of the fleet without extras in ``BASELINE``, in slice-seconds."""
     plan = replace(_plan(system), duration=BASELINE)
     world = FleetWorld(plan, seed)
     for _ in world.batches():
@@ -147,7 +147,7 @@ def _reached(plan: FleetPlan, budget: float, seed: int) -> Instant:
 
 
 def _row(system: System, pattern: str, extra: float, took: float) -> dict[str, Any]:
-    """``all_reduce`` is the form of its cost between sites, ``None`` where that is none."""
+    """Return a row. ``all_reduce`` names the law of its cost between sites, None if it costs nothing."""
     published = PUBLISHED[system][EXTRAS.index(extra)] if pattern == HALFWAY else None
     row = {"system": str(system), "pattern": pattern, "extra": extra, "wall_clock": took, "published": published}
     return {**row, "all_reduce": None, "c": None}

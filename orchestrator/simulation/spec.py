@@ -1,10 +1,12 @@
-"""A simulation's specification: what a user writes, validated once, frozen, every problem reported together.
+"""The specification of a simulation: validated once, frozen, with all problems reported together.
 
-    fleet  how many chips, how they fail, stall and return      steps  how long an inner step takes, and on how many tokens
-    synchroniser  the job specification's section                links  what is sent, and over what
+    fleet          how many chips there are, and how they fail, stall and return
+    steps          how long an inner step takes, and on how many tokens
+    synchroniser   the section of a job specification
+    links          the size of the model and the lines over which it is sent
+    world          instead of all these: a fitted world, as `atoll tape fit` writes it
 
-or ``world``, as `atoll tape fit` writes it. Every field has a unit, a default and a reason. Durations are numbers of seconds
-or carry a unit (``distributions``). Refuses to know: files, and how anything is simulated.
+Durations are numbers of seconds, or numbers with a unit (``distributions``).
 """
 
 from __future__ import annotations
@@ -35,21 +37,21 @@ ALL_SYSTEMS: tuple[System, ...] = (
     "decoupled",
 )
 ISLAND_STEPS_MAX = 200_000
-"""At protocol level: inner steps of all learners together. About three events each, so a minute of computing."""
+"""The limit on inner steps of all learners at protocol level. With three events each, that is a minute of computing."""
 EXAMPLE = "deploy/configs/simulate.yaml"
 UNKNOWN = f"Remove it, or correct its spelling; {EXAMPLE} is a complete example."
 SECONDS_MIN = 1e-9
 BANDWIDTH_MAX = 1e18
 """Bits per second: a thousand million times a fast network card."""
 NUMBER_MAX = 10**15
-"""Chips, parameters, tokens of a step: a thousand times the largest of each. All its whole numbers are floats."""
+"""The limit on chips, parameters and tokens per step: a thousand times the largest today, and exact as a float."""
 SPEED_CLASSES_MAX = 1000
 SLICES_MAX = 10**7
-"""Of a fleet: a thousand times the largest that there is."""
+"""A thousand times the largest fleet today."""
 VISITS_MAX = 1000
-"""Visits of further chips: each is a fleet of its own to the simulation."""
+"""The limit on scavenged capacities. Each costs the simulation as much as a fleet."""
 WORLD_FIELDS_MAX = 100
-"""``worldfile`` says which there are."""
+"""``worldfile`` checks the fields themselves."""
 _BITS = {"bps": 1.0, "kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "tbps": 1e12}
 
 
@@ -77,10 +79,8 @@ def _distribution(value: Any) -> Distribution:
 
 
 def _bandwidth(value: Any) -> float:
-    """Bits per second out of a number, or a number with a unit."""
-    problem = (
-        f"{brief(value)} is no bandwidth. Write bits per second from 1 on, or a number with a unit: 800Mbps, 5Gbps."
-    )
+    """Parse bits per second, or a number with a unit."""
+    problem = f"{brief(value)} is not a bandwidth. Write bits per second, 1 or more, or use a unit: 800Mbps, 5Gbps."
     if isinstance(value, str) and len(value) <= distributions.TEXT_CHARACTERS_MAX:
         digits = value.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/")
         unit = value.strip()[len(digits) :].lower().replace("bit/s", "bps").replace("b/s", "bps")
@@ -102,24 +102,24 @@ PositiveSeconds = Annotated[Duration, PlainValidator(_positive_duration)]
 Spread = Annotated[Distribution, PlainValidator(_distribution)]
 Bandwidth = Annotated[float, PlainValidator(_bandwidth)]
 Number = Annotated[int, PlainValidator(lambda value: _whole(value))]
-"""These are read by functions of their own, which bound them (``DURATION_MAX_S``, ``BANDWIDTH_MAX``, ``NUMBER_MAX``)."""
+"""These types have parsers, which also check the limits (``DURATION_MAX_S``, ``BANDWIDTH_MAX``, ``NUMBER_MAX``)."""
 
 
 def _whole(value: Any) -> int:
-    """A count that may be written 12e9 or 1_200_000: YAML reads some of these as text."""
+    """Parse a count, which may be written 12e9 or 1_200_000. YAML reads some of these as text."""
     try:
         short = not isinstance(value, bool | str) or (isinstance(value, str) and len(value) <= 64)
         number = float(value) if short else float("nan")
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not (1.0 <= number <= NUMBER_MAX and number.is_integer()):
-        problem = f"{brief(value)} is no count. Write a whole number from 1 to {NUMBER_MAX:.0e}."
+        problem = f"{brief(value)} is not a count. Write a whole number from 1 to {NUMBER_MAX:.0e}."
         raise PydanticCustomError("number", "{problem}", {"problem": problem})
     return int(number)
 
 
 class Visit(Section):
-    """Chips that are there from one instant until another, on top of the fleet's own."""
+    """Chips that are available from one instant until another, in addition to the fleet's own."""
 
     model_config = ConfigDict(populate_by_name=True)
     chips: Number
@@ -128,7 +128,7 @@ class Visit(Section):
 
 
 class FleetSection(Section):
-    """Chips in slices: a failing chip takes its slice out. The defaults of the stalls are those ``calibration`` fitted."""
+    """Chips in slices. A failing chip takes its slice out of service. ``calibration`` fitted the defaults of the stalls."""
 
     chips: Number
     chips_per_slice: Number = CHIPS_PER_SLICE
@@ -145,17 +145,17 @@ class FleetSection(Section):
 
 
 class SpeedClass(Section):
-    """So many learners whose steps take ``factor`` times as long."""
+    """A number of learners whose steps take ``factor`` times as long."""
 
     learners: IslandCount
     factor: Factor = 1.0
 
 
 class StepsSection(Section):
-    """``step_time`` is drawn anew for every step at protocol level; its mean is what the fleet level needs.
+    """The inner steps. The protocol level draws ``step_time`` for every step; the fleet level only uses its mean.
 
-    A constant one is spread by ``jitter_ratio`` either way. Not 0 by default: learners that all step in exactly the same
-    time keep their phases for ever, which real ones do not.
+    A constant step time varies by ``jitter_ratio`` either way. The default is not 0 because learners with exactly equal
+    step times would keep their phases forever, which real ones do not.
     """
 
     step_time: Spread = Constant(1.0)
@@ -165,9 +165,9 @@ class StepsSection(Section):
 
 
 class LinksSection(Section):
-    """One link a learner, full duplex; ``latency`` is one way.
+    """One full-duplex link per learner. ``latency`` is one way.
 
-    ``bits`` are those of a parameter on the wire, each way; absent, they are those of the codec in ``synchroniser.wire``.
+    ``bits`` is the size of a parameter on the wire, each way. By default it follows from the codec in ``synchroniser.wire``.
     """
 
     bandwidth: Bandwidth = 5e9
@@ -177,7 +177,7 @@ class LinksSection(Section):
 
 
 class SimulationSpec(Section):
-    """The whole. ``level: both`` runs decoupled at protocol level too, on the same capacities."""
+    """The whole specification. ``level: both`` also runs decoupled at protocol level, on the same capacities."""
 
     name: Name = "simulation"
     seed: Seed = 0
@@ -196,17 +196,17 @@ class SimulationSpec(Section):
 
     @property
     def codec_bits(self) -> float:
-        """Bits a parameter of the codec in ``synchroniser.wire``; of the larger, where the two ways differ."""
+        """Bits per parameter of the codec in ``synchroniser.wire``: the larger, if the directions differ."""
         wire = self.synchroniser.wire
         return max(bits_of(wire.up), bits_of(wire.down))
 
     @property
     def wire_bits(self) -> float:
-        """Bits a parameter on the wire, each way."""
+        """Bits per parameter on the wire, each way."""
         return self.codec_bits if self.links.bits is None else self.links.bits
 
     def speed_factors(self) -> tuple[float, ...]:
-        """Of each learner, in order."""
+        """Return the step time factor of each learner, in order."""
         classes = self.steps.speed_classes
         if not classes:
             return (1.0,) * (self.fleet.learners if self.fleet else 0)
@@ -214,7 +214,7 @@ class SimulationSpec(Section):
 
 
 def parse(document: Mapping[str, Any]) -> SimulationSpec:
-    """Validate a whole specification. Raises InvalidJobSpec with every problem at once, each with its remedy."""
+    """Validate a whole specification. Raises InvalidJobSpec with all problems at once, each with its remedy."""
     problems: list[Problem] = []
     omitted = 0
     spec: SimulationSpec | None = None
@@ -227,19 +227,19 @@ def parse(document: Mapping[str, Any]) -> SimulationSpec:
         sections = valid_fields(SimulationSpec, document)
     problems += _between_sections(document, sections)
     if problems or spec is None:
-        detail = "the simulation cannot be run as specified"
+        detail = "the simulation cannot run as specified"
         raise InvalidJobSpec(detail=detail, problems=tuple(problems), omitted_count=omitted)
     return spec
 
 
 def _between_sections(document: Mapping[str, Any], sections: Mapping[str, Any]) -> Iterator[Problem]:
-    """The rules that need more than one field."""
+    """Check the rules that need more than one field."""
     fleet, world, duration = sections.get("fleet"), sections.get("world"), sections.get("duration")
     if "fleet" not in document and "world" not in document:
-        remedy = f"Describe the fleet ({EXAMPLE}), or give the world that `atoll tape fit` wrote."
+        remedy = f"Describe the fleet ({EXAMPLE}), or give a world that `atoll tape fit` wrote."
         yield Problem("fleet", "is missing, and so is world.", remedy)
     if fleet and world:
-        yield Problem("world", "stands beside fleet.", "Give one of the two: a fitted world has its own islands.")
+        yield Problem("world", "is given together with fleet.", "Give only one: a fitted world has its own islands.")
     if world:
         try:
             worldfile.parse(world)
@@ -258,42 +258,41 @@ def _fleet_problems(fleet: FleetSection, steps: StepsSection | None, duration: I
     if slices < fleet.learners:
         yield Problem(
             "fleet.chips",
-            f"is {fleet.chips}, which makes {slices} slices of {fleet.chips_per_slice} for {fleet.learners} learners.",
-            f"Give at least {fleet.learners * fleet.chips_per_slice} chips, or fewer learners or smaller slices.",
+            f"is {fleet.chips}, only {slices} slices of {fleet.chips_per_slice} chips for {fleet.learners} learners.",
+            f"Give at least {fleet.learners * fleet.chips_per_slice} chips, fewer learners, or smaller slices.",
         )
     if slices > SLICES_MAX:
-        message = (
-            f"is {fleet.chips:,}, which makes {slices:,} slices; up to {SLICES_MAX:,} can be simulated one by one."
-        )
+        message = f"is {fleet.chips:,}, which makes {slices:,} slices. At most {SLICES_MAX:,} can be simulated."
         yield Problem("fleet.chips", message, "Give fewer chips, or larger slices (chips_per_slice).")
     counted = sum(one.learners for one in steps.speed_classes) if steps else 0
     if counted and counted != fleet.learners:
         remedy = f"Make them add up to {fleet.learners}, or change fleet.learners."
-        yield Problem("steps.speed_classes", f"name {counted} learners, the fleet has {fleet.learners}.", remedy)
+        yield Problem("steps.speed_classes", f"have {counted} learners, but the fleet has {fleet.learners}.", remedy)
     for n, extra in enumerate(fleet.scavenged):
         path = f"fleet.scavenged.{n}"
         if extra.until <= extra.since:
-            yield Problem(path, "ends before it begins.", "Make until later than from.")
+            yield Problem(path, "ends before it begins.", "Set until later than from.")
         elif duration is not None and extra.since >= duration:
-            yield Problem(path, "begins after the simulation's end.", "Begin earlier, or lengthen duration.")
+            yield Problem(path, "begins after the end of the simulation.", "Set from earlier, or lengthen duration.")
         if extra.chips < fleet.chips_per_slice:
-            remedy = f"Give at least {fleet.chips_per_slice}, one slice."
-            yield Problem(f"{path}.chips", f"is {extra.chips}, less than a slice.", remedy)
+            remedy = f"Give at least {fleet.chips_per_slice} chips, one slice."
+            yield Problem(f"{path}.chips", f"is {extra.chips}, less than one slice.", remedy)
 
 
 def _synchroniser_problems(sync: SynchroniserSection, fleet: FleetSection | None) -> Iterable[Problem]:
     if fleet and sync.quorum > fleet.learners:
         remedy = f"Lower it to at most {fleet.learners}, or add learners."
-        yield Problem("synchroniser.quorum", f"is {sync.quorum}, but there are {fleet.learners} learners.", remedy)
+        yield Problem("synchroniser.quorum", f"is {sync.quorum}, but the fleet has {fleet.learners} learners.", remedy)
     if sync.overlap_steps >= sync.interval_steps:
         message = f"is {sync.overlap_steps}, not below interval_steps {sync.interval_steps}."
-        remedy = "A fragment must come back before it is due again: lower overlap_steps."
+        remedy = "A fragment must return before it is due again. Lower overlap_steps."
         yield Problem("synchroniser.overlap_steps", message, remedy)
     if sync.adoption == "mix":
-        yield Problem("synchroniser.adoption", "is mix, which simulated islands do not know.", "Use rebase or replace.")
+        message = "is mix, which simulated islands do not support."
+        yield Problem("synchroniser.adoption", message, "Use rebase or replace.")
     if sync.adoption == "rebase" and sync.staleness_max:
-        message = f"is {sync.staleness_max} with adoption rebase, by which a learner offers again what was late."
-        yield Problem("synchroniser.staleness_max", message, "Set it to 0: work would be counted twice.")
+        message = f"is {sync.staleness_max} with adoption rebase. Late work is offered again, so it would count twice."
+        yield Problem("synchroniser.staleness_max", message, "Set it to 0.")
 
 
 def _protocol_problems(
@@ -301,7 +300,7 @@ def _protocol_problems(
 ) -> Iterable[Problem]:
     if systems is not None and "decoupled" not in systems:
         remedy = "Add decoupled to systems, or set level: fleet."
-        yield Problem("level", "asks for the protocol, which only decoupled has.", remedy)
+        yield Problem("level", "includes the protocol level, which only decoupled has.", remedy)
     if fleet and steps and duration is not None and steps.step_time.mean > 0.0:
         count = duration / steps.step_time.mean * fleet.learners
         if count > ISLAND_STEPS_MAX:
@@ -309,7 +308,7 @@ def _protocol_problems(
             yield Problem(
                 "duration",
                 f"makes {count:.3g} inner steps of all learners, too many to simulate one by one.",
-                f"Lower it to at most {longest:.0f}s, lengthen steps.step_time, or set level: fleet.",
+                f"Set it to {longest:.0f}s or less, lengthen steps.step_time, or set level: fleet.",
             )
     if steps and steps.step_time.mean <= 0.0:
-        yield Problem("steps.step_time", "takes no time.", "Give a step more than 0 seconds.")
+        yield Problem("steps.step_time", "is 0.", "Set it to more than 0 seconds.")

@@ -1,10 +1,10 @@
-"""The simulated world: a seeded heap of things to come, and the same core, driver and folds as a live job.
+"""The simulated world: a seeded heap of future events, around the same core, driver and folds as in a live job.
 
     world = World(policy, plan, seed);  world.run();  world.tape, world.goodput, world.statistics
 
-Responsible for: what a shell would do with each effect, and for checkers that stand outside the system (a payload that is
-merged must be held; what the core and the folds call an invariant holds after every event). Everything follows from
-policy, plan and seed. Refuses to know: clocks, Ray, arrays.
+The world carries out each effect of the core and checks the system from outside: a merged payload must be held, and the
+invariants of the core and the folds must hold after every event. Everything follows from policy, plan and seed. There are
+no clocks, no Ray and no arrays here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
-from orchestrator.core.messages import Evaluated
+from orchestrator.core.messages import Evaluated, Ready
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, JobPolicy, PayloadId, ReleaseReason
 from orchestrator.errors import InternalError
@@ -28,13 +28,12 @@ from orchestrator.simulation.faults import inject
 from orchestrator.simulation.island import Host, SimulatedIsland, Stepping
 from orchestrator.simulation.links import Links
 from orchestrator.simulation.merge_worker import MergeWorker, held_out_loss
-from orchestrator.simulation.placement import end, place
 from orchestrator.simulation.plan import Capacity, IncarnationStart, Latency, WorldPlan
 from orchestrator.tape.driver import Driver, Fold, MemorySink
 from orchestrator.tape.schema import Header, Tape
 
 EVENTS_MAX = 2_000_000
-"""No simulated job of ours is longer; a world that does not end is a bug, and says so."""
+"""No simulated job is longer. A world that does not end by then is a bug and raises InternalError."""
 
 
 class World:
@@ -65,19 +64,19 @@ class World:
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, until: Instant = float("inf")) -> World:
-        """Let everything happen, up to ``until`` or until nothing is left to happen."""
+        """Run up to ``until``, or until nothing is left to happen."""
         for _ in self.passing(until):
             pass
         return self
 
     def passing(self, until: Instant = float("inf"), at_once: int = 2_000) -> Iterator[Instant]:
-        """As ``run``, but after every ``at_once`` happenings the present instant is told; whoever asks no more stops it."""
+        """Run, and yield the present instant after every ``at_once`` events. Stop iterating to stop it."""
         self._begin()
         while self._go_on(until, at_once):
             yield self.now
 
     def resume(self, until: Instant = float("inf")) -> World:
-        """Go on with a world that was run up to some instant before."""
+        """Continue a world that was run up to an earlier instant."""
         while self._go_on(until, EVENTS_MAX):
             pass
         return self
@@ -95,7 +94,7 @@ class World:
         self.later(self.plan.seed_s, lambda: self.tell(seeded))
 
     def _go_on(self, until: Instant, at_most: int) -> bool:
-        """Let that many things happen; whether there are more."""
+        """Run up to ``at_most`` events. Return whether more are left before ``until``."""
         for _ in range(at_most):
             if not self._heap or self._heap[0][0] > until:
                 return False
@@ -108,50 +107,50 @@ class World:
         return self.sink.tape(Header(f"simulated-{self.seed}", self.policy))
 
     def later(self, seconds: float, thunk: Callable[[], None]) -> None:
-        """Ask for ``thunk`` to happen ``seconds`` from now; what is asked first happens first at the same instant."""
+        """Schedule ``thunk`` for ``seconds`` from now. At the same instant, what was scheduled first happens first."""
         self._count += 1
         if self._count > EVENTS_MAX:
             raise InternalError(detail=f"The simulated job (seed {self.seed}) does not end.")
         heappush(self._heap, (self.now + seconds, self._count, thunk))
 
     def while_alive(self, seconds: float, thunk: Callable[[], None]) -> None:
-        """As ``later``, for what the synchroniser's own process does or hears: it lives for ever here."""
+        """Schedule like ``later``: the synchroniser's process never dies in this world."""
         self.later(seconds, thunk)
 
     def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
-        """A call to a process as whoever makes it now makes it; it may arrive later."""
+        """Return the call unchanged: the synchroniser that makes it never dies in this world."""
         return call
 
     def host_of(self, process: SimulatedIsland) -> Host:
         return Host(process)
 
     def answer(self, host: Host, event: e.Event) -> None:
-        """The synchroniser hears what came of placing."""
+        """Tell the synchroniser the result of a placement."""
         self.unless_over(event)
 
     def latest(self, island: IslandId) -> Host | None:
-        """The island's latest process, dead or alive."""
+        """Return the island's latest process, dead or alive."""
         lives = [incarnation for name, incarnation in self.hosts if name == island]
         return self.hosts[island, max(lives)] if lives else None
 
     def draw(self, latency: Latency) -> float:
-        """A duration by chance; where nothing is left to chance, none is used up."""
+        """Draw a duration. A latency of 0 uses no random number."""
         if not isinstance(latency, tuple):
             return latency.draw(self.random)
         low, high = latency
         return self.random.uniform(low, high) if high > 0.0 else 0.0
 
     def life(self, host: Host) -> IncarnationStart:
-        """What the plan says of how this incarnation starts."""
+        """Return the plan's record of how this incarnation starts."""
         key = (host.process.island, host.process.incarnation)
         return self._lives.get(key) or IncarnationStart(*key)
 
     def chance(self, probability: float) -> bool:
-        """Return whether a random fault happens here; none does once the plan is calm."""
+        """Draw whether a random fault occurs. None does once the plan is calm."""
         return probability > 0.0 and self.now < self.plan.calm_at and self.random.random() < probability
 
     def tell(self, event: e.Event) -> None:
-        """The core hears of an event, and what it asks for is begun."""
+        """Give an event to the core and carry out its effects."""
         if isinstance(event, e.ContributionArrived):
             self.held.add(event.contribution.payload)
         effects = self._driver.step(event)
@@ -181,7 +180,7 @@ class World:
         self.held.discard(effect.payload)
 
     def place_island(self, effect: f.PlaceIsland) -> None:
-        place(self, effect)
+        _place(self, effect)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
         self.links.catch_up(effect, self.merge_worker.outer)
@@ -200,10 +199,10 @@ class World:
         self.reach(host, self.addressed(host, partial(self.drain, host)))
 
     def kill_island(self, effect: f.KillIsland) -> None:
-        end(self, effect)
+        _end(self, effect)
 
     def stop_island(self, effect: f.StopIsland) -> None:
-        end(self, effect)
+        _end(self, effect)
 
     def evaluate(self, effect: f.Evaluate) -> None:
         host = None if effect.island is None else self.hosts[effect.island, effect.incarnation]
@@ -213,19 +212,19 @@ class World:
             self.reach(host, self.addressed(host, partial(self._measure_at_boundary, host, effect)))
 
     def resolve_command(self, effect: f.ResolveCommand) -> None:
-        """Operators of this world do not listen to what becomes of a command; it is on the tape."""
+        """Do nothing: the result of a command is on the tape, and no operator waits for it here."""
 
     def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
-        """Nothing is saved here, and nobody answers: ``tests/swarm/checkpointing_world.py`` has files."""
+        """Do nothing: this world saves no checkpoints. The one of ``tests/swarm/checkpointing_world.py`` does."""
 
     def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
-        """As ``begin_checkpoint``."""
+        """Do nothing, see ``begin_checkpoint``."""
 
     def drop_checkpoint(self, effect: saving.DropCheckpoint) -> None:
-        """As ``begin_checkpoint``."""
+        """Do nothing, see ``begin_checkpoint``."""
 
     def restore_fragments(self, effect: saving.RestoreFragments) -> None:
-        """A job without checkpoints does not go back to one."""
+        """Do nothing: a job without checkpoints cannot roll back."""
 
     def finish_job(self, effect: f.FinishJob) -> None:
         self.finished = effect
@@ -240,14 +239,14 @@ class World:
             self.tell(event)
 
     def reach(self, host: Host, call: Callable[[], None]) -> None:
-        """Call into the process, now or once it can be reached; never if it is dead."""
+        """Call into the process now, or once it can be reached. Never if it is dead."""
         if host.silent(self.now):
             host.waiting.append(call)
         elif host.alive:
             call()
 
     def die(self, host: Host, reason: str, *, announced: bool) -> None:
-        """The process is gone at once; if anybody listens, its connection breaks a moment later."""
+        """End the process at once. If ``announced``, the core detects the broken connection a little later."""
         if not host.alive:
             return
         host.alive = host.process.stepping = False
@@ -257,13 +256,13 @@ class World:
             self.links.say(lost, self.draw(self.plan.detect_s))
 
     def _measure_at_boundary(self, host: Host, effect: f.Evaluate) -> None:
-        """Once it holds Θ at these versions, the process measures instead of stepping; one that steps no more, at once."""
+        """Evaluate instead of stepping once the process holds Θ at these versions, or at once if it does not step."""
         host.evaluation = effect
         if not host.process.stepping:
             self._measure(host)
 
     def _measure(self, host: Host) -> Duration:
-        """How long the evaluation that waits here takes; what comes of it is reported then. 0 where none can begin."""
+        """Begin the evaluation that waits here, and return its duration, after which it reports. 0 if none can begin."""
         effect, versions = host.evaluation, host.process.replica.versions
         if effect is None or (host.process.stepping and any(map(lt, versions, effect.versions))):
             return 0.0
@@ -285,7 +284,7 @@ class World:
     def _start(self, host: Host) -> None:
         host.process.replica.start()
         if host.process.stepping or host.process.replica.drained:
-            return  # asked twice, or too late
+            return  # repeated, or too late
         host.process.stepping = True
         life = self.life(host)
         begins_in = self.draw(self.plan.begin_s) if life.begin_s is None else life.begin_s
@@ -299,7 +298,7 @@ class World:
         island = host.process.island
         pause = self.stepping.pause(island, self.now) + self._measure(host)
         host.began_at, host.step_s = self.now + pause, self.stepping.draw(island, self.now)
-        host.owed = 0.0  # it stood still before it trained, perhaps; this step knows nothing of that
+        host.owed = 0.0  # a standstill before this step does not lengthen it
         self.later(pause + host.step_s, lambda: self._end_step(host))
 
     def _end_step(self, host: Host) -> None:
@@ -339,7 +338,7 @@ class World:
             self.later(left, lambda: self._end_step(host))
 
     def _flush(self, host: Host) -> None:
-        """A step in progress is finished first, unless the island stands still."""
+        """Flush the island, after the step in progress unless it stands still."""
         host.process.replica.flush()
         if not host.process.stepping or self.stepping.still(host.process.island):
             host.post(host.process.flush())
@@ -347,13 +346,86 @@ class World:
             self._measure(host)
 
     def delivered(self, host: Host, effect: f.PublishFragment) -> None:
-        """A published version has arrived in the island's mailbox."""
+        """Note that a published version has arrived in the island's mailbox."""
         if host.process.replica.draining and not host.process.stepping:
-            self.drain(host)  # no step is coming at whose end it would adopt
+            self.drain(host)  # it does not step, so it would never reach the boundary at which it adopts
 
     def drain(self, host: Host) -> None:
-        """A step in progress is finished first, also when the island stands still: it may be told to train on."""
+        """Drain the island after the step in progress, even if it stands still: it may be told to continue training."""
         host.process.replica.drain()
         if not host.process.stepping:
             host.post(host.process.hand_over())
             self.links.carry(host)
+
+
+# ── placement ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _place(world: World, effect: f.PlaceIsland) -> None:
+    """Create a process after a delay, or fail for lack of room, or take a standby's process."""
+    if effect.standby is not None:
+        _take_standby(world, effect, effect.standby)
+        return
+    tokens_per_step = world.tokens_per_step[effect.island]
+    process = SimulatedIsland(
+        effect.island,
+        effect.incarnation,
+        world.policy,
+        tokens_per_step,
+        world.plan.adoption,
+        median_over=world.plan.median_over,
+    )
+    host = world.hosts[effect.island, effect.incarnation] = world.host_of(process)
+    life = world.life(host)
+    fails = world.chance(world.plan.placement_failure) or life.placement_fails
+
+    def answer() -> None:
+        if not host.alive:
+            return
+        if fails:
+            host.alive = False
+            reason = f"{effect.node_group} has no room"
+            world.answer(host, e.PlacementFailed(world.now, effect.island, effect.incarnation, reason))
+            return
+        host.placed = True
+        pid = 1000 + len(world.hosts)
+        world.answer(host, e.IslandPlaced(world.now, effect.island, effect.incarnation, effect.node_group, pid))
+        world.links.make_ready(host)
+
+    world.later(world.draw(world.plan.place_s) if life.place_s is None else life.place_s, answer)
+
+
+def _take_standby(world: World, effect: f.PlaceIsland, standby: tuple[IslandId, Incarnation]) -> None:
+    """Rename a standby's process at once. It answers once it can be reached. The standby's unsent reports are lost."""
+    host = world.hosts[effect.island, effect.incarnation] = world.hosts.pop(standby)
+    host.process.island, host.process.incarnation = effect.island, effect.incarnation
+    host.process.tokens_per_step = world.tokens_per_step[effect.island]
+    host.outbox.clear()
+    host.suspected = False
+    alive = host.alive
+
+    def answer() -> None:
+        pid = 1000 + len(world.hosts)
+        world.unless_over(e.IslandPlaced(world.now, effect.island, effect.incarnation, effect.node_group, pid))
+        host.post([Ready(1, 0.0)])
+        world.links.carry(host)
+
+    def gone() -> None:
+        reason = f"the standby {standby[0]} is gone"
+        world.unless_over(e.PlacementFailed(world.now, effect.island, effect.incarnation, reason))
+
+    takes = world.draw(world.plan.letter_s)
+    world.later(takes, (lambda: world.reach(host, answer)) if alive else gone)
+
+
+def _end(world: World, effect: f.KillIsland | f.StopIsland) -> None:
+    """End a process once it can be reached. Only a killed process announces its end."""
+    host = world.hosts.get((effect.island, effect.incarnation))
+    if host is None:
+        return
+    if isinstance(effect, f.StopIsland):
+        world.reach(host, lambda: world.die(host, effect.reason, announced=False))
+    elif (takes := world.draw(world.plan.kill_s)) > 0.0:
+        world.later(takes, lambda: world.reach(host, lambda: world.die(host, effect.reason, announced=True)))
+    else:
+        world.reach(host, lambda: world.die(host, effect.reason, announced=True))

@@ -100,7 +100,7 @@ def test_json_is_the_same_as_plain_data_and_a_tape_a_system_is_written(tmp_path:
     for path in paths:
         assert read_tape(path).footer.digest == result["tapes"][str(path)]
         assert "identical" in atoll("replay", path)
-    assert "is there already" in atoll("simulate", file, "--tape", tmp_path / "out.jsonl", code=2)
+    assert "exists already" in atoll("simulate", file, "--tape", tmp_path / "out.jsonl", code=2)
 
 
 def test_a_bad_specification_gets_every_problem_and_starts_nothing(tmp_path: Path) -> None:

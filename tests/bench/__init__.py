@@ -1,4 +1,4 @@
-"""Speeds, as ratios within one run or per second on this machine. Not tests: a goal may be missed on a slow machine.
+"""Speeds, as ratios within one run or per second on this machine. These are not tests: a slow machine may miss a goal.
 
-That they run at all, and that a missed goal is told, is what ``test_small`` looks at.
+``test_small`` checks that the benches run at all and that a missed goal is reported.
 """

@@ -1,9 +1,9 @@
-"""``make bench``: events per second of core and fleet model, what a specification costs to be read, the merge arithmetic,
-what synchronising, adopting and evaluating cost a step, how fast payloads travel, what keeping a merge and a checkpoint
-costs, how soon operators are served, what attrition costs, how soon a killed island is back, and what that costs who gives
-it a state, and the others; and how much code one contribution runs through.
+"""``make bench``: the speed of core and fleet model, reading a specification, the merge arithmetic, the cost of
+synchronising, adopting and evaluating, the payload channel, the cost of journalling a merge and of checkpoints, the
+response time for operators, the cost of attrition, the recovery time of a killed island and its cost for the donor, and
+the other parts, as well as the amount of code that one contribution runs through.
 
-The last line names the goals that were missed; the exit code is 1 if there is one. All parts run without arguments.
+The last line names the missed goals, and the exit code is 1 if there is one. All parts run without arguments.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""What a machine with accelerators shows of training: ``python -m tests.bench.accelerators [PRESET …]``.
+"""Measures training on a machine with accelerators: ``python -m tests.bench.accelerators [PRESET …]``.
 
-Two parts, of models of 0.1 to 1.2 billion parameters unless others are named:
+It has two parts, with models of 0.1 to 1.2 billion parameters unless others are named:
 
     training    each model in a process of its own by ``python -m tests.bench training``: tokens per second and model FLOPs
-                utilisation of one island against a bare loop, what a boundary costs, memory
+                utilisation of one island against a bare loop, the cost of a boundary, memory
     recovery    a live job of the first model with an island on each GPU of this machine, on a service of its own: one is
-                killed and comes back; how long that took, and the longest gap between steps of the others
+                killed and comes back; the recovery time, and the longest gap between steps of the others
 
-``make bench`` does not run it, for it asks for GPUs. ``--on-cpu`` shows that it runs: ``nano``, two islands, and no speed.
+``make bench`` does not run it, because it needs GPUs. ``--on-cpu`` only shows that it runs, with ``nano`` and two
+islands.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from tests.bench.service import end, service, wait
 PRESETS = ("llama3-100m", "qwen3-0.6b", "llama3.2-1b")
 GROUP = "here"
 BACK_TIMEOUT_S = 600.0
-"""What an island may take to be back, or to begin: a model of a billion parameters is compiled anew where no cache is."""
+"""The longest time for an island to start or to recover: a model of a billion parameters is compiled anew without a
+cache."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def gpus_of_this_machine() -> int:
-    """Counted in another process, for JAX takes most of their memory as soon as it finds them."""
+    """Count the GPUs in another process, because JAX takes most of their memory as soon as it finds them."""
     counting = "import jax; print(sum(device.platform == 'gpu' for device in jax.local_devices()))"
     return int(subprocess.run([sys.executable, "-c", counting], stdout=subprocess.PIPE, check=True).stdout)
 
@@ -83,7 +85,7 @@ def recover(preset: str, gpu_count: int) -> None:
 
 
 def document(preset: str, island_count: int, gpu_count: int) -> dict[str, Any]:
-    """A job that does not end by itself: the model as ``training`` has it, an island on each GPU."""
+    """Return a job that does not end by itself: the model as in ``training``, an island on each GPU."""
     model = training.document(preset, on_cpu=not gpu_count)
     island = {"node_group": GROUP, "count": island_count, "cpus": 1}
     return {

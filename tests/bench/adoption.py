@@ -1,8 +1,8 @@
-"""What adopting a version with own work costs the thread that takes the steps: Θ − θ_since is added where the parameters
-are, and was worked out by whoever received the publication.
+"""The cost of adopting a version with own work, for the thread that takes the steps: Θ − θ_since is added where the
+parameters are. The thread that received the publication has computed it.
 
-Beside it, by the way that it once went: the fragment's own values to the host, Θ + (θ − θ_since) there, and back. The two
-take turns, best of five each, on `small`, whose 24 fragments have five million parameters each.
+For comparison, the earlier way: the fragment's own values to the host, Θ + (θ − θ_since) there, and back. The two take
+turns, best of five each, on `small`, whose 24 fragments have five million parameters each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.bench.one_island import specification
 from tests.bench.options import Options
 
 SECONDS_PER_GB_GOAL = 0.3
-"""On a processor, where "the device" is this very memory. What counts for an accelerator is that only Δ crosses to it."""
+"""The goal on a processor, where "the device" is host memory. On an accelerator the gain is that only Δ crosses its bus."""
 TURNS = 5
 
 
@@ -59,7 +59,7 @@ def main(asked: Options) -> list[Goal]:
 
 
 def _timed(work: Callable[[], object]) -> float:
-    """Until the devices have done it."""
+    """Return the seconds until the devices have finished."""
     began = perf_counter()
     work()
     jax.block_until_ready(jax.live_arrays())

@@ -1,7 +1,7 @@
-"""What attrition costs: the demo's job on synthetic islands, each killed once a minute, beside the same job left alone.
+"""The cost of attrition: the demo's job on synthetic islands, each killed once a minute, beside the same job left alone.
 
-Both run at the same time in one cluster, so that whatever else the machine does hits both. The figure is merged tokens of
-the one by merged tokens of the other, over the same minutes. ``--minutes`` says how many.
+Both run at the same time in one cluster, so that other work of the machine affects both. The figure is the merged tokens
+of the first over those of the second, in the same minutes. ``--minutes`` says how many.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measure(client: Client, minutes: float) -> Goal:
 
 
 def document(name: str) -> dict[str, Any]:
-    """The demo's policy for islands that sleep through steps of STEP_S, and do not end by themselves."""
+    """Return the demo's policy for islands that sleep through steps of STEP_S, in a job that does not end by itself."""
     return {
         "name": name,
         "synchroniser": read_document(CONFIG)["synchroniser"],
@@ -67,7 +67,9 @@ def merged(client: Client, job: str) -> int:
 def wear(
     client: Client, job: str, islands: Sequence[str], minutes: float, over: Callable[[], bool] = lambda: False
 ) -> int:
-    """Kill each of these islands once in each minute, at an instant of its own, until it is ``over``. Returns how often."""
+    """Kill each of these islands once in each minute, at an instant of its own, until ``over``. Return the number of
+    kills.
+    """
     chance, began, struck = random.Random(8), time.monotonic(), 0
     instants = [(60.0 * (minute + chance.random()), island) for minute in range(round(minutes)) for island in islands]
     for at, island in [*sorted(instants), (60.0 * minutes, None)]:

@@ -1,12 +1,13 @@
-"""What attrition costs the model: the demo's job on real islands, each killed about once a minute, and the same left alone.
+"""The cost of attrition to the model: the demo's job on real islands, each killed about once a minute, and the same left
+alone.
 
-One after the other, the one left alone second, so that each has the machine to itself. Held-out losses are compared where
-both had merged the same tokens: the worn job's last one against the other's curve there, between two of its points; and
-both last ones. The first favours the worn job, whose learning rate has come all the way down there, as the budget counts
-what was lost as well; the second the other, which has merged more by then. So both have to hold. The budget is what two
-idle cores train in ``--minutes``; kills go on until the job ends, which on a slower machine is later. Losses of two jobs
-that nothing happened to differ, too, by who merged with whom when (README has pairs 3 % apart), so one pair of jobs shows
-no less than that.
+The jobs run one after the other, the undisturbed one second, so that each has the machine to itself. Held-out losses are
+compared at equal merged tokens (the disturbed job's last loss against the other's curve, interpolated), and at the end.
+The first comparison favours the disturbed job, whose learning rate has come all the way down there, as the budget counts
+lost tokens as well. The second favours the other, which has merged more by then. Both must hold. The budget is what two
+idle cores train in ``--minutes``; kills continue until the job ends, which is later on a slower machine. Two undisturbed
+jobs differ too, by who merged with whom when (README has pairs 3 % apart), so one pair of jobs cannot show a smaller
+difference.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from tests.bench.service import service, wait
 GAP_GOAL = 0.01
 TOKENS_PER_MINUTE = 1_600_000
 PATIENCE = 20.0
-"""How many times as long as on two idle cores a job may take."""
+"""A job may take this many times as long as on two idle cores."""
 Curve = list[tuple[float, float]]
-"""Merged tokens, and the held-out loss of the model that was made of them; in order."""
+"""(Merged tokens, held-out loss of the model made of them), in order."""
 
 
 def main(asked: Options) -> list[Goal]:
@@ -56,7 +57,7 @@ def main(asked: Options) -> list[Goal]:
 
 
 def train(client: Client, installation: Installation, name: str, minutes: float, *, killed: bool) -> tuple[int, Curve]:
-    """The demo's job to its end. How often an island was killed, and the loss curve."""
+    """Run the demo's job to its end. Return how often an island was killed, and the loss curve."""
     document = read_job_document(CONFIGS / "demo.yaml")
     document |= {"name": name, "budget": {"tokens": round(TOKENS_PER_MINUTE * minutes)}}
     document["recovery"] = {"restarts_max": 1000}
@@ -75,7 +76,7 @@ def train(client: Client, installation: Installation, name: str, minutes: float,
 
 
 def loss_curve(tape: Path) -> Curve:
-    """By the tokens in the versions that were measured, not those merged when the measurement was done."""
+    """Return the losses by the tokens in the evaluated versions, not by those merged when the evaluation ended."""
     read = read_tape(tape)
     worth, merged, curve = Goodput(read.header.policy), [0], []
     for record in read.records:
@@ -89,5 +90,5 @@ def loss_curve(tape: Path) -> Curve:
 
 
 def loss_at(curve: Curve, tokens: float) -> float:
-    """Between its points as on a line; beyond its ends as at them."""
+    """Interpolate the curve linearly, and constantly beyond its ends."""
     return float(np.interp(tokens, *zip(*curve, strict=True)))

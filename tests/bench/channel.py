@@ -1,10 +1,10 @@
-"""What the parameter channel carries over loopback: plain, under mutual TLS, and through a machine's memory.
+"""The throughput of the parameter channel over loopback: plain, under mutual TLS, and through shared memory.
 
-The server is a process of its own, as an island's is. Every figure is the best of several pulls of one payload, checksums
-and all; ``both`` is the processor time of the two processes in seconds per GB, ``client`` the receiver's part; ``GIL`` is
-the longest that a thread which wakes every millisecond was held up in either process: of the pull where that was least, for
-a lock that is held is held in each, and a busy machine holds up in some. Beside it a plain copy of the same bytes in this
-process: how much of memory's speed the channel reaches, whatever the machine.
+The server is a process of its own, like an island's. Every figure is the best of several pulls of one payload, including
+checksums. ``both`` is the processor time of the two processes in seconds per GB, ``client`` the receiver's part. ``GIL``
+is the longest time that a thread which wakes every millisecond was held up in either process, in the pull where that was
+least: a lock that is held is held in each pull, and a busy machine holds up only some. A plain copy of the same bytes in
+this process shows which part of memory speed the channel reaches, whatever the machine.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ REPEATS = 5
 LOOPBACK = "127.0.0.1"
 ISLAND = "europe"
 WAYS = {"plain": (False, False), "mutual TLS": (True, False), "memory": (True, True)}
-"""With TLS, and with the machine's memory."""
+"""(With TLS, with shared memory)."""
 GOALS = ("plain", "memory")
-"""Ways that are to reach the speed; TLS is for lines between machines, and is bounded by its cipher here."""
+"""The ways that have a speed goal. TLS is for lines between machines, and limited by its cipher here."""
 
 
 class Ticker:
@@ -60,7 +60,7 @@ class Ticker:
 
 
 def cpu_s() -> float:
-    """The processor time of this process."""
+    """Return the processor time of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

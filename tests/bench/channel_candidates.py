@@ -1,10 +1,10 @@
-"""The candidates for the bytes between processes, side by side: Arrow Flight, gRPC, sockets, TLS sockets, shared memory.
+"""Compares candidates for moving bytes between processes: Arrow Flight, gRPC, sockets, TLS sockets, shared memory.
 
-``python -m tests.bench.channel_candidates [CANDIDATE …] [MB …]``. A table, no goals: decision 0143 was made from it. The
-server is a process of its own; each stream of the client is a thread with a connection of its own, and takes an equal part
-of one payload in ranges of 4 MiB into one buffer. ``both`` is the processor time of both processes, in seconds per GB (10⁹
-bytes); ``client`` is the receiver's part of it; ``GIL`` is the longest that a thread which wakes every millisecond was held
-up in either process. No checksums: they cost every candidate the same.
+``python -m tests.bench.channel_candidates [CANDIDATE …] [MB …]`` prints a table without goals, on which decision 0143 is
+based. The server is a process of its own. Each stream of the client is a thread with a connection of its own, and takes
+an equal part of one payload in ranges of 4 MiB into one buffer. ``both`` is the processor time of both processes, in
+seconds per GB (10⁹ bytes); ``client`` is the receiver's part of it. ``GIL`` is the longest time that a thread which wakes
+every millisecond was held up in either process. There are no checksums: they cost every candidate the same.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ CLIENTS: dict[str, Any] = {
 
 
 def pull_all(pulls: list[Pull], target: memoryview) -> None:
-    """Every stream takes the ranges whose number is its own, modulo the number of streams."""
+    """Pull in parallel: each stream takes the ranges whose number modulo the number of streams is its own."""
 
     def take(number: int) -> None:
         for start in range(number * RANGE_BYTES, len(target), len(pulls) * RANGE_BYTES):

@@ -1,9 +1,9 @@
-"""What the parameter channel carries over a long fat line: 1 Gbit/s, 100 ms there and back. Needs root.
+"""The throughput of the parameter channel over a long fat line: 1 Gbit/s, 100 ms round trip. Needs root.
 
-Two regions of ``tests/wan``: tbf at both ends, and a relay that delays. Beside the channel, plain and under mutual TLS, on
-the same line in the same run: sockets that do nothing but send and receive over as many connections, which is what the line,
-the relay and this machine have to give. Shares are of the payload, so that headers (4.5 %) and slow start are a loss. A pull
-is measured on new connections (*cold*) and on those that stand (*warm*).
+Two regions of ``tests/wan`` have tbf at both ends and a relay that delays. The same run also measures sockets that only
+send and receive, over as many connections, on the same line: the most that the line, the relay and this machine can give.
+Shares are of the payload, so headers (4.5 %) and slow start count as losses. A pull is measured on new connections
+(*cold*) and on established ones (*warm*).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measure(regions: Regions, way: str, size: int) -> list[Goal]:
 
 
 class _Process:
-    """One that is in a region; ``work`` has the other end of ``pipe``."""
+    """A process in a region. ``work`` gets the other end of ``pipe``."""
 
     def __init__(self, regions: Regions, name: str, work: Callable[[Connection], None]) -> None:
         context = multiprocessing.get_context("spawn")

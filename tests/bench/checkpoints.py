@@ -1,8 +1,8 @@
-"""What a checkpoint costs the steps of an island: the same island with one and without, in turn, in one process.
+"""The cost of a checkpoint for the steps of an island: the same island with and without, in turn, in one process.
 
-A JAX island of preset `nano` steps back to back; in every other stretch of ``STRETCH`` steps its state is cut and written
-to this disk, in a thread, as ``learners.island`` does. The stretches take turns as A B B A, so that a machine which
-slows down does so for both; the first checkpoint is not counted and told apart.
+A JAX island of preset `nano` steps back to back. In every other stretch of ``STRETCH`` steps its state is cut and written
+to this disk, in a thread, as ``learners.island`` does. The stretches take turns as A B B A, so that a machine that slows
+down affects both. The first checkpoint is not counted and is shown separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SMALL_STRETCH = 5
 
 
 class Clocked:
-    """A trainer that notes when each step ended, and wakes whoever waits for so many."""
+    """A trainer that notes when each step ended, and wakes a waiter after a given number."""
 
     def __init__(self, trainer: jax_trainer.JaxTrainer) -> None:
         self._trainer = trainer
@@ -86,7 +86,7 @@ def main(asked: Options) -> list[Goal]:
 
 
 def _saved(loop: IslandLoop, folder: Folder) -> tuple[float, float]:
-    """How long the whole took, and how long the loop was held."""
+    """Return how long the whole checkpoint took, and how long it held the loop."""
     began = perf_counter()
     cut = loop.request_cut().result()
 

@@ -1,9 +1,10 @@
-"""What a checkpoint costs the islands of a real job: their time from step to step with one in a stretch, and without.
+"""The cost of a checkpoint for the islands of a real job: their time from step to step with one in a stretch, and
+without.
 
-The job of ``make demo`` on a real service: four JAX islands, merges, the synchroniser saving Θ, all on this machine's cores.
-In every other stretch the job is told to save itself, which does what ``checkpoints.every_merges`` does. So both are of one
-job: two jobs of the same kind differ by more than the bound (``overhead`` told of 8 %). The first checkpoint
-is not counted and told apart. ``checkpoints`` has the same of one island with nothing beside it.
+The job of ``make demo`` on a real service: four JAX islands, merges, the synchroniser saving Θ, all on this machine's
+cores. In every other stretch the job is told to save itself, which does what ``checkpoints.every_merges`` does. Both
+kinds of stretch are of one job, because two jobs of the same kind differ by more than the bound (``overhead`` found 8 %).
+The first checkpoint is not counted and is shown separately. ``checkpoints`` measures one island with nothing beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.bench.service import end, service, step_seconds, stretches, wait, wit
 
 RATIO_GOAL = 1.03
 STRETCH_S, SMALL_STRETCH_S = 30.0, 8.0
-"""With steps of 0.14 to 0.22 s some 140 to 210 steps, about as often as ``every_merges: 64`` does."""
+"""With steps of 0.14 to 0.22 s, some 140 to 210 steps: about as often as ``every_merges: 64``."""
 
 
 def main(asked: Options) -> list[Goal]:
@@ -52,7 +53,7 @@ def measure(client: Client, installation: Installation, stretch_s: float) -> Goa
 
 
 def saved(client: Client, job: str) -> float:
-    """Have the job save itself. Returns how long it was until the checkpoint was whole."""
+    """Have the job save itself. Return the seconds until the checkpoint was complete."""
     before = max((checkpoint.number for checkpoint in client.checkpoints(job)), default=0)
     began = time.perf_counter()
     client.take_checkpoint(job)

@@ -1,8 +1,8 @@
-"""What a codec costs the model: held-out loss of nano by codec and seed, all else equal. No part of ``make bench``.
+"""The cost of a codec to the model: held-out loss of nano by codec and seed, all else equal. Not part of ``make bench``.
 
-``python -m tests.bench.codecs [CODEC …] [--steps N] [--seeds S …]``: the job of ``deploy/configs/compare.yaml`` in virtual
-time, four islands at speeds that differ by ten per cent, each codec up and down, held against float32. 500 steps take four
-minutes on two idle cores.
+``python -m tests.bench.codecs [CODEC …] [--steps N] [--seeds S …]`` trains the job of ``deploy/configs/compare.yaml`` in
+virtual time, with four islands at speeds that differ by ten per cent, each codec up and down, against float32. 500 steps
+take four minutes on two idle cores.
 """
 
 from __future__ import annotations

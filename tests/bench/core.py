@@ -1,4 +1,6 @@
-"""Events per second of the core: a simulated job of eight islands is recorded, then handed to a fresh core, nothing else."""
+"""Events per second of the core: a simulated job of eight islands is recorded, then fed to a fresh core without anything
+else.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Bytes on the device while a state leaves it, as a checkpoint or for a peer, and while a peer's state arrives.
+"""Bytes on the device while a state leaves it, for a checkpoint or a peer, and while a peer's state arrives.
 
-Highest of all arrays alive, over what is alive between two steps: 2 is a copy of the whole beside the state. Counted
-whenever an array has reached the host, or the devices. And how long the loop stands still for it: its next step changes
-every array.
+The figure is the peak of all live arrays over those between two steps: 2 is a full copy beside the state. It is taken
+whenever an array has reached the host, or the devices. The bench also measures how long the loop waits, because its next
+step changes every array.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.bench.options import Options
 
 FRAGMENTS = 24
 RATIO_GOAL = 1.0 + 1.0 / FRAGMENTS
-"""A fragment beside the state."""
+"""One fragment beside the state."""
 TURNS = 3
 
 
@@ -51,7 +51,7 @@ def main(asked: Options) -> list[Goal]:
 
 
 def highest(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What ``work`` returns, and the most bytes on the devices meanwhile, over those before it."""
+    """Return the result of ``work``, and the peak of bytes on the devices meanwhile, relative to before."""
     seen: list[int] = []
 
     def counting(convert: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,8 @@
-"""What a specification costs before anything runs: many legal islands validated, far too many refused, hostile text read.
+"""The cost of a specification before anything runs: many legal islands validated, far too many refused, hostile text
+read.
 
-CPU seconds, of which a request takes the service's; ``tests/attack`` shows that they grow with the length alone.
+The figures are CPU seconds, which a request takes from the service. ``tests/attack`` shows that they grow only with the
+length.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What giving a state costs the steps of who gives it: the same island while it gives states and while it does not, in turn.
+"""The cost of giving a state for the steps of the donor: the same island while it gives states and while it does not, in
+turn.
 
-A job of one real island (nano) on a real service. In every other stretch a process on another node takes its state, whole
-(``peer``): as often as one island that is killed again and again would ask for it, which is judged, and then back to back,
-which tells what one state costs. Nobody else trains, nobody is killed or started, and who gives is decided here, so nothing
-but the giving tells the stretches apart. Its price is that four islands on this machine would have less of its cores; what
-became of donors in jobs with kills is told beside it (``given``).
+A job of one real island (nano) runs on a real service. In every other stretch a process on another node takes its whole
+state (``peer``): first as often as an island that is killed again and again would ask for it, which is judged, and then
+back to back, which shows the cost of one state. No other island trains, none is killed or started, and the donor is
+fixed, so nothing but the giving distinguishes the stretches. In exchange, the island has more of this machine's cores
+than one of four would have. ``given`` shows the effect on donors in jobs with kills.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def measure(client: Client, installation: Installation, stretch_s: float) -> Goa
 
 
 def document() -> dict[str, object]:
-    """One island of the demo's model, which does not end by itself."""
+    """Return a job of one island of the demo's model that does not end by itself."""
     return {
         "name": "donor",
         "model": {"preset": "nano", "compute_dtype": "float32"},
@@ -78,7 +79,7 @@ def document() -> dict[str, object]:
 
 
 class Peer:
-    """The process of ``tests.bench.peer``. ``took``: the seconds of every state that it was given in a stretch."""
+    """The process of ``tests.bench.peer``. ``took`` has the seconds of every state that it got in a stretch."""
 
     def __init__(self, home: Path, actor: str) -> None:
         command = [sys.executable, "-m", "tests.bench.peer", str(home), actor, str(FRAGMENTS)]

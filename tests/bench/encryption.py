@@ -1,7 +1,7 @@
-"""What Ray's TLS costs a call, and an answer that carries a payload, on one machine. No part of ``make bench``.
+"""The cost of Ray's TLS for a call, and for an answer that carries a payload, on one machine. Not part of ``make bench``.
 
-``python -m tests.bench.encryption``: a head and a driver with the settings of our clusters, in the clear and by TLS.
-Processor time is that of all their processes: elapsed time says little where the machine does something else as well.
+``python -m tests.bench.encryption`` runs a head and a driver with the settings of our clusters, in the clear and with
+TLS. It measures the processor time of all their processes, because elapsed time says little on a busy machine.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from orchestrator.system.python_process import built
 
 CALLS, PAYLOADS = 2000, 200
 PAYLOAD_BYTES = INLINE_BYTES_MAX - (64 << 10)
-"""As large as travels inside an answer."""
+"""The largest payload that travels inside an answer."""
 MODULE = "tests.bench.encryption"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a head with one actor and a driver that calls it; seconds each."""
+    """The cost of a head with one actor and a driver that calls it, in seconds each."""
 
     call_s: float
     call_cpu_s: float
@@ -85,7 +85,7 @@ def measured(*, by_tls: bool) -> Cost:
 
 
 def drive(home: str, cluster_id: str) -> None:
-    """The driver: prints the fields of ``Cost`` as a list."""
+    """Run as the driver, and print the fields of ``Cost`` as a list."""
     cluster.join(Path(home))
     import ray  # not before its environment is set
 
@@ -105,7 +105,7 @@ def drive(home: str, cluster_id: str) -> None:
 
 
 def cpu_s(cluster_id: str) -> float:
-    """Of this process and of all others of the cluster, until now."""
+    """Return the processor time so far of this process and all others of the cluster."""
     times = [process.cpu_times() for process in processes.marked(cluster_id)]
     return time.process_time() + sum(each.user + each.system for each in times)
 

@@ -1,16 +1,18 @@
-"""Whether an epoch of streamed text is the text: every place of it drawn once, whatever the documents are, without an index.
+"""Checks that an epoch of streamed text is the text: every place is drawn once, whatever the documents are, without an
+index.
 
     python -m tests.bench.epochs FOLDER [--mib 40] [--sizes 100,1000,…] [--kinds .jsonl,…] [--names 3] [--islands 1]
                                         [--sections MIB] [--alone]
 
-Each corpus is text in which every 64 bytes name themselves (a *place*), in documents of log-normal lengths. All sequences of
-every island are drawn until one has a place for the second time, which is where its next epoch begins. A line for each kind
-of file and size: the length of the epoch over that of the text (least, median and most over sources of several names, which
-have their pieces in different orders), the places that were in no sequence, and those that were in several. ``mixture`` is
-of three sources of different sizes of documents, with weights. What is left over of an island's part of a source is shorter
-than one sequence; it is in the places never drawn. ``--sections`` divides an island's part as if it were larger than
-``SECTION_BYTES``: then an epoch is as many sequences as the sample promises. ``--alone`` leaves out the mixtures. The exit
-code is 1 for an epoch below 0.9 or above 1.1 of its text, and for places that were drawn twice where nothing is promised.
+Each corpus is text in which every 64 bytes have a name (a *place*), in documents of log-normal lengths. All sequences of
+every island are drawn until one has a place for the second time, which is where its next epoch begins. The bench prints a
+line for each kind of file and size: the length of the epoch over that of the text (least, median and most over sources of
+several names, which have their pieces in different orders), the places that were in no sequence, and those that were in
+several. ``mixture`` has three weighted sources with documents of different sizes. The rest of an island's part of a
+source is shorter than one sequence, and counts among the places never drawn. ``--sections`` divides an island's part as
+if it were larger than ``SECTION_BYTES``; an epoch then has as many sequences as the sample predicts. ``--alone`` leaves
+out the mixtures. The exit code is 1 for an epoch below 0.9 or above 1.1 of its text, and for places drawn twice where
+nothing is predicted.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import numpy as np
 from learners.streaming import order
 
 PLACE, FIRST, SECOND, LETTERS = 64, 24, 36, 5
-"""Bytes of a place, and where in it are the two copies of its name: a mark and letters. One is in each half."""
+"""The bytes of a place, and the offsets of the two copies of its name (a mark and letters), one in each half."""
 MIDDLE = FIRST + 9
 """The byte by which a place is counted: every sequence that predicts it has one of the copies whole."""
 LENGTH, ROWS = 1024, 64
@@ -42,7 +44,9 @@ WEIGHTS = (3.0, 1.0, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """Of one source: tokens of its text and of its epoch, places, those never drawn, and those drawn more than once."""
+    """The result for one source: tokens of its text and of its epoch, places, those never drawn, and those drawn more
+    than once.
+    """
 
     text_tokens: int
     epoch_tokens: int
@@ -56,7 +60,7 @@ class Traced:
 
 
 def places(first: int, count: int, chance: np.random.Generator) -> np.ndarray:
-    """So much text: (count, PLACE) uint8."""
+    """Return that many places of text: (count, PLACE) uint8."""
     text = ALPHABET[chance.integers(0, 26, (count, PLACE))]
     numbers = np.arange(first, first + count)
     for start, mark in ((FIRST, b"4"), (SECOND, b"6")):
@@ -67,7 +71,9 @@ def places(first: int, count: int, chance: np.random.Generator) -> np.ndarray:
 
 
 def found(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row and number of each place whose middle the sequences predict. ``rows`` are (sequences, LENGTH + 1) tokens."""
+    """Return row and number of each place whose middle the sequences predict. ``rows`` are (sequences, LENGTH + 1)
+    tokens.
+    """
     rows = rows.astype(np.uint8)
     last = rows.shape[1] - 1
     row, at = np.nonzero((rows == ord("4")) | (rows == ord("6")))
@@ -84,7 +90,7 @@ def found(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lengths(mean: int, total: int, chance: np.random.Generator) -> list[int]:
-    """Places of each document: log-normal with this mean of bytes and σ = 1, of ``total`` places together."""
+    """Return the places of each document: log-normal with this mean in bytes and σ = 1, ``total`` places together."""
     drawn, left = [], total
     while left > 0:
         size = int(min(left, max(1, chance.lognormal(np.log(mean) - 0.5, 1.0) // PLACE), (12 << 20) // PLACE))
@@ -94,7 +100,7 @@ def lengths(mean: int, total: int, chance: np.random.Generator) -> list[int]:
 
 
 def write(path: Path, kind: str, mean: int, byte_count: int, first: int, seed: int) -> tuple[int, int]:
-    """A file of documents; returns its places and its tokens, one for each byte and each document's end."""
+    """Write a file of documents. Return its places and its tokens: one for each byte and for each document's end."""
     chance = np.random.default_rng(seed)
     documents = lengths(mean, byte_count // PLACE, chance)
     texts, at = [], first
@@ -130,7 +136,7 @@ def write(path: Path, kind: str, mean: int, byte_count: int, first: int, seed: i
 
 
 def traced(sources: Sequence[tuple[dict, int, int, int]], islands: int, length: int = LENGTH) -> list[Traced]:
-    """Draw an epoch of each of these sources: its section of a specification, first place, places and tokens."""
+    """Draw an epoch of each source, given as its section of a specification, first place, places and tokens."""
     from learners.streaming.streamed import Streamed
     from learners.text import Text
     from learners.tokenizer import Bytes
@@ -169,7 +175,7 @@ def traced(sources: Sequence[tuple[dict, int, int, int]], islands: int, length: 
 
 
 def corpus(folder: Path, name: str, kind: str, mean: int, byte_count: int, first: int = 0, seed: int = 0, **more):
-    """A source of two files, and one that it reserves for the held-out loss, as ``traced`` takes it."""
+    """Write a source of two files, and one that it reserves for the held-out loss, in the form that ``traced`` takes."""
     folder.mkdir(parents=True, exist_ok=True)
     files, place_count, token_count = [folder / f"{name}-{number}{kind}" for number in range(2)], 0, 0
     for number, path in enumerate(files):
@@ -182,7 +188,7 @@ def corpus(folder: Path, name: str, kind: str, mean: int, byte_count: int, first
 
 
 def lines(folder: Path, kind: str, mean: int, mib: int, names: Sequence[str], islands: int) -> Iterator[Traced]:
-    """What is traced of one corpus under each of these names of its source."""
+    """Return the results of one corpus under each of these names of its source."""
     section, *numbers = corpus(folder, "corpus", kind, mean, mib << 20)
     for name in names:
         yield traced([({**section, "name": name}, *numbers)], islands)[0]

@@ -1,9 +1,9 @@
-"""What an evaluation takes, against the time of the merges between two of them: of all held-out sequences, and of as many as
-an island may stand still for.
+"""The time of an evaluation relative to the merges between two of them: for all held-out sequences, and for as many as an
+island may pause for.
 
-A fragment merges every H / P steps, so the merges between two evaluations take ``every_merges`` times as long. `small` has
-126 million parameters and is what a small machine steps and measures within a minute; ``--parameters 5e8`` makes its layers
-wider, and takes a machine of 24 GiB some minutes.
+A fragment merges every H / P steps, so the merges between two evaluations take ``every_merges`` times as long. `small`
+has 126 million parameters, and a small machine steps and measures it within a minute. ``--parameters 5e8`` makes its
+layers wider, and takes a machine of 24 GiB some minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.bench.options import Options
 
 RATIO_GOAL = 1.0
 ISLAND_RATIO_GOAL = 0.03
-"""0.02 is the limit; the last batch may end behind it."""
+"""The limit is 0.02. The last batch may end beyond it."""
 STEPS = 3
 
 
@@ -50,7 +50,9 @@ def main(asked: Options) -> list[Goal]:
 
 
 def _architecture(parameters: int) -> Architecture:
-    """Of ``small``'s depth, with about so many parameters: a layer has twelve times the square of its width."""
+    """Return an architecture of ``small``'s depth with about so many parameters: a layer has twelve times its width
+    squared.
+    """
     small = sections.PLAIN["small"]
     heads = round((parameters / (12 * small.layer_count)) ** 0.5 / small.head_size)
     return replace(small, width=max(1, heads) * small.head_size)

@@ -1,7 +1,7 @@
-"""The fleet model's events per second while it writes a tape to disk, and what all cells of the goodput table take.
+"""The fleet model's events per second while it writes a tape to disk, and the time of all cells of the goodput table.
 
-Processor seconds of one core, so that other processes on the machine do not count. Systems in lock-step are told apart: the
-waiting that they add is counted once per stall, for all learners.
+The figures are processor seconds of one core, so that other processes on the machine do not count. Systems in lock-step
+are listed separately: the waiting that they add is computed once per stall, for all learners.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVENTS_PER_SECOND_GOAL, TABLE_SECONDS_GOAL = 200_000, 20.0
 DAYS, RUNS = 20, 3
 SMALL_DAYS, SMALL_RUNS = 1, 1
 SMALL_STDERR = 0.02
-"""Of a cell of the goodput table."""
+"""The standard error of a cell of the goodput table at the smallest size."""
 
 
 def main(asked: Options) -> list[Goal]:

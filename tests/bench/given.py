@@ -1,6 +1,8 @@
-"""States given in jobs whose islands are killed: donors' time from step to step meanwhile against before, by the same of the
-other survivors. Told, and not judged: a donor is whoever was furthest, which moves the figure by more than giving costs
-(``donors`` judges). What it does show is how long the longest step of either was.
+"""States given in jobs whose islands are killed: the donors' time from step to step meanwhile against before, over the
+same of the other survivors.
+
+This is shown but not judged: the donor is the island that is furthest ahead, which affects the figure more than giving
+does (``donors`` judges). It does show the longest step of either.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Reports = dict[str, list[Any]]
 
 
 class Window(NamedTuple):
-    """Of some islands, between two of their reports: time, steps, and the longest time between two of these."""
+    """The progress of some islands between two of their reports: time, steps, and the longest time between two of these."""
 
     seconds: float
     steps: int
@@ -35,7 +37,7 @@ class Window(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Of one state: its donors and the other survivors, before it was given and meanwhile."""
+    """One given state: its donors and the other survivors, before it was given and meanwhile."""
 
     donors_before: Window
     donors: Window
@@ -70,13 +72,13 @@ def show(name: str, states: list[Told]) -> None:
 
 
 def pace(windows: Iterable[Window]) -> float:
-    """Seconds a step, over all windows together."""
+    """Return the seconds per step over all windows together."""
     seconds, steps, _ = (sum(column) for column in zip(*windows, strict=True))
     return seconds / steps
 
 
 def states_given(tape: Path) -> list[Told]:
-    """One for each state that peers gave, where islands told enough of the time before and after."""
+    """Return one entry for each state that peers gave, if the islands reported enough of the time before and after."""
     asked: dict[str, tuple[float, set[str]]] = {}
     given: list[tuple[float, float, set[str]]] = []
     reports: Reports = defaultdict(list)
@@ -107,7 +109,7 @@ def _told(reports: Reports, since: float, until: float, donors: set[str]) -> Tol
 
 
 def _window(reports: list[Any], since: float, until: float) -> Window | None:
-    """From the last report before to the first one after, of one process."""
+    """Return the window from the last report before to the first one after, of one process."""
     before = [report for report in reports if report.at <= since]
     after = [report for report in reports if report.at >= until]
     if not before or not after or before[-1].incarnation != after[0].incarnation:

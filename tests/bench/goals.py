@@ -1,6 +1,6 @@
-"""What a figure is to reach: judged in one place, told beside the figure, and once more at the end with the exit code.
+"""The goals of figures: judged in one place, shown beside the figure, and once more at the end with the exit code.
 
-Refuses to know how a figure was measured. One that is not a number has missed its goal.
+A figure that is not a number has missed its goal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """``figure`` names it with its part. As text: what stands beside the figure."""
+    """A goal. ``figure`` names it with its part. Its text is what is printed beside the figure."""
 
     figure: str
     value: float
@@ -31,7 +31,7 @@ def at_most(figure: str, value: float, bound: float) -> Goal:
 
 
 def told(goals: Sequence[Goal]) -> str:
-    """The last line of all: which goals were missed, by what."""
+    """Return the last line: which goals were missed, and by how much."""
     missed = [f"{goal.figure} {_number(goal.value)} (goal {_number(goal.bound)})" for goal in goals if not goal.met]
     return f"MISSED     {len(missed)} of {len(goals)} goals: {'; '.join(missed)}" if missed else _all_met(len(goals))
 

@@ -1,8 +1,8 @@
-"""How long a payload takes from the call to its bytes: in the call's answer, or pulled by a ticket in it.
+"""The time from a call to the bytes of its payload: in the call's answer, or pulled by a ticket in it.
 
     python -m tests.bench.handing_over
 
-Both ends in one run on loopback, best of 8 to 100. It says from which size on a ticket is worth its second round trip
+Both ends run on loopback, best of 8 to 100. It shows from which size on a ticket is worth its second round trip
 (`transport.inline_bytes_max`).
 """
 
@@ -34,7 +34,7 @@ WAYS = {
 
 
 class Giver:
-    """Hands over, one payload at a time."""
+    """Hands over payloads, one at a time."""
 
     def __init__(self, memberships: dict[str, Membership]) -> None:
         self._ends = {way: Endpoint(membership, LOOPBACK) for way, membership in memberships.items()}

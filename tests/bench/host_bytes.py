@@ -1,10 +1,11 @@
-"""``python -m tests.bench.host_bytes``: the bytes that each host of an island is sent of one publication of every fragment.
+"""``python -m tests.bench.host_bytes``: the bytes of one publication of every fragment that each host of an island
+receives.
 
-Counted by shapes alone, as the shard would cut them for an island with ``fsdp`` over all hosts' devices, of which each has
-as many: along the dimension that ``fsdp`` splits a host has its share, and what is not split goes whole to each.
+They are counted by shapes alone, as the shard would cut them for an island with ``fsdp`` over all hosts' devices, equally
+many on each: a host has its share along the dimension that ``fsdp`` splits, and what is not split goes whole to each.
 
-And what each host reads of a checkpoint that the island goes on from: real files, written by as many hosts or by others,
-and the bytes that are asked for.
+The second part is what each host reads of a checkpoint from which the island continues: real files, written by as many
+hosts or by others, and the bytes that are requested.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ISLAND = "here"
 
 
 def shares(preset: str, hosts: int, codec_name: CodecName) -> list[float]:
-    """By host, how much of the bytes of all fragments it is sent."""
+    """Return by host the part of the bytes of all fragments that it receives."""
     config = DECODERS[preset]
     shapes, along = _lying(preset, hosts)
     fragments = fragment_map.build(shapes, FRAGMENTS, decoder.roles(config))
@@ -54,7 +55,7 @@ def shares(preset: str, hosts: int, codec_name: CodecName) -> list[float]:
 
 
 def read(preset: str, writers: int, hosts: int) -> list[float]:
-    """By host, how much of the bytes of the parameters that the writers wrote it reads; moments lie like them."""
+    """Return by host the part of the written bytes of the parameters that it reads. Moments have the same layout."""
     shapes, along = _lying(preset, hosts)
     _, lay = _lying(preset, writers)
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as path:
@@ -75,7 +76,7 @@ def read(preset: str, writers: int, hosts: int) -> list[float]:
 
 
 def _lying(preset: str, hosts: int) -> tuple[dict[str, Shape], dict[str, tuple[str | None, ...]]]:
-    """Shapes of the tensors, and the axes of the mesh by which each is split."""
+    """Return the shapes of the tensors, and the axes of the mesh by which each is split."""
     config = DECODERS[preset]
     shapes = parameter_shapes(config)
     abstract = AbstractMesh((1, hosts, 1, 1), AXES)

@@ -1,11 +1,11 @@
-"""What an island needs on its host: bytes of memory a parameter at the highest, through all that an island does.
+"""The peak host memory of an island, in bytes per parameter, through everything that an island does.
 
-A process of its own holds an island of 24 fragments, with real arrays: parameters and two moments in host memory, as
-they are where an island computes on CPU. It catches up from a peer, trains two rounds in which every fragment is offered in
-four bits, published and adopted, gives its state to a peer, and writes its part of a checkpoint. Its memory is the highest
-of its resident set so far, less what the process has before. No gradients and activations: those are the model's. What is
-left to an island whose parameters are on an accelerator is 12 bytes less. 100 million parameters; with ``--parameters`` as
-many as asked for.
+A process of its own holds an island of 24 fragments, with real arrays: parameters and two moments in host memory, as on
+an island that computes on CPU. It catches up from a peer, trains two rounds in which every fragment is offered in four
+bits, published and adopted, gives its state to a peer, and writes its part of a checkpoint. The figure is the peak of its
+resident set, less the memory of the process before. Gradients and activations, which are the model's, are not included.
+An island whose parameters are on an accelerator needs 12 bytes less. The default is 100 million parameters;
+``--parameters`` takes another number.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.bench.options import PARAMETERS, Options
 FRAGMENTS, ROUNDS = 24, 2
 SMALL_PARAMETERS = 24_000_000
 FREE_BYTES_A_PARAMETER = 70
-"""What must be free before a run is begun."""
+"""The free memory that is required before a run starts."""
 BOUNDARY_S = 600.0
 SAVED = "saved"
 STATE_PARTS = ("parameters", "moment", "square")
@@ -76,7 +76,7 @@ def main(asked: Options) -> list[Goal]:
 
 
 class HostTrainer:
-    """A ``contract.Trainer`` whose parameters and moments are arrays of this process; a step changes a little of them."""
+    """A ``contract.Trainer`` with parameters and moments in host arrays. A step changes a little of them."""
 
     device_count = 1
 
@@ -95,7 +95,7 @@ class HostTrainer:
         return tensors if pieces is None else taken(tensors, pieces)
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing: nothing is compiled."""
 
     def step(self, schedule_step: int) -> StepResult:
         self._parameter(self._names[self._cursor % len(self._names)])[::7] += np.float32(1e-3)
@@ -130,7 +130,7 @@ class HostTrainer:
         self._cursor = cursor
 
     def take_shard(self, index: int) -> None:
-        """There is no data."""
+        """Do nothing: there is no data."""
 
     def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = 0.0) -> HeldOutLoss:
         return HeldOutLoss(1.0, 1, 0.0)
@@ -143,7 +143,7 @@ class HostTrainer:
 
 
 class Life:
-    """An island's life in this process, and Θ of which all fragments have the same values."""
+    """The life of an island in this process, and a Θ whose fragments all have the same values."""
 
     def __init__(self, count: int) -> None:
         size = count // FRAGMENTS
@@ -159,7 +159,7 @@ class Life:
         self._offers: dict[FragmentId, int] = {}
 
     def catch_up(self) -> None:
-        """From a peer, whose state comes fragment by fragment."""
+        """Take the state of a peer, fragment by fragment."""
         done = threading.Event()
         versions = (Version(0),) * FRAGMENTS
 
@@ -180,7 +180,9 @@ class Life:
         self.loop.open()
 
     def train(self) -> None:
-        """Values of every fragment first, then updates; every offer is fetched, and the next version holds it."""
+        """Publish every fragment, first as values, then as updates. Every offer is fetched, and the next version contains
+        it.
+        """
         for version in range(1, ROUNDS + 2):
             content = wire_format.encode({"w": self._learned}, "int4", Version(version - 1))
             if version > 1:
@@ -197,7 +199,7 @@ class Life:
                 self._fetch_offers()
 
     def give_state(self) -> None:
-        """To a peer, fragment by fragment of one boundary."""
+        """Give the state of one boundary to a peer, fragment by fragment."""
         held = HeldStates(lambda: self.loop.export_fragments(BOUNDARY_S), BOUNDARY_S)
         served: memoryview | None = None
 
@@ -214,7 +216,7 @@ class Life:
             giving.join(0.05)
 
     def save(self) -> None:
-        """The part of a checkpoint."""
+        """Write the part of a checkpoint."""
         future = self.loop.request_cut()
         self.loop.advance()
         with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as folder:
@@ -230,7 +232,9 @@ class Life:
 
 
 def run(count: int) -> dict[str, float]:
-    """In this process, whose resident set is measured: the highest so far after each stage, bytes a parameter."""
+    """Run in this process, whose resident set is measured. Return the peak so far after each stage, in bytes per
+    parameter.
+    """
     before = psutil.Process().memory_info().rss
     life = Life(count)
     highest: dict[str, float] = {}

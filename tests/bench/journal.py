@@ -1,9 +1,10 @@
-"""What keeping a merge costs: writing and syncing one fragment's Θ and momentum to this disk, before anybody may hear of it.
+"""The cost of keeping a merge: writing and syncing one fragment's Θ and momentum to this disk before the merge is
+published.
 
-The slack it has to fit into is τ inner steps (``overlap_steps``, its default): a merge is told that much later. Judged are
-``small``'s merges as a job keeps them unless told otherwise (sync): the median, the worst, and all fragments back to back,
-as when a disk had refused for a while. The inner step is ``small``'s on this machine, in float32, the quicker of two; an
-accelerator's is shorter, and ``--step-seconds`` judges by that. With ``--small`` all of this is nano's.
+It must fit into τ inner steps (``overlap_steps``, its default), because a merge is published that much later. Judged are
+``small``'s merges with the default durability (sync): the median, the worst, and all fragments back to back, as after a
+disk had refused for a while. The inner step is ``small``'s on this machine, in float32, the faster of two; on an
+accelerator it is shorter, and ``--step-seconds`` sets it. With ``--small`` all of this is for nano.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 
 FRAGMENT_PARAMETERS = {"nano": 106_000, "small": 15_800_000}
-"""One of eight fragments of the presets of ``learners.model`` (0.85 and 126 million parameters)."""
+"""Parameters of one of eight fragments of the presets of ``learners.model`` (0.85 and 126 million parameters)."""
 VERSIONS = 3
-"""Of each fragment."""
+"""Versions written of each fragment."""
 KNOBS = SynchroniserSection()
 
 
@@ -53,7 +54,7 @@ def main(asked: Options) -> list[Goal]:
 
 
 def step_seconds(preset: str) -> float:
-    """Of one inner step of this model here, nothing beside it."""
+    """Return the seconds of one inner step of this model here, without other load."""
     model = {"preset": preset, "compute_dtype": "float32"}
     document = {"model": model, "islands": [{"node_group": "here"}], "budget": {"steps": 10**6}}
     trainer = jax_trainer.create(parse_job(document).model_dump(mode="json"), 0, 1)
@@ -67,7 +68,7 @@ def step_seconds(preset: str) -> float:
 
 
 def kept(parameter_count: int, merges_max: int) -> tuple[list[float], list[float], int]:
-    """The seconds of every merge, those of every round through all fragments, and a merge's bytes."""
+    """Return the seconds of every merge, those of every round through all fragments, and the bytes of a merge."""
     values = {"w": np.random.default_rng(1).standard_normal(parameter_count, np.float32)}
     digest = tensors.digest(values)
     one, rounds = [], []

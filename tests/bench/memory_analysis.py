@@ -1,13 +1,15 @@
-"""``python -m tests.bench.memory_analysis``: which models fit how many devices, before anybody has one.
+"""``python -m tests.bench.memory_analysis``: which models fit how many devices, without having the devices.
 
 An island's step is compiled ahead of time for abstract arrays, on as many host devices as the row says, and XLA's figures
-of a device's memory are held against what one has. Nothing is allocated. Each row is compiled in a process of its own.
+for the memory of a device are compared with what the device has. Nothing is allocated. Each row is compiled in a process
+of its own.
 
-    arguments   parameters, optimizer's state and batch; the step's results take their place
-    temporary   gradients, activations and what XLA needs beside them, as it says for host devices
+    arguments   parameters, optimizer state and batch; the step's results take their place
+    temporary   gradients, activations and what else XLA needs, as it says for host devices
 
-XLA's compiler for CPU schedules for speed and not for memory, keeps bfloat16 in float32 where a CPU has no such arithmetic,
-and fuses less than that of an accelerator, so ``temporary`` is an upper bound in practice: what fits here fits there.
+XLA's compiler for CPU schedules for speed and not for memory, keeps bfloat16 in float32 where a CPU has no such
+arithmetic, and fuses less than the compilers of accelerators. So ``temporary`` is an upper bound in practice: what fits
+here fits there.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from orchestrator.specification.config import JobSpec, parse_job
 
 GIB = 2**30
 DEVICE_GIB: Mapping[str, int] = {"v5e": 16, "H100": 80, "v5p": 95}
-"""Of one chip. Sources: Google Cloud's pages of TPU v5e and v5p, NVIDIA's data sheet of the H100."""
+"""Memory of one chip. Sources: Google Cloud's pages of TPU v5e and v5p, NVIDIA's data sheet of the H100."""
 USABLE_RATIO = 0.95
-"""Of that: the rest is the runtime's own."""
+"""The usable part of it. The rest is the runtime's own."""
 LENGTH = 2048
 
 
 class Row(NamedTuple):
-    """A model on so many devices of a kind, whose batch has so many sequences of ``LENGTH`` for each."""
+    """A model on a number of devices of a kind, with this many sequences of ``LENGTH`` per device in a batch."""
 
     preset: str
     kind: str
@@ -81,7 +83,7 @@ def island_document(row: Row) -> dict[str, Any]:
 
 
 def figures_of(document: Mapping[str, Any]) -> Figures:
-    """Of an island on all devices of this process."""
+    """Return the figures of an island on all devices of this process."""
     from learners import jax_trainer
 
     analysis = jax_trainer.create(document, 0, 1).memory_analysis()
@@ -101,7 +103,7 @@ def compiled_elsewhere(row: Row) -> Figures:
 
 
 def line_of(row: Row, figures: Figures) -> str:
-    """As a row of a table in Markdown."""
+    """Return a row of a Markdown table."""
     fits = figures.total <= USABLE_RATIO * DEVICE_GIB[row.kind] * GIB
     mesh = ", ".join(f"{axis} {length}" for axis, length in row.mesh.items())
     sizes = (f"{byte_count / GIB:.1f}" for byte_count in (*figures, figures.total))

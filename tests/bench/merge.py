@@ -37,11 +37,11 @@ from tests.bench.goals import Goal, at_least, at_most
 from tests.bench.options import Options
 
 SHARE_GOAL = 0.6
-"""Of the copy's bytes a second."""
+"""Relative to the copy's bytes per second."""
 CPU_SECONDS_GOAL = 1.5
-"""Of all threads, for a gigabyte of fragment, at M = 4, with the digest."""
+"""Processor seconds of all threads for a gigabyte of fragment, at M = 4, with the digest."""
 GAP_GOAL_S = 0.020
-"""The longest that another thread of the process waits for Python's lock while values are encoded, validated and merged."""
+"""The longest time that another thread may wait for Python's lock while values are encoded, validated and merged."""
 SIZES = (4_000_000, 64_000_000)
 SMALL_SIZES = (10_000,)
 REPEATS = {4_000_000: 15, 64_000_000: 4}
@@ -49,16 +49,16 @@ ISLAND_COUNTS = (4, 8)
 UPLINKS: tuple[CodecName, ...] = ("float32", "int4")
 CORES = len(os.sched_getaffinity(0))
 HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_ARENA_MAX": "1"}
-"""As ``runtime.settings`` has it: memory that was used once is used again, and need not be asked of the kernel."""
+"""The setting of ``runtime.settings``: freed memory is reused and need not be requested from the kernel again."""
 FRAGMENT = FragmentId(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One size: the best of several merges. ``share`` is that of the copy; seconds are those of a whole merge.
+    """The best of several merges of one size. ``share`` is relative to the copy; seconds are those of a whole merge.
 
-    ``gap_s`` is the longest wait for Python's lock in the merge in which it was shortest: another program may take the
-    processor from whoever waits, but a lock that is held is held each time.
+    ``gap_s`` is the longest wait for Python's lock in the merge where it was shortest: another program may take the
+    processor from a waiting thread, but a lock that is held is held in every merge.
     """
 
     parameter_count: int
@@ -173,7 +173,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 @contextmanager
 def _lock_watched() -> Iterator[list[float]]:
-    """The longest, in seconds, that a thread that wakes each half millisecond had to wait for Python's lock."""
+    """Yield the longest time, in seconds, that a thread which wakes every half millisecond had to wait for Python's lock."""
     longest, over = [0.0], threading.Event()
 
     def tick() -> None:

@@ -1,4 +1,4 @@
-"""What the benches of a trainer share: the specification of one island, and how long a piece of work takes."""
+"""What the benches of a trainer share: the specification of one island, and the time of a piece of work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.bench.options import Options
 
 
 def specification(asked: Options, **sections: Mapping[str, Any]) -> JobSpec:
-    """Of ``small``'s model in float32, or nano's where the smallest sizes were asked for."""
+    """Return a specification of ``small`` in float32, or of nano at the smallest sizes."""
     return parse_job(
         {
             "islands": [{"node_group": "here"}],

@@ -1,4 +1,4 @@
-"""What may be asked of ``python -m tests.bench``: which parts, and how."""
+"""The arguments of ``python -m tests.bench``: which parts to run, and how."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MINUTES, SMALL_MINUTES = 10.0, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``kinds`` are those of ``recovery``. ``small`` asks every part for its smallest sizes: they show that it runs, and no
-    speed.
+    """``kinds`` are those of ``recovery``. ``small`` runs every part at its smallest size, which shows that it works and
+    no speed.
 
-    ``parameters`` of the model, where a part can have any number of them, and that number was asked for; ``preset`` is its
-    name where a part takes one.
+    ``parameters`` is the requested number of parameters, for parts that take any. ``preset`` is the model of parts that
+    take one.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -31,7 +31,7 @@ class Options:
 
 
 def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> tuple[tuple[str, ...], Options]:
-    """The parts in the order they were asked for, all of them if none was. Exits as argparse does."""
+    """Return the parts in the given order, or all of them. Exits as argparse does."""
     parts = tuple(parts)
     parser = argparse.ArgumentParser(
         "python -m tests.bench", description=about, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -28,7 +28,7 @@ FINALISTS = ((0.7, 0.9), (0.5, 0.3), (0.6, 0.5))
 INNER_LR = {("nano", "adamw"): 4e-3, ("nano", "muon"): 8e-3, ("micro", "adamw"): 2e-3, ("micro", "muon"): 4e-3}
 KINDS = ("adamw", "muon")
 WIDE, NARROW = (4, 3.0), (2, 1.0)
-"""τ and the cap of the grace window, in steps. With WIDE all islands are in a merge where a publication takes a step."""
+"""τ and the cap of the grace window, in steps. With WIDE all islands are in a merge if a publication travels for a step."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Run:
 
 
 def _nano() -> Iterator[Run]:
-    """In the budget of a first job, 196,000 tokens: all candidates with H = 24, and fewer around it."""
+    """Yield runs in the budget of a first job, 196,000 tokens: all candidates with H = 24, and fewer around it."""
     for fragments, kind, outer in itertools.product((8, 24), KINDS, CANDIDATES):
         yield Run("nano", kind, 24, fragments, outer)
     for interval, (fragments, kind, some) in itertools.product(
@@ -88,13 +88,13 @@ def _nano() -> Iterator[Run]:
 
 
 def _seeds() -> Iterator[Run]:
-    """Four islands, two seeds."""
+    """Yield runs of four islands with two seeds."""
     for seed, kind, outer in itertools.product((0, 1), KINDS, FINALISTS):
         yield Run("nano", kind, 24, 8, outer, islands=4, steps=240, seed=seed)
 
 
 def _long() -> Iterator[Run]:
-    """256 rounds: what wins in a short run may lose here."""
+    """Yield runs of 256 rounds: what wins in a short run may lose here."""
     for outer in (*FINALISTS, (0.7, 0.0)):
         yield Run("nano", "adamw", 6, 8, outer, steps=1536)
 
@@ -151,7 +151,7 @@ def missing(runs: Iterable[Run], held: list[dict[str, Any]]) -> Iterator[Run]:
 
 
 def table(held: list[dict[str, Any]]) -> str:
-    """A row for each setting, a column for each outer optimizer, the best of a row in bold."""
+    """Return a table with a row for each setting and a column for each outer optimizer, the best of a row in bold."""
     columns = list(dict.fromkeys(tuple(result["run"]["outer"]) for result in held))
     rows: dict[tuple[Any, ...], dict[tuple[float, ...], float]] = {}
     for result in held:

@@ -1,9 +1,9 @@
-"""What synchronising costs an inner step: the same four islands with it and without it, in turn, on one cluster.
+"""The cost of synchronising for an inner step: the same four islands with it and without it, in turn, on one cluster.
 
-`micro` with P = 24 and H = 24, so one fragment is offered, merged and adopted at every step; the batch is the default one.
-"Without" has an interval longer than the job, so nothing is offered before the end. Real processes, real Ray, real merges;
-four islands share this machine, so what the synchroniser's side uses of the cores counts against it too. The two take
-turns as A B B A: a machine that slows down, or warms up, does so for both.
+`micro` with P = 24 and H = 24, so one fragment is offered, merged and adopted at every step, with the default batch.
+"Without" has an interval longer than the job, so nothing is offered before the end. Processes, Ray and merges are real.
+The four islands share this machine, so the cores that the synchroniser's side uses count as well. The two take turns as A
+B B A, so that a machine that slows down or warms up affects both.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _spec(synchronised: bool, small: bool) -> JobSpec:
 
 
 def _step_seconds(control: object, spec: JobSpec, run_dir: Path) -> float:
-    """The median step time of the whole job, from its own report."""
+    """Return the median step time of the whole job, from its own report."""
     job = run_dir.name
     control.start_job(job, spec, run_dir)  # type: ignore[attr-defined]
     report = run_dir / "report.json"

@@ -1,12 +1,12 @@
-"""A process that takes an island's state from it, as a peer does that comes back.
+"""A process that takes an island's state from it, as a recovering peer does.
 
     python -m tests.bench.peer HOME ACTOR FRAGMENT_COUNT
 
 It asks for one fragment after the other and pulls each by the job's channel, which is not encrypted on loopback.
 
-Each line of its input is two numbers, seconds: for the first of them it asks for the whole state, not sooner than the second
-after it asked last, and answers with a line of JSON: how long each took. The first answer, before any question, is that of
-one state, with which all is connected.
+Each line of its input is two numbers of seconds. For the first, it takes the whole state again and again, not sooner than
+the second after the last request, and then answers with a line of JSON: how long each took. Before any input it takes one
+state, which connects everything, and answers with its time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How soon an island is back: from its SIGKILL to the first merge with its new work in it, with real JAX islands.
+"""The recovery time of an island: from its SIGKILL to the first merge with its new work, with real JAX islands.
 
-The job of ``make demo`` on a real service; islands are killed over REST, one after the other, each once all train again and
-the last one's work has been merged. Parts and totals are those of the job's own report, folded from its tape. Two jobs: one
-whose islands are placed again from nothing (``cold``), and one with a standby in each node group (``standby``); both unless
-one is named.
+The job of ``make demo`` runs on a real service. Islands are killed over REST, one after the other, each once all train
+again and the last one's work has been merged. Parts and totals are those of the job's own report, folded from its tape.
+There are two jobs, unless one is named: one whose islands are placed again from nothing (``cold``), and one with a
+standby in each node group (``standby``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(asked: Options) -> list[Goal]:
 
 
 def measure(client: Client, installation: Installation, kills: int, standby: bool) -> list[dict[str, Any]]:
-    """The recoveries of one job, as its report has them."""
+    """Return the recoveries of one job, as in its report."""
     document = read_job_document(CONFIGS / "demo.yaml")
     document["islands"] = [{**entry, "standby": 1} if standby else entry for entry in document["islands"]]
     document["budget"] = {"tokens": 100 * document["budget"]["tokens"]}
@@ -67,7 +67,7 @@ def measure(client: Client, installation: Installation, kills: int, standby: boo
 
 
 def settled(client: Client, job: str, groups: list[str], standby: bool) -> bool:
-    """Whether every island trains and every standby stands by."""
+    """Return whether every island trains and every standby is ready."""
     states = [island.state for island in client.islands(job)]
     return states.count("training") == len(groups) and states.count("standby") == (len(groups) if standby else 0)
 
@@ -77,7 +77,7 @@ def complete(tape: Path) -> list[dict[str, Any]]:
 
 
 def summary(tape: Path) -> dict[str, Any]:
-    """The job's statistics, folded from its tape."""
+    """Return the job's statistics, folded from its tape."""
     read = read_tape(tape)
     told = Statistics(read.header.policy)
     for record in read.records:

@@ -1,4 +1,4 @@
-"""What the figures of a whole service share: one of its own, waiting for a situation, and steps by a job's own tape."""
+"""What the benches of a whole service share: a service, waiting for a situation, and steps by a job's own tape."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.harness.reports import of_kind
 
 SITUATION_TIMEOUT_S = 120.0
 TURNS = (False, True, True, False) * 2
-"""Whether something is done in a stretch: so a machine that slows down, or warms up, does so for both."""
+"""Whether something is done in a stretch. The order lets a machine that slows down or warms up affect both."""
 
 
 @contextmanager
 def service(groups: Path = CONFIGS / "groups.yaml") -> Iterator[tuple[Client, Installation]]:
-    """A service with a cluster of its own, of these node groups, which end with the block."""
+    """Run a service with a cluster of its own and these node groups, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs", groups)
         try:
@@ -51,7 +51,7 @@ def end(client: Client, job: str) -> None:
 
 
 def stretches(client: Client, job: str, seconds: float, act: Callable[[], object]) -> list[float]:
-    """Let the job train through a stretch for each of ``TURNS``, with ``act`` or without. Returns bounds, in job time."""
+    """Let the job train through a stretch for each of ``TURNS``, with ``act`` or without. Return the bounds, in job time."""
     began_at = client.job(job).started_at
     assert began_at is not None
     bounds = [time.time() - began_at]
@@ -65,13 +65,13 @@ def stretches(client: Client, job: str, seconds: float, act: Callable[[], object
 
 
 def with_and_without(means: list[float]) -> tuple[float, float]:
-    """The median of those stretches in which something was done, and of the others."""
+    """Return the median of the stretches in which something was done, and of the others."""
     by_turn = list(zip(TURNS, means, strict=True))
     return median(mean for acted, mean in by_turn if acted), median(mean for acted, mean in by_turn if not acted)
 
 
 def step_seconds(run_dir: Path, bounds: list[float], islands: Collection[str]) -> list[float]:
-    """The mean time from step to step over these islands, in each stretch between two bounds, in the job's time."""
+    """Return the mean time from step to step of these islands, in each stretch between two bounds, in job time."""
     reports = of_kind((record.event for record in read_tape(run_dir / "tape.jsonl").records), Progress)
     means = []
     for begin, end in pairwise(bounds):

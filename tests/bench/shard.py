@@ -1,9 +1,9 @@
-"""What a shard needs: bytes of memory a parameter at the highest, and of its disk bytes, syncs and seconds a merge.
+"""The needs of a shard: peak bytes of memory per parameter, and bytes, syncs and seconds of its disk per merge.
 
-A process of its own holds a synthetic model in 24 fragments, takes the offers of eight islands in four bits for one fragment
-after the other, validates, merges, journals and encodes the update, twice through all fragments. Its memory is the highest
-of its resident set, less what the process has before. The journal is judged by what is between two states, for four, eight
-and 16 islands. 100 million parameters; with ``--parameters`` as many as asked for.
+A process of its own holds a synthetic model in 24 fragments, takes the offers of eight islands in four bits for one
+fragment after the other, validates, merges, journals and encodes the update, twice through all fragments. Its memory is
+the peak of its resident set, less that of the process before. The journal is judged by the entries between two states,
+for four, eight and 16 islands. The default is 100 million parameters; ``--parameters`` takes another number.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ FRAGMENTS, ISLANDS, JOURNAL_ISLANDS, ROUNDS = 24, 8, (4, 8, 16), 2
 SMALL_PARAMETERS = 1_000_000
 MEMORY_GOAL = 16.0
 JOURNAL_GOAL = 4.0 * (1 + 1e-3)
-"""An entry's header is some hundred bytes."""
+"""The header of an entry has some hundred bytes."""
 STATE_BYTES = 12.0
-"""Θ, μ and the residue, of a parameter."""
+"""Bytes of Θ, μ and the residue per parameter."""
 FREE_BYTES_A_PARAMETER = 20
-"""What must be free before a run is begun."""
+"""The free memory that is required before a run starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Bytes are by parameter, seconds by gigabyte of float32 parameters."""
+    """Figures of one run: bytes per parameter, seconds per gigabyte of float32 parameters."""
 
     memory_bytes: float
     journal_bytes: float
@@ -77,7 +77,7 @@ def main(asked: Options) -> list[Goal]:
 
 
 def _journal(count: int, island_count: int) -> Goal:
-    """What a merge of so many islands writes between states is judged; with the states between it is shown."""
+    """Judge what a merge of so many islands writes between states. The figure with the states is shown as well."""
     figures = _measured(count, island_count, MERGES_PER_STATE)
     between = (MERGES_PER_STATE * figures.journal_bytes - STATE_BYTES) / (MERGES_PER_STATE - 1)
     goal = at_most(f"shard journal of {island_count} islands, bytes a parameter a merge", between, JOURNAL_GOAL)
@@ -96,7 +96,7 @@ def _measured(count: int, island_count: int, rounds: int) -> Figures:
 
 
 class CountingDisk(LocalDisk):
-    """Counts what is written and synced."""
+    """A disk that counts what is written and synced."""
 
     def __init__(self) -> None:
         self.written_bytes = self.syncs = 0
@@ -111,7 +111,7 @@ class CountingDisk(LocalDisk):
 
 
 def run(count: int, island_count: int, rounds: int, codec: CodecName = "int4") -> Figures:
-    """In this process, whose resident set is measured."""
+    """Run in this process, whose resident set is measured."""
     size = count // FRAGMENTS
     learned = 0.01 * np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     offers = {base: wire_format.encode({"w": learned}, codec, Version(base)) for base in range(rounds)}

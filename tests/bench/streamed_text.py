@@ -1,11 +1,12 @@
-"""What an island's text costs: seconds until its first batch, and memory, read whole and streamed, each in its own process.
+"""The cost of an island's text: seconds until its first batch, and memory, read whole and streamed, each in its own
+process.
 
     python -m tests.bench.streamed_text FOLDER [GB] [--whole] [--index]
 
 FOLDER gets so many GB of JSON lines of random words, unless it has files. ``--whole`` measures ``source: files`` as well,
-which takes more than twice the size in memory. ``--index`` measures instead how fast the first file's tokens are counted
-(`atoll data index`) by one process and by two, beside the tokenizer alone on texts in memory, with bytes and with a BPE of
-8,192 tokens.
+which takes more than twice the size in memory. ``--index`` instead measures how fast the first file's tokens are counted
+(`atoll data index`) by one process and by two, and by the tokenizer alone on texts in memory, with bytes and with a BPE
+of 8,192 tokens.
 """
 
 from __future__ import annotations
@@ -100,19 +101,19 @@ def measure_index(folder: Path) -> None:
 
 
 def _print_rates(what: str, token_count: int, wall_s: float, cpu_s: float) -> None:
-    """A busy machine has fewer tokens a second, but as many in a second of a processor."""
+    """Print rates by elapsed and by processor time. A busy machine only lowers the first."""
     per_cpu_s, per_s = token_count / cpu_s / 1e6, token_count / wall_s / 1e6
     print(f"{what}: {per_cpu_s:.2f} million tokens per cpu-second, {per_s:.2f} per second", flush=True)
 
 
 def _cpu_s() -> float:
-    """Of this process and of those of its children that have ended."""
+    """Return the processor time of this process and of its children that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 def _part(path: Path, folder: Path) -> Path:
-    """The first megabytes, on which the tokenizer is trained."""
+    """Return the first megabytes, on which the tokenizer is trained."""
     part = folder / "part.txt"
     with open(path, "rb") as file:
         part.write_bytes(file.read(4 << 20))

@@ -1,10 +1,11 @@
-"""The operators' surface beside a running job: how soon a kill kills, how long reads take, and what they cost the islands.
+"""The operators' surface beside a running job: how soon a kill kills, how long reads take, and what they cost the
+islands.
 
-A real service on real Ray with four synthetic islands. Kills are asked over REST, one after the other, each of an island
-that trains; the clock stops when the kernel says that the process is gone. Reads come at a steady rate, whatever became of
-the ones before, and each is measured from when it was due, so that one slow answer does not hide those that wait behind it.
-Steps per second come from the job's own tape, for as long before the reads, during them and after. Synthetic islands sleep
-through their steps: theirs become longer only when the machine has no time for them.
+A real service runs on real Ray with four synthetic islands. Kills are requested over REST, one after the other, each of
+an island that trains; the clock stops when the kernel says that the process is gone. Reads are sent at a steady rate,
+independently of earlier answers, and each is measured from when it was due, so that one slow answer does not hide those
+that wait behind it. Steps per second come from the job's own tape, for equal times before, during and after the reads.
+Synthetic islands sleep through their steps, so their steps get longer only if the machine has no spare time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CONNECTIONS = 16
 
 
 class Size(NamedTuple):
-    """How often an island is killed, how long is read, and how long is waited before anything is measured."""
+    """The number of kills, the time of reading, and the time before anything is measured."""
 
     kills: int
     read_s: float
@@ -87,7 +88,9 @@ def measure(client: Client, installation: Installation, size: Size) -> dict[str,
 
 
 def kill_seconds(client: Client, job: str, island: str) -> float:
-    """From the request to the end of the island's process; a new one trains when this begins, and may not when it ends."""
+    """Return the time from the request to the end of the process. A new one trains before, and may not yet train after
+    it.
+    """
     pid = wait(lambda: pid_of(client, job, island), f"{island} trains")
     process = os.pidfd_open(pid)
     try:
@@ -102,12 +105,12 @@ def kill_seconds(client: Client, job: str, island: str) -> float:
 
 
 def pid_of(client: Client, job: str, island: str) -> int | None:
-    """The process of an island that trains."""
+    """Return the process of an island that trains."""
     return next((i.pid for i in client.islands(job) if i.island == island and i.state == "training"), None)
 
 
 class Reads:
-    """Requests at a steady rate over a few connections, each of the next address in turn."""
+    """Requests at a steady rate over a few connections, to one address after the other."""
 
     def __init__(self, url: str, token: str, job: str, service: psutil.Process) -> None:
         self._host, self._port = url.removeprefix("http://").split(":")

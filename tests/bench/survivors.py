@@ -1,7 +1,9 @@
-"""What an island's death, and its standing still, cost the others: their steps a second meanwhile, against before and after.
+"""The cost of an island's death and standstill for the others: their steps per second meanwhile, against before and
+after.
 
-Four synthetic islands that sleep through steps of ``STEP_S``. One is killed over REST and comes back; then it is stopped for
-``STOP_S`` (SIGSTOP) and goes on. Rates are those of the other three, by the job's own tape, in stretches of ``STRETCH_S``.
+Four synthetic islands sleep through steps of ``STEP_S``. One is killed over REST and comes back; then it is stopped for
+``STOP_S`` (SIGSTOP) and continues. The rates are those of the other three, by the job's own tape, in stretches of
+``STRETCH_S``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""That benches run, at their smallest, and that a goal which is missed is told and fails; nothing of speed."""
+"""The benches run at their smallest sizes, and a missed goal is reported and fails. Speed is not tested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHEAP = ["core", "merge", "journal", "shard", "--small"]
 
 @pytest.fixture
 def easy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goals that the slowest machine reaches."""
+    """Replace the goals by ones that the slowest machine reaches."""
     monkeypatch.setattr(core, "EVENTS_PER_SECOND_GOAL", 1)
     monkeypatch.setattr(channel, "GB_PER_SECOND_GOAL", 0.0)
     for name in ("CLIENT_CPU_S_GOAL", "GIL_MS_GOAL"):

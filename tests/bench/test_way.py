@@ -1,4 +1,4 @@
-"""What counts as code on a contribution's way. ``test_small`` runs the measurement itself."""
+"""Which code counts as being on a contribution's way. ``test_small`` runs the measurement itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "orchestrator/core/schedule.py"
 
 @pytest.fixture
 def notes() -> Iterator[Notes]:
-    """Notes with their hook in this thread."""
+    """Yield notes with their hook in this thread."""
     fresh = Notes()
     before = sys.getprofile()
     sys.setprofile(fresh.hook)

@@ -1,15 +1,16 @@
-"""One island's training against a bare loop: tokens per second, model FLOPs utilisation, what a boundary costs, and memory.
+"""One island's training against a bare loop: tokens per second, model FLOPs utilisation, the cost of a boundary, and
+memory.
 
-The island is the product's own loop, replica, outbox and trainer. A thread plays the synchroniser: it fetches every offer,
-and publishes what was offered as the fragment's next version, which the island adopts. Every fragment comes by in each round
-of ``INTERVAL`` steps. The bare loop runs the same compiled program on arrays of its own, draws the next batch while the
-devices work, and fetches a loss only at the end of a block. The two take turns, block by block, and who goes first changes
-with every pair, so that a machine which slows down does so for both; the ratio is the median of the pairs'.
+The island is the product's own loop, replica, outbox and trainer. A thread plays the synchroniser: it fetches every offer
+and publishes it as the fragment's next version, which the island adopts. Every fragment has its turn in each round of
+``INTERVAL`` steps. The bare loop runs the same compiled program on arrays of its own, draws the next batch while the
+devices work, and fetches a loss only at the end of a block. The two take turns, block by block, and each pair starts with
+the other one, so that a machine that slows down affects both. The ratio is the median of the pairs.
 
-Utilisation is the model's operations per second (``Model.flops_per_token``, or six per parameter where a model says
-nothing) over the devices' peak: of a table by device kind, in bfloat16 and dense; on a processor, what a product of matrices
-reaches in the same run. The synchroniser is on another machine in truth: its thread has a core of its own, the last, which
-neither loop uses, where there is more than one. ``--preset`` takes another model.
+Utilisation is the model's operations per second (``Model.flops_per_token``, or six per parameter if a model does not say)
+over the peak of the devices: from a table by device kind, in bfloat16 and dense, or on a processor, what a product of
+matrices reaches in the same run. A real synchroniser is on another machine, so its thread has a core of its own, the
+last, which neither loop uses, if there is more than one. ``--preset`` takes another model.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ FRAGMENTS = INTERVAL = 12
 BLOCK_STEPS, BLOCKS = 2 * INTERVAL, 8
 CPU_SIZES: Mapping[str, Any] = {"training": {"batch_size": 8}, "data": {"sequence_length": 128}}
 ACCELERATOR_SIZES: Mapping[str, Any] = {"training": {"batch_size": 4}, "data": {"sequence_length": 2048}}
-"""Of a step: on an accelerator as much as a model of a billion parameters leaves room for, beside the bare loop's own."""
+"""Sizes of a step: on an accelerator as much as a model of a billion parameters leaves room for, beside the bare loop's
+own."""
 PRODUCT_SIZE = 2048
-"""Of the square matrices by which a processor's peak is measured."""
+"""The size of the square matrices by which a processor's peak is measured."""
 PEAK_FLOPS: Mapping[str, float] = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -59,16 +61,16 @@ PEAK_FLOPS: Mapping[str, float] = {
     "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
 }
-"""By the beginning of a device's kind; per second, as the vendors' data sheets have it."""
+"""Peak operations per second by the prefix of a device's kind, from the vendors' data sheets."""
 
 
 class TimedTrainer(jax_trainer.JaxTrainer):
-    """Knows how long its steps took, and how many bytes were on the devices at most when one began."""
+    """A trainer that measures the time of its steps, and the peak of bytes on the devices at the start of one."""
 
     step_seconds = 0.0
     device_bytes = 0
     counts_bytes = False
-    """It takes longer than all else at a boundary."""
+    """Counting takes longer than everything else at a boundary."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -84,7 +86,7 @@ class TimedTrainer(jax_trainer.JaxTrainer):
         return sum(math.prod(shape) for shape in self.tensor_shapes().values())
 
     def draw_beside(self) -> Draw:
-        """The batches of another shard, so that this one's own cursor stays."""
+        """Draw the batches of another shard, so that this one's own cursor stays."""
         return self._make_draw(1)
 
     def step(self, schedule_step: int) -> StepResult:
@@ -153,7 +155,7 @@ def measured(asked: Options, synchronisers_cores: Iterable[int]) -> list[Goal]:
 
 
 class Island:
-    """The loop of an island, and a thread that merges for it: what is offered is published."""
+    """The loop of an island, and a thread that merges for it: every offer is published."""
 
     def __init__(self, trainer: TimedTrainer, synchronisers_cores: Iterable[int]) -> None:
         fragments = fragment_map.build(trainer.tensor_shapes(), FRAGMENTS, trainer.roles())
@@ -184,12 +186,12 @@ class Island:
     def _publish(self, cores: Iterable[int]) -> None:
         os.sched_setaffinity(0, cores)  # of this thread
         while not self._ending.is_set():
-            for letter in self._outbox.take(0.05):
+            for report in self._outbox.take(0.05):
                 if (
-                    isinstance(letter, Offer)
-                    and (payload := self._loop.take(letter.fragment, letter.offer)) is not None
+                    isinstance(report, Offer)
+                    and (payload := self._loop.take(report.fragment, report.offer)) is not None
                 ):
-                    self._merge(letter, wire_format.parse(payload))
+                    self._merge(report, wire_format.parse(payload))
 
     def _merge(self, offer: Offer, content: wire_format.EncodedTensors) -> None:
         versions = self._published[offer.fragment]
@@ -220,7 +222,7 @@ class Bare:
 
 
 def document(preset: str, on_cpu: bool) -> dict[str, Any]:
-    """On a processor short sequences in float32, the arithmetic that it has."""
+    """Return a job. On a processor it has short sequences in float32, the arithmetic that a processor has."""
     sizes = CPU_SIZES if on_cpu else ACCELERATOR_SIZES
     model = {"preset": preset, "compute_dtype": "float32"} if on_cpu else {"preset": preset, "remat": "dots"}
     islands, budget = [{"node_group": "here"}], {"steps": 10_000}
@@ -230,7 +232,7 @@ def document(preset: str, on_cpu: bool) -> dict[str, Any]:
 
 @cache
 def peak_flops() -> tuple[float, str]:
-    """Of one device, per second, and what the device is. Raises KeyError for a kind that the table lacks."""
+    """Return the peak operations per second of one device, and its name. Raises KeyError for a kind that the table lacks."""
     kind = jax.local_devices()[0].device_kind
     if jax.default_backend() != "cpu":
         return next(peak for name, peak in PEAK_FLOPS.items() if kind.startswith(name)), kind
@@ -242,7 +244,7 @@ def peak_flops() -> tuple[float, str]:
 
 
 def live_bytes() -> int:
-    """On the devices, of each buffer once: shards are arrays as well."""
+    """Return the live bytes on the devices, each buffer once: shards are arrays as well."""
     buffers = {
         (shard.device, shard.data.unsafe_buffer_pointer()): shard.data.nbytes
         for array in jax.live_arrays()

@@ -37,7 +37,7 @@ GROUPS, FRAGMENTS, MERGES_BEFORE = DEFAULT_GROUPS[:2], 4, 2
 COUNTED_S, SMALL_COUNTED_S = 12.0, 2.0
 FEW_FUNCTIONS_MAX = 2
 PROCESSES: Mapping[str, tuple[str, int]] = {"synchroniser": ("SynchroniserActor", 1), "island": ("Island", len(GROUPS))}
-"""The class of the actor, and how many there are of it."""
+"""The class of the actor, and the number of such actors."""
 
 Functions = dict[str, set[str]]
 """The functions that run, by file."""

@@ -1,1 +1,1 @@
-"""A job around the real core, in the few forms that tests need; ``tests/README.md`` says which."""
+"""A job around the real core, in the few forms that tests need. ``tests/README.md`` says which."""

@@ -1,4 +1,4 @@
-"""What the lines of a simulated job may have carried, and what its codec may owe: no simulated byte is real."""
+"""Made-up traffic and codec residues of a simulated job, whose bytes are not real."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RESIDUE_RATIO = 0.25
 
 
 def add_lines(status: StatusDocument) -> None:
-    """Every island's line carried a payload each way for each of its merges, and the state once; one fragment waits."""
+    """Add traffic to a status: every line carried a payload each way per merge, and the state once; one fragment waits."""
     merges = status["statistics"]["merges_per_island"]
     islands = status["view"]["islands"]
     lines = {island["island"]: _line(merges.get(island["island"], 0)) for island in islands}

@@ -1,4 +1,4 @@
-"""The simulated disk, failing at its journal where it is told to: it fills up, tears writes, or its user dies."""
+"""The simulated disk with scripted faults of the journal: it fills up, tears writes, or its user dies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ __all__ = ["Died", "FaultyDisk"]
 
 
 class FaultyDisk(SimulatedDisk):
-    """``faults`` maps the number of an ``append`` or ``sync`` of a journal's file, from 1, to what befalls it."""
+    """A disk with scripted faults. ``faults`` maps the number of a journal's ``append`` or ``sync``, from 1, to its
+    fault.
+    """
 
     def __init__(self, **faults: dict[int, str]) -> None:
         super().__init__(self._scripted)

@@ -1,7 +1,7 @@
-"""A job around the real core: the real core behind the real driver, folds, and a clock that moves only by hand.
+"""A job around the real core: the core behind the real driver, folds, and a clock that is moved by hand.
 
-Every event is checked: the core's invariants hold after it, and where Goodput is among the folds no token is lost or
-doubled. Refuses to know where events come from (``story``: a test; ``shell``: islands) and who acts on the effects.
+The invariants of the core are checked after every event, and if Goodput is among the folds, that no token is lost or
+counted twice. Events come from a test (``story``) or from islands (``shell``), which also carry out the effects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from orchestrator.tape.schema import Record
 
 
 class Job:
-    """``records`` is the tape so far, unless it goes to a ``sink``; a job that goes on has taken ``count`` steps before."""
+    """The core with its driver. ``records`` is the tape so far, unless it goes to a ``sink``. ``count`` steps came
+    before.
+    """
 
     def __init__(
         self, core: Synchroniser, folds: Iterable[Fold] = (), sink: Sink | None = None, count: int = 0
@@ -36,7 +38,7 @@ class Job:
         self._accounts = [fold for fold in self.driver.folds if isinstance(fold, Goodput)]
 
     def tell(self, event: e.Event) -> tuple[Effect, ...]:
-        """The core hears of an event; the effects are whoever asks for to carry out."""
+        """Tell the core an event, and return the effects for the caller to carry out."""
         effects = self.driver.step(event)
         invariants.check(self.core.state)
         for account in self._accounts:
@@ -44,7 +46,7 @@ class Job:
         return effects
 
     def happen(self, kind: Callable[..., e.Event], *facts: Any) -> tuple[Effect, ...]:
-        """As ``tell``, at the present instant."""
+        """Tell an event of this kind at the present instant."""
         return self.tell(kind(self.now, *facts))
 
     def command(self, command: str, request: OperatorCommand, caller: str = "operator") -> tuple[Effect, ...]:

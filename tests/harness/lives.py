@@ -1,4 +1,4 @@
-"""A job of scripted islands whose synchroniser is made again after each of its deaths."""
+"""A job of scripted islands whose synchroniser is restarted after each of its deaths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ DEATHS_MAX = 100
 
 
 class Lives:
-    """``shell`` is the life that stands, or None behind a death; ``reached`` is told every labelled point."""
+    """The lives of a synchroniser. ``shell`` is the present one, or None after a death. ``reached`` is called at every
+    labelled point.
+    """
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Lives:
         return self._shell
 
     def insist(self, work: Callable[[Shell], object]) -> None:
-        """A new life of the synchroniser for each death, until the work is done."""
+        """Do the work, with a new life of the synchroniser after each death."""
         while True:
             try:
                 if self._shell is None:
@@ -62,32 +64,32 @@ class Lives:
                 self._after_death()
 
     def step(self, count: int) -> None:
-        """Every island takes so many steps, and all that comes of it is done."""
+        """Let every island take ``count`` steps, and do all work that follows from them."""
         for _ in range(count):
             for island in self.islands.values():
                 island.loop.advance()
             self.insist(Shell.work_until_quiet)
 
     def adopt(self) -> None:
-        """Every island comes to a boundary, and takes no step."""
+        """Bring every island to a boundary without a step."""
         for island in self.islands.values():
             island.loop.adopt_mail()
         self.insist(Shell.work_until_quiet)
 
     def save(self) -> None:
-        """There is one checkpoint more, of the job as it stands, however often it is dropped."""
+        """Take one more checkpoint of the job, however often it is dropped."""
         before = self._newest_kept()
         while self._newest_kept() == before:
             self._ask(commands.Checkpoint())
             self.adopt()
 
     def roll_back(self) -> None:
-        """The job stands where its newest checkpoint has it."""
+        """Roll the job back to its newest checkpoint."""
         self._ask(commands.Rollback(0))
         self.insist(Shell.work_until_quiet)
 
     def _ask(self, request: commands.OperatorCommand) -> None:
-        """Who does not know whether a command was heard gives it again, under the same name."""
+        """Give a command. If it is unknown whether it arrived, give it again under the same id."""
         self._asked += 1
         self.insist(lambda shell: shell.command(f"c{self._asked}", request))
 
@@ -95,7 +97,7 @@ class Lives:
         return max((kept.number for kept in self.shell.core.state.checkpoints.retained), default=0)
 
     def bits(self) -> list[tuple[int, str, bytes, bytes]]:
-        """Versions, digests, Θ and momentum."""
+        """Return versions, digests, Θ and momentum."""
         told = []
         for p in range(FRAGMENTS):
             state = self.shell.shard.state(FragmentId(p))

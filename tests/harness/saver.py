@@ -1,4 +1,4 @@
-"""Checkpoints of a synchroniser without Ray: the real ones, in its own thread, with labelled points at their files."""
+"""The real checkpoint writer of a synchroniser without Ray, in the same thread, with labelled points at its files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POINTS = (
 
 
 class Watched(Folder):
-    """Says where it is."""
+    """A folder that reports its labelled points."""
 
     def __init__(self, there: Allowed, say: Callable[[str], None]) -> None:
         super().__init__(there)
@@ -51,7 +51,7 @@ class Watched(Folder):
 
 
 class AtOnce(Executor):
-    """Whoever asks for work does it."""
+    """An executor that runs work in the thread that submits it."""
 
     def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -66,7 +66,7 @@ class Writer(Protocol):
 
 
 class Life(Protocol):
-    """The synchroniser's life, as far as its checkpoints are concerned."""
+    """The parts of a synchroniser's life that its checkpoints need."""
 
     spec: JobSpec
     files: JobFiles
@@ -84,7 +84,7 @@ class Life(Protocol):
 
 
 class Saver:
-    """Of one life."""
+    """The checkpoint writer of one life."""
 
     def __init__(self, shell: Life, folder: Path) -> None:
         self._shell = shell
@@ -112,7 +112,7 @@ class Saver:
             self._shell.happen(make)
 
     def _restore(self, order: RestoreFragments) -> None:
-        """As ``runtime.shard_worker`` does: all are kept by the time that the first is told, or sooner."""
+        """Restore fragments as ``runtime.shard_worker`` does: all are kept before the first is reported, or sooner."""
         shard, folder = self._shell.shard, self._real.folder(order.checkpoint)
         states, restored = outer_states(folder, manifest_of(folder)), []
         for fragment, version, step in order.fragments:

@@ -1,8 +1,9 @@
-"""A job with a real shell but without Ray, which dies where it is told to: tape, journal and merges, and islands' loops.
+"""A job with a real shell but without Ray, which dies at given points: tape, journal, merges, and the loops of the
+islands.
 
-Everything happens in one thread and in one order. A *quiet* job is one in which nothing is on its way: the islands then
-take as many steps as they are told, and the synchroniser works until it is quiet again. Every round needs all islands,
-so what is merged does not depend on when somebody dies, and must be the same bits.
+Everything happens in one thread and in one order. In a *quiet* job nothing is in flight: the islands then take a given
+number of steps, and the synchroniser works until the job is quiet again. Every round needs all islands, so the merged
+bits do not depend on when the synchroniser dies.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def spec(**synchroniser: Any) -> JobSpec:
                 "fragments": FRAGMENTS,
                 "interval_steps": INTERVAL,
                 "quorum": len(ISLANDS),
-                "grace_cap_steps": None,  # nobody is left behind, so no clock is raised by how long something took
+                "grace_cap_steps": None,  # every merge waits for all islands, so no clock depends on how long something took
                 **synchroniser,
             },
         }
@@ -99,7 +100,7 @@ class ScriptedIsland:
         self.outbox.put(CaughtUp(None, versions, 0, 0.1))
 
     def save(self, checkpoint: int, folder: str) -> None:
-        """At its next boundary it writes its part."""
+        """Write the island's part of a checkpoint at its next boundary."""
 
         def write(asked: Future[checkpointing.Cut]) -> None:
             cut = asked.result()
@@ -110,9 +111,9 @@ class ScriptedIsland:
 
 
 class Shell(Job):
-    """One life of the synchroniser. ``reached`` is told every labelled point, and may raise Died.
+    """One life of the synchroniser. ``reached`` is called at every labelled point, and may raise Died.
 
-    The clock moves with every event, and what the core asks for is carried out before the next.
+    The clock moves with every event, and the effects of an event are carried out before the next.
     """
 
     def __init__(
@@ -145,14 +146,14 @@ class Shell(Job):
             self.published = {publication.fragment: publication for publication in recovered}
 
     def begin(self) -> None:
-        """Tell what comes first in this life."""
+        """Tell the first events of this life."""
         for make in (*self.files.first_events, *(() if self.files.started else (e.JobStarted,))):
             self.happen(make)
         if not self.core.state.seeded:
             self._seed()
 
     def die(self) -> None:
-        """What a killed process leaves: its files, unlocked."""
+        """Leave what a killed process leaves: its files, unlocked."""
         self.files.tape.let_go()
         if isinstance(self.disk, SimulatedDisk):
             self.disk.lose_process()
@@ -176,7 +177,7 @@ class Shell(Job):
     # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────
 
     def set_timer(self, effect: f.SetTimer) -> None:
-        """Nothing is late here: every round needs all islands, and no deadline ever passes."""
+        """Do nothing: every round needs all islands, and no deadline ever passes."""
 
     def merge_fragment(self, effect: f.MergeFragment) -> None:
         self.reached("before merge")
@@ -196,7 +197,7 @@ class Shell(Job):
         self.reached("after publish")
 
     def _deliver(self, loop: IslandLoop, effect: f.PublishFragment, to: f.Recipient) -> None:
-        """The update, if the island has the version before, else the values."""
+        """Deliver the update if the island has the version before it, else the values."""
         new = self.published[effect.fragment]
         arrived = Arrived(effect.fragment, effect.version, effect.step, to.merged_offer, effect.fix)
         since = Version(new.version - 1)
@@ -222,22 +223,22 @@ class Shell(Job):
         self.islands[effect.island].loop.open(effect.fix)
 
     def flush_island(self, effect: f.FlushIsland) -> None:
-        """The job's budget is never used up."""
+        """Do nothing: the job's budget is never used up."""
 
     def drain_island(self, effect: f.DrainIsland) -> None:
-        """Operators ask for checkpoints, rollbacks and an end here, and for nothing of islands."""
+        """Do nothing: operators ask only for checkpoints, rollbacks and an end here."""
 
     def kill_island(self, effect: f.KillIsland) -> None:
-        """See ``drain_island``."""
+        """Do nothing, see ``drain_island``."""
 
     def stop_island(self, effect: f.StopIsland) -> None:
-        """Islands outlive the shell, and the job, whose end nobody of them is told."""
+        """Do nothing: the islands outlive the shell and the job."""
 
     def evaluate(self, effect: f.Evaluate) -> None:
-        """``evaluation.every_merges`` is 0."""
+        """Do nothing: ``evaluation.every_merges`` is 0."""
 
     def resolve_command(self, effect: f.ResolveCommand) -> None:
-        """It is on the tape, where tests look for it."""
+        """Do nothing: the result is on the tape, where tests look for it."""
 
     def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
         self.saver.act(effect)
@@ -252,12 +253,12 @@ class Shell(Job):
         self.saver.act(effect)
 
     def finish_job(self, effect: f.FinishJob) -> None:
-        """Tests look at the core."""
+        """Do nothing: tests look at the core."""
 
     # ── reports ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def work_until_quiet(self) -> None:
-        """Hear reports until there are none."""
+        """Read reports until there are none."""
         heard = [True]
         while any(heard):
             heard = [self._hear(name) for name in self.islands]
@@ -273,12 +274,12 @@ class Shell(Job):
                 self.tell(event_of(report, self.now, IslandId(name), FIRST))
             self.read[name] = number
             self.unsynced[name].append((self.files.tape.count, number))
-            break  # what it wrote meanwhile comes next
+            break  # reports written meanwhile come next
         self._acknowledge(name)
         return bool(reports)
 
     def _acknowledge(self, name: str) -> None:
-        """Letters whose events would survive a loss of power need not be kept any more."""
+        """Acknowledge reports whose events would survive a power loss, so that the island forgets them."""
         synced = [number for count, number in self.unsynced[name] if count <= self.files.tape.synced_count]
         if synced:
             self.reached("before acknowledge")
@@ -311,7 +312,7 @@ class Shell(Job):
 
 
 class Fate:
-    """Dies at the ``number``-th time, from 1, that ``point`` is reached; counts all."""
+    """A script that dies at the ``number``-th time, from 1, that ``point`` is reached. It counts all points."""
 
     def __init__(self, point: str = "", number: int = 0) -> None:
         self.counts: Counter[str] = Counter()

@@ -1,9 +1,9 @@
-"""A job whose islands train in virtual time: the product's simulated world, with commands and a status as a real job has.
+"""A job whose islands train in virtual time: the product's simulated world, with commands and a status like a real job.
 
-The islands run by the island protocol (``orchestrator.replica``), the core behind the real driver with the real folds.
-Everything follows from the specification, the plan and the commands, and nothing waits for a clock, so a job can be worked
-out anew from its beginning at any time. Refuses to know files and services: control ports bring those
-(``tests.api.clockwork``, ``tests.web.live``, ``tests.metrics.voyage``).
+The islands follow the island protocol (``orchestrator.replica``), and the core is behind the real driver with the real
+folds. Everything follows from the specification, the plan and the commands, and nothing waits for a clock, so a job can
+be recomputed from its start at any time. Files and services come from the control ports (``tests.api.clockwork``,
+``tests.web.live``, ``tests.metrics.voyage``).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ CLOCKWORK = WorldPlan(
     detect_s=(0.01, 0.01),
     seed_s=0.02,
 )
-"""Nothing is left to chance, and nothing is ever late."""
+"""A plan without chance, in which nothing is late."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A command as the job was given it, at that instant."""
+    """A command and the instant at which the job received it."""
 
     at: float
     command: CommandId
@@ -63,7 +63,7 @@ class Taken:
 
 
 class SimulatedJob(World):
-    """One job from its beginning up to ``until``. The plan's step times are dealt among the islands in turn."""
+    """One job from its start up to ``until``. The plan's step times are assigned to the islands in turn."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class SimulatedJob(World):
         self.run(until)
 
     def take(self, taken: Taken) -> None:
-        """The command will be heard when its time has come; at once, if that is over."""
+        """Take a command, to be told at its time, or at once if that is past."""
         self.later(max(0.0, taken.at - self.now), partial(self._hear, taken))
         self.commands[taken.command] = CommandStatus(
             kind=kind_of(taken.request),
@@ -112,7 +112,7 @@ class SimulatedJob(World):
         ).document()
 
     def tell(self, event: e.Event) -> None:
-        """As the world does, but that a merge took a while to be durable, of which a world without files says nothing."""
+        """Tell an event as the world does, but give merges a time to become durable, which a world without files lacks."""
         if isinstance(event, e.MergeCompleted):
             event = replace(event, journal_seconds=JOURNAL_S)
         super().tell(event)
@@ -123,7 +123,7 @@ class SimulatedJob(World):
         self._resolve(effect.command, effect.accepted, effect.detail)
 
     def place_island(self, effect: f.PlaceIsland) -> None:
-        """Whatever process of the island was stopped is over."""
+        """Place an island. Its stopped process, if any, is over."""
         self._stopped_until.pop(effect.island, None)
         self._go_on_stepping(effect.island)
         super().place_island(effect)
@@ -153,7 +153,9 @@ class SimulatedJob(World):
         self.commands[command] = self.commands[command].resolved(accepted, detail)
 
     def _stop(self, island: IslandId, duration: float) -> None:
-        """It stands still for that long from now, and answers, so nobody misses it; other faults are only told of."""
+        """Stop an island from stepping for a while. It still answers, so it is not missed; other faults are only
+        reported.
+        """
         self._stopped_until[island] = self.now + duration
         self._change_capacity(Capacity(self.now, island, 0.0))
         self.later(duration, partial(self._go_on_stepping, island))

@@ -1,4 +1,4 @@
-"""A short language for telling the core what happened, for tests: every event is checked against the invariants."""
+"""A short language for tests that tells the core what happened. Every event is checked against the invariants."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def policy(islands: str = "abc", **changed: Any) -> JobPolicy:
 
 
 class Story(Job):
-    """A job whose islands are named by one letter each.
+    """A job whose islands have one-letter names.
 
-    With ``accounted`` every token that is offered must have been trained, and ``goodput`` and ``statistics`` add up; most
-    stories are careless about their tokens. ``before`` happens before the job starts; ``begun`` is what it began with, and
-    ``seeded`` what followed when Θ existed.
+    With ``accounted``, every offered token must have been trained, and ``goodput`` and ``statistics`` must add up; most
+    stories are careless about their tokens. ``before`` happens before the job starts. ``begun`` are the first effects,
+    and ``seeded`` those after Θ existed.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Story(Job):
         return self.happen(events.IslandReported, island, incarnation, report)
 
     def starts(self, *islands: str) -> None:
-        """Placed, ready, caught up with everything there is, and one second of training reported at 1 s a step."""
+        """Tell that these islands are placed, ready and caught up, and have trained for one second at 1 s per step."""
         for name in islands:
             self.is_ready(name)
             versions = tuple(f.version for f in self.core.state.rounds)
@@ -143,7 +143,7 @@ def all_of(kind: type[E], effects: tuple[Effect, ...]) -> list[E]:
 
 
 def the(kind: type[E], effects: tuple[Effect, ...]) -> E:
-    """The one effect of this kind."""
+    """Return the only effect of this kind."""
     found = all_of(kind, effects)
     assert len(found) == 1, f"expected one {kind.__name__} in {effects}"
     return found[0]

@@ -100,7 +100,7 @@ def test_a_method_is_judged_at_the_learning_rate_whose_mean_over_the_seeds_is_it
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"step_durations": [1.0]}, "step_durations has 1 values, and the job 2"),
+        ({"step_durations": [1.0]}, "step_durations has 1 values, but the job has 2"),
         ({"step_durations": [1.0, 0.0]}, "step_durations.1"),
         ({"seeds": [0, 0]}, "seeds"),
         ({"seeds": [-1]}, "seeds.0"),

@@ -18,7 +18,7 @@ from orchestrator.core.messages import Adopted, CaughtUp, Progress
 from orchestrator.core.vocabulary import Instant
 from orchestrator.elastic.jobs import ElasticPolicy
 from orchestrator.errors import InvalidJobSpec
-from orchestrator.laboratory import matching, no_fault_twin, tape_table, trace_reader, train_tape
+from orchestrator.laboratory import matching, trace_reader, train_tape
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.laboratory.training_trace import Exported
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind
@@ -179,7 +179,7 @@ def test_an_island_short_of_capacity_trains_as_many_tokens_in_fewer_whole_steps(
 def test_a_job_without_failures_has_the_same_budget_and_nobody_away() -> None:
     tape = world(2, "rebase").run().tape
     trace = trace_reader.read(tape, "rebase").trace
-    calm = no_fault_twin.tape_of(tape, trace, "rebase", trace.horizon_steps(trace.policy.token_budget))
+    calm = train_tape.tape_without_failures(tape, trace, "rebase", trace.horizon_steps(trace.policy.token_budget))
     quiet = trace_reader.read(calm, "rebase").trace
     assert {incarnation for _, incarnation in quiet.lives} == {1}
     assert 0 <= quiet.tokens_trained - trace.policy.token_budget < 2 * ISLANDS * TOKENS
@@ -193,7 +193,7 @@ def test_a_job_without_failures_ends_as_the_tape_does_with_as_much_work_in_fligh
     for tape in (whole, cut):
         trace = trace_reader.read(tape, "rebase").trace
         tokens = trace.horizon_steps(trace.tokens_trained) * ISLANDS * TOKENS
-        calm = no_fault_twin.tape_of(tape, trace, "rebase", trace.horizon_steps(trace.tokens_trained))
+        calm = train_tape.tape_without_failures(tape, trace, "rebase", trace.horizon_steps(trace.tokens_trained))
         quiet = trace_reader.read(calm, "rebase").trace
         assert quiet.ended == trace.ended
         assert 0 <= quiet.tokens_trained - tokens < 2 * ISLANDS * TOKENS
@@ -244,8 +244,8 @@ def test_a_tape_that_lost_an_adoption_is_refused() -> None:
 def test_a_tape_without_its_beginning_and_one_without_merges_are_refused() -> None:
     tape = world(1, "rebase").run().tape
     for records, told in (
-        (tape.records[len(tape.records) // 2 :], "does not tell of"),
-        (tape.records[:8], "ever merged"),
+        (tape.records[len(tape.records) // 2 :], "of unknown islands"),
+        (tape.records[:8], "has no merge"),
     ):
         with pytest.raises(InvalidJobSpec, match=told):
             matching.match(replace(tape, records=records), job())
@@ -319,7 +319,7 @@ def test_the_command_trains_a_real_model_keeps_it_and_finds_the_same_bits_again(
         out, err = capsys.readouterr()
         told = json.loads(out)
         said.append(told["rows"])
-        assert err.count("the same bits as") == (extra == ["--again"])
+        assert err.count("bit-identical to") == (extra == ["--again"])
     assert said[0] == said[1]
     assert said[0][:1] == said[2]
     assert [row["method"] for row in said[0]] == ["tape", "data-parallel"]
@@ -335,18 +335,18 @@ def test_the_command_trains_a_real_model_keeps_it_and_finds_the_same_bits_again(
 
 def test_the_mean_over_seeds_has_the_standard_error_of_its_gap() -> None:
     losses = {0: (1.02, 1.0), 1: (1.98, 2.0), 2: (3.09, 3.0)}
-    rows = [row for seed, two in losses.items() for row in tape_table.judge(seed, _two_runs(*two))]
-    tape, calm = tape_table.means(rows)
+    rows = [row for seed, two in losses.items() for row in train_tape.judge(seed, _two_runs(*two))]
+    tape, calm = train_tape.means(rows)
     assert (tape.method, tape.gap, tape.gap_stderr) == ("tape", 0.0, 0.0)
     assert (calm.loss, calm.gap) == (pytest.approx(2.0), pytest.approx(0.04 / 3))
     assert calm.gap_stderr == pytest.approx(np.std([0.02, -0.01, 0.03], ddof=1) / np.sqrt(3))
-    assert tape_table.means(rows[:2]) == []
+    assert train_tape.means(rows[:2]) == []
 
 
-def _two_runs(tape: float, calm: float) -> list[tape_table.Run]:
+def _two_runs(tape: float, calm: float) -> list[train_tape.Run]:
     return [
-        tape_table.Run("tape", "", tape, (), 1, 1.0, ""),
-        tape_table.Run("no-failures", "", calm, (), 1, 1.0, ""),
+        train_tape.Run("tape", "", tape, (), 1, 1.0, ""),
+        train_tape.Run("no-failures", "", calm, (), 1, 1.0, ""),
     ]
 
 

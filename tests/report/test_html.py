@@ -67,14 +67,14 @@ def test_nothing_is_loaded_from_anywhere(report):
 
 
 def test_lines_and_what_codecs_owe_are_shown_where_the_job_says_them(report):
-    assert "owed by the codec" not in render(report)
+    assert "not yet sent" not in render(report)
     counter = LineCounter()
     counter.received(12_000_000, 3.0)
     counter.sent("update", 2_000_000)
     lines = {"islands": {"asia": counter.record(), "<gone>": counter.record()}, "regions": {}}
     norms = [{"fragment": 3, "version": 7, "update_norm": 2.0, "residue_norm": 0.5}]
     page = render({**report, "wire": {"up": "int8", "down": "int4"}, "lines": lines, "fragment_norms": norms})
-    assert "Contributions travelled in int8, updates in int4." in page
+    assert "Contributions were encoded as int8, updates as int4." in page
     assert "<td>12.0 MB</td><td>2.0 MB</td>" in page
     assert "<td>3</td><td>7</td><td>2</td><td>25.0 %</td>" in page
     assert "&lt;gone&gt;" in page

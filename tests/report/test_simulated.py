@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from orchestrator.report.picture import LogScale, picture
-from orchestrator.report.simulated import Axis, Line, goodput_curves, lines_chart, systems_chart
+from orchestrator.report.simulated import Axis, Line, goodput_curves, lines_chart, svg_file, systems_chart
+from orchestrator.report.svg import LogScale
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROWS = [
@@ -111,4 +111,4 @@ def test_a_logarithmic_scale_has_the_powers_of_ten():
 def test_names_are_escaped():
     row = {"system": "decoupled", "label": "<b>&", "goodput": 0.5, "badput": {"<i>": 0.5}}
     assert "<b>&" in _said(systems_chart([row], "<title>"))
-    assert _tree(picture(10.0, "<&>", [])).get("aria-label") == "<&>"
+    assert _tree(svg_file(10.0, "<&>", [])).get("aria-label") == "<&>"

@@ -42,7 +42,7 @@ def test_no_alternative_with_as_few_parameters_is_better_by_more_than_noise():
     chosen = fit()
     found = {candidate.name: fit(candidate) for candidate in ALTERNATIVES}
     assert min(other.mean_absolute_error for other in found.values()) > chosen.mean_absolute_error - 0.1
-    assert found["failures begin a stall anew"].mean_absolute_error > 3 * chosen.mean_absolute_error
+    assert found["failures restart a stall"].mean_absolute_error > 3 * chosen.mean_absolute_error
 
 
 def test_the_assumed_return_time_hardly_matters():

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import DataError
-from orchestrator.simulation import speeds
-from orchestrator.simulation.fit import fit
+from orchestrator.simulation.fit import fit, speeds_of
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Pace, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
@@ -164,7 +163,7 @@ def test_a_report_that_was_long_under_way_makes_no_pause_of_its_delay():
         late = 0.4 if n % 2 else 0.0
         return n * 2.5 + late, Progress(5 * n, 5 * n, 5 * n, n * 2.5, 0.5, 0.5, 1.0)
 
-    found = speeds.of([[report(n) for n in range(1, 40)]], [])
+    found = speeds_of([[report(n) for n in range(1, 40)]], [])
     assert found.step_s == pytest.approx(0.5)
     assert found.pausing <= 0.4 + 1e-9
 
@@ -187,7 +186,7 @@ def test_a_cancelled_job_is_cancelled_again():
 
 def test_what_was_never_seen_is_assumed_and_said(calm):
     notes = fit(calm.tape).notes
-    assert any("hearing of a death was never seen" in note for note in notes)
+    assert any("detecting a death was never observed" in note for note in notes)
 
 
 def test_a_tape_without_training_shows_no_world(calm):

@@ -271,7 +271,7 @@ def test_slices_are_shared_out_evenly_and_systems_number_them_alike():
         ({"duration": 0.0}, "more than 0"),
         ({"step_factors": (1.0, 1.2)}, "names 2 learners, but there are 4"),
         ({"fragments": 0}, "at least 1"),
-        ({"scavenged": (Scavenged(10, 5.0, 5.0),)}, "leave after it came"),
+        ({"scavenged": (Scavenged(10, 5.0, 5.0),)}, "0 ≤ since < until"),
     ],
 )
 def test_a_fleet_that_cannot_be_is_refused(changes, said):

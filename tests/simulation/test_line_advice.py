@@ -1,4 +1,4 @@
-"""Advice for measured lines: sufficient by the closed forms, and by the cheapest knob that is."""
+"""Advice for measured lines: sufficient by the closed forms, and by the cheapest change that is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from orchestrator.simulation import protocol
 from orchestrator.simulation.line_advice import (
     UTILISATION_MIN,
     Demand,
-    Knobs,
     Line,
+    SyncSettings,
     advised,
     bits_of,
     meeting,
@@ -22,7 +22,7 @@ from orchestrator.simulation.line_advice import (
 )
 from orchestrator.simulation.world import World
 
-KNOBS = Knobs(interval_steps=24, overlap_steps=2, fragments=8, codec="float32")
+SETTINGS = SyncSettings(interval_steps=24, overlap_steps=2, fragments=8, codec="float32")
 DEMAND = Demand(1e9, 1.0, {})
 
 
@@ -31,44 +31,44 @@ def line(bits_per_second: float, round_trip_s: float = 0.05, name: str = "europe
 
 
 def test_a_good_line_changes_nothing() -> None:
-    advice = advised([line(1e11)], DEMAND, KNOBS)
-    assert advice.settings == KNOBS
-    assert advice.changes(KNOBS) == {}
+    advice = advised([line(1e11)], DEMAND, SETTINGS)
+    assert advice.settings == SETTINGS
+    assert advice.changes(SETTINGS) == {}
 
 
 def test_fewer_bits_come_first() -> None:
     """1e9 parameters in 8 fragments, one every 3 s with 1.95 s of slack: 4 Gbit at 1 Gbit/s are late, 2 Gbit are not."""
-    advice = advised([line(1e9)], DEMAND, KNOBS)
+    advice = advised([line(1e9)], DEMAND, SETTINGS)
     assert advice.utilisations["europe"] == pytest.approx(3.0 / (3.0 + 4.0 - 1.95))
-    assert advice.changes(KNOBS) == {"wire": "bfloat16"}
+    assert advice.changes(SETTINGS) == {"wire": "bfloat16"}
     assert advice.reached["europe"] >= UTILISATION_MIN
 
 
 def test_the_slowest_line_decides_and_is_named() -> None:
-    advice = advised([line(1e11, name="us-east"), line(2e8, name="asia")], DEMAND, KNOBS)
+    advice = advised([line(1e11, name="us-east"), line(2e8, name="asia")], DEMAND, SETTINGS)
     assert advice.slowest == "asia"
-    assert advice.changes(KNOBS)
+    assert advice.changes(SETTINGS)
     assert min(advice.reached.values()) >= UTILISATION_MIN
 
 
 def test_islands_of_one_group_share_its_line() -> None:
-    alone, crowded = (utilisation_on(line(2e9), Demand(1e9, 1.0, {"europe": n}), KNOBS) for n in (1, 4))
+    alone, crowded = (utilisation_on(line(2e9), Demand(1e9, 1.0, {"europe": n}), SETTINGS) for n in (1, 4))
     assert crowded < alone
 
 
 def test_where_the_model_is_too_large_for_the_line_nothing_is_advised() -> None:
-    advice = advised([line(1e3)], DEMAND, KNOBS)
+    advice = advised([line(1e3)], DEMAND, SETTINGS)
     assert advice.settings is None
-    assert advice.changes(KNOBS) == {}
+    assert advice.changes(SETTINGS) == {}
     assert advice.needed_bits_per_second > 1e9
 
 
 def test_the_interval_is_the_last_to_change() -> None:
     """Whatever is advised with a longer interval could not be had with the shorter ones and the fewest bits."""
     slow = line(1e7)
-    advice = advised([slow], DEMAND, KNOBS)
+    advice = advised([slow], DEMAND, SETTINGS)
     assert advice.settings is not None
-    assert advice.settings.interval_steps > KNOBS.interval_steps
+    assert advice.settings.interval_steps > SETTINGS.interval_steps
     shorter = replace(advice.settings, interval_steps=advice.settings.interval_steps // 2)
     for overlap in range(1, shorter.interval_steps):
         for fragments in (8, 16, 32, 64):
@@ -87,7 +87,7 @@ def test_the_interval_is_the_last_to_change() -> None:
 def test_advice_is_sufficient_and_never_more_bits_shorter_rounds_or_less_overlap(
     megabits: float, round_trip_s: float, parameters: float, step_s: float, interval: int, codec: str
 ) -> None:
-    current = Knobs(interval, 1, 8, codec)  # type: ignore[arg-type]  # it is one of them
+    current = SyncSettings(interval, 1, 8, codec)  # type: ignore[arg-type]  # it is one of them
     demand, slow = Demand(parameters, step_s, {}), line(1e6 * megabits, round_trip_s)
     advice = advised([slow], demand, current)
     assume(advice.settings is not None)
@@ -107,7 +107,7 @@ def test_the_least_grace_and_overlap_by_which_islands_meet_do_so_in_the_simulate
     """Four islands whose speeds differ by five per cent each, and a fragment due every third step."""
     megabytes = 1.0
     demand = Demand(8 * megabytes * 1e6 / 4, 1.0, {})
-    met = meeting(line(8e6 * megabytes / way_steps, round_trip_s=0.0), demand, KNOBS)
+    met = meeting(line(8e6 * megabytes / way_steps, round_trip_s=0.0), demand, SETTINGS)
     assert met is not None
     assert (met.way_steps, met.grace_cap_steps, met.overlap_steps) == (pytest.approx(way_steps), cap, overlap)
 
@@ -128,11 +128,11 @@ def test_the_least_grace_and_overlap_by_which_islands_meet_do_so_in_the_simulate
 
 
 def test_of_a_fragment_that_travels_longer_than_is_known_nothing_is_said() -> None:
-    assert meeting(line(1e8), DEMAND, KNOBS) is None
+    assert meeting(line(1e8), DEMAND, SETTINGS) is None
 
 
 def test_the_table_has_the_utilisation_of_each_codec() -> None:
-    (row,) = table([line(5e8)], DEMAND, KNOBS)
+    (row,) = table([line(5e8)], DEMAND, SETTINGS)
     assert row["line"] == "europe"
     assert row["float32"] < row["int8"] <= row["int4"] <= 1.0
     assert bits_of("int4") == pytest.approx(4.125, abs=0.5)

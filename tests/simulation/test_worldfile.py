@@ -199,5 +199,5 @@ def test_rules_between_fields_are_told_at_once(fitted):
 
 
 def test_what_was_assumed_stands_at_the_head(fitted):
-    text = worldfile.dump(replace(fitted, notes=("merging was never seen",)))
-    assert "# Assumed: merging was never seen." in text.splitlines()[:3]
+    text = worldfile.dump(replace(fitted, notes=("merging was never observed",)))
+    assert "# Assumed: merging was never observed." in text.splitlines()[:3]

@@ -1,1 +1,1 @@
-"""The swarm, a proof beside the product: jobs drawn from seeds, simulated with faults, checked after every event."""
+"""The swarm tests whole jobs: drawn from seeds, simulated with faults, and checked after every event."""

@@ -1,8 +1,8 @@
-"""The swarm's command: one seed, or many with progress.
+"""The command of the swarm: runs one seed, or many with progress.
 
-python -m tests.swarm --seed N               one seed, and what came of it
-python -m tests.swarm --first N --count N    many, with progress; Ctrl-C keeps what there is
-                               --deaths N    … and in each the synchroniser dies N times
+python -m tests.swarm --seed N               run one seed and print its outcome
+python -m tests.swarm --first N --count N    run many, with progress; Ctrl-C keeps the results so far
+                               --deaths N    … with N deaths of the synchroniser in each
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections import Counter
 from tests.swarm.trial import SwarmFailure, run
 
 FAILURES_MAX = 10
-"""A soak stops here: it is most likely always the same bug."""
+"""A soak stops after this many failures, which are most likely the same bug."""
 PROGRESS_LINES = 100
-"""At most so many in one soak, and one for ten seeds, which take a second or two."""
+"""The most progress lines of one soak, and at most one for ten seeds, which take a second or two."""
 
 
 def soak(first: int, count: int, deaths: int = 0) -> int:
-    """Run many seeds; returns how many failed. Says where it is now and then, and after Ctrl-C what there is."""
+    """Run many seeds and return the number of failures. Print progress, also after Ctrl-C."""
     outcomes: Counter[str] = Counter()
     failures: list[SwarmFailure] = []
     events, advancing, waited = 0, 0, 0.0

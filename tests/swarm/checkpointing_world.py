@@ -1,8 +1,10 @@
-"""A mortal world whose job takes checkpoints and goes back to them: the live code writes and removes them, in virtual time.
+"""A mortal world whose job takes checkpoints and rolls back to them. The live code writes and removes them, in virtual
+time.
 
-Files of checkpoints lie in memory, where no power is lost: ``checkpoints.folder`` syncs each before it counts. Islands
-write their parts a while after their cut; the synchroniser's one thread does one thing after another, and what it had not
-done when its process died is never done. Responsible for: that what is sealed is whole, and is its cut.
+The files of checkpoints are in memory, where no power is lost: ``checkpoints.folder`` syncs each before it counts.
+Islands write their parts some time after their cut. The synchroniser's writer thread does one thing after another, and
+what it had not done when its process died is never done. The world checks that whatever is sealed is complete and equals
+its cut.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ from tests.swarm.rough_world import EventFaults
 
 WRITING_S = (0.001, 0.3)
 FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError:")
-"""Why a checkpoint may fail in this world. To the job any other reason is as good, and here it is a mistake of ours."""
+"""The reasons for which a checkpoint may fail in this world. Any other reason is a bug here."""
 
 
 class CheckpointingWorld(MortalWorld):
-    """``close`` it, for what it keeps in memory is nobody's."""
+    """A world with checkpoints. ``close`` it to release what it keeps in memory."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class CheckpointingWorld(MortalWorld):
     # ── the synchroniser's ────────────────────────────────────────────────────────────────────────────────────────
 
     def _checkpoints(self) -> CheckpointWriter:
-        """Of this life."""
+        """The checkpoint writer of this life."""
         if self._saver is None or self._saver[0] != self.generation:
             worker = Worker(self)
             context = JobContext(
@@ -159,7 +161,7 @@ class CheckpointingWorld(MortalWorld):
     # ── the islands' ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _mark(self, host: Host, number: int, folder: Folder) -> None:
-        """The marker is there at once, before all that is published later; its island cuts at its next boundary."""
+        """Deliver the marker at once, ahead of later publications. The island cuts at its next boundary."""
 
         def mark() -> None:
             if (id(host), number) in self._marked:
@@ -198,7 +200,7 @@ class CheckpointingWorld(MortalWorld):
 
 
 class Worker(Executor):
-    """The synchroniser's thread that writes checkpoints: it takes its time, and dies with the process."""
+    """The synchroniser's thread that writes checkpoints. It takes time, and dies with the process."""
 
     def __init__(self, world: CheckpointingWorld) -> None:
         self._world, self._merge_worker = world, world.merge_worker
@@ -212,7 +214,7 @@ class Worker(Executor):
         return Future()
 
     def outer(self) -> Future[OuterCut]:
-        """Θ when the merges ordered so far are done."""
+        """Return Θ as of the end of the merges ordered so far."""
         self._awaited |= set(self._merge_worker.under_way.values())
         return Outer(self._merge_worker)
 
@@ -229,7 +231,7 @@ class Worker(Executor):
 
 
 class Outer(Future[OuterCut]):
-    """Of what was made; a merge that failed left its fragment as it was, whatever was merged into it afterwards."""
+    """The future Θ. A failed merge leaves its fragment unchanged, whatever is merged into it later."""
 
     def __init__(self, merge_worker: MortalMergeWorker) -> None:
         super().__init__()

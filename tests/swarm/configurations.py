@@ -1,11 +1,10 @@
-"""One integer, one whole configuration: policy, world, faults and event faults, for the swarm.
+"""Draws a whole configuration from one integer: policy, world, faults and event faults, for the swarm.
 
-Swarm testing: every seed switches a random half of all kinds of faults and features off. A world in which everything goes
-wrong at once seldom gets far enough for the rarer things to happen; a hundred worlds in which different halves go wrong do.
-Jobs are kept short (about a thousand events) by choosing the pace from the number of islands and fragments.
+Swarm testing: every seed disables a random half of all kinds of faults and features. A world in which everything goes
+wrong at once rarely gets far enough for the rarer things to happen, but a hundred worlds in which different halves go
+wrong do. Jobs are kept short (about a thousand events) by choosing the pace from the number of islands and fragments.
 
-Responsible for: that every configuration drawn is one a user could ask for, and that its faults are over at ``calm_at``.
-Refuses to know: what ought to come of it.
+Every configuration is one that a user could ask for, and its faults end at ``calm_at``.
 
 Source: Groce et al., "Swarm Testing", ISSTA 2012.
 """
@@ -34,19 +33,20 @@ from tests.swarm.rough_world import EventFaults
 from tests.swarm.standbys import with_standbys
 
 STRANGER = IslandId("atlantis")
-"""No island of any job: operators mistype."""
+"""An island of no job: operators mistype."""
 SILENCE_MAX_S = 4.0
 OFFERS_MAX = 300
-"""In a job, about; an offer makes three to five events."""
+"""The approximate number of offers in a job. An offer makes three to five events."""
 NEVER = 1000
-"""Restarts: more than any short job has."""
+"""A number of restarts that no short job reaches."""
 
 MEMBERSHIP = {
     FaultKind.DRAIN: FaultKind.READD,
     FaultKind.CORDON: FaultKind.UNCORDON,
     FaultKind.SCALE: FaultKind.SCALE,
 }
-"""Features, with what takes them back, by a chance of their own: seeds name the worlds that they named before these came."""
+"""Features added later, with what undoes them. They use a generator of their own, so that earlier seeds still draw the
+same worlds."""
 SPOILT_LINKS = (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.DELAY, FaultKind.DROP)
 HEALTH = (FaultKind.DIVERGE.value, FaultKind.EXPLODE.value, "failed merges")
 STANDBYS = "standbys"
@@ -55,7 +55,7 @@ SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
 NOTICES = FaultKind.NOTICE.value
 HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
-"""Features that came later still, likewise. Those that hang are in other seeds than those whose decisions are recorded."""
+"""Features added later still. Hangs are only in seeds above those whose decisions are recorded."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS} - {FaultKind.READD}
 FEATURES = (
     *(kind.value for kind in FaultKind if kind not in LATER),
@@ -86,7 +86,8 @@ FEATURES = (
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """``patience`` is how long a fragment may stand still although a quorum trains and no fault strikes.
+    """One drawn job. ``patience`` is how long a fragment may go without a merge although a quorum trains and no fault
+    acts.
 
     ``checkpoint_requests`` are for a world with a disk.
     """
@@ -101,12 +102,12 @@ class Configuration:
 
 
 def draw(seed: int) -> Configuration:
-    """The configuration that this seed names, for ever the same."""
+    """Draw the configuration of this seed. It is the same in every build."""
     return _Draw(seed).configuration()
 
 
 class _Draw:
-    """One drawing: the chance, the features that are on, and what was drawn so far."""
+    """One drawing: the generator, the enabled features, and what was drawn so far."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -166,11 +167,11 @@ class _Draw:
         return feature in self.features
 
     def _probability(self, feature: str, most: float) -> float:
-        """Zero where the feature is off; small more often than large."""
+        """Draw a probability: 0 if the feature is disabled, and small more often than large."""
         return most * self.random.random() ** 2 if self.on(feature) else 0.0
 
     def _step_s(self) -> tuple[Duration, ...]:
-        """About as many events a second whatever the size of the job: a boundary with an offer is three."""
+        """Draw step times that give about the same number of events per second for every size of job."""
         events_per_second = self.random.uniform(40.0, 120.0)
         offers_per_step = min(1.0, self.fragments / self.interval)
         usual = max(0.02, 3 * len(self.islands) * offers_per_step / events_per_second)
@@ -254,7 +255,7 @@ class _Draw:
         )
 
     def _faults(self) -> tuple[Fault, ...]:
-        """Faults of the kinds that are on, one by one or many at the same instant; the last ends at ``calm_at``."""
+        """Draw faults of the enabled kinds, one by one or many at the same instant. The last ends at ``calm_at``."""
         choice, uniform = self.random.choice, self.random.uniform
         until = self.calm_at - SILENCE_MAX_S
         kinds = [kind for kind in FaultKind if kind in FEATURES and self.on(kind) and kind is not FaultKind.CANCEL]
@@ -288,7 +289,7 @@ class _Draw:
         return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
 
     def _membership(self, until: Instant) -> Iterator[Fault]:
-        """Islands are drained and node groups cordoned, and mostly that is taken back."""
+        """Drain islands and cordon node groups, and undo most of that."""
         choice, uniform = self.operators.choice, self.operators.uniform
         for kind, undone in MEMBERSHIP.items():
             for _ in range(self.operators.randint(1, 4) if self.on(kind) else 0):
@@ -298,7 +299,7 @@ class _Draw:
                     yield Fault(uniform(at, self.calm_at), undone, island, count=1)
 
     def _spoilt_links(self, until: Instant) -> Iterator[Fault]:
-        """A few payloads of an island suffer, or all are slow for a while."""
+        """Impair a few payloads of an island, or slow all of them down for a while."""
         uniform, randint = self.links.uniform, self.links.randint
         for kind in SPOILT_LINKS:
             for _ in range(randint(1, 3) if self.on(kind) else 0):
@@ -307,7 +308,7 @@ class _Draw:
                 yield Fault(at, kind, island, lasts, randint(1, 3), bytes_per_second=uniform(100.0, 10_000.0))
 
     def _capacity(self) -> tuple[Capacity, ...]:
-        """Slices go and come back; when it is calm, everybody trains at least something again."""
+        """Remove and return slices. When the world is calm, every island has at least some capacity again."""
         choice, uniform = self.random.choice, self.random.uniform
         changes = []
         for island in self.islands:

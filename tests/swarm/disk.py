@@ -1,13 +1,12 @@
-"""A disk in memory under tape and journal, for processes that die and machines that lose their power.
+"""A disk in memory under tape and journal, for processes that die and machines that lose power.
 
-    process dies     what was appended stays, for the operating system has it; an append may be cut short
-    power is lost    what was synced stays, with its name; of what was appended behind it any part may be there, the end of
-                     it perhaps zeros or with flipped bits; files that were never synced may be gone, and removed ones back
-    full             a half of what was to be appended is there, and ENOSPC is said
-    error            of a sync: EIO is said, and what was not synced before never will be (Linux counts its pages as clean)
+    process dies     appended data stays, because the operating system has it; an append may be cut short
+    power is lost    synced data stays, with its name; of data appended after that any part may survive, its end possibly
+                     zeros or with flipped bits; files that were never synced may be gone, and removed ones back
+    full             half of an append is written, and it raises ENOSPC
+    error            a sync raises EIO, and unsynced data never becomes durable (Linux marks its pages as clean)
 
-Responsible for: being no better than POSIX allows a disk to be. ``fault_source`` says what befalls an operation. Refuses
-to know: what is written, and when to strike.
+The disk is never better than POSIX allows. ``fault_source`` decides the fault of each operation.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from random import Random
 
 
 class Died(BaseException):
-    """The process ends here. Not an Exception: nothing of ours may catch it."""
+    """The process ends here. It is not an Exception, so that no product code catches it."""
 
 
 class DiskFault(StrEnum):
-    """What befalls one operation. ``TORN`` and ``FULL`` are an append's, ``ERROR`` is a sync's."""
+    """The fault of one operation. ``TORN`` and ``FULL`` are for appends, ``ERROR`` is for syncs."""
 
     BEFORE = "before"
-    """The process dies, nothing done."""
+    """The process dies before the operation."""
     AFTER = "after"
-    """The process dies, all done."""
+    """The process dies after the operation."""
     TORN = "torn"
-    """The process dies, a half done."""
+    """The process dies half way."""
     FULL = "full"
     ERROR = "error"
 
@@ -46,13 +45,15 @@ FaultSource = Callable[[Operation, Path], DiskFault | None]
 
 
 def no_faults(_: Operation, __: Path) -> DiskFault | None:
-    """Nothing befalls any operation."""
+    """Return no fault for any operation."""
     return None
 
 
 @dataclass(slots=True)
 class _Content:
-    """``synced`` bytes of ``data``, and the name, survive a loss of power, but for ``holes``, which read as zeros then."""
+    """A file's content. Its name and the ``synced`` bytes of ``data`` survive a power loss, except ``holes``, which
+    become zeros.
+    """
 
     data: bytearray = field(default_factory=bytearray)
     synced: int = 0
@@ -66,7 +67,7 @@ class _Content:
 
 
 class SimulatedDisk:
-    """An ``system.disk.Disk``. It counts what it ``refused``, and ends of files ``spoilt`` by losses of power."""
+    """A ``system.disk.Disk``. It counts refused operations, and files whose ends a power loss damaged."""
 
     def __init__(self, fault_source: FaultSource = no_faults) -> None:
         self.fault_source = fault_source
@@ -124,14 +125,14 @@ class SimulatedDisk:
         self._contents[path].truncate(size)
 
     def rewrite(self, path: Path, start: int, data: bytes) -> None:
-        """Only ever with what is there: so nothing is at stake but the holes."""
+        """Rewrite existing bytes with the same content, which can only affect the holes."""
         content = self._contents[path]
         if content.data[start : start + len(data)] != data:
             raise ValueError(f"{path} is to be changed at {start}")
         content.holes = [hole for hole in content.holes if not start <= hole[0] < hole[1] <= start + len(data)]
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Written beside, synced and renamed, so nothing in between is ever seen."""
+        """Write beside the file, sync and rename, so that no intermediate state is ever visible."""
         self._contents[path] = _Content(bytearray(data), synced=len(data), named=True)
 
     def remove(self, path: Path) -> None:
@@ -148,11 +149,11 @@ class SimulatedDisk:
         self._held.discard(path)
 
     def lose_process(self) -> None:
-        """Whoever held files is gone."""
+        """Release all files: their process is gone."""
         self._held.clear()
 
     def lose_power(self, chance: Random | None = None) -> None:
-        """Only what was synced is there for certain; without ``chance`` nothing else is."""
+        """Keep only what was synced. With ``chance``, parts of the rest may survive."""
         self.lose_process()
         self._boots += 1
         for path in sorted(self._contents):
@@ -210,7 +211,7 @@ class SimulatedFile:
 
 
 def _spoil(content: _Content, chance: Random) -> bool:
-    """What was under way when the power went: its end may be zeros, or wrong. Whether it is."""
+    """Damage the unsynced end of a file: zeros, or wrong bits. Return whether it was damaged."""
     kind, where = chance.randrange(3), chance.randrange(content.synced, len(content.data))
     if kind == 1:
         content.data[where:] = bytes(len(content.data) - where)

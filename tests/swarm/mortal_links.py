@@ -1,7 +1,7 @@
-"""Links that a synchroniser's death cuts, and islands that keep their reports until they are acknowledged.
+"""Links that break when the synchroniser dies, and islands that keep their reports until these are acknowledged.
 
-As ``runtime.report_link`` and ``learners.outbox`` do live, with the same ``replica.outbox``: reports are read in order,
-those whose records are kept are acknowledged, and a synchroniser that took another's place hears again what was not.
+They work like ``runtime.report_link`` and ``learners.outbox``, with the same ``replica.outbox``: reports are read in
+order and acknowledged once their records are durable. A new synchroniser receives the unacknowledged ones again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from orchestrator.simulation.links import Links, LinksWorld
 
 
 class UnreadReports:
-    """In the place of a host's outbox: what is left of it is what this life of the synchroniser has not read yet.
+    """Replaces the outbox of a host: the reports that this life of the synchroniser has not read yet.
 
-    ``newest_epoch`` is kept apart from what ``reports`` believes, by whoever checks it.
+    ``newest_epoch`` is the checker's own copy, separate from the one in ``reports``.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class UnreadReports:
         self.reports.write(reports)
 
     def skip_replaced(self, process: SimulatedIsland) -> None:
-        """Read over offers that newer ones replaced meanwhile: there is nothing to pull, and there may be many."""
+        """Skip offers that newer ones have replaced: there is nothing to pull, and there may be many."""
         while reports := self.reports.after(self._read):
             number, report = reports[0]
             if not isinstance(report, Offer) or process.holds(report):
@@ -51,16 +51,16 @@ class UnreadReports:
         return report
 
     def appendleft(self, _: IslandReport) -> None:
-        """It did not get through after all."""
+        """Put a report back that was not delivered."""
         self._read -= 1
 
     def clear(self) -> None:
-        """The process is gone, and its reports with it."""
+        """Drop the reports of a process that is gone."""
         self.reports = NumberedReports()
         self.connected = False
 
     def hang_up(self) -> None:
-        """Whoever read these is gone."""
+        """Forget the reader, which is gone."""
         self.connected = False
         self._read = self._acknowledged
         self._records.clear()
@@ -69,7 +69,7 @@ class UnreadReports:
     # ── from reports to records ───────────────────────────────────────────────────────────────────────────────────
 
     def reading(self, *, overtaken: bool) -> int:
-        """The number of the report read last; ``overtaken`` if later ones will be heard before it."""
+        """Return the number of the last report read. ``overtaken``: later ones will be delivered before it."""
         if overtaken:
             self._overtaken.add(self._read)
         return self._read
@@ -79,7 +79,7 @@ class UnreadReports:
         self._overtaken.discard(number)
 
     def acknowledge(self, durable_count: int, *, carrying: bool) -> None:
-        """The island forgets what is kept; a report that became no record needs no keeping."""
+        """Let the island forget durable reports. A report that made no record need not be kept."""
         for number in range(self._acknowledged + 1, self._read + (0 if carrying else 1)):
             if number in self._overtaken or self._records.get(number, 0) > durable_count:
                 break
@@ -93,7 +93,7 @@ def unread_reports_of(host: Host) -> UnreadReports:
 
 
 class MortalLinksWorld(LinksWorld, Protocol):
-    """``alive`` is the synchroniser's process, ``count`` the number of its tape's last record."""
+    """The parts of the world that links need. ``alive`` is the synchroniser's process, ``count`` its tape's last record."""
 
     alive: bool
 
@@ -101,11 +101,11 @@ class MortalLinksWorld(LinksWorld, Protocol):
     def count(self) -> int: ...
 
     def ours(self, thunk: Callable[[], None]) -> Callable[[], None]:
-        """``thunk``, if this life of the synchroniser has not ended by then."""
+        """Return a ``thunk`` that does nothing once this life of the synchroniser has ended."""
 
 
 class MortalLinks(Links):
-    """Of the synchroniser that lives now."""
+    """The links of the synchroniser that lives now."""
 
     def __init__(self, world: MortalLinksWorld) -> None:
         super().__init__(world)
@@ -131,7 +131,7 @@ class MortalLinks(Links):
             deliver()
 
     def connect(self, host: Host, *, lost: bool) -> None:
-        """Read this process's reports from the first that was not acknowledged on; ``lost``: it was not heard of before."""
+        """Read this process's reports from the first unacknowledged one. ``lost``: it had not been heard of before."""
         world = self._mortal
         process = host.process
         host.suspected = lost

@@ -1,6 +1,6 @@
 """The live parameter shard in the simulated world: small real tensors, merged into a real journal on a simulated disk.
 
-As ``runtime.shard_worker`` does live, but that merges take virtual time, and die with their process.
+It works like ``runtime.shard_worker``, except that merges take virtual time and die with their process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from orchestrator.simulation.merge_worker import MergeWorker, MergeWorld
 from orchestrator.specification.config import JobSpec, parse_job
 
 SIZE = 3
-"""Numbers in a fragment: the fewest in which an average, a radius and an order show."""
+"""Numbers in a fragment: the fewest that show an average, a radius and an order."""
 
 
 class MortalMergeWorld(MergeWorld, Protocol):
-    """``epoch`` is that of the synchroniser that lives now; ``finished`` how the job ended, if it did."""
+    """The parts of the world that merging needs. ``epoch`` is the living synchroniser's, ``finished`` the end of the job."""
 
     epoch: Epoch
     finished: f.FinishJob | None
@@ -40,7 +40,7 @@ class MortalMergeWorld(MergeWorld, Protocol):
 
 
 class MortalMergeWorker(MergeWorker):
-    """Of one life of the synchroniser: merges that are under way die with it."""
+    """The merge worker of one life of the synchroniser. Merges in progress die with it."""
 
     def __init__(self, world: MortalMergeWorld) -> None:
         super().__init__(world)
@@ -61,7 +61,7 @@ class MortalMergeWorker(MergeWorker):
         world.tell(e.OuterStateSeeded(world.now, SIZE * world.policy.fragment_count, "0" * 32))
 
     def recover(self, outer: OuterState, merges: Sequence[Facts], journal: Journal) -> None:
-        """Go on from Θ as the journal has it; the bytes of what was held are gone."""
+        """Continue from Θ in the journal. Payloads that were held are gone."""
         world = self._mortal
         self.shard = ParameterShard(journal, world.epoch, retry_until_written, lambda: world.now)
         self.shard.recover(outer, merges)
@@ -71,7 +71,7 @@ class MortalMergeWorker(MergeWorker):
             self.versions[p, facts.version] = (outer.state(p), facts.step)
 
     def receive(self, contribution: Contribution) -> None:
-        """What the island sent arrives, and is held by the shard."""
+        """Receive a contribution, which the shard holds from now on."""
         fragment, payload = contribution.fragment, contribution.payload
         content = wire_format.written(displacement_of(contribution, self._mortal.up_codec))
         if self.shard is None or not isinstance(self.shard.receive(payload, fragment, content), Held):
@@ -104,7 +104,7 @@ class MortalMergeWorker(MergeWorker):
         world.tell(e.MergeCompleted(world.now, effect.fragment, effect.version, facts.digest, 0.0, facts.base_digest))
 
     def restore(self, order: RestoreFragments, states: Sequence[FragmentState]) -> None:
-        """One after the other, in the order of the fragments."""
+        """Restore the fragments one after the other, in their order."""
         world, left = self._mortal, list(order.fragments)
 
         def next_one() -> None:
@@ -126,19 +126,19 @@ class MortalMergeWorker(MergeWorker):
 
 
 def retry_until_written(what: str, work: Callable[[], None]) -> None:
-    """A disk that refuses is asked again at once: its refusals are counted, not timed."""
+    """Retry at once when the disk refuses: refusals are counted, not timed."""
     Retrier(retry_s=0.0).until_done(what, work)
 
 
 def first_outer_state(fragment_count: int, outer_step: OuterStep) -> OuterState:
-    """Θ at version 0, the same whenever it is made."""
+    """Return Θ at version 0, always the same."""
     names = [f"fragment-{p}" for p in range(fragment_count)]
     parameters = {name: _numbers(name) for name in names}
     return OuterState(parameters, tuple((name,) for name in names), outer_step)
 
 
 def displacement_of(contribution: Contribution, codec_name: CodecName) -> EncodedTensors:
-    """What an island learned, as good as any."""
+    """Return a made-up displacement of an island."""
     numbers = {f"fragment-{contribution.fragment}": _numbers(str(contribution.payload))}
     return encoded(numbers, codec_name, contribution.base_version)
 
@@ -155,8 +155,9 @@ def job_spec(
     islands: Sequence[IslandId] = (IslandId("anywhere"),),
     folder: str = "/checkpoints",
 ) -> JobSpec:
-    """What the job's files ask of a specification: durability, the outer step, codecs by the seed; islands, and where its
-    checkpoints are."""
+    """Return the specification that the job's files need: durability, outer step, codecs by the seed, islands, and the
+    folder of checkpoints.
+    """
     durability = {"kind": "async", "merges_max": merges_max} if merges_max else {"kind": "sync"}
     count = len(CODEC_NAMES)
     wire = {"up": CODEC_NAMES[seed % count], "down": CODEC_NAMES[seed // count % count]}

@@ -1,9 +1,9 @@
-"""A world whose synchroniser dies, and goes on from its files: real tape, journal and recovery, on a simulated disk.
+"""A world whose synchroniser dies and recovers from its files: real tape, journal and recovery code, on a simulated disk.
 
-Gone with the process are the payloads held, merges and evaluations under way, timers, and whatever was on its way to it;
-calls on their way to islands arrive, if nobody of a newer epoch has spoken there before. Islands keep their reports until
-they are acknowledged. The next life begins as ``runtime.synchroniser_actor`` and ``runtime.restart`` do: files, timers,
-links, first events, orphans. Refuses to know what must come of it (``checkers``) and when to die (``mortality``).
+The process takes with it the held payloads, merges and evaluations in progress, timers, and everything on its way to it.
+Calls on their way to islands arrive unless an island has heard of a newer epoch. Islands keep their reports until these
+are acknowledged. The next life starts like ``runtime.synchroniser_actor`` and ``runtime.restart``: files, timers, links,
+first events, orphans. ``checkers`` say what must hold, and ``mortality`` when to die.
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ SYNC_EVERY_S = 0.5
 
 
 class Records(MemorySink):
-    """A fold: what is on the tape."""
+    """A fold that keeps the records of the tape."""
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         self.append(Record(len(self.records) + 1, event, effects))
 
 
 class MortalWorld(RoughWorld):
-    """``generation`` counts its synchronisers from 1; ``ended`` says why no synchroniser can go on, when one may not."""
+    """A world with mortal synchronisers. ``generation`` counts them from 1; ``ended`` says why none can continue, if that
+    is allowed.
+    """
 
     links: MortalLinks
     merge_worker: MortalMergeWorker
@@ -100,11 +102,11 @@ class MortalWorld(RoughWorld):
 
     @property
     def tape(self) -> Tape:
-        """The file's; of a job that ``ended`` what the power left of it need not be readable."""
+        """The tape in the file. What a power loss left of an ``ended`` job need not be readable."""
         return super().tape if self.ended else read_tape(FOLDER / TAPE, self.disk)
 
     def ours(self, thunk: Callable[[], None]) -> Callable[[], None]:
-        """``thunk``, if this life of the synchroniser has not ended by then; it may end in it."""
+        """Return a ``thunk`` that does nothing once this life of the synchroniser has ended. The life may end in it."""
         mine = self.generation
 
         def here() -> None:
@@ -152,7 +154,7 @@ class MortalWorld(RoughWorld):
         return host
 
     def answer(self, host: Host, event: e.Event) -> None:
-        """By the controller, which lives elsewhere: to whoever asked it, if that one still lives."""
+        """Answer as the controller, which lives elsewhere, to the synchroniser that asked, if that still lives."""
         if not self.alive or self._placing_generations[id(host)] != self.generation or self.finished is not None:
             return
         self.tell(replace(event, at=self.now))
@@ -186,7 +188,7 @@ class MortalWorld(RoughWorld):
         super().publish_fragment(effect)
 
     def _place_again(self, effect: f.PlaceIsland) -> None:
-        """The controller makes one process of an incarnation, and gives the same answer again."""
+        """Create one process of an incarnation, and repeat the same answer on a repeated request."""
         host = self.hosts[effect.island, effect.incarnation]
         self._placing_generations[id(host)] = self.generation
         if host.placed:
@@ -197,7 +199,7 @@ class MortalWorld(RoughWorld):
             self.while_alive(self.draw(self.plan.place_s), lambda: self.answer(host, failed))
 
     def finish_job(self, effect: f.FinishJob) -> None:
-        """Whoever dies in this does it again in the next life."""
+        """Finish the job. A synchroniser that dies here repeats it in its next life."""
         retry_until_written("the tape cannot be written", self._files.tape.close)
         self._files.journal.clear()
         self.finished = effect
@@ -271,7 +273,7 @@ class MortalWorld(RoughWorld):
         self.while_alive(SYNC_EVERY_S, self._sync)
 
     def _reconnect(self, files: JobFiles) -> None:
-        """Keep the deadlines that were set, listen to every process that lives, end those that are over."""
+        """Keep the pending deadlines, listen to all living processes, and end those that are over."""
         for timer in files.past.pending.timers if files.past is not None else ():
             self.while_alive(max(0.0, timer.due_at - self.now), partial(self._tell_timer, timer))
         islands = files.core.state.islands
@@ -284,7 +286,9 @@ class MortalWorld(RoughWorld):
                 self.while_alive(self.draw(self.plan.detect_s), partial(self.die, host, "a stray", announced=False))
 
     def _give_up(self, error: DataError) -> None:
-        """No synchroniser goes on from these files: it ends loudly, and may do so only after a loss of power, with async."""
+        """End the job because its files cannot be recovered, which is only allowed after a power loss with async
+        durability.
+        """
         may = bool(self._merges_max) and self._power_was_lost
         require(may, "a synchroniser goes on from its files", error)
         newest_journalled = Journal(FOLDER / "journal", disk=self.disk).newest
@@ -292,7 +296,7 @@ class MortalWorld(RoughWorld):
         self.alive, self.ended = False, str(error)
 
     def _sync(self) -> None:
-        """The tape is made durable now and then, and islands forget what is kept."""
+        """Make the tape durable from time to time, and let islands forget durable reports."""
         tape = self._files.tape
         if self.finished is not None:
             return

@@ -1,11 +1,11 @@
-"""The deaths of a synchroniser and the faults of its disk: drawn from a seed, apart from what the seed says of the world.
+"""The deaths of a synchroniser and the faults of its disk, drawn from a seed by a generator of their own.
 
     a death       at an instant, or at one of the next operations on its disk: before it, after it, or half way
-    of power      takes what was not synced; any other takes only the process
+    power loss    loses what was not synced; any other death loses only the process
     a refusal     the disk is full, or its syncs fail, for a few operations
 
-Half of the seeds lose power, half have a disk that refuses, and a quarter keep their merges only now and then (durability
-async). Source of what a disk may do: ``tests.swarm.disk``.
+Half of the seeds lose power, half have a disk that refuses, and a quarter sync their merges only from time to time
+(durability async). ``tests.swarm.disk`` says what a disk may do.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from orchestrator.core.vocabulary import Duration, Instant
 from tests.swarm.disk import DiskFault, Operation
 
 OPERATIONS_MAX = 12
-"""A death strikes at one of so many operations: two rounds of a small job."""
+"""A death happens within this many operations: two rounds of a small job."""
 AWAY_MAX_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """``operation`` counts from ``at`` on; 0 is at once. The next life begins ``away_s`` later."""
+    """One death. ``operation`` counts from ``at``; 0 is at once. The next life begins ``away_s`` later."""
 
     at: Instant
     power: bool
@@ -43,7 +43,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Mortality:
-    """``merges_max`` is durability's: 0 for sync."""
+    """All deaths and refusals of one seed. ``merges_max`` is durability's: 0 for sync."""
 
     deaths: tuple[Death, ...]
     refusals: tuple[Refusal, ...]
@@ -58,7 +58,7 @@ class Mortality:
 
 
 class DiskFaults:
-    """Of one synchroniser after another: what befalls the operations on its disk."""
+    """The faults of the disk operations of one synchroniser after another."""
 
     def __init__(self) -> None:
         self._death: Death | None = None
@@ -76,7 +76,7 @@ class DiskFaults:
         return None
 
     def arm(self, death: Death) -> bool:
-        """Whether it dies at once."""
+        """Arm a death. Return True if it happens at once."""
         self._death, self._operations = death, death.operation
         return not death.operation
 
@@ -91,7 +91,7 @@ class DiskFaults:
 
 
 def draw_mortality(seed: int, deaths: int, until: Instant) -> Mortality:
-    """What this seed names, for ever the same; all of it begins before ``until``."""
+    """Draw the deaths and faults of this seed, the same in every build. All begin before ``until``."""
     random = Random(f"atoll swarm {seed} mortality")
     powerless, refusing = random.random() < 0.5, random.random() < 0.5
     merges_max = random.randint(1, 4) if random.random() < 0.25 else 0

@@ -1,4 +1,4 @@
-"""An operator's checkpoints and rollbacks in a drawn job, drawn by a generator of their own."""
+"""Draws an operator's checkpoints and rollbacks for a drawn job, by a generator of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Request = tuple[Instant, CommandId, commands.JobCommand]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequests:
-    """``checkpoints`` and ``rollbacks`` are when an operator asks for one; a rollback is to the newest."""
+    """The instants of an operator's requests. A rollback is to the newest checkpoint."""
 
     policy: CheckpointPolicy
     checkpoints: tuple[Instant, ...]
@@ -30,7 +30,7 @@ class CheckpointRequests:
 
 
 def draw_checkpoint_requests(random: Random, until: Instant) -> CheckpointRequests:
-    """All of it is asked for before ``until``; what comes by itself goes on."""
+    """Draw requests before ``until``. Automatic checkpoints continue after it."""
     policy = CheckpointPolicy(
         every_merges=random.choice((0, 2, 2, 7)),
         every_s=random.choice((0.0, random.uniform(0.5, 3.0))),

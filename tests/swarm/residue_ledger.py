@@ -1,17 +1,17 @@
-"""The ledger of residues: what coding lost of an island's offers is in its parameters once, until a later offer has it.
+"""A ledger of coding residues: each is in the island's parameters exactly once, until a later offer contains it.
 
-An offer n is Δ, with everything in θ that no version holds; what is sent of it is less, and the rest is the residue r_n. So
-there are three places for a residue: in θ, in an offer that is under way (and in θ, from which nothing was taken yet), and
-in a version, by way of the offer that had it.
+Offer n is Δ, with everything in θ that no version contains. Its encoded form is less, and the rest is the residue r_n. A
+residue can therefore be in three places: in θ, in an offer in flight (and still in θ), and in a version, through the
+offer that contained it.
 
     adopted by                  then in θ
-    rebase, since offer n       r_n, and what had come to θ after n was made
+    rebase, since offer n       r_n, and what was added to θ after n was made
     rebase, since the adoption  what was there
     replace, of offer n         r_n
     replace, 0                  what was there
     replace, none               nothing: a rollback overwrites all work
 
-Refuses to know: arrays, and how residues are coded.
+There are no arrays here, and residues are not computed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ NONE_LOST = "no residue is lost while its island's work is kept"
 
 
 class ResidueLedger:
-    """Of one incarnation. A residue has the number of its offer."""
+    """The ledger of one incarnation. A residue has the number of its offer."""
 
     def __init__(self) -> None:
         self._arrived: dict[FragmentId, Publication] = {}
         self._carried: dict[FragmentId, frozenset[int]] = {}
         self._offers: dict[FragmentId, dict[int, frozenset[int]]] = {}
-        """By offer: the residues that are in it."""
+        """The residues in each offer."""
 
     def arrived(self, publication: Publication) -> None:
         self._arrived[publication.fragment] = publication

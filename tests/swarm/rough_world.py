@@ -1,9 +1,8 @@
-"""A world with more faults than links and machines have: events are repeated, late, or replaced by others.
+"""A world with more faults than links and machines have: events are repeated, delayed, or replaced by others.
 
-Responsible for: what ``Synchroniser.handle`` promises to bear and the plain world does not try: any event repeated, also
-long afterwards (but for the first one of a tape), a timer that rings late, a process that lives on after it was told to stop
-and speaks, a payload that is not finite, an evaluator that fails. All by chance and none of it once the plan is calm.
-Refuses to know: the core, and what ought to come of it.
+It tests what ``Synchroniser.handle`` promises to tolerate and the plain world does not try: any event repeated, even long
+afterwards (except the first of a tape), a late timer, a process that runs on and reports after it was told to stop, a
+payload that is not finite, a failing evaluator. All of it is random, and none happens once the plan is calm.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class EventFaults:
 
 
 class RoughWorld(World):
-    """``World``, with event faults. ``generation`` is which life of the synchroniser this is; here it has one."""
+    """A ``World`` with event faults. ``generation`` is the life of the synchroniser; here there is only one."""
 
     generation = 1
 
@@ -62,9 +61,9 @@ class RoughWorld(World):
             self.links.say(event, self.draw(ECHO_S))
 
     def die(self, host: Host, reason: str, *, announced: bool) -> None:
-        """Told to stop, and nobody waits for its death: it may take its time.
+        """End a process, possibly late: it was told to stop, and nothing waits for its death.
 
-        A synchroniser that was made again meanwhile may know nothing of that, and be connected to it: it hears of the death.
+        A restarted synchroniser may not know of the order and be connected to the process. It then hears of the death.
         """
         if not announced and host.alive and self.chance(self._event_faults.ghost):
             stopped_by = self.generation

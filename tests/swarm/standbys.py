@@ -1,4 +1,4 @@
-"""Standbys for a drawn job and the faults that strike them, drawn by a generator of their own."""
+"""Draws standbys for a drawn job, and faults on them, by a generator of their own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from orchestrator.core.vocabulary import Duration, Instant, IslandId, JobPolicy
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 
 KINDS = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.KILL, FaultKind.FREEZE, FaultKind.CUT)
-"""A crash is what standbys are for."""
+"""Crashes are the reason for standbys, so they are the most likely."""
 
 
 def with_standbys(
     policy: JobPolicy, plan: WorldPlan, random: Random, until: Instant, silence_max_s: Duration
 ) -> tuple[JobPolicy, WorldPlan]:
-    """One or two for some of the islands, and faults before ``until`` that strike them and those islands."""
+    """Add one or two standbys for some of the islands, and faults before ``until`` on the standbys and those islands."""
     chosen = [island for island in policy.islands if random.random() < 0.6]
     standbys = tuple(
         replace(island, island=IslandId(f"{island.island}-standby-{number}"))

@@ -1,11 +1,12 @@
-"""One seed of the swarm: a whole configuration, every sentence checked after every event, and one command to see it again.
+"""Runs one seed of the swarm: a whole configuration, all invariants checked after every event, one command to repeat it.
 
-Responsible for: running what ``configurations`` draws in a ``RoughWorld`` under ``checkers``, and asking at the end what no
-single event can answer: did the job end as it must, do the ledger's figures agree with the checkers', was nothing counted
-that was never trained, does the tape replay to the bit. A failure carries seed, sentence, story and the command.
+It runs what ``configurations`` draws in a ``RoughWorld`` under ``checkers``. At the end it checks what no single event
+shows: that the job ended as it must, that the ledger's figures agree with the checkers', that nothing is counted that was
+never trained, and that the tape replays to the bit. A failure has the seed, the broken invariant, the story and the
+command.
 
-The checkers stand outside: bookkeeping of their own, from events and effects alone. Source: FoundationDB's and TigerBeetle's
-simulators (one seed, faults injected, checkers outside the system).
+The checkers are outside the system, with bookkeeping of their own from events and effects alone. Source: FoundationDB's
+and TigerBeetle's simulators (one seed, injected faults, checkers outside the system).
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from tests.swarm.mortality import draw_mortality
 from tests.swarm.rough_world import RoughWorld
 
 UNTIL_S = 3600.0
-"""Virtual time after which a job that has not ended never will: they are meant to last some ten seconds."""
+"""A job that has not ended by this virtual time never will: jobs are meant to last about ten seconds."""
 COMMAND = "python -m tests.swarm --seed"
 
 
 @dataclass(eq=False, kw_only=True)
 class SwarmFailure(InternalError):
-    """Under this seed something did not hold. ``detail`` says what, ``story`` what happened before."""
+    """An invariant broke under this seed. ``detail`` says which, and ``story`` what happened before."""
 
     seed: int
     features: tuple[str, ...]
@@ -48,7 +49,7 @@ class SwarmFailure(InternalError):
 
     @property
     def command(self) -> str:
-        """What shows it again."""
+        """The command that repeats this seed."""
         return f"{COMMAND} {self.seed}" + (f" --deaths {self.deaths}" if self.deaths else "")
 
     def __str__(self) -> str:
@@ -60,10 +61,11 @@ class SwarmFailure(InternalError):
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """What came of a seed under which everything held.
+    """The outcome of a seed under which everything held.
 
-    ``waited_ratio`` is the longest wait of a fragment, in patience; ``advancing`` whether a quorum trained on after all
-    faults for longer than that; ``seen`` every kind of event, command, effect and reason on the tape.
+    ``waited_ratio`` is the longest wait of a fragment, in units of patience. ``advancing`` says whether a quorum kept
+    training for longer than that after all faults. ``seen`` has every kind of event, command, effect and reason on the
+    tape.
     """
 
     seed: int
@@ -83,9 +85,9 @@ class Survived:
 
 
 def run(seed: int, deaths: int = 0) -> Survived:
-    """Run one seed's world to its end; its synchroniser dies ``deaths`` times before it is calm.
+    """Run one seed's world to its end. Its synchroniser dies ``deaths`` times before the world is calm.
 
-    Raises ``SwarmFailure`` if anything does not hold, then or on the way.
+    Raises ``SwarmFailure`` if an invariant breaks, on the way or at the end.
     """
     drawn = draw(seed)
     if deaths:  # who takes a place while the synchroniser is away: tests/core and tests/ray have that
@@ -151,7 +153,7 @@ def _names(world: World) -> Iterator[str]:
 
 
 def _check_end(world: World, checkers: Checkers) -> None:
-    """Liveness: it ended, unless operators keep everybody away. And all books agree."""
+    """Check liveness (the job ended, unless operators keep all islands away), and that all accounts agree."""
     statuses = {i: status for i, status in checkers.islands.all.items() if i not in checkers.islands.standbys}
     kept_away = {island for island, status in statuses.items() if not status.wanted or checkers.islands.held(island)}
     able = any(not status.given_up for island, status in statuses.items() if island not in kept_away)
@@ -171,9 +173,9 @@ def _check_end(world: World, checkers: Checkers) -> None:
 
 
 def _check_drained(world: World, checkers: Checkers) -> None:
-    """Whoever keeps its work at an adoption has, once it is drained, all of it in versions, in every fragment.
+    """Check that a drained island whose adoptions keep its work has all of it in versions, in every fragment.
 
-    Not what a rollback undid meanwhile.
+    Work that a rollback undid meanwhile is excepted.
     """
     undone: set[tuple[IslandId, Incarnation]] = set()
     lives: set[tuple[IslandId, Incarnation]] = set()

@@ -484,7 +484,7 @@ class Journal:
         self._segments.setdefault(fragment, []).append(segment)
 
     def _cut_off_unusable(self, segment: _Segment, newest: Version) -> None:
-        """Cut off entries of inputs after the newest version that can be restored: they are useless without an earlier one."""
+        """Cut off entries of inputs after the newest version that can be restored: useless without an earlier one."""
         unusable = [version for version in segment.entries if version > newest]
         if not unusable:
             return

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from orchestrator.report.picture import LogScale
-from orchestrator.report.svg import Scale, element, line, text
+from orchestrator.report.svg import LogScale, Scale, element, line, text
 from orchestrator.simulation.bandwidth import utilisation
 from tests.wan.lab.outcome import Outcome, methods_of
 from tests.wan.lab.plan import MEGA
