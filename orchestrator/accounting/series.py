@@ -1,13 +1,8 @@
-"""A long series kept short: every ``stride``-th point, the stride doubled whenever the series grows too long.
+"""Bounded memories of long jobs: a thinned series, a histogram, and the epochs that a fold has seen.
 
-Deterministic (no sampling by chance), so a replayed job gives the same curve; bounded, so a job of a month fits.
-
-Histograms: how often a value fell between which bounds, in memory that does not grow.
-
-The shape is Prometheus's (a value belongs to the first bound that is not below it), but counts here are of one bucket
-each, not cumulative: whoever exports them adds up.
-
-Recognise new synchroniser epochs: a repeated ``SynchroniserRestarted`` is ignored.
+A series keeps every ``stride``-th point and doubles the stride whenever it grows too long. No point is chosen by chance, so
+a replayed job gives the same curve. A histogram has Prometheus's shape (a value belongs to the first bound that is not
+below it), but each count is of one bucket: an exporter adds them up.
 """
 
 from __future__ import annotations
@@ -18,43 +13,6 @@ from typing import Any, Generic, TypeVar
 
 from orchestrator.core.events import Event, SynchroniserRestarted
 from orchestrator.core.vocabulary import Epoch
-
-
-class Epochs:
-    """The epochs that a fold has seen."""
-
-    _latest: Epoch
-
-    def __init__(self) -> None:
-        self._latest = Epoch(1)
-
-    def begins(self, event: Event) -> bool:
-        """Return whether a new epoch begins with this event. Call it once for each event, in order."""
-        if not isinstance(event, SynchroniserRestarted) or event.epoch <= self._latest:
-            return False
-        self._latest = event.epoch
-        return True
-
-
-class Histogram:
-    """``counts[i]`` observations up to ``bounds[i]`` and above the bound before; the last count is beyond all bounds."""
-
-    _bounds: tuple[float, ...]
-    _counts: list[int]
-    _sum: float
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def summary(self) -> dict[str, Any]:
-        return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
-
 
 Point = TypeVar("Point")
 
@@ -95,3 +53,39 @@ def median(values: Sequence[float]) -> float:
     """The middle value, or the mean of the middle two; of at least one value."""
     ordered, middle = sorted(values), len(values) // 2
     return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+class Histogram:
+    """``counts[i]`` observations up to ``bounds[i]`` and above the bound before; the last count is beyond all bounds."""
+
+    _bounds: tuple[float, ...]
+    _counts: list[int]
+    _sum: float
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def summary(self) -> dict[str, Any]:
+        return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
+
+
+class Epochs:
+    """The epochs that a fold has seen."""
+
+    _latest: Epoch
+
+    def __init__(self) -> None:
+        self._latest = Epoch(1)
+
+    def begins(self, event: Event) -> bool:
+        """Return whether a new epoch begins with this event. Call it once for each event, in order."""
+        if not isinstance(event, SynchroniserRestarted) or event.epoch <= self._latest:
+            return False
+        self._latest = event.epoch
+        return True

@@ -2,21 +2,16 @@
 
 A fold over (event, effects) like ``goodput``; bounded in memory but for one entry per change of an island's state.
 
-Injected faults, and the longest gap of any bystander: the measure of "an island's death never stops another".
+    Bystanders       the longest gap of islands that a fault did not hit: "an island's death never stops another"
+    Evaluations      the curve of held-out loss, and what measuring it took
+    DataFlawCounts   the text that islands could not read as it is in its files
 
-A *bystander* is an island while it trains undisturbed: connected, not stopped by chaos, and neither just before. Its
-longest time between two steps is what a fault may not lengthen. Unlike the report's survivors, never harmed in the whole
-job, every island is a bystander most of the time, so the figure exists however many faults follow one another.
+A *bystander* is an island while it trains undisturbed: connected, not stopped by chaos, and neither just before. Its longest
+time between two steps is what a fault may not lengthen. The report's survivors are islands that were never harmed in the
+whole job. Every island is a bystander most of the time, so this figure exists however many faults follow one another.
 
-Evaluations as figures: the curve of held-out loss, and what measuring it took, of how much, and where.
-
-Part of ``statistics``, fed by it.
-
-What islands did not read of their text as it lies in its files: counts of all their lives, by island.
-
-Each life of an island reports its own totals (``core.vocabulary.DataFlaws``) of what it has read and drawn. It reads some
-text again that the life before had read: what is amiss there counts in both. A fold over events. Refuses to know what text
-there is.
+Each incarnation reports its own totals of text that it could not read (``core.vocabulary.DataFlaws``). It reads some text
+again that the incarnation before had read, and flaws in that text count in both.
 """
 
 from __future__ import annotations
@@ -50,219 +45,10 @@ from orchestrator.core.vocabulary import (
 )
 
 KINDS = tuple(field.name for field in fields(DataFlaws) if field.name != "sources")
-
-
-class DataFlawCounts:
-    """The fold."""
-
-    _now: dict[IslandId, tuple[Incarnation, DataFlaws]]
-    _before: dict[IslandId, DataFlaws]
-
-    def __init__(self) -> None:
-        self._now = {}
-        self._before = {}
-
-    def apply(self, event: e.Event) -> None:
-        if not isinstance(event, e.IslandReported) or not isinstance(event.report, Progress):
-            return
-        incarnation, flaws = self._now.get(event.island, (event.incarnation, NO_FLAWS))
-        if event.incarnation < incarnation:
-            return  # a life that another has followed
-        if event.incarnation > incarnation:
-            self._before[event.island], flaws = self._sum(event.island), NO_FLAWS
-        self._now[event.island] = (event.incarnation, _each(max, flaws, event.report.flaws))
-
-    def summary(self) -> dict[str, Any]:
-        """Return the counts of each island with flaws and of all together, as plain data; ``remark`` says it in words.
-
-        ``sources`` are the records that could not be read, by source.
-        """
-        flaws = {island: self._sum(island) for island in sorted(self._now) if self._sum(island) != NO_FLAWS}
-        islands = {island: _plain(one) for island, one in flaws.items()}
-        total = {kind: sum(counts[kind] for counts in islands.values()) for kind in KINDS}
-        by_source = tuple[SourceFlaws, ...]()
-        for one in flaws.values():
-            by_source = _each_source(operator.add, by_source, one.sources)
-        sources = {
-            one.source: {"unreadable_records": one.unreadable_records, "not_utf8_records": one.not_utf8_records}
-            for one in by_source
-        }
-        return {"total": total, "islands": islands, "sources": sources, "remark": _remark(total, by_source)}
-
-    def _sum(self, island: IslandId) -> DataFlaws:
-        return _each(operator.add, self._before.get(island, NO_FLAWS), self._now[island][1])
-
-
-def _each(of_two: Callable[[int, int], int], one: DataFlaws, other: DataFlaws) -> DataFlaws:
-    counts = {kind: of_two(getattr(one, kind), getattr(other, kind)) for kind in KINDS}
-    return DataFlaws(**counts, sources=_each_source(of_two, one.sources, other.sources))
-
-
-def _each_source(
-    of_two: Callable[[int, int], int], some: Iterable[SourceFlaws], others: Iterable[SourceFlaws]
-) -> tuple[SourceFlaws, ...]:
-    left, right = ({each.source: each for each in flaws} for flaws in (some, others))
-    both = []
-    for name in sorted(left.keys() | right.keys()):
-        one, other = (flaws.get(name, SourceFlaws(name, 0, 0)) for flaws in (left, right))
-        unreadable = of_two(one.unreadable_records, other.unreadable_records)
-        both.append(SourceFlaws(name, unreadable, of_two(one.not_utf8_records, other.not_utf8_records)))
-    return tuple(both)
-
-
-def _plain(flaws: DataFlaws) -> dict[str, int]:
-    return {kind: getattr(flaws, kind) for kind in KINDS}
-
-
-def _remark(total: Mapping[str, int], sources: Iterable[SourceFlaws]) -> str:
-    phrases = (
-        ("unreadable_records", "records or pieces of files could not be read and were passed over"),
-        ("cut_pieces", "pieces of files were cut for their size"),
-        ("repeated_sequences", "sequences were drawn a second time in the same epoch"),
-        ("omitted_sequences", "sequences were passed over in their epoch"),
-    )
-    counts = [f"{total[kind]:,} {what}" for kind, what in phrases if total[kind]]
-    counts += [
-        f"of {one.source} {one.not_utf8_records:,} of {one.unreadable_records:,} because they are not UTF-8"
-        for one in sources
-        if one.not_utf8_records
-    ]
-    remark = ", ".join(counts)
-    if total["repeated_sequences"] or total["omitted_sequences"]:
-        remark += "; `atoll data index` counts the text, so that each comes once"
-    return remark
-
-
-class Evaluations:
-    """``curve`` holds (tokens trained, loss, instant) of each: the tokens that were trained when it began, because Θ is
-    measured as it was then, and the instant at which the loss was known. The rest, but the sums, is of the last one.
-
-    ``initial`` is the loss of what training began with: of version 0, or of the checkpoint that the job continues.
-    """
-
-    curve: Series[tuple[float, float, Instant]]
-    initial: float | None
-    count: int
-    failures: int
-    seconds: Duration
-    last_seconds: Duration
-    last_sequence_count: int
-    last_place: str
-    last_remark: str
-    last_bits_per_byte: float | None
-    last_sources: tuple[SourceLoss, ...]
-    _begun: tuple[int, int, bool]
-
-    def __init__(self) -> None:
-        self.curve = Series()
-        self.initial = None
-        self._begun = (-1, 0, False)
-        self.count = self.failures = self.last_sequence_count = 0
-        self.seconds = self.last_seconds = 0.0
-        self.last_place = self.last_remark = ""
-        self.last_bits_per_byte, self.last_sources = None, ()
-
-    def began(self, effect: Evaluate, tokens: int, *, unmerged: bool) -> None:
-        """Θ is to be measured as it is now, when so many tokens are trained; ``unmerged``: as training began with it."""
-        self._begun = (effect.global_version, tokens, unmerged)
-
-    def completed(self, event: EvaluationCompleted, tokens: int) -> None:
-        """Count an evaluation. ``tokens`` are trained by now, for tapes that do not say when the evaluation began."""
-        version, tokens_before, unmerged = self._begun
-        if version == event.global_version:
-            tokens = tokens_before
-            self.initial = event.loss if unmerged else self.initial
-        self.curve.add((float(tokens), event.loss, event.at))
-        self.count += 1
-        self.seconds += event.seconds
-        self.last_seconds, self.last_sequence_count = event.seconds, event.sequence_count
-        self.last_place, self.last_remark = event.place, event.remark
-        self.last_bits_per_byte, self.last_sources = event.bits_per_byte, event.sources
-
-    def failed(self, event: EvaluationFailed) -> None:
-        self.failures += 1
-        self.last_remark = event.reason
-
-    def summary(self) -> dict[str, Any]:
-        """All but ``count``, ``failures`` and ``seconds`` are of the last one."""
-        return {
-            "count": self.count,
-            "failures": self.failures,
-            "seconds": self.seconds,
-            "last_seconds": self.last_seconds,
-            "sequence_count": self.last_sequence_count,
-            "place": self.last_place,
-            "remark": self.last_remark,
-            "bits_per_byte": self.last_bits_per_byte,
-            "sources": [
-                {"source": one.source, "loss": one.loss, "bits_per_byte": one.bits_per_byte}
-                for one in self.last_sources
-            ],
-        }
-
-
 STOP, CONTINUE = "stop", "continue"
 SETTLE_S: Duration = 2.0
 """For so long after a disturbance an island's reports do not count, nor does the next one: one of them holds the
 disturbance, and reports that were under way before it come first."""
-
-
-class Bystanders:
-    """The fold. One entry is kept for each fault, so memory grows with what chaos does, not with the job."""
-
-    _faults: list[dict[str, float | str]]
-    _disconnected: set[IslandId]
-    _disturbed_until: dict[IslandId, Instant]
-    _longest: tuple[Duration, Instant, IslandId] | None
-
-    def __init__(self) -> None:
-        self._faults = []
-        self._disconnected = set()
-        self._disturbed_until = {}
-        self._longest = None
-
-    def apply(self, event: e.Event) -> None:
-        match event:
-            case e.FaultInjected():
-                self._injected(event)
-            case e.IslandPlaced():  # another process: nothing of the last one's disturbance is in its steps
-                self._disturbed_until.pop(event.island, None)
-                self._disconnected.discard(event.island)
-            case e.ConnectionLost():
-                self._disconnected.add(event.island)
-            case e.ConnectionRestored():
-                self._disconnected.discard(event.island)
-                self._disturb(event.island, event.at)
-            case e.IslandReported(report=Progress() as report):
-                self._progressed(event.at, event.island, report.gap_max_seconds)
-
-    def summary(self) -> dict[str, Any]:
-        """``bystander_gap`` is None until a bystander has reported."""
-        gap, at, island = self._longest or (None, None, None)
-        longest = None if gap is None else {"seconds": gap, "at": at, "island": island}
-        return {"bystander_gap_max_s": gap, "bystander_gap": longest, "faults": list(self._faults)}
-
-    def _injected(self, event: e.FaultInjected) -> None:
-        if event.kind == CONTINUE:  # the end of a fault, not another one
-            self._disturbed_until[event.island] = event.at
-            return
-        if event.kind == STOP:
-            self._disturb(event.island, event.at + event.duration)
-        names = ("at", "kind", "island", "duration", "bytes_per_second", "payloads", "caller")
-        self._faults.append({name: getattr(event, name) for name in names})
-
-    def _disturb(self, island: IslandId, until: Instant) -> None:
-        self._disturbed_until[island] = max(until, self._disturbed_until.get(island, until))
-
-    def _progressed(self, at: Instant, island: IslandId, gap: Duration) -> None:
-        until = self._disturbed_until.get(island)
-        if until is not None:
-            if at >= until + SETTLE_S:
-                del self._disturbed_until[island]
-        elif island not in self._disconnected and (self._longest is None or gap > self._longest[0]):
-            self._longest = (gap, at, island)
-
-
 _AWAY = GONE | {IslandState.SUSPECT.value}
 
 
@@ -420,6 +206,211 @@ class Statistics:
             self._gaps[island], self._gaps_at[island] = report.gap_max_seconds, at
         if report.step_seconds_median > 0.0:
             self._step_seconds[island].add(report.step_seconds_median)
+
+
+class Bystanders:
+    """The fold. One entry is kept for each fault, so memory grows with what chaos does, not with the job."""
+
+    _faults: list[dict[str, float | str]]
+    _disconnected: set[IslandId]
+    _disturbed_until: dict[IslandId, Instant]
+    _longest: tuple[Duration, Instant, IslandId] | None
+
+    def __init__(self) -> None:
+        self._faults = []
+        self._disconnected = set()
+        self._disturbed_until = {}
+        self._longest = None
+
+    def apply(self, event: e.Event) -> None:
+        match event:
+            case e.FaultInjected():
+                self._injected(event)
+            case e.IslandPlaced():  # another process: nothing of the last one's disturbance is in its steps
+                self._disturbed_until.pop(event.island, None)
+                self._disconnected.discard(event.island)
+            case e.ConnectionLost():
+                self._disconnected.add(event.island)
+            case e.ConnectionRestored():
+                self._disconnected.discard(event.island)
+                self._disturb(event.island, event.at)
+            case e.IslandReported(report=Progress() as report):
+                self._progressed(event.at, event.island, report.gap_max_seconds)
+
+    def summary(self) -> dict[str, Any]:
+        """``bystander_gap`` is None until a bystander has reported."""
+        gap, at, island = self._longest or (None, None, None)
+        longest = None if gap is None else {"seconds": gap, "at": at, "island": island}
+        return {"bystander_gap_max_s": gap, "bystander_gap": longest, "faults": list(self._faults)}
+
+    def _injected(self, event: e.FaultInjected) -> None:
+        if event.kind == CONTINUE:  # the end of a fault, not another one
+            self._disturbed_until[event.island] = event.at
+            return
+        if event.kind == STOP:
+            self._disturb(event.island, event.at + event.duration)
+        names = ("at", "kind", "island", "duration", "bytes_per_second", "payloads", "caller")
+        self._faults.append({name: getattr(event, name) for name in names})
+
+    def _disturb(self, island: IslandId, until: Instant) -> None:
+        self._disturbed_until[island] = max(until, self._disturbed_until.get(island, until))
+
+    def _progressed(self, at: Instant, island: IslandId, gap: Duration) -> None:
+        until = self._disturbed_until.get(island)
+        if until is not None:
+            if at >= until + SETTLE_S:
+                del self._disturbed_until[island]
+        elif island not in self._disconnected and (self._longest is None or gap > self._longest[0]):
+            self._longest = (gap, at, island)
+
+
+class Evaluations:
+    """``curve`` holds (tokens trained, loss, instant) of each: the tokens that were trained when it began, because Θ is
+    measured as it was then, and the instant at which the loss was known. The rest, but the sums, is of the last one.
+
+    ``initial`` is the loss of what training began with: of version 0, or of the checkpoint that the job continues.
+    """
+
+    curve: Series[tuple[float, float, Instant]]
+    initial: float | None
+    count: int
+    failures: int
+    seconds: Duration
+    last_seconds: Duration
+    last_sequence_count: int
+    last_place: str
+    last_remark: str
+    last_bits_per_byte: float | None
+    last_sources: tuple[SourceLoss, ...]
+    _begun: tuple[int, int, bool]
+
+    def __init__(self) -> None:
+        self.curve = Series()
+        self.initial = None
+        self._begun = (-1, 0, False)
+        self.count = self.failures = self.last_sequence_count = 0
+        self.seconds = self.last_seconds = 0.0
+        self.last_place = self.last_remark = ""
+        self.last_bits_per_byte, self.last_sources = None, ()
+
+    def began(self, effect: Evaluate, tokens: int, *, unmerged: bool) -> None:
+        """Θ is to be measured as it is now, when so many tokens are trained; ``unmerged``: as training began with it."""
+        self._begun = (effect.global_version, tokens, unmerged)
+
+    def completed(self, event: EvaluationCompleted, tokens: int) -> None:
+        """Count an evaluation. ``tokens`` are trained by now, for tapes that do not say when the evaluation began."""
+        version, tokens_before, unmerged = self._begun
+        if version == event.global_version:
+            tokens = tokens_before
+            self.initial = event.loss if unmerged else self.initial
+        self.curve.add((float(tokens), event.loss, event.at))
+        self.count += 1
+        self.seconds += event.seconds
+        self.last_seconds, self.last_sequence_count = event.seconds, event.sequence_count
+        self.last_place, self.last_remark = event.place, event.remark
+        self.last_bits_per_byte, self.last_sources = event.bits_per_byte, event.sources
+
+    def failed(self, event: EvaluationFailed) -> None:
+        self.failures += 1
+        self.last_remark = event.reason
+
+    def summary(self) -> dict[str, Any]:
+        """All but ``count``, ``failures`` and ``seconds`` are of the last one."""
+        return {
+            "count": self.count,
+            "failures": self.failures,
+            "seconds": self.seconds,
+            "last_seconds": self.last_seconds,
+            "sequence_count": self.last_sequence_count,
+            "place": self.last_place,
+            "remark": self.last_remark,
+            "bits_per_byte": self.last_bits_per_byte,
+            "sources": [
+                {"source": one.source, "loss": one.loss, "bits_per_byte": one.bits_per_byte}
+                for one in self.last_sources
+            ],
+        }
+
+
+class DataFlawCounts:
+    """The fold."""
+
+    _now: dict[IslandId, tuple[Incarnation, DataFlaws]]
+    _before: dict[IslandId, DataFlaws]
+
+    def __init__(self) -> None:
+        self._now = {}
+        self._before = {}
+
+    def apply(self, event: e.Event) -> None:
+        if not isinstance(event, e.IslandReported) or not isinstance(event.report, Progress):
+            return
+        incarnation, flaws = self._now.get(event.island, (event.incarnation, NO_FLAWS))
+        if event.incarnation < incarnation:
+            return  # a life that another has followed
+        if event.incarnation > incarnation:
+            self._before[event.island], flaws = self._sum(event.island), NO_FLAWS
+        self._now[event.island] = (event.incarnation, _each(max, flaws, event.report.flaws))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counts of each island with flaws and of all together, as plain data; ``remark`` says it in words.
+
+        ``sources`` are the records that could not be read, by source.
+        """
+        flaws = {island: self._sum(island) for island in sorted(self._now) if self._sum(island) != NO_FLAWS}
+        islands = {island: _plain(one) for island, one in flaws.items()}
+        total = {kind: sum(counts[kind] for counts in islands.values()) for kind in KINDS}
+        by_source = tuple[SourceFlaws, ...]()
+        for one in flaws.values():
+            by_source = _each_source(operator.add, by_source, one.sources)
+        sources = {
+            one.source: {"unreadable_records": one.unreadable_records, "not_utf8_records": one.not_utf8_records}
+            for one in by_source
+        }
+        return {"total": total, "islands": islands, "sources": sources, "remark": _remark(total, by_source)}
+
+    def _sum(self, island: IslandId) -> DataFlaws:
+        return _each(operator.add, self._before.get(island, NO_FLAWS), self._now[island][1])
+
+
+def _each(of_two: Callable[[int, int], int], one: DataFlaws, other: DataFlaws) -> DataFlaws:
+    counts = {kind: of_two(getattr(one, kind), getattr(other, kind)) for kind in KINDS}
+    return DataFlaws(**counts, sources=_each_source(of_two, one.sources, other.sources))
+
+
+def _each_source(
+    of_two: Callable[[int, int], int], some: Iterable[SourceFlaws], others: Iterable[SourceFlaws]
+) -> tuple[SourceFlaws, ...]:
+    left, right = ({each.source: each for each in flaws} for flaws in (some, others))
+    both = []
+    for name in sorted(left.keys() | right.keys()):
+        one, other = (flaws.get(name, SourceFlaws(name, 0, 0)) for flaws in (left, right))
+        unreadable = of_two(one.unreadable_records, other.unreadable_records)
+        both.append(SourceFlaws(name, unreadable, of_two(one.not_utf8_records, other.not_utf8_records)))
+    return tuple(both)
+
+
+def _plain(flaws: DataFlaws) -> dict[str, int]:
+    return {kind: getattr(flaws, kind) for kind in KINDS}
+
+
+def _remark(total: Mapping[str, int], sources: Iterable[SourceFlaws]) -> str:
+    phrases = (
+        ("unreadable_records", "records or pieces of files could not be read and were passed over"),
+        ("cut_pieces", "pieces of files were cut for their size"),
+        ("repeated_sequences", "sequences were drawn a second time in the same epoch"),
+        ("omitted_sequences", "sequences were passed over in their epoch"),
+    )
+    counts = [f"{total[kind]:,} {what}" for kind, what in phrases if total[kind]]
+    counts += [
+        f"of {one.source} {one.not_utf8_records:,} of {one.unreadable_records:,} because they are not UTF-8"
+        for one in sources
+        if one.not_utf8_records
+    ]
+    remark = ", ".join(counts)
+    if total["repeated_sequences"] or total["omitted_sequences"]:
+        remark += "; `atoll data index` counts the text, so that each comes once"
+    return remark
 
 
 def _median(series: Series[Duration]) -> Duration | None:

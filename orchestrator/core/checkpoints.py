@@ -1,22 +1,22 @@
-"""Checkpoints: when one is taken, which islands are in it, when it is whole, and which older ones are dropped.
+"""Checkpoints and rollbacks: when a checkpoint is taken, which islands are in it, and how a job returns to one.
 
-    due, or asked for ──▶ OPEN ──all islands answered, are gone, or time is over──▶ SEALING ──▶ taken
+    due, or requested ──▶ OPEN ──all islands answered, are gone, or time is over──▶ SEALING ──▶ taken
                             └───────────────── Θ could not be saved, the job ends, we died ──▶ dropped
 
-An island that dies, stops answering for good or cannot write is left out: a checkpoint is worth having with fewer inner
-optimizer states, and worth nothing with half of one. Refuses to know: files, arrays, where any of it lies.
+An island that dies, stops answering for good or cannot write is left out. A checkpoint with fewer inner optimizer states is
+useful; one with half a state is not. Files and arrays are not known here.
 
-Source: Chandy and Lamport, ACM TOCS 3 (1985); the cut is described in ``saving``.
+**Rollback** returns to an earlier checkpoint while the job runs. Versions go on rising, with the checkpoint's parameters.
 
-Rollback to an earlier checkpoint while the job runs: versions go on rising, with the checkpoint's parameters.
+    requested ──▶ no round closes ──▶ merges under way end ──▶ every fragment is restored ──▶ rounds continue
+                                                             └─ it cannot be read ──▶ rounds continue as they were
 
-    asked for ──▶ no round closes any more ──▶ merges under way end ──▶ every fragment is restored ──▶ rounds go on
-                                                                     └─ it cannot be read ──▶ rounds go on as they were
+A restored fragment is the next version, with the parameters and momentum of the checkpoint. When islands adopt it,
+everything that they trained since their last adoption is overwritten, whatever the job's rule of adoption, because it was
+built on what is undone. Islands keep their inner optimizer state and their place in the data. A fragment whose newest
+version the journal has lost is set back by one version in the same way, without a request.
 
-A restored fragment is the next version, with the parameters and momentum of the checkpoint. All that islands trained since
-they last adopted is overwritten when they adopt it, whatever the job's rule of adoption: it was built on what is undone.
-Islands keep their inner optimizer state and their place in the data. A fragment whose newest version the journal has lost
-goes back by one version in the same way, without being asked. Refuses to know: files, arrays.
+Source: Chandy and Lamport, ACM TOCS 3 (1985); ``saving`` describes the cut.
 """
 
 from __future__ import annotations
@@ -184,42 +184,6 @@ def settle(state: JobState, now: Instant) -> list[Effect]:
     return _seal_if_complete(state)
 
 
-def _timeout_s(state: JobState) -> Duration:
-    """Return the timeout of the policy, or one for the bytes of all islands' states, which may all go to one disk."""
-    if (timeout_s := state.policy.checkpoints.timeout_s) is not None:
-        return timeout_s
-    state_bytes = STATE_BYTES_PER_PARAMETER * state.parameter_count
-    return TIMEOUT_BASE_S + state_bytes * max(1, len(state.live)) / SLOWEST_BYTES_PER_S
-
-
-def _cannot(state: JobState) -> str:
-    """Why no checkpoint can begin now; empty if one can."""
-    if state.phase is not JobPhase.RUNNING:
-        return f"the job is {state.phase}"
-    if state.checkpoints.open is not None:
-        return f"checkpoint {state.checkpoints.open.number} is being taken"
-    if state.rollback is not None:
-        return f"the job goes back to checkpoint {state.rollback.checkpoint}"
-    if not state.live:
-        return "no island trains"
-    return ""
-
-
-def _may_answer(state: JobState, life: Life) -> bool:
-    island = state.islands[life[0]]
-    return island.incarnation == life[1] and island.state in MAY_ANSWER
-
-
-def _seal_if_complete(state: JobState) -> list[Effect]:
-    opened = state.checkpoints.open
-    if opened is None or opened.sealing or opened.awaited:
-        return []
-    if not opened.saved:
-        return give_up(state, "no island saved its state")
-    state.checkpoints = replace(state.checkpoints, open=replace(opened, sealing=True))
-    return [SealCheckpoint(opened.number, opened.saved)]
-
-
 def request_rollback(state: JobState, event: CommandRequested, request: commands.Rollback) -> list[Effect]:
     retained = [checkpoint.number for checkpoint in state.checkpoints.retained]
     number = request.checkpoint or max(retained, default=0)
@@ -289,3 +253,39 @@ def rollback_failed(state: JobState, event: RollbackFailed) -> list[Effect]:
         if current.restoring:
             state.rounds[current.fragment] = fragment_round.abandon(current)
     return advance_all(state, event.at)
+
+
+def _timeout_s(state: JobState) -> Duration:
+    """Return the timeout of the policy, or one for the bytes of all islands' states, which may all go to one disk."""
+    if (timeout_s := state.policy.checkpoints.timeout_s) is not None:
+        return timeout_s
+    state_bytes = STATE_BYTES_PER_PARAMETER * state.parameter_count
+    return TIMEOUT_BASE_S + state_bytes * max(1, len(state.live)) / SLOWEST_BYTES_PER_S
+
+
+def _cannot(state: JobState) -> str:
+    """Why no checkpoint can begin now; empty if one can."""
+    if state.phase is not JobPhase.RUNNING:
+        return f"the job is {state.phase}"
+    if state.checkpoints.open is not None:
+        return f"checkpoint {state.checkpoints.open.number} is being taken"
+    if state.rollback is not None:
+        return f"the job goes back to checkpoint {state.rollback.checkpoint}"
+    if not state.live:
+        return "no island trains"
+    return ""
+
+
+def _may_answer(state: JobState, life: Life) -> bool:
+    island = state.islands[life[0]]
+    return island.incarnation == life[1] and island.state in MAY_ANSWER
+
+
+def _seal_if_complete(state: JobState) -> list[Effect]:
+    opened = state.checkpoints.open
+    if opened is None or opened.sealing or opened.awaited:
+        return []
+    if not opened.saved:
+        return give_up(state, "no island saved its state")
+    state.checkpoints = replace(state.checkpoints, open=replace(opened, sealing=True))
+    return [SealCheckpoint(opened.number, opened.saved)]

@@ -5,63 +5,53 @@
         ▲                                                                 │
         └───────────────────── outer step applied ────────────────────────┘
 
-A round is due when its fragment is: at the first due point after the step of the last merge. What comes earlier is held,
-and counts towards the quorum, but the round does not close before somebody is *on time*: an island that missed the last
-round and kept its work offers it again at its next due point, and would otherwise merge alone, a step after all others,
-so that every outer step were taken twice. Early contributions are ours; the paper has none, because there an island
-that missed a round has lost its work.
+A round is due when its fragment is: at the first due point after the step of the last merge. An earlier contribution is held
+and counts towards the quorum, but the round closes only once a contribution is *on time*. Otherwise an island that missed
+the last round, kept its work and offers it again would merge alone, a step after all others, and every outer step would be
+taken twice. Early contributions are ours. The paper has none, because there an island that missed a round has lost its work.
 
-A round never reads a clock and never sees a tensor. Time reaches it as the ``now`` of an event; parameters reach it
-as payload ids. A contribution that comes while MERGING is late (``admission``): the outer step in flight has already
-fixed its inputs.
+A round never reads a clock and never sees a tensor. The ``now`` of each event gives it the time, and payload ids stand for
+parameters. A contribution that arrives while MERGING is late, because the outer step in flight has already fixed its inputs.
 
-Source: Decoupled DiLoCo, arXiv:2604.21428 (minimum quorum, grace window).
-
-Admission of a contribution to the open round of its fragment, or the reason why it is refused.
-
-The rules, in the order in which they are applied:
+**Admission.** ``refusal_of`` applies these rules, in this order:
 
     fenced            another incarnation of the island has taken its place
     job_over          the job takes no more work
-    not_caught_up     the island holds no state yet; a fresh process never wins over state
+    not_caught_up     the island has no state yet; a fresh process never wins over state
     duplicate         this offer, or a newer one of the same fragment, was seen before
-    empty             no work is in it
-    unknown_version   its base is newer than the fragment: we lost state, or the island invents
-    already_merged    its base is older than the version that its island's previous work went into: counted once, not twice
+    empty             it contains no work
+    unknown_version   its base is newer than the fragment: we lost state, or the island is wrong
+    already_merged    its base is older than the version with the island's previous work, which would count twice
     late              its round is merging or has merged
     stale_base        its base is more than ``staleness_max`` versions behind
-    exploding         its update norm is far above the running median of its fragment (``health``)
+    exploding         its update norm is far above the running median of its fragment
 
-A version behind is `late` when one more round would have caught it, `stale_base` when not; both are accepted when the
+A version behind is `late` when one more round would have caught it, and `stale_base` when not. Both are accepted if the
 policy's ``staleness_max`` allows it. The default allows neither: an accepted late contribution would wait for the next
-round, where the island's own next offer replaces it. Source: ours, where arXiv:2604.21428 is silent.
+round, where the island's own next offer replaces it.
 
-The health of contributions: one whose update norm is far above its fragment's running median is an outlier.
+**Health.** The measure of an outlier is the update norm ‖Θ_p − θ‖, divided by the number of intervals of H steps in it if
+that is more than one: an island that missed rounds brings more work, and may be further away. Fewer steps than H count as
+H, because a state taken from a peer holds up to an interval of that peer's work. The running median is over the latest
+norms that were admitted to the fragment. It is not used before the fragment has taken ``VERSIONS_BEFORE_JUDGING`` outer
+steps: the first offers hold a few steps at a learning rate that still rises. NaN and Inf never get here
+(``parameters.validation``).
 
-The measure is the update norm ‖Θ_p − θ‖, divided by how many intervals of H steps are in it where there is more than one:
-an island that missed rounds brings more work, and may be as much further away. Fewer steps than H count as H, because a
-state that was taken from a peer holds up to an interval of that peer's work besides.
+**Weights.** A contribution counts by the quantity of its tokens times their quality:
 
-The running median of a fragment is over the latest norms admitted. It is not used before the fragment has taken
-``VERSIONS_BEFORE_JUDGING`` outer steps: the first offers hold a few steps at a learning rate that is still rising.
+    w_m = c_tokens · (c_tokens / c_steps)        normalised so that the weights of one merge sum to one
 
-Refuses to know arrays; NaN and Inf never get here (``parameters.validation``).
-Source: ours. Decoupled DiLoCo, arXiv:2604.21428, is silent; clipping against a running median is a robust-statistics habit.
-
-The weight of each contribution in a merge: the quantity of its tokens times their quality.
-
-    w_m = c_tokens · (c_tokens / c_steps)
-
-Source: Decoupled DiLoCo, arXiv:2604.21428 (token weighting). Normalised here so that the weights of one merge sum to one.
-
-The outer learning rate of a merge, as a part of what the job specification says: warm-up, then a line down.
+**Outer learning rate.** A warm-up, then a line down, as a ratio of the specification's rate:
 
     ratio = min(1, version / W) · (1 − (1 − f) · min(1, T / budget))
 
-W is in merges of one fragment, T is what all islands have trained. Decided where the merge is ordered, and carried in the
-order and in the journal: whoever takes the merge again steps at the same rate. By tokens, so that a job whose islands are
-away for a time, or that is taken back to a checkpoint, is where its budget is; not by a clock. Only sums and quotients, so
-that every machine has the same bits.
+W is in merges of one fragment, and T is what all islands have trained. The ratio is decided where the merge is ordered, and
+carried in the order and in the journal, so that a repeated merge steps at the same rate. It goes by tokens and not by a
+clock, so that a job whose islands were away, or that was rolled back, is where its budget is. Sums and quotients alone give
+every machine the same bits.
+
+Source: Decoupled DiLoCo, arXiv:2604.21428 (minimum quorum, grace window, token weighting). Admission and health are ours,
+where the paper is silent; clipping against a running median is a habit of robust statistics.
 """
 
 from __future__ import annotations
@@ -88,68 +78,10 @@ from orchestrator.core.vocabulary import (
     WeightedPayload,
 )
 
-
-def outer_lr_ratio(policy: OuterRatePolicy, version: Version, tokens_trained: int, token_budget: int) -> float:
-    """Return the outer learning rate of the merge that makes ``version``, as a ratio in [0, 1] of the specification's.
-
-    ``tokens_trained`` of the budget were trained when the merge was decided.
-    """
-    warm = min(1.0, version / policy.warmup_merges) if policy.warmup_merges else 1.0
-    if policy.final_ratio == 1.0:
-        return warm
-    return warm * (1 - (1 - policy.final_ratio) * min(1.0, tokens_trained / token_budget))
-
-
-def weigh(contributions: Iterable[Contribution]) -> tuple[WeightedPayload, ...]:
-    """Give each contribution its share, in the order of island names, so that arrival order never changes a merge."""
-    ordered = sorted(contributions, key=lambda c: c.island)
-    raw = [c.token_count * (c.token_count / c.step_count) for c in ordered]
-    total = fsum(raw)
-    return tuple(WeightedPayload(c.payload, c.island, w / total) for c, w in zip(ordered, raw, strict=True))
-
-
 LATEST_KEPT = 31
 """Enough for several rounds of a few islands; with many islands it is the last round alone, which is as good."""
 VERSIONS_BEFORE_JUDGING = 4
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateNorms:
-    """The latest update norms per interval that were admitted to one fragment, oldest first."""
-
-    latest: tuple[float, ...] = ()
-
-    @property
-    def median(self) -> float:
-        """The upper one of two, 0 of none."""
-        return sorted(self.latest)[len(self.latest) // 2] if self.latest else 0.0
-
-
-def admitted(before: UpdateNorms, c: Contribution, update_norm: float | None, policy: JobPolicy) -> UpdateNorms:
-    """The norms with one more; a contribution whose norm was not measured adds none."""
-    if update_norm is None:
-        return before
-    return UpdateNorms((*before.latest, _per_interval(c, update_norm, policy))[-LATEST_KEPT:])
-
-
-def outlier(
-    c: Contribution, update_norm: float | None, norms: UpdateNorms, version: Version, policy: JobPolicy
-) -> str | None:
-    """The detail of the refusal if the contribution is too far from Θ. A fragment that never moved has no median yet."""
-    ratio_max, median = policy.health.displacement_ratio_max, norms.median
-    if update_norm is None or ratio_max is None or version < VERSIONS_BEFORE_JUDGING or median == 0.0:
-        return None
-    norm = _per_interval(c, update_norm, policy)
-    if norm <= ratio_max * median:
-        return None
-    return (
-        f"it is {norm:.3g} from the fragment where {median:.3g} is usual, {norm / median:.3g} times as far; "
-        f"at most {ratio_max:g} times is allowed"
-    )
-
-
-def _per_interval(c: Contribution, update_norm: float, policy: JobPolicy) -> float:
-    return update_norm / max(1.0, c.step_count / policy.sync_interval_steps)
+Refusal = tuple[RefusalReason, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +125,18 @@ class Close:
 
     reason: CloseReason
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateNorms:
+    """The latest update norms per interval that were admitted to one fragment, oldest first."""
+
+    latest: tuple[float, ...] = ()
+
+    @property
+    def median(self) -> float:
+        """The upper one of two, 0 of none."""
+        return sorted(self.latest)[len(self.latest) // 2] if self.latest else 0.0
 
 
 def admit(before: FragmentRound, contribution: Contribution, due_step: int, now: Instant) -> FragmentRound:
@@ -265,9 +209,6 @@ def abandon(before: FragmentRound) -> FragmentRound:
     return FragmentRound(before.fragment, before.version, before.step, before.reached_at)
 
 
-Refusal = tuple[RefusalReason, str]
-
-
 def refusal_of(
     contribution: Contribution,
     island: Island | None,
@@ -307,3 +248,49 @@ def refusal_of(
     if detail := outlier(c, update_norm, latest_norms, current.version, policy):
         return RefusalReason.EXPLODING, detail
     return None
+
+
+def outlier(
+    c: Contribution, update_norm: float | None, norms: UpdateNorms, version: Version, policy: JobPolicy
+) -> str | None:
+    """The detail of the refusal if the contribution is too far from Θ. A fragment that never moved has no median yet."""
+    ratio_max, median = policy.health.displacement_ratio_max, norms.median
+    if update_norm is None or ratio_max is None or version < VERSIONS_BEFORE_JUDGING or median == 0.0:
+        return None
+    norm = _per_interval(c, update_norm, policy)
+    if norm <= ratio_max * median:
+        return None
+    return (
+        f"it is {norm:.3g} from the fragment where {median:.3g} is usual, {norm / median:.3g} times as far; "
+        f"at most {ratio_max:g} times is allowed"
+    )
+
+
+def admitted(before: UpdateNorms, c: Contribution, update_norm: float | None, policy: JobPolicy) -> UpdateNorms:
+    """The norms with one more; a contribution whose norm was not measured adds none."""
+    if update_norm is None:
+        return before
+    return UpdateNorms((*before.latest, _per_interval(c, update_norm, policy))[-LATEST_KEPT:])
+
+
+def weigh(contributions: Iterable[Contribution]) -> tuple[WeightedPayload, ...]:
+    """Give each contribution its share, in the order of island names, so that arrival order never changes a merge."""
+    ordered = sorted(contributions, key=lambda c: c.island)
+    raw = [c.token_count * (c.token_count / c.step_count) for c in ordered]
+    total = fsum(raw)
+    return tuple(WeightedPayload(c.payload, c.island, w / total) for c, w in zip(ordered, raw, strict=True))
+
+
+def outer_lr_ratio(policy: OuterRatePolicy, version: Version, tokens_trained: int, token_budget: int) -> float:
+    """Return the outer learning rate of the merge that makes ``version``, as a ratio in [0, 1] of the specification's.
+
+    ``tokens_trained`` of the budget were trained when the merge was decided.
+    """
+    warm = min(1.0, version / policy.warmup_merges) if policy.warmup_merges else 1.0
+    if policy.final_ratio == 1.0:
+        return warm
+    return warm * (1 - (1 - policy.final_ratio) * min(1.0, tokens_trained / token_budget))
+
+
+def _per_interval(c: Contribution, update_norm: float, policy: JobPolicy) -> float:
+    return update_norm / max(1.0, c.step_count / policy.sync_interval_steps)

@@ -1,35 +1,33 @@
 """The handlers of events in an island's life: it is placed, catches up, trains, becomes suspect, is lost.
 
-Handlers take the job's state and an event, change the state, and return effects. The transitions themselves are in
-``island_record``: one island's life, to be placed again or given up.
+Handlers take the job's state and an event or report, change the state, and return effects. The transitions themselves, for
+one island, are in ``island_record``.
 
-The handlers of a notice: an island's node is about to go, as spot machines, queues of clusters and maintenance have it.
+**Notices.** A cloud, a cluster's queue or an operator announces that an island's node is about to go.
 
-    TRAINING ──notice──▶ DRAINING ──all its work is merged, or its node goes in a moment──▶ LOST ──▶ PLACING, elsewhere
-    placing, starting, catching up, standing by ──notice──▶ LOST ──▶ PLACING, elsewhere        (nothing to give)
+    TRAINING ──notice──▶ DRAINING ──all its work is merged, or its node is about to go──▶ LOST ──▶ PLACING, elsewhere
+    placing, starting, catching up, standing by ──notice──▶ LOST ──▶ PLACING, elsewhere        (it has no work to give)
 
-As in a drain, the island ends its step, offers what it has, and ends when versions hold it. It stays wanted, though, so that
-its next incarnation is placed as soon as the drain is over, as the process of a standby where there is one. No failure is
-counted, and no back-off waited for: the machine goes, nothing is wrong with the island. Nobody asks whether a quorum is
-left, for the node goes in any case.
+As in a drain, the island ends its step, offers its work, and ends when versions hold that work. Unlike in a drain it stays
+wanted, so its next incarnation is placed as soon as the drain is over, in the process of a standby if there is one. No
+failure is counted and no back-off waited for, because the node goes and nothing is wrong with the island. The quorum is not
+considered, because the node goes in any case. If the notice is shorter than a round, the incarnation ends before a version
+holds its work; the synchroniser has the offers by then and merges them when their rounds close. Which nodes there are is
+not known here: the controller keeps the next incarnation off nodes that are about to go.
 
-Where the notice is shorter than a round, the island's time ends before a version holds its work. What it has offered is
-held by the synchroniser by then, and is merged when its round closes. Refuses to know which nodes there are: who places
-the next incarnation keeps it off those that go.
-
-Standbys: processes that wait to take a lost island's place, so that it trains again in seconds.
+**Standbys** are processes that wait to take a lost island's place, so that it trains again within seconds.
 
     PLACING ──▶ STARTING ──▶ CATCHING_UP ──▶ STANDBY ──an island of its kind is lost──▶ its process is the island's
        ▲                                        │                                       next incarnation
        └──────placed again, as its own next incarnation
 
-A standby is placed, started, suspected and placed again as an island is (``island_life``). It has no data, trains
-nothing, is in no quorum and gives nobody a state; it is given one as any island, and gets every publication. A promoted
-standby goes on from the state it holds; of the island it gets name, shard and cursor.
+A standby is placed, started, suspected and placed again as an island is. It has no data, trains nothing, counts towards no
+quorum and gives no state to others. It takes a state as any island does, and gets every publication. A promoted standby
+continues from the state that it holds, under the island's name, shard and cursor.
 
-An island waits for no back-off when a standby of its kind (node group and accelerators) stands by, at once or later. Like
-all that places, this honours a cordon; and lives in a row that end without a contribution are counted all the same, so an
-island that kills every process it is given is given up as ever.
+An island does not wait for a back-off if a standby of its kind (node group and accelerators) stands by. Promotion honours
+cordons, as every placement does. Incarnations in a row that end without a contribution are counted all the same, so an
+island that kills every process is given up in the end.
 """
 
 from __future__ import annotations
@@ -80,87 +78,10 @@ from orchestrator.core.vocabulary import (
     Version,
 )
 
-
-def promote(state: JobState) -> list[Effect]:
-    """Every lost island that a standby matches goes on as the standby's process; the standby is placed again."""
-    effects: list[Effect] = []
-    for island, standby in list(_matches(state)):
-        process = (standby.id, standby.incarnation)
-        reason = f"goes on as the standby {standby.id}"
-        after, taking = island_record.place(island, state.reports.pop(island.id, None), reason, process)
-        state.islands[island.id] = after
-        next_standby, placing = island_record.place(standby, None, f"its process is {island.id} now")
-        state.islands[standby.id] = next_standby
-        effects += [*taking, *placing]
-    return effects
-
-
-def _matches(state: JobState) -> Iterator[tuple[Island, Island]]:
-    idle = [i for i in map(state.islands.__getitem__, sorted(state.standbys)) if _stands_by(i)]
-    for plan in state.policy.islands:
-        island = state.islands[plan.island]
-        waits = island.state is IslandState.LOST and island.wanted and island.incarnation > 0
-        if not waits or plan.node_group in state.cordoned:
-            continue
-        standby = next((other for other in idle if _kind(other) == _kind(island)), None)
-        if standby is not None:
-            idle.remove(standby)
-            yield island, standby
-
-
-def _stands_by(standby: Island) -> bool:
-    return standby.state is IslandState.STANDBY and not standby.current.kill_reason
-
-
-def _kind(island: Island) -> tuple[str, int]:
-    return island.plan.node_group, island.plan.accelerator_count
-
-
 MARGIN_S = 2.0
 """Its process is ended so long before the node goes, at the latest: its next incarnation need not wait for a loss."""
 SHARE_MAX = 0.5
 """Of a notice, which the margin may take: one of a second still leaves half of that to give the work in."""
-
-
-def noticed(state: JobState, island: Island, event: NoticeReceived) -> list[Effect]:
-    """Have the island give its work and go; at once where it has none. Said again, it changes nothing."""
-    if state.phase is not JobPhase.RUNNING:
-        return []  # it gives what it has in any case, and is not placed again
-    suspect = island.state is IslandState.SUSPECT
-    answering = island.current.state_before_suspect if suspect else island.state
-    reason = event.cause if event.seconds is None else f"{event.cause}: its node goes in {event.seconds:.0f} s"
-    if answering is IslandState.DRAINING:
-        return []
-    if answering is not IslandState.TRAINING or island.current.flushed:
-        return depart(state, island, reason, event.at)
-    if suspect:  # it drains as soon as it answers
-        state.islands[island.id] = island_record.to_drain(island)
-        return []
-    serial = state.next_serial()
-    state.islands[island.id] = island_record.handing_over(island, f"{reason}; its work is to be merged", serial)
-    effects: list[Effect] = [DrainIsland(island.id, island.incarnation)]
-    if event.seconds is not None:
-        effects.append(SetTimer(IslandTimer(IslandTimerKind.DEPARTURE, island.id), serial, _ends_at(event)))
-    return [*effects, *advance_all(state, event.at)]
-
-
-def time_is_up(state: JobState, island: Island, now: Instant) -> list[Effect]:
-    """The node goes in a moment, and versions do not hold all the work yet."""
-    if island.state is not IslandState.DRAINING or not island.wanted:
-        return []
-    return depart(state, island, "its node goes before all its work is merged", now)
-
-
-def depart(state: JobState, island: Island, reason: str, now: Instant) -> list[Effect]:
-    """End the incarnation; the next one is placed by a timer of no length, or at once by a standby."""
-    after, effects = island_record.depart(island, reason, now, state.next_serial())
-    state.islands[island.id] = after
-    return [*effects, *advance_all(state, now)]
-
-
-def _ends_at(event: NoticeReceived) -> Instant:
-    seconds = max(0.0, event.seconds or 0.0)
-    return event.at + seconds - min(MARGIN_S, SHARE_MAX * seconds)
 
 
 def current_island(state: JobState, event: IslandEvent) -> Island | None:
@@ -177,6 +98,17 @@ def fence(state: JobState, event: IslandEvent) -> list[Effect]:
     if lives or isinstance(event, (IslandPlaced, ConnectionRestored)):
         return [StopIsland(event.island, event.incarnation, "this incarnation is over")]
     return []
+
+
+def place(state: JobState, island: Island, reason: str) -> list[Effect]:
+    """Begin the island's next incarnation, or hold it until its node group takes islands again."""
+    if island.plan.node_group in state.cordoned:
+        cordon_reason = f"node group {island.plan.node_group} is cordoned"
+        state.islands[island.id] = island_record.cordoned(island, cordon_reason)
+        return [HoldIsland(island.id, island.plan.node_group, cordon_reason)]
+    after, effects = island_record.place(island, state.reports.pop(island.id, None), reason)
+    state.islands[island.id] = after
+    return list(effects)
 
 
 def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]:
@@ -204,6 +136,30 @@ def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
     state.seeded, state.parameter_count = True, event.parameter_count
     waiting = [i.id for i in state.islands.values() if i.current.ready and i.state is IslandState.STARTING]
     return [effect for island in waiting for effect in catch_up(state, island)]
+
+
+def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
+    """Give the island a state: what its standby's process holds, its own of the checkpoint, or a healthy peer's.
+
+    The synchroniser's parameters are for where there is none of these.
+    """
+    island = state.islands[island_id]
+    if island.current.process is not None:
+        reason = f"going on from what the standby {island.current.process[0]} holds"
+        state.islands[island_id] = island_record.catching_up(island, (), reason)
+        return [state_from(FromStandby(), island.id, island.incarnation, island.steps_before, reason)]
+    if island.saved and island.id not in island.current.failed_donors:
+        reason = "taking its state from the checkpoint"
+        state.islands[island_id] = island_record.catching_up(island, (island.id,), reason)
+        return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, reason)]
+    steps = {other: state.step_of(other) for other in state.islands.values()}
+    donors = island_record.choose_donors(steps, island, state.policy.donors_max) if state.global_version else []
+    donor_names = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
+    reason = f"taking a state from {donor_names}"
+    state.islands[island_id] = island_record.catching_up(island, tuple(donor.id for donor in donors), reason)
+    lives = tuple((donor.id, donor.incarnation) for donor in donors)
+    source = FromPeers(lives[0], lives[1:]) if lives else FromSynchroniser()
+    return [state_from(source, island.id, island.incarnation, island.steps_before, reason)]
 
 
 def caught_up(state: JobState, island: Island, report: CaughtUp, now: Instant) -> list[Effect]:
@@ -332,15 +288,80 @@ def timer_fired(state: JobState, timer: IslandTimer, serial: int, now: Instant) 
     return []
 
 
-def place(state: JobState, island: Island, reason: str) -> list[Effect]:
-    """Begin the island's next incarnation, or hold it until its node group takes islands again."""
-    if island.plan.node_group in state.cordoned:
-        cordon_reason = f"node group {island.plan.node_group} is cordoned"
-        state.islands[island.id] = island_record.cordoned(island, cordon_reason)
-        return [HoldIsland(island.id, island.plan.node_group, cordon_reason)]
-    after, effects = island_record.place(island, state.reports.pop(island.id, None), reason)
+def noticed(state: JobState, island: Island, event: NoticeReceived) -> list[Effect]:
+    """Have the island give its work and go; at once where it has none. Said again, it changes nothing."""
+    if state.phase is not JobPhase.RUNNING:
+        return []  # it gives what it has in any case, and is not placed again
+    suspect = island.state is IslandState.SUSPECT
+    answering = island.current.state_before_suspect if suspect else island.state
+    reason = event.cause if event.seconds is None else f"{event.cause}: its node goes in {event.seconds:.0f} s"
+    if answering is IslandState.DRAINING:
+        return []
+    if answering is not IslandState.TRAINING or island.current.flushed:
+        return depart(state, island, reason, event.at)
+    if suspect:  # it drains as soon as it answers
+        state.islands[island.id] = island_record.to_drain(island)
+        return []
+    serial = state.next_serial()
+    state.islands[island.id] = island_record.handing_over(island, f"{reason}; its work is to be merged", serial)
+    effects: list[Effect] = [DrainIsland(island.id, island.incarnation)]
+    if event.seconds is not None:
+        effects.append(SetTimer(IslandTimer(IslandTimerKind.DEPARTURE, island.id), serial, _ends_at(event)))
+    return [*effects, *advance_all(state, event.at)]
+
+
+def time_is_up(state: JobState, island: Island, now: Instant) -> list[Effect]:
+    """The node goes in a moment, and versions do not hold all the work yet."""
+    if island.state is not IslandState.DRAINING or not island.wanted:
+        return []
+    return depart(state, island, "its node goes before all its work is merged", now)
+
+
+def depart(state: JobState, island: Island, reason: str, now: Instant) -> list[Effect]:
+    """End the incarnation; the next one is placed by a timer of no length, or at once by a standby."""
+    after, effects = island_record.depart(island, reason, now, state.next_serial())
     state.islands[island.id] = after
-    return list(effects)
+    return [*effects, *advance_all(state, now)]
+
+
+def promote(state: JobState) -> list[Effect]:
+    """Every lost island that a standby matches goes on as the standby's process; the standby is placed again."""
+    effects: list[Effect] = []
+    for island, standby in list(_matches(state)):
+        process = (standby.id, standby.incarnation)
+        reason = f"goes on as the standby {standby.id}"
+        after, taking = island_record.place(island, state.reports.pop(island.id, None), reason, process)
+        state.islands[island.id] = after
+        next_standby, placing = island_record.place(standby, None, f"its process is {island.id} now")
+        state.islands[standby.id] = next_standby
+        effects += [*taking, *placing]
+    return effects
+
+
+def _matches(state: JobState) -> Iterator[tuple[Island, Island]]:
+    idle = [i for i in map(state.islands.__getitem__, sorted(state.standbys)) if _stands_by(i)]
+    for plan in state.policy.islands:
+        island = state.islands[plan.island]
+        waits = island.state is IslandState.LOST and island.wanted and island.incarnation > 0
+        if not waits or plan.node_group in state.cordoned:
+            continue
+        standby = next((other for other in idle if _kind(other) == _kind(island)), None)
+        if standby is not None:
+            idle.remove(standby)
+            yield island, standby
+
+
+def _stands_by(standby: Island) -> bool:
+    return standby.state is IslandState.STANDBY and not standby.current.kill_reason
+
+
+def _kind(island: Island) -> tuple[str, int]:
+    return island.plan.node_group, island.plan.accelerator_count
+
+
+def _ends_at(event: NoticeReceived) -> Instant:
+    seconds = max(0.0, event.seconds or 0.0)
+    return event.at + seconds - min(MARGIN_S, SHARE_MAX * seconds)
 
 
 def _is_or_was(island: Island, expected: IslandState) -> bool:
@@ -357,30 +378,6 @@ def _lose(
     after, effects = island_record.lose(island, state.policy, reason, now, serial, dead=dead, final=final)
     state.islands[island.id] = after
     return [*effects, *advance_all(state, now)]
-
-
-def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
-    """Give the island a state: what its standby's process holds, its own of the checkpoint, or a healthy peer's.
-
-    The synchroniser's parameters are for where there is none of these.
-    """
-    island = state.islands[island_id]
-    if island.current.process is not None:
-        reason = f"going on from what the standby {island.current.process[0]} holds"
-        state.islands[island_id] = island_record.catching_up(island, (), reason)
-        return [state_from(FromStandby(), island.id, island.incarnation, island.steps_before, reason)]
-    if island.saved and island.id not in island.current.failed_donors:
-        reason = "taking its state from the checkpoint"
-        state.islands[island_id] = island_record.catching_up(island, (island.id,), reason)
-        return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, reason)]
-    steps = {other: state.step_of(other) for other in state.islands.values()}
-    donors = island_record.choose_donors(steps, island, state.policy.donors_max) if state.global_version else []
-    donor_names = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
-    reason = f"taking a state from {donor_names}"
-    state.islands[island_id] = island_record.catching_up(island, tuple(donor.id for donor in donors), reason)
-    lives = tuple((donor.id, donor.incarnation) for donor in donors)
-    source = FromPeers(lives[0], lives[1:]) if lives else FromSynchroniser()
-    return [state_from(source, island.id, island.incarnation, island.steps_before, reason)]
 
 
 def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:

@@ -1,10 +1,7 @@
-"""The context of a running job, which every part of its process is given.
+"""What the parts of a job's process share: its context, the queue of its events, and its timers.
 
-The posting of events from other threads to the one that decides.
-
-They come undated. Whoever queues them stamps them under one lock, so that instants are in the order of the queue.
-
-Deadlines in one thread: the newest deadline of each name is kept, and called about once when it is past.
+Other threads post events without an instant (``Undated``). ``EventQueue`` stamps them under one lock, so that instants are in
+the order of the queue. ``Timers`` keeps the newest deadline of each name in one thread.
 """
 
 from __future__ import annotations
@@ -21,6 +18,70 @@ from orchestrator.core.vocabulary import Epoch, Instant, Timer
 from orchestrator.host.line_traffic import JobLines
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.roots import AllowedRoots
+
+Undated = Callable[[Instant], Event]
+"""An event but for its instant: called with that, it is whole."""
+Post = Callable[[Undated], int]
+"""Stamp the event and queue it. Returns the number that its record will have."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """The context of one life of the synchroniser, which every part of its process is given.
+
+    ``roots`` are the paths that the job may touch, ``epoch`` is this life's, and ``now`` is the job's own time. A part calls
+    ``failed`` with what went wrong when the job cannot continue: a bug of ours, or Fenced when islands listen to a newer
+    synchroniser. ``durable_count`` is the number of the last record that is durable. ``lines`` counts what islands' lines
+    carry.
+    """
+
+    job: str
+    spec: JobSpec
+    run_dir: Path
+    roots: AllowedRoots
+    epoch: Epoch
+    now: Callable[[], Instant]
+    post: Post
+    failed: Callable[[BaseException], None]
+    durable_count: Callable[[], int]
+    lines: JobLines = field(default_factory=JobLines)
+
+    def guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do a thread's work: a bug of ours ends the job, where a thread or a pool would keep it to itself."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            self.failed(error)
+
+
+class EventQueue:
+    """The events of a job in one order, each stamped on entry. Any thread posts; the pump alone takes them out.
+
+    ``clock`` is the job's own time; ``count`` records are on the tape already.
+    """
+
+    def __init__(self, clock: Callable[[], Instant], count: int) -> None:
+        self._clock, self._count = clock, count
+        self._entry = threading.Lock()  # makes the order of the instants that of the queue, and of the records
+        self._queue: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
+
+    def post(self, undated: Undated) -> int:
+        """Stamp an event and queue it. Returns the number that its record will have."""
+        with self._entry:
+            self._queue.put(undated(self._clock()))
+            self._count += 1
+            return self._count
+
+    def fail(self, error: BaseException) -> None:
+        """Have ``next`` raise the error, behind the events that were posted before."""
+        self._queue.put(error)
+
+    def next(self) -> Event:
+        """Return the next event, once there is one. Raises what ``fail`` was given."""
+        event = self._queue.get()
+        if isinstance(event, BaseException):
+            raise event
+        return event
 
 
 class Timers:
@@ -57,69 +118,3 @@ class Timers:
                     self._changed.wait(None if next_at is None else next_at - now)
             for timer in sorted(due, key=str):
                 self._fire(timer, due[timer])
-
-
-Undated = Callable[[Instant], Event]
-"""An event but for its instant: called with that, it is whole."""
-
-Post = Callable[[Undated], int]
-"""Stamp the event and queue it. Returns the number that its record will have."""
-
-
-class EventQueue:
-    """The events of a job in one order, each stamped on entry. Any thread posts; the pump alone takes them out.
-
-    ``clock`` is the job's own time; ``count`` records are on the tape already.
-    """
-
-    def __init__(self, clock: Callable[[], Instant], count: int) -> None:
-        self._clock, self._count = clock, count
-        self._entry = threading.Lock()  # makes the order of the instants that of the queue, and of the records
-        self._queue: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
-
-    def post(self, undated: Undated) -> int:
-        """Stamp an event and queue it. Returns the number that its record will have."""
-        with self._entry:
-            self._queue.put(undated(self._clock()))
-            self._count += 1
-            return self._count
-
-    def fail(self, error: BaseException) -> None:
-        """Have ``next`` raise the error, behind the events that were posted before."""
-        self._queue.put(error)
-
-    def next(self) -> Event:
-        """Return the next event, once there is one. Raises what ``fail`` was given."""
-        event = self._queue.get()
-        if isinstance(event, BaseException):
-            raise event
-        return event
-
-
-@dataclass(frozen=True, slots=True)
-class JobContext:
-    """The context of one life of the synchroniser, which every part of its process is given.
-
-    ``roots`` are the paths that the job may touch, ``epoch`` is this life's, and ``now`` is the job's own time. A part calls
-    ``failed`` with what went wrong when the job cannot continue: a bug of ours, or Fenced when islands listen to a newer
-    synchroniser. ``durable_count`` is the number of the last record that is durable. ``lines`` counts what islands' lines
-    carry.
-    """
-
-    job: str
-    spec: JobSpec
-    run_dir: Path
-    roots: AllowedRoots
-    epoch: Epoch
-    now: Callable[[], Instant]
-    post: Post
-    failed: Callable[[BaseException], None]
-    durable_count: Callable[[], int]
-    lines: JobLines = field(default_factory=JobLines)
-
-    def guarded(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Do a thread's work: a bug of ours ends the job, where a thread or a pool would keep it to itself."""
-        try:
-            work(*arguments)
-        except Exception as error:
-            self.failed(error)

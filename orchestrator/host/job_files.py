@@ -4,17 +4,15 @@
     RUN_DIR/snapshot       core and folds at one step of it
     RUN_DIR/journal/       Θ and momentum of every fragment, by version
     RUN_DIR/boot           which start of the machine the job began in, for durability async
-
-Responsible for what is true before anything goes on: the core decides as it did, Θ is what the tape says it is, and what
-only the journal knows, and that an epoch begins, come next on the tape (``first_events``). Refuses to act on anything.
-
-The clock of a job: seconds since it was created, as on its tape. It never runs back, and nobody can set it.
-
     RUN_DIR/clock.json     when the job was created, on the clock that began with the machine's start, and which start
 
-While a synchroniser lives its time is the monotonic clock's. The next one goes on by what is written here, so that a time
-of day that was set by hours meanwhile adds no hours to the tape. After a start of the machine, or on another one, the time
-of day is all there is: then the time since the job was created, but no less than what the tape has.
+Responsible for what is true before the job continues: the core decides as it did, Θ is what the tape says it is, and what
+only the journal knows comes next on the tape, followed by the new epoch (``first_events``). Acts on nothing.
+
+The job's clock counts the seconds since the job was created, as on its tape. It never runs back, and nobody can set it.
+While a synchroniser lives its time is the monotonic clock's. The next one continues from ``clock.json``, so that a time of
+day that was set by hours meanwhile adds no hours to the tape. After a start of the machine, or on another machine, only the
+time of day is known: then the time since the job was created, but no less than the tape's end.
 """
 
 from __future__ import annotations
@@ -54,55 +52,8 @@ from orchestrator.tape.snapshot import Snapshot
 from orchestrator.tape.storage import TapeWriter, read_snapshot
 
 log = logging.getLogger(__name__)
-
 AGE_MAX_S = 1e9
 """Thirty years: a file that says more is damaged."""
-
-
-def uptime() -> float:
-    """Seconds since the machine was started, those in which it slept included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def elapsed(
-    run_dir: Path,
-    started_at: float,
-    tape_end: float | None,
-    *,
-    boot: str | None = None,
-    uptime: Callable[[], float] = uptime,
-    wall: Callable[[], float] = time.time,
-) -> float:
-    """Seconds since the job was created, stored for the next synchroniser. ``tape_end`` is the tape's end, if any."""
-    boot, up = boot or LocalDisk().boot(), uptime()
-    path = run_dir / CLOCK
-    if tape_end is None:
-        passed = 0.0
-    elif (created := _created(path, boot, up)) is not None:
-        passed = max(tape_end, up - created)
-    else:
-        passed = max(tape_end, wall() - started_at)
-    try:
-        LocalDisk().replace(path, json.dumps({"boot": boot, "created_uptime_s": up - passed}).encode())
-    except OSError as error:
-        log.warning("%s cannot be written, so that the next synchroniser goes by the time of day: %s", path, error)
-    return passed
-
-
-def _created(path: Path, boot: str, up: float) -> float | None:
-    """When the job was created, by the clock of this start of the machine; None where that is not known.
-
-    It may be negative: a job can be older than the machine's last start. What no job can be counts as unknown.
-    """
-    try:
-        written = json.loads(path.read_bytes())
-        created = float(written["created_uptime_s"])
-        is_possible = written["boot"] == boot and up - AGE_MAX_S <= created <= up
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-    return created if is_possible else None
-
-
 LEFT_AT_THE_END = (STATUS, REPORT, PARAMETERS)
 
 
@@ -196,47 +147,40 @@ def open_files(
         raise
 
 
-def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
-    """The tape has all that a snapshot has, so one that cannot be read only costs time."""
+def beginning(path: Path, disk: Disk, size: int = 1 << 15) -> bytes:
+    """The beginning of a file, with at least its first line if it has one."""
+    raw = disk.read(path, 0, size)
+    return raw if b"\n" in raw[:-1] or len(raw) < size else beginning(path, disk, 2 * size)
+
+
+def uptime() -> float:
+    """Seconds since the machine was started, those in which it slept included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def elapsed(
+    run_dir: Path,
+    started_at: float,
+    tape_end: float | None,
+    *,
+    boot: str | None = None,
+    uptime: Callable[[], float] = uptime,
+    wall: Callable[[], float] = time.time,
+) -> float:
+    """Seconds since the job was created, stored for the next synchroniser. ``tape_end`` is the tape's end, if any."""
+    boot, up = boot or LocalDisk().boot(), uptime()
+    path = run_dir / CLOCK
+    if tape_end is None:
+        passed = 0.0
+    elif (created := _created(path, boot, up)) is not None:
+        passed = max(tape_end, up - created)
+    else:
+        passed = max(tape_end, wall() - started_at)
     try:
-        return read_snapshot(path, disk)
-    except DataError as error:
-        log.warning("everything is remembered from the tape: %s", error)
-        return None
-
-
-def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
-    """Return whether the job may continue from this snapshot. One that does not fit still shows that the job has run."""
-    if [type(fold) for fold in snapshot.folds] != [Pending, *map(type, folds)]:
-        log.warning("everything is remembered from the tape: the snapshot has other folds than this job's.")
-        return False
-    if snapshot.core.state.policy != policy:
-        log.warning("everything is remembered from the tape: the snapshot is that of another job or specification.")
-        return False
-    return True
-
-
-def _note_boot(run_dir: Path, disk: Disk) -> None:
-    path = run_dir / BOOT
-    disk.files(run_dir)  # makes the folder
-    disk.remove(path)
-    disk.append(path, [disk.boot().encode()])
-    disk.sync(path)
-
-
-def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
-    """Async, tape and journal may have lost the same merges with the power: nothing in them would show it."""
-    if spec.synchroniser.durability.kind == "sync":
-        return
-    try:
-        same = disk.read(run_dir / BOOT).decode() == disk.boot()
-    except FileNotFoundError:
-        same = False
-    if not same:
-        raise DataError(
-            detail="The machine was started anew since this job wrote its files. With durability async merges that islands "
-            "already hold may be lost, and nobody could tell; sync prevents it. Submit the job anew."
-        )
+        LocalDisk().replace(path, json.dumps({"boot": boot, "created_uptime_s": up - passed}).encode())
+    except OSError as error:
+        log.warning("%s cannot be written, so that the next synchroniser goes by the time of day: %s", path, error)
+    return passed
 
 
 def _has_begun(path: Path, disk: Disk) -> bool:
@@ -272,6 +216,49 @@ def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
         )
 
 
+def _note_boot(run_dir: Path, disk: Disk) -> None:
+    path = run_dir / BOOT
+    disk.files(run_dir)  # makes the folder
+    disk.remove(path)
+    disk.append(path, [disk.boot().encode()])
+    disk.sync(path)
+
+
+def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
+    """The tape has all that a snapshot has, so one that cannot be read only costs time."""
+    try:
+        return read_snapshot(path, disk)
+    except DataError as error:
+        log.warning("everything is remembered from the tape: %s", error)
+        return None
+
+
+def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
+    """Return whether the job may continue from this snapshot. One that does not fit still shows that the job has run."""
+    if [type(fold) for fold in snapshot.folds] != [Pending, *map(type, folds)]:
+        log.warning("everything is remembered from the tape: the snapshot has other folds than this job's.")
+        return False
+    if snapshot.core.state.policy != policy:
+        log.warning("everything is remembered from the tape: the snapshot is that of another job or specification.")
+        return False
+    return True
+
+
+def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
+    """Async, tape and journal may have lost the same merges with the power: nothing in them would show it."""
+    if spec.synchroniser.durability.kind == "sync":
+        return
+    try:
+        same = disk.read(run_dir / BOOT).decode() == disk.boot()
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise DataError(
+            detail="The machine was started anew since this job wrote its files. With durability async merges that islands "
+            "already hold may be lost, and nobody could tell; sync prevents it. Submit the job anew."
+        )
+
+
 def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> None:
     """A tape without Θ has no merges. Raises DataError where another file has one.
 
@@ -295,12 +282,6 @@ def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
         return False
     facts = journal.facts(fragment, newest)
     return bool(facts.base_digest or facts.contributors)
-
-
-def beginning(path: Path, disk: Disk, size: int = 1 << 15) -> bytes:
-    """The beginning of a file, with at least its first line if it has one."""
-    raw = disk.read(path, 0, size)
-    return raw if b"\n" in raw[:-1] or len(raw) < size else beginning(path, disk, 2 * size)
 
 
 def _with_theta(files: JobFiles, spec: JobSpec) -> JobFiles:
@@ -383,3 +364,17 @@ def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, 
         )
     except OSError as error:
         raise DataError(detail=f"The journal in {run_dir} cannot be read: {error}.") from error
+
+
+def _created(path: Path, boot: str, up: float) -> float | None:
+    """When the job was created, by the clock of this start of the machine; None where that is not known.
+
+    It may be negative: a job can be older than the machine's last start. What no job can be counts as unknown.
+    """
+    try:
+        written = json.loads(path.read_bytes())
+        created = float(written["created_uptime_s"])
+        is_possible = written["boot"] == boot and up - AGE_MAX_S <= created <= up
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return created if is_possible else None

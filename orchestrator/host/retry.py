@@ -1,14 +1,15 @@
-"""Writes that are retried until they are done: a disk that refuses must not end a job, and everybody can see why it waits.
+"""Writes to a disk that may refuse for a while: retried until they are done, and visible meanwhile.
 
-While the journal cannot be written no merge is announced, while the tape cannot be written nothing is decided; islands train
-on either way, keep their work, and offer it again. Both would be lies to go on without.
+While the journal cannot be written no merge is announced, and while the tape cannot be written nothing is decided. Islands
+train on either way, keep their work and offer it again. Continuing without either file would lose what was announced.
 
-The durability of a tape: what survives a loss of power (``sync``), or only the death of the process (``async``).
+    Retrier          repeats a write, and says what it waits for
+    RetryingSink     the tape as the driver's sink; makes a new epoch durable before it is announced
+    PeriodicSync     durability sync: the tape survives a loss of power      NoSync   async: the death of the process only
+    SnapshotWriter   writes a snapshot of core and folds every so many records, in a thread of its own
 
-The writer of snapshots: after a restart only the records behind the last one need be replayed.
-
-Responsible for: one in every so many records, taken between two steps, written in a thread of its own. Refuses to make
-anything depend on one: where it cannot be written, the one before stays, or none.
+A restart replays only the records behind the last snapshot. Nothing depends on one: if a snapshot cannot be written, the
+one before stays.
 """
 
 from __future__ import annotations
@@ -32,46 +33,12 @@ from orchestrator.tape.snapshot import Snapshot, encode
 from orchestrator.tape.storage import TapeWriter, build, write_snapshot
 
 log = logging.getLogger(__name__)
-
-
-class SnapshotWriter:
-    """``consider`` and ``close`` are for the pump. There is one for the first ``before`` records."""
-
-    def __init__(self, path: Path, tape: TapeWriter, before: int, every: int, disk: Disk | None = None) -> None:
-        self._path, self._tape, self._every, self._disk = path, tape, every, disk or LocalDisk()
-        self._count = before
-        self._writing = ThreadPoolExecutor(1, "snapshot")
-        self._under_way: Future[None] | None = None
-
-    def consider(self, driver: Driver[Synchroniser], at: Instant) -> None:
-        """Take one if it is due. The state of core and folds is copied before this returns."""
-        if driver.count - self._count < self._every or (self._under_way and not self._under_way.done()):
-            return
-        self._count = driver.count
-        try:
-            raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
-        except Exception:
-            log.exception("no snapshot could be made of step %d", driver.count)
-            return
-        self._under_way = self._writing.submit(self._write, raw)
-
-    def close(self) -> None:
-        """The job is over: no synchroniser will recover it."""
-        self._writing.shutdown(wait=True)
-        self._disk.remove(self._path)
-
-    def _write(self, raw: bytes) -> None:
-        try:
-            write_snapshot(self._path, raw, self._disk)
-        except Exception as error:
-            log.warning("a snapshot of %d bytes cannot be written: %s: %s", len(raw), type(error).__name__, error)
-
-
 RETRY_S = 1.0
 TAPE_REFUSES = "the tape cannot be written"
 JOURNAL_REFUSES = "the journal cannot be written"
 RUN_FOLDER_REFUSES = "the run's folder cannot be written"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+SYNC_EVERY_S = 0.5
 
 
 class Retrier:
@@ -136,9 +103,6 @@ class RetryingSink:
             self._retrier.until_done(TAPE_REFUSES, self._tape.sync)
 
 
-SYNC_EVERY_S = 0.5
-
-
 def tape_sync_of(spec: JobSpec, tape: TapeWriter) -> tuple[Retrier, PeriodicSync | NoSync]:
     """The sync of this job's tape, and the retrier of what its disk refuses."""
     retrier = Retrier()
@@ -185,3 +149,36 @@ class NoSync:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+
+class SnapshotWriter:
+    """``consider`` and ``close`` are for the pump. There is one for the first ``before`` records."""
+
+    def __init__(self, path: Path, tape: TapeWriter, before: int, every: int, disk: Disk | None = None) -> None:
+        self._path, self._tape, self._every, self._disk = path, tape, every, disk or LocalDisk()
+        self._count = before
+        self._writing = ThreadPoolExecutor(1, "snapshot")
+        self._under_way: Future[None] | None = None
+
+    def consider(self, driver: Driver[Synchroniser], at: Instant) -> None:
+        """Take one if it is due. The state of core and folds is copied before this returns."""
+        if driver.count - self._count < self._every or (self._under_way and not self._under_way.done()):
+            return
+        self._count = driver.count
+        try:
+            raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
+        except Exception:
+            log.exception("no snapshot could be made of step %d", driver.count)
+            return
+        self._under_way = self._writing.submit(self._write, raw)
+
+    def close(self) -> None:
+        """The job is over: no synchroniser will recover it."""
+        self._writing.shutdown(wait=True)
+        self._disk.remove(self._path)
+
+    def _write(self, raw: bytes) -> None:
+        try:
+            write_snapshot(self._path, raw, self._disk)
+        except Exception as error:
+            log.warning("a snapshot of %d bytes cannot be written: %s: %s", len(raw), type(error).__name__, error)

@@ -3,25 +3,25 @@
                     ┌──────────── a boundary ────────────┐
     … inner step ──▶ cut ▸ adopt ▸ offer what is due ▸ export ──▶ inner step …
 
-A replica's driver calls it with what happened (a publication arrived, a step was taken, a command came) and asks it, at
-each boundary between two inner steps, what is to be done. The answer is a ``BoundaryPlan``: frozen data, in the order in
-which it must be carried out, that names arrays only by fragment, version and number of offer. So one process can decide
-and others, which hold other pieces of the same arrays, can carry out the same plan.
+A replica's driver tells it what happened (a publication arrived, a step was taken, a command came) and asks it, at each
+boundary between two inner steps, what to do. The answer is a ``BoundaryPlan``: frozen data, in the order in which it must be
+carried out, that names arrays only by fragment, version and number of offer. So one process can decide, and others that hold
+other pieces of the same arrays can carry out the same plan.
 
-Published fragments are adopted first, then fragments that have come due are offered: an offer made on a base that is about
-to be replaced would only be refused. A checkpoint's cut comes before both: what is published behind its marker is not in it.
+Published fragments are adopted first, then due fragments are offered: an offer made on a base that is about to be replaced
+would only be refused. A checkpoint's cut comes before both: what is published behind its marker is not in it.
 
-A replica knows no clock, no thread, no array and no transport. It does not say ``Progress``, which has durations in it:
+A replica knows no clock, no thread, no array and no transport. It does not report ``Progress``, which has durations in it:
 its driver does, before the first report of a plan, so that totals are known before anything that depends on them.
 
-The position of an island in the learning-rate schedule of its job: from the last anchor, and its own clock since.
+The island's position in the job's learning-rate schedule follows from the last anchor and the island's own clock since:
 
     schedule step = ⌊T / (M·B·L)⌋ + (clock − clock at the anchor)     T tokens trained by M islands of B × L tokens a step
 
-The schedule is laid out over the job's token budget, so it goes by what *all* islands have trained, lost work too. Every
-publication says how much that was; until the next one an island takes the job to be as quick as its own clock. The clock
-alone would not do: it is the furthest island's, and runs on while others are away, so that a job of which a sixth is
-always away would have spent its schedule with a sixth of its budget left; and one that grew would end before its schedule.
+The schedule covers the job's token budget, so it goes by what *all* islands have trained, lost work too. Every publication
+says how much that was; until the next one an island assumes that the job is as fast as its own clock. The clock alone would
+not do. It is the furthest island's, and runs on while others are away: a job of which a sixth is always away would end its
+schedule with a sixth of its budget left, and one that grew would end before its schedule.
 """
 
 from __future__ import annotations

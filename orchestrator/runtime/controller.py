@@ -1,17 +1,12 @@
 """One job's controller: it spawns island processes where they belong, kills them, and ends all of them with the job.
 
-A detached actor beside the synchroniser, so that slow Ray calls never hold up a decision. Responsible for: placing by
-label and resources, saying why it could not, ending processes for certain. Refuses to decide when an island is placed
-or given up (``core.island_record``).
+A detached actor beside the synchroniser, so that slow Ray calls never delay a decision. Responsible for placing by label and
+resources, for saying why that failed, and for ending processes for certain. The core decides when an island is placed or
+given up, and ``placement`` whether it fits.
 
-The orphans of a job: processes that were to end while their node was unreachable, and run on behind the partition.
-
-Each is ended once its node can be reached again, after a moment in which its link may read its final reports, so that what
-it trained there is counted. Refuses to end anything itself, and to read a clock.
-
-The spawning of an island's processes as Ray actors: their class, their node group, and what they book there.
-
-Refuses to decide whether it fits (``placement``), and to wait (``controller``).
+``Orphans`` are processes that were to end while their node was unreachable, and that run on behind the partition. Each is
+ended once its node can be reached again, after a moment in which its link may read its final reports, so that what it
+trained there is counted.
 """
 
 from __future__ import annotations
@@ -66,124 +61,11 @@ from orchestrator.system import logbook
 from orchestrator.system.logbook import Logbook, rank_logbook
 from orchestrator.system.roots import AllowedRoots
 
+log = logging.getLogger(__name__)
 ISLAND_CLASS = "learners.island:Island"
 CONCURRENCY = 32
-
-
-def spawn_island(
-    job: str,
-    life: Life,
-    section: IslandsSection,
-    wanted: Mapping[str, float],
-    selector: Mapping[str, str],
-    book: Logbook,
-) -> ActorHandle[IslandInterface]:
-    """Ask for the process of this life on a node of its group that ``selector`` allows, with ``wanted`` booked there."""
-    where = {"label_selector": {GROUP_LABEL: section.node_group, **selector}}
-    return _spawned(island_name(job, *life), life, section, wanted, where, book)
-
-
-def spawn_gang(
-    job: str,
-    life: Life,
-    section: IslandsSection,
-    wanted: Mapping[str, float],
-    gang: Gang,
-    selector: Mapping[str, str],
-    book: Logbook,
-    timeout_s: float,
-) -> tuple[ActorHandle[IslandInterface], ...]:
-    """Start the processes of an island of many hosts, as ``spawn_island`` does one, and return them by rank.
-
-    Starts none if not all can be placed in time.
-    """
-    name = island_name(job, *life)
-    selectors = [{GROUP_LABEL: section.node_group, **selector, **own} for own in gang.selectors]
-    booking = cluster.booked(name, wanted, selectors, timeout_s)
-    if booking is None:
-        return ()
-    return tuple(
-        _spawned(
-            rank_name(name, rank),
-            life,
-            section,
-            wanted,
-            cluster.in_booking(booking, rank),
-            rank_logbook(book, rank),
-        )
-        for rank in range(len(selectors))
-    )
-
-
-def _spawned(
-    name: str,
-    life: Life,
-    section: IslandsSection,
-    wanted: Mapping[str, float],
-    where: Mapping[str, Any],
-    book: Logbook,
-) -> ActorHandle[IslandInterface]:
-    island_class: IslandFactory = cluster.actor_class(ISLAND_CLASS)
-    options = {
-        "name": name,
-        "max_restarts": 0,
-        "max_concurrency": CONCURRENCY,
-        "num_cpus": wanted["CPU"],
-        "num_gpus": wanted.get("GPU", 0),
-        "resources": {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")},
-        "enable_task_events": False,
-        **where,
-    }
-    return cluster.start_actor(island_class, options, life[0], environment_of(section), book, abandoned_after_s())
-
-
 FINAL_REPORT_S = 10.0
 """Once the partition is over a link polls again within a second or so, while the controller notices at once."""
-
-
-@dataclass(slots=True)
-class _Orphan:
-    node_id: str
-    reachable_since: float | None = None
-
-
-class Orphans:
-    """Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._orphans: dict[Life, _Orphan] = {}
-
-    def add(self, life: Life, node_id: str) -> bool:
-        """False if it is one already."""
-        with self._lock:
-            if life in self._orphans:
-                return False
-            self._orphans[life] = _Orphan(node_id)
-            return True
-
-    def discard(self, lives: Iterable[Life]) -> None:
-        with self._lock:
-            for life in lives:
-                self._orphans.pop(life, None)
-
-    def due(self, is_unreachable: Callable[[str], bool], now: float) -> list[Life]:
-        """Return the lives whose processes are to be ended now."""
-        with self._lock:
-            for orphan in self._orphans.values():
-                if is_unreachable(orphan.node_id):
-                    orphan.reachable_since = None
-                elif orphan.reachable_since is None:
-                    orphan.reachable_since = now
-            return sorted(
-                life
-                for life, orphan in self._orphans.items()
-                if orphan.reachable_since is not None and now - orphan.reachable_since >= FINAL_REPORT_S
-            )
-
-
-log = logging.getLogger(__name__)
-
 CAPACITY_WAIT_S = 3.0
 """A killed island's resources are booked until its node notices (well under a second)."""
 HELLO_TIMEOUT_S = 60.0
@@ -192,7 +74,6 @@ WATCH_S = 2.0
 ORPHANED_S = 10.0
 """A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
 UNWANTED = Unplaced("it was ended before it was placed")
-
 Arguments = ParamSpec("Arguments")
 
 
@@ -552,3 +433,111 @@ def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) ->
     """The job's controller: the one there is, for a synchroniser whose predecessor died, or a new one."""
     options = {**cluster.on_head(controller_name(job)), "max_restarts": 0, "max_concurrency": CONCURRENCY}
     return cluster.start_actor(Controller, options, job, spec, run_dir, roots)
+
+
+class Orphans:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._orphans: dict[Life, _Orphan] = {}
+
+    def add(self, life: Life, node_id: str) -> bool:
+        """False if it is one already."""
+        with self._lock:
+            if life in self._orphans:
+                return False
+            self._orphans[life] = _Orphan(node_id)
+            return True
+
+    def discard(self, lives: Iterable[Life]) -> None:
+        with self._lock:
+            for life in lives:
+                self._orphans.pop(life, None)
+
+    def due(self, is_unreachable: Callable[[str], bool], now: float) -> list[Life]:
+        """Return the lives whose processes are to be ended now."""
+        with self._lock:
+            for orphan in self._orphans.values():
+                if is_unreachable(orphan.node_id):
+                    orphan.reachable_since = None
+                elif orphan.reachable_since is None:
+                    orphan.reachable_since = now
+            return sorted(
+                life
+                for life, orphan in self._orphans.items()
+                if orphan.reachable_since is not None and now - orphan.reachable_since >= FINAL_REPORT_S
+            )
+
+
+@dataclass(slots=True)
+class _Orphan:
+    node_id: str
+    reachable_since: float | None = None
+
+
+def spawn_island(
+    job: str,
+    life: Life,
+    section: IslandsSection,
+    wanted: Mapping[str, float],
+    selector: Mapping[str, str],
+    book: Logbook,
+) -> ActorHandle[IslandInterface]:
+    """Ask for the process of this life on a node of its group that ``selector`` allows, with ``wanted`` booked there."""
+    where = {"label_selector": {GROUP_LABEL: section.node_group, **selector}}
+    return _spawned(island_name(job, *life), life, section, wanted, where, book)
+
+
+def spawn_gang(
+    job: str,
+    life: Life,
+    section: IslandsSection,
+    wanted: Mapping[str, float],
+    gang: Gang,
+    selector: Mapping[str, str],
+    book: Logbook,
+    timeout_s: float,
+) -> tuple[ActorHandle[IslandInterface], ...]:
+    """Start the processes of an island of many hosts, as ``spawn_island`` does one, and return them by rank.
+
+    Starts none if not all can be placed in time.
+    """
+    name = island_name(job, *life)
+    selectors = [{GROUP_LABEL: section.node_group, **selector, **own} for own in gang.selectors]
+    booking = cluster.booked(name, wanted, selectors, timeout_s)
+    if booking is None:
+        return ()
+    return tuple(
+        _spawned(
+            rank_name(name, rank),
+            life,
+            section,
+            wanted,
+            cluster.in_booking(booking, rank),
+            rank_logbook(book, rank),
+        )
+        for rank in range(len(selectors))
+    )
+
+
+def _spawned(
+    name: str,
+    life: Life,
+    section: IslandsSection,
+    wanted: Mapping[str, float],
+    where: Mapping[str, Any],
+    book: Logbook,
+) -> ActorHandle[IslandInterface]:
+    island_class: IslandFactory = cluster.actor_class(ISLAND_CLASS)
+    options = {
+        "name": name,
+        "max_restarts": 0,
+        "max_concurrency": CONCURRENCY,
+        "num_cpus": wanted["CPU"],
+        "num_gpus": wanted.get("GPU", 0),
+        "resources": {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")},
+        "enable_task_events": False,
+        **where,
+    }
+    return cluster.start_actor(island_class, options, life[0], environment_of(section), book, abandoned_after_s())

@@ -1,4 +1,4 @@
-"""A machine that joins a cluster as a node for as long as it may: ``atoll join``.
+"""A machine that joins a cluster as a node for a limited time: ``atoll join``.
 
     python -m orchestrator.runtime.join --address HEAD:PORT --token-file FILE --group NAME --region NAME [--until SECONDS] …
 
@@ -6,14 +6,11 @@
        │  └──drained by somebody else, as at a cloud's notice: its raylet ends by itself──────────────▶ ended, exit code 0
        └──its raylet dies──▶ exit code 1
 
-For machines that are there for a time only: elements of a queue's job array, spot machines, a desk at night. Responsible for
-the node's processes, which are children of this one and end with it; for draining in time. What its islands do meanwhile is
-theirs (``core.departure``). Refuses to know who set the time, or why.
+For elements of a queue's job array, spot machines, or a desk at night. Responsible for the node's processes, which are
+children of this one and end with it, and for draining in time. The core decides what its islands do meanwhile.
 
-The Ray node of this machine, or of this container, as somebody sees it who is no process of it: to end it politely.
-
-Responsible for finding it by its raylet, for having the head drain it, and for knowing when nothing works there any more.
-Refuses to end processes, and to know who started it.
+``LocalNode`` is the Ray node of this machine or container, seen from a process that is not part of it. It finds the node by
+its raylet, has the head drain it, and knows when nothing works there any more. It ends no process.
 """
 
 from __future__ import annotations
@@ -56,99 +53,10 @@ from orchestrator.system import (
 from orchestrator.system.python_process import built
 from orchestrator.system.socket_room import JOIN_PREFIX
 
+log = logging.getLogger(__name__)
 LOOK_S = 0.5
 AGAIN_S = 1.0
 RAY_PREFIX = "RAY_"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalNode:
-    """``environment`` are its own settings of Ray, by which whoever asks its head has the cluster's token."""
-
-    raylet: int
-    id: str
-    head: str
-    environment: Mapping[str, str]
-
-    def drain(self, cause: str, deadline: float) -> None:
-        """Its islands are to give their work and go on elsewhere until ``deadline``, in seconds since 1970.
-
-        Raises InfrastructureError when the head does not answer.
-        """
-        os.environ.update(self.environment)
-        try:
-            cluster.drain(cluster.client_of(self.head), self.id, cause, deadline)
-        except Exception as error:  # whatever Ray raises where its head is away
-            raise InfrastructureError(
-                detail=f"The head at {self.head} does not drain this node: {first_line(error)}.",
-                remedy="The node can be ended all the same; what its islands have not given by then is lost.",
-            ) from error
-
-    def works(self) -> bool:
-        """Return whether an island or another actor has a process on the node."""
-        return bool(workers_of(self.raylet))
-
-
-def started_by(pid: int) -> LocalNode | None:
-    """The node that this process, or one that it started, has begun; None before that, and once its raylet has ended."""
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return None
-    return next((node for child in children if (node := _node_of(child)) is not None), None)
-
-
-def only() -> LocalNode:
-    """The one node of this machine. Raises ConfigurationError where there is none, or more than one."""
-    nodes = [node for process in psutil.process_iter() if (node := _node_of(process)) is not None]
-    if len(nodes) != 1:
-        pids = ", ".join(str(node.raylet) for node in nodes) or "none"
-        raise ConfigurationError(
-            detail=f"There are {len(nodes)} Ray nodes here (raylets: {pids}), and exactly one can leave. Call this where "
-            "one runs: on its machine, or in its container."
-        )
-    return nodes[0]
-
-
-def leave(node: LocalNode, cause: str, deadline: float) -> bool:
-    """Have the node drained, and wait until nothing works there, or ``deadline``. True if nothing works there any more.
-
-    A head that does not answer is asked again. Raises InfrastructureError where it did not answer at all.
-    """
-    refused: InfrastructureError | None = None
-    drained = False
-    while True:
-        if not drained:
-            try:
-                node.drain(cause, deadline)
-                drained = True
-            except InfrastructureError as error:
-                refused = error
-        elif not node.works():
-            return True
-        left_s = deadline - time.time()
-        if left_s <= 0.0:
-            break
-        time.sleep(min(left_s, LOOK_S if drained else AGAIN_S))
-    if refused is not None and not drained:
-        raise refused
-    return False
-
-
-def _node_of(process: psutil.Process) -> LocalNode | None:
-    with suppress(psutil.Error):
-        if process.name() != RAYLET or process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        words = [word.lstrip("-").replace("-", "_", 1).partition("=") for word in process.cmdline()[1:]]
-        options = {name.replace("-", "_"): value for name, equals, value in words if equals}
-        environment = {name: value for name, value in process.environ().items() if name.startswith(RAY_PREFIX)}
-        if options.get("node_id") and options.get("gcs_address"):
-            return LocalNode(process.pid, options["node_id"], options["gcs_address"], environment)
-    return None
-
-
-log = logging.getLogger(__name__)
-
 ENDED_S = 15.0
 """How long a node's processes have to end after they were asked to."""
 GONE_S = 3.0
@@ -297,6 +205,92 @@ class Joined:
             log.warning("The time is up, and something works here still.")
             return True
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """``environment`` are its own settings of Ray, by which whoever asks its head has the cluster's token."""
+
+    raylet: int
+    id: str
+    head: str
+    environment: Mapping[str, str]
+
+    def drain(self, cause: str, deadline: float) -> None:
+        """Its islands are to give their work and go on elsewhere until ``deadline``, in seconds since 1970.
+
+        Raises InfrastructureError when the head does not answer.
+        """
+        os.environ.update(self.environment)
+        try:
+            cluster.drain(cluster.client_of(self.head), self.id, cause, deadline)
+        except Exception as error:  # whatever Ray raises where its head is away
+            raise InfrastructureError(
+                detail=f"The head at {self.head} does not drain this node: {first_line(error)}.",
+                remedy="The node can be ended all the same; what its islands have not given by then is lost.",
+            ) from error
+
+    def works(self) -> bool:
+        """Return whether an island or another actor has a process on the node."""
+        return bool(workers_of(self.raylet))
+
+
+def started_by(pid: int) -> LocalNode | None:
+    """The node that this process, or one that it started, has begun; None before that, and once its raylet has ended."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return None
+    return next((node for child in children if (node := _node_of(child)) is not None), None)
+
+
+def only() -> LocalNode:
+    """The one node of this machine. Raises ConfigurationError where there is none, or more than one."""
+    nodes = [node for process in psutil.process_iter() if (node := _node_of(process)) is not None]
+    if len(nodes) != 1:
+        pids = ", ".join(str(node.raylet) for node in nodes) or "none"
+        raise ConfigurationError(
+            detail=f"There are {len(nodes)} Ray nodes here (raylets: {pids}), and exactly one can leave. Call this where "
+            "one runs: on its machine, or in its container."
+        )
+    return nodes[0]
+
+
+def leave(node: LocalNode, cause: str, deadline: float) -> bool:
+    """Have the node drained, and wait until nothing works there, or ``deadline``. True if nothing works there any more.
+
+    A head that does not answer is asked again. Raises InfrastructureError where it did not answer at all.
+    """
+    refused: InfrastructureError | None = None
+    drained = False
+    while True:
+        if not drained:
+            try:
+                node.drain(cause, deadline)
+                drained = True
+            except InfrastructureError as error:
+                refused = error
+        elif not node.works():
+            return True
+        left_s = deadline - time.time()
+        if left_s <= 0.0:
+            break
+        time.sleep(min(left_s, LOOK_S if drained else AGAIN_S))
+    if refused is not None and not drained:
+        raise refused
+    return False
+
+
+def _node_of(process: psutil.Process) -> LocalNode | None:
+    with suppress(psutil.Error):
+        if process.name() != RAYLET or process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        words = [word.lstrip("-").replace("-", "_", 1).partition("=") for word in process.cmdline()[1:]]
+        options = {name.replace("-", "_"): value for name, equals, value in words if equals}
+        environment = {name: value for name, value in process.environ().items() if name.startswith(RAY_PREFIX)}
+        if options.get("node_id") and options.get("gcs_address"):
+            return LocalNode(process.pid, options["node_id"], options["gcs_address"], environment)
+    return None
 
 
 def refuse_unfit_certificates(options: argparse.Namespace) -> None:

@@ -1,15 +1,14 @@
 """The processes of one embedded cluster, found by a mark in their environment and ended by their ids.
 
-A Ray cluster is a few dozen processes that start one another and may outlive their parents; the mark is inherited by all
-of them, so nothing is missed, and nothing that belongs to somebody else is touched. Refuses to know Ray.
+A Ray cluster is a few dozen processes that start one another and may outlive their parents. All of them inherit the mark, so
+none is missed and no other process is touched.
 
-The clusters of a home, found without its ``cluster.json``: by the mark of their processes, and of their folders.
+The clusters of a home are found without its ``cluster.json``, by the marks of their processes and of their folders:
 
     TEMP_DIR/home             the mark of the home
-    TEMP_DIR/cluster.json     what HOME/cluster.json says, for the day that this one is lost
+    TEMP_DIR/cluster.json     a copy of HOME/cluster.json, in case that one is lost
 
-Responsible for no cluster becoming an orphan by a damaged file, and for removing nothing that is not a cluster's own.
-Refuses to end processes.
+So a damaged file makes no cluster an orphan, and nothing is removed that is not a cluster's own. Knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ SIGHTING_TOLERANCE_S = 1.0
 KILL_TIMEOUT_S = 10.0
 EXEC_S = 0.05
 """A process that is just becoming another program has no environment for an instant, and so no mark."""
+MARK = "home"
 
 
 def marked(cluster_id: str, node: str | None = None) -> list[psutil.Process]:
@@ -157,9 +157,6 @@ def _alive(process: psutil.Process) -> bool:
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
     with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-
-
-MARK = "home"
 
 
 @dataclass(slots=True)

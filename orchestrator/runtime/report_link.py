@@ -1,17 +1,17 @@
-"""The report link to one incarnation of an island: reports in, commands out, and whether it answers.
+"""The connection to one incarnation of an island: its report link and its parameter link, over one impaired link.
 
-    poll      one long poll after another; an answer that fails is how a death is known, within milliseconds
-              of one that is over and was silent, the final reports: what it trained meanwhile, once it answers again
-    relay     reports in their order → events; an offer becomes one once the parameter link says that its bytes are held. A
-              report is acknowledged, so that the island need not keep it, once its event is durable on the tape
+The report link carries reports in and commands out, and notices whether the island answers:
 
-Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
-"lost" with what it knows (``dead``, ``cut_off``), and "restored" when an answer comes; and to see a payload.
+    poll      one long poll after another; a failing answer reports a death within milliseconds
+              of an incarnation that is over and was silent: the final reports, once it answers again
+    relay     reports in their order → events; an offer becomes one once the parameter link holds its bytes. A report is
+              acknowledged, so that the island may forget it, once its event is durable on the tape
+
+Each is a thread of its own, so an island that hangs delays no other. The link does not decide what silence means: it posts
+"lost" with what it knows (``dead``, ``cut_off``), and "restored" when an answer comes. It sees no payload.
 
 Source: Ray 2.60 as measured: pending calls to a killed actor fail in 10 ms with ActorDiedError; calls
 to a stopped or cut-off one hang, so every get has a timeout and keeps waiting on the *same* call, whose answer still comes.
-
-The connection to one incarnation of an island: its report link and its parameter link, over one impaired link.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from orchestrator.runtime.parameter_link import ParameterLink, Request
 from orchestrator.runtime.shard_worker import ShardWorker
 
 log = logging.getLogger(__name__)
-
 POLL_S = 0.5
 SILENCE_S = 2.5
 """Beyond a poll's own length: a node busy compiling answers within this, a stopped process does not."""
@@ -53,8 +52,41 @@ RETRY_S = 0.2
 COMMAND_TIMEOUT_S = 10.0
 COMMAND_ATTEMPTS = 5
 COMMAND_RETRY_S = 0.5
-
 Facts = ParamSpec("Facts")
+
+
+class Connection:
+    """Open from its creation to ``close``. ``lost``: the process did not answer the synchroniser before this one.
+
+    ``ranks`` are its processes, one but for an island of many hosts, each with what it gets to take part in the job's
+    channel. Reports and commands are rank 0's.
+    """
+
+    def __init__(
+        self,
+        life: Life,
+        ranks: Sequence[tuple[ActorHandle[IslandInterface], Membership]],
+        context: JobContext,
+        shard: ShardWorker,
+        *,
+        lost: bool = False,
+    ) -> None:
+        self.actor = ranks[0][0]
+        self.subjects = tuple(membership.subject for _, membership in ranks)
+        self._closed = threading.Event()
+        self.link = ImpairedLink(self._closed)
+        self.line = context.lines.of(life[0])
+        island, incarnation = life
+        self.parameters = ParameterLink(
+            f"{island}.{incarnation}", ranks, context, self.link, self._closed, shard, self.line
+        )
+        self.reports = ReportLink(life, self.actor, context, self.link, self.parameters, lost=lost)
+
+    def close(self) -> None:
+        """Read nothing more of this incarnation. Returns at once."""
+        self._closed.set()
+        self.reports.close()
+        self.parameters.close()
 
 
 class ReportLink:
@@ -234,37 +266,3 @@ def diverged_in_words(detail: str, step: int, losses: Sequence[float], lr: float
 
 def _death_of(error: ActorDiedError) -> str:
     return f"its process is gone: {first_line(error)}"
-
-
-class Connection:
-    """Open from its creation to ``close``. ``lost``: the process did not answer the synchroniser before this one.
-
-    ``ranks`` are its processes, one but for an island of many hosts, each with what it gets to take part in the job's
-    channel. Reports and commands are rank 0's.
-    """
-
-    def __init__(
-        self,
-        life: Life,
-        ranks: Sequence[tuple[ActorHandle[IslandInterface], Membership]],
-        context: JobContext,
-        shard: ShardWorker,
-        *,
-        lost: bool = False,
-    ) -> None:
-        self.actor = ranks[0][0]
-        self.subjects = tuple(membership.subject for _, membership in ranks)
-        self._closed = threading.Event()
-        self.link = ImpairedLink(self._closed)
-        self.line = context.lines.of(life[0])
-        island, incarnation = life
-        self.parameters = ParameterLink(
-            f"{island}.{incarnation}", ranks, context, self.link, self._closed, shard, self.line
-        )
-        self.reports = ReportLink(life, self.actor, context, self.link, self.parameters, lost=lost)
-
-    def close(self) -> None:
-        """Read nothing more of this incarnation. Returns at once."""
-        self._closed.set()
-        self.reports.close()
-        self.parameters.close()

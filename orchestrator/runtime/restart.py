@@ -1,13 +1,10 @@
-"""The start of a synchroniser, and its restart after a death: its files, its time, and the processes to listen to again.
+"""The start of a synchroniser, its restart after a death, and the shutdown of its job.
 
     files ─ replayed core, Θ ─▶ first events ─▶ timers ─▶ links to all that live ─▶ orphans are ended
 
-Responsible for everything of recovery that touches Ray or a clock. Refuses to decide: what is asked again comes as effects
-of ``SynchroniserRestarted``.
-
-The shutdown of a job: all of its actors end, and a job that broke leaves its story on disk first.
-
-Responsible for nothing of a job outliving it, whichever of its actors are dead or hang. Refuses to know why it ends.
+Responsible for everything of recovery that touches Ray or a clock. The core decides what is asked again: that comes as
+effects of ``SynchroniserRestarted``. At the end of a job all of its actors end, whichever of them are dead or hang, and a
+job that broke leaves its story on disk first.
 """
 
 from __future__ import annotations
@@ -50,8 +47,9 @@ from orchestrator.tape.recovery import Recovered
 from orchestrator.tape.schema import Header, decode_header
 
 log = logging.getLogger(__name__)
-
 CLOSE_TIMEOUT_S = 30.0
+UNLOCK_TIMEOUT_S = 10.0
+LIVES_TIMEOUT_S = 60.0
 
 
 def end_job(job: str) -> None:
@@ -95,10 +93,6 @@ def crash(
                 log.exception("the end could not be recorded in full")
     finally:
         end_job(job)
-
-
-UNLOCK_TIMEOUT_S = 10.0
-LIVES_TIMEOUT_S = 60.0
 
 
 def resumption_of(spec: JobSpec, run_dir: Path, roots: AllowedRoots) -> Resumption | None:

@@ -1,24 +1,19 @@
 """The job's parameter shard in the synchroniser's process: threads that carry out its orders, whose results are events.
 
-All of the data plane that the control plane sees: it orders merges, restores and cuts, and hears of versions and digests.
-Links receive contributions and send publications past it. Where a job has several shards, this is what hands an order to
-the one that owns the fragment.
+``ShardWorker`` is all of the data plane that the control plane sees: it orders merges, restores and cuts, and hears of
+versions and digests. Links receive contributions and send publications past it. In a job with several shards, it would hand
+an order to the shard that owns the fragment. Responsible for carrying out the orders for one fragment one after another,
+and for an event only once what it says is journalled and can be published. The arithmetic and the codecs are
+``parameters.shard``.
 
-Responsible for: the orders for one fragment carried out one after another; an event once what it says is journalled and
-can be published.
-Refuses to know why a merge is made, what islands are, and what a codec is (``parameters.shard``).
+``MergePool`` runs orders for different fragments at once and orders for one fragment in order. A cut, a rollback and the
+initial state concern all of Θ: they run behind everything ordered before and ahead of everything ordered after. A merge's
+arithmetic uses all cores by itself; the threads overlap one merge's journal entry with the next one's arithmetic.
 
-The threads in which a shard carries out its orders: those for different fragments at once, those for one in order.
-
-Some orders concern all of Θ: a cut, a rollback, the beginning. They come behind everything that was ordered before, and
-ahead of everything that is ordered after. A merge's arithmetic uses all cores by itself; what these threads overlap is one
-merge's journal entry with the next one's arithmetic.
-
-The synchroniser's side of a job's channel: the authority of its certificates, and the end at which the shard's bytes are.
-
-Authority and secrets live in this process alone and die with it. A synchroniser that takes the place of a dead one makes its
-own, and every process that it listens to becomes a member anew (``ParameterLink``): nothing is on a disk that somebody could
-read, and who still holds the dead one's certificates is trusted by nobody.
+``JobChannel`` is the synchroniser's end of the job's channel, with the authority of its certificates. Authority and secrets
+live in this process alone and die with it. A successor makes its own, and every process that it connects to becomes a
+member anew (``ParameterLink``). So nothing is on a disk that somebody could read, and a dead synchroniser's certificates
+are trusted by nobody.
 """
 
 from __future__ import annotations
@@ -60,73 +55,8 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.published import Published
 from orchestrator.specification.memory_budget import NodeMemory, memory_problems
 
-
-class JobChannel:
-    """The job's channel for payloads, open until ``close``."""
-
-    def __init__(self, context: JobContext) -> None:
-        host = cluster.own_address()
-        self._context = context
-        self._terms = Terms(**context.spec.transport.model_dump())
-        self._authority = JobAuthority.new(context.job) if encrypts(self._terms, host) else None
-        self.endpoint = Endpoint(self._membership(SHARD), host)
-
-    def membership(self, process: Life, rank: int = 0) -> Membership:
-        """Return the membership of an island's process, by the life that it began as."""
-        island, incarnation = process
-        return self._membership(rank_subject(f"{island}:{incarnation}", rank))
-
-    def evaluator_membership(self, number: int) -> Membership:
-        """Return the membership of the job's evaluator with this number."""
-        return self._membership(f"evaluator {number}")
-
-    def close(self) -> None:
-        self.endpoint.close()
-
-    def _membership(self, subject: str) -> Membership:
-        identity = self._authority.issue(subject) if self._authority is not None else None
-        return Membership(self._context.job, subject, self._context.epoch, self._terms, identity)
-
-
 THREADS_MAX = 4
-
 Result = TypeVar("Result")
-
-
-class MergePool:
-    """An order waits for earlier ones only, and these were started before it: nothing can wait for ever."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(min(THREADS_MAX, max(2, os.cpu_count() or 1)), "merge")
-        self._lock = threading.Lock()
-        self._alone: Future[Any] | None = None
-        self._latest: dict[FragmentId, Future[Any]] = {}
-        """By fragment, since the last order that concerned all."""
-
-    def submit(self, fragment: FragmentId, work: Callable[[], Result]) -> Future[Result]:
-        """Do the work once what was ordered before for this fragment, or for all, is over."""
-        with self._lock:
-            before = [one for one in (self._latest.get(fragment), self._alone) if one is not None]
-            future = self._threads.submit(_after, before, work)
-            self._latest[fragment] = future
-            return future
-
-    def submit_alone(self, work: Callable[[], Result]) -> Future[Result]:
-        """Do the work once everything that was ordered before is over, and nothing beside it."""
-        with self._lock:
-            before = [*self._latest.values(), *(() if self._alone is None else (self._alone,))]
-            self._alone = future = self._threads.submit(_after, before, work)
-            self._latest = {}
-            return future
-
-    def close(self) -> None:
-        """Stop. Work that has not begun is discarded."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _after(earlier: Iterable[Future[Any]], work: Callable[[], Result]) -> Result:
-    wait(earlier)
-    return work()
 
 
 class InitialModel(Protocol):
@@ -300,6 +230,69 @@ class ShardWorker:
     def _publish(self, publication: Publication) -> None:
         before = self._published.get(publication.fragment)
         self._published[publication.fragment] = Published(publication, before, self.channel.endpoint)
+
+
+class MergePool:
+    """An order waits for earlier ones only, and these were started before it: nothing can wait for ever."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(min(THREADS_MAX, max(2, os.cpu_count() or 1)), "merge")
+        self._lock = threading.Lock()
+        self._alone: Future[Any] | None = None
+        self._latest: dict[FragmentId, Future[Any]] = {}
+        """By fragment, since the last order that concerned all."""
+
+    def submit(self, fragment: FragmentId, work: Callable[[], Result]) -> Future[Result]:
+        """Do the work once what was ordered before for this fragment, or for all, is over."""
+        with self._lock:
+            before = [one for one in (self._latest.get(fragment), self._alone) if one is not None]
+            future = self._threads.submit(_after, before, work)
+            self._latest[fragment] = future
+            return future
+
+    def submit_alone(self, work: Callable[[], Result]) -> Future[Result]:
+        """Do the work once everything that was ordered before is over, and nothing beside it."""
+        with self._lock:
+            before = [*self._latest.values(), *(() if self._alone is None else (self._alone,))]
+            self._alone = future = self._threads.submit(_after, before, work)
+            self._latest = {}
+            return future
+
+    def close(self) -> None:
+        """Stop. Work that has not begun is discarded."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class JobChannel:
+    """The job's channel for payloads, open until ``close``."""
+
+    def __init__(self, context: JobContext) -> None:
+        host = cluster.own_address()
+        self._context = context
+        self._terms = Terms(**context.spec.transport.model_dump())
+        self._authority = JobAuthority.new(context.job) if encrypts(self._terms, host) else None
+        self.endpoint = Endpoint(self._membership(SHARD), host)
+
+    def membership(self, process: Life, rank: int = 0) -> Membership:
+        """Return the membership of an island's process, by the life that it began as."""
+        island, incarnation = process
+        return self._membership(rank_subject(f"{island}:{incarnation}", rank))
+
+    def evaluator_membership(self, number: int) -> Membership:
+        """Return the membership of the job's evaluator with this number."""
+        return self._membership(f"evaluator {number}")
+
+    def close(self) -> None:
+        self.endpoint.close()
+
+    def _membership(self, subject: str) -> Membership:
+        identity = self._authority.issue(subject) if self._authority is not None else None
+        return Membership(self._context.job, subject, self._context.epoch, self._terms, identity)
+
+
+def _after(earlier: Iterable[Future[Any]], work: Callable[[], Result]) -> Result:
+    wait(earlier)
+    return work()
 
 
 def _require_own(states: Sequence[FragmentState]) -> None:

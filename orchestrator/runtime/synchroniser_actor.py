@@ -4,10 +4,11 @@
                                        stamped                │
                                                               └──▶ tape, folds
 
-Responsible for: one order of events, stamped on entry; nothing done before it is on the tape; the job's files at its end,
-and everything let go. It outlives whoever started it. Where its process dies, Ray makes it again with the same arguments,
-and it goes on from its files (``files``); islands train meanwhile. Refuses to decide (``core``). A bug of ours ends the job
-loudly: ``status.json`` says so, and ``crash.txt`` tells the story.
+This is the live driver of the core, whose contract is ``orchestrator.core``: one order of events, stamped on entry, and
+nothing done before it is on the tape. Also responsible for the job's files at its end, and for ending all of its actors.
+The actor outlives whatever started it. If its process dies, Ray makes it again with the same arguments, and it continues
+from its files while islands train on. A bug of ours ends the job loudly: ``status.json`` says so, and ``crash.txt`` tells
+the story.
 """
 
 from __future__ import annotations
