@@ -2,16 +2,16 @@
 
     none yet, or so many merges since ──▶ OPEN ──measured, or failed──▶ (none open)
                                            │ its island is gone, silent, or failed
-                                           └──▶ OPEN on another island; beside them where there is none, or one failed
+                                           └──▶ OPEN on another island; beside them if there is none, or if one failed
 
-There is one at a time, and none waits: while one is open, merges go on and are counted, and the next begins with the first
-merge behind it. Its limit is a share of the time that the merges between two of them take, as they came lately; whoever
-measures takes fewer sequences where all do not fit. The first and the last one of a job have no limit: jobs are compared by
-the last one, and the first one says what training began with. It measures Θ as it was seeded, at version 0 or at that of
-the checkpoint that the job continues, beside the islands' start; if islands measure, the first that trains does.
+There is one at a time. While it is open, merges continue and are counted, and the next evaluation begins with the first
+merge after it. Its limit is a share of the time that the merges between two evaluations took lately; if not all sequences
+fit, fewer are measured. The first and the last evaluation of a job have no limit: jobs are compared by the last one, and
+the first one says what training began with. The first one measures Θ as it was seeded, at version 0 or at that of the
+checkpoint that the job continues, while the islands start; if islands measure, the first that trains does.
 
-An island is chosen by how far it is ahead, for others wait for it least; its clock stands still meanwhile, so next time
-another is. Refuses to know: models, processes, and where Θ is measured if not on an island.
+The island that is furthest ahead measures, because others wait for it least. Its clock stands still meanwhile, so next time
+it is another. This module knows no models, no processes, and no place where Θ is measured if not on an island.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from orchestrator.core.vocabulary import NO_INCARNATION, Duration, Instant, Isla
 
 
 def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
-    """Merges are awaited from now on. A repeated event changes nothing."""
+    """Note that merges may come from now on. A repeated event changes nothing."""
     if not state.seeded:
         state.evaluated_at = event.at
     return []
 
 
 def after_merge(state: JobState, now: Instant) -> list[Effect]:
-    """Begin one if it is due, and none is open."""
+    """Begin an evaluation if one is due and none is open."""
     state.merges_since_evaluation += 1
     every = state.policy.evaluation_every_merges
     if not every or state.merges_since_evaluation < every or state.evaluation is not None:
@@ -39,19 +39,21 @@ def after_merge(state: JobState, now: Instant) -> list[Effect]:
 
 
 def begin(state: JobState, now: Instant) -> Evaluate:
-    """Measure Θ as it stands."""
+    """Begin an evaluation of the present Θ."""
     limit_s = _limit_s(state, now)
     state.merges_since_evaluation, state.evaluated_at = 0, now
     return _open(state, limit_s)
 
 
 def begin_anew(state: JobState, before: OpenEvaluation) -> Evaluate:
-    """The one that was open comes to nothing: measure Θ as it stands by now, within the same limit."""
+    """Replace the open evaluation, which has no result, by one of the present Θ within the same limit."""
     return _open(state, before.limit_s)
 
 
 def answered(state: JobState, event: EvaluationCompleted | EvaluationFailed) -> list[Effect]:
-    """A failed evaluation is as good as one: training does not depend on being watched. An island's is made up for."""
+    """Close the evaluation. A failed one is closed as well, because training does not depend on it; a failure on an island
+    is repeated beside the islands.
+    """
     opened = state.evaluation
     if opened is None or event.global_version != opened.global_version:
         return []
@@ -64,7 +66,7 @@ def answered(state: JobState, event: EvaluationCompleted | EvaluationFailed) -> 
 
 
 def settle(state: JobState) -> list[Effect]:
-    """After every event: begin the first one, and replace the island that measures if it is gone or does not answer."""
+    """Begin the first evaluation, and replace an island that measures but is gone or silent. Called after every event."""
     opened = state.evaluation
     if opened is None:
         return [_open(state, None)] if _first_is_due(state) else []
@@ -74,7 +76,7 @@ def settle(state: JobState) -> list[Effect]:
 
 
 def _first_is_due(state: JobState) -> bool:
-    """No merge can come before it: merges need an island that trains."""
+    """Return whether the first evaluation is due. No merge can come before it, because merges need an island that trains."""
     policy = state.policy.evaluation
     if not policy.at_start or not state.seeded or state.evaluated is not None or state.phase is not JobPhase.RUNNING:
         return False
@@ -93,7 +95,7 @@ def _opened(state: JobState, limit_s: Duration | None, evaluator: Life | None) -
 
 
 def _limit_s(state: JobState, now: Instant) -> Duration | None:
-    """None where nothing bounds it: the job ends, or evaluates at its end only."""
+    """Return the time limit, or None if the job ends or evaluates only at its end."""
     policy = state.policy
     ratio, every = policy.evaluation.time_ratio_max, policy.evaluation_every_merges
     if ratio is None or not every or state.phase is not JobPhase.RUNNING:
@@ -102,7 +104,7 @@ def _limit_s(state: JobState, now: Instant) -> Duration | None:
 
 
 def _furthest(state: JobState) -> Life | None:
-    """Flushed ones count: an ending job's islands step no more, and hold Θ."""
+    """Return the island that is furthest ahead. Flushed islands count: they step no more, and hold Θ."""
     islands = [i for i in state.islands.values() if i.id not in state.standbys and i.state is IslandState.TRAINING]
     if not islands:
         return None

@@ -1,7 +1,7 @@
 """The handlers of events in a fragment's life: contributions, merges, adoptions.
 
-Handlers take the job's state and an event, change the state, and return effects. What may enter a round is decided in
-``admission``, when a round closes in ``fragment_round``, what each contribution counts in ``weighting``.
+Handlers take the job's state and an event, change the state, and return effects. ``fragment_round`` decides what may enter a
+round, when a round closes, and what each contribution counts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from orchestrator.core.vocabulary import (
 )
 
 _BEHIND = (RefusalReason.LATE, RefusalReason.ALREADY_MERGED)
-"""Refusals of an island that has not adopted the present version: on its way, unless it is overdue by now."""
+"""Refusals of an island that has not adopted the present version, which is on its way unless it is overdue."""
 
 
 def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Effect]:
@@ -85,9 +85,9 @@ def contribution_unusable(state: JobState, event: ContributionUnusable) -> list[
 def _strike(
     state: JobState, event: ContributionArrived | ContributionUnusable, reason: RefusalReason, detail: str
 ) -> list[Effect]:
-    """The contribution is bad: note it at its island, and quarantine the island if that goes on. An offer counts once.
+    """Count a bad contribution against its island, and quarantine the island if there are too many. An offer counts once.
 
-    An island that sent NaN or Inf has diverged, and adopting does not heal it: once is enough.
+    An island that sent NaN or Inf has diverged, which adopting does not heal: one such contribution is enough.
     """
     c = event.contribution
     island = state.islands.get(c.island)
@@ -106,7 +106,7 @@ def _strike(
 
 
 def _remedy(state: JobState, island: IslandId, reason: RefusalReason) -> str:
-    """Return what to do about an island that is given up for its work: one machine may be bad, and hardly all."""
+    """Return what to do about an island that is given up for its work. One machine may be bad, but hardly all."""
     if reason not in (RefusalReason.NON_FINITE, RefusalReason.EXPLODING):
         return "look at its machine, and its line, before it is re-added"
     others = [other for other in state.job_islands if other.id != island]
@@ -120,7 +120,7 @@ def _remedy(state: JobState, island: IslandId, reason: RefusalReason) -> str:
 
 
 def advance_all(state: JobState, now: Instant) -> list[Effect]:
-    """Membership changed: some rounds may have nobody left to wait for."""
+    """Move every round on if it can: after a change of membership, some rounds may have no island left to wait for."""
     return [effect for p in range(len(state.rounds)) for effect in advance(state, FragmentId(p), now)]
 
 
@@ -149,7 +149,7 @@ def advance(state: JobState, fragment: FragmentId, now: Instant) -> list[Effect]
 
 
 def grace_over(state: JobState, fragment: FragmentId, serial: int, now: Instant) -> list[Effect]:
-    """The grace timer fired; one of an earlier round is ignored. When the job ends, rounds wait for everyone instead."""
+    """Close the round whose grace timer fired. A timer of an earlier round is ignored, and so is any while the job ends."""
     current = state.rounds[fragment]
     if current.phase is not RoundPhase.GRACE or current.timer_serial != serial or state.phase is not JobPhase.RUNNING:
         return []
@@ -183,7 +183,7 @@ def merge_completed(state: JobState, event: MergeCompleted) -> list[Effect]:
 
 
 def merge_failed(state: JobState, event: MergeFailed) -> list[Effect]:
-    """Nothing that is not finite is ever published. The islands have the work still, and offer it again."""
+    """Discard the round's contributions: nothing that is not finite is published. Islands offer the work again."""
     before = state.rounds[event.fragment]
     inputs = [c.payload for _, c in sorted(before.offered.items())]
     if before.phase is not RoundPhase.MERGING or sorted(event.inputs) != sorted(inputs):
@@ -193,7 +193,7 @@ def merge_failed(state: JobState, event: MergeFailed) -> list[Effect]:
 
 
 def fragment_adopted(state: JobState, report: Adopted, now: Instant) -> list[Effect]:
-    """The first adoption of a version ends the measurement of how long synchronising takes."""
+    """End the measurement of how long synchronising takes, at the first adoption of a version."""
     current = state.rounds[report.fragment]
     if report.version == current.version and current.closed_at is not None and current.phase is RoundPhase.COLLECTING:
         seconds = now - current.closed_at
@@ -203,18 +203,18 @@ def fragment_adopted(state: JobState, report: Adopted, now: Instant) -> list[Eff
 
 
 def publish_newer(state: JobState, island: Island, versions: tuple[Version, ...], now: Instant) -> list[Effect]:
-    """Everything that is newer than what the island holds."""
+    """Publish everything that is newer than what the island holds."""
     newer = [r for r, held in zip(state.rounds, versions, strict=True) if r.version > held]
     return [_publication(state, r, (island,), now) for r in newer]
 
 
 def publish(state: JobState, fragment: FragmentId, now: Instant) -> PublishFragment:
-    """The present version, to every island that holds a state."""
+    """Publish the present version to every island that holds a state."""
     return _publication(state, state.rounds[fragment], state.recipients, now)
 
 
 def abandon_open_rounds(state: JobState) -> list[Effect]:
-    """Let go of contributions that will not be merged any more."""
+    """Discard contributions that will not be merged any more."""
     effects: list[Effect] = []
     for current in state.rounds:
         effects += [ReleasePayload(c.payload, ReleaseReason.ABANDONED) for c in current.offered.values()]
@@ -223,7 +223,7 @@ def abandon_open_rounds(state: JobState) -> list[Effect]:
 
 
 def lose_payloads(state: JobState) -> list[Effect]:
-    """All bytes held are gone, and merges under way with them: rounds begin anew, and may be given the same offers again."""
+    """Declare lost all payloads held, and merges under way. Rounds begin anew and may get the same offers again."""
     effects: list[Effect] = []
     for current in state.rounds:
         for c in sorted(current.offered.values(), key=lambda c: c.island):
@@ -266,7 +266,7 @@ def _close(state: JobState, fragment: FragmentId, now: Instant, closing: Close) 
 
 
 def _due_step(state: JobState, current: FragmentRound) -> int:
-    """The logical step from which contributions to this round are on time; when the job ends, all are."""
+    """Return the logical step from which contributions to this round are on time. When the job ends, all are."""
     if state.phase is not JobPhase.RUNNING:
         return 0
     policy = state.policy
@@ -274,12 +274,12 @@ def _due_step(state: JobState, current: FragmentRound) -> int:
 
 
 def _publication(state: JobState, current: FragmentRound, islands: tuple[Island, ...], now: Instant) -> PublishFragment:
-    """The present version, with the step that its adopters' clocks are raised to: where the first at its due point is now.
+    """Publish the present version, with the step to which its adopters' clocks are raised.
 
-    The merge's own step lies back by grace window and transfers. An island that was away, or fell behind, and is raised no
-    further than that, comes as late to the next round, misses its window by as much, and so for ever. No more than τ steps
-    past the merge: by then a version is with its islands. Where rounds wait for everybody nobody is late, and all keep to
-    the pace of the slowest.
+    That is the step where the first island at its due point is now. The merge's own step is older by the grace window and
+    the transfers. An island that was away and is raised no further than that would be as late to the next round, miss its
+    window by as much, and so on for ever. The raise is at most τ steps past the merge: by then the version is with its
+    islands. If rounds wait for every island, none is late, and all keep to the pace of the slowest.
     """
     policy, passed = state.policy, state.pace.steps_since(current.reached_at, now)
     step = current.step + (0 if policy.grace_cap_steps is None else min(passed, policy.overlap_steps))

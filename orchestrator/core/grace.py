@@ -3,8 +3,8 @@
     slack = τ·ξ_step − (ξ_quorum + ξ_sync)        grace = clip(γ·slack, 0, cap·ξ_step)
 
 The ξ are exponential moving averages of what was seen: an inner step, the time from a round's first contribution to its
-quorum, and the time from a round's closing to its result's first adoption. Before the first inner step is known there is
-no slack to speak of, and the window is zero.
+quorum, and the time from a round's closing to its result's first adoption. Before the first inner step is known the slack
+is unknown, and the window is zero.
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (adaptive grace window). The cap in steps is ours; the paper's is about one.
 """
@@ -39,7 +39,7 @@ class Pace:
 
 
 def grace_window(pace: Pace, policy: JobPolicy) -> Duration | None:
-    """Seconds to wait after quorum; ``None`` means until everyone is in (synchronous baselines)."""
+    """Return the seconds to wait after quorum; ``None`` means until everyone is in (synchronous baselines)."""
     if policy.grace_cap_steps is None:
         return None
     if pace.step is None:

@@ -79,13 +79,13 @@ from orchestrator.core.vocabulary import (
 )
 
 MARGIN_S = 2.0
-"""Its process is ended so long before the node goes, at the latest: its next incarnation need not wait for a loss."""
+"""End the process this long before its node goes, so that its next incarnation need not wait for a loss."""
 SHARE_MAX = 0.5
-"""Of a notice, which the margin may take: one of a second still leaves half of that to give the work in."""
+"""The largest share of a notice that the margin may take: a notice of one second leaves half of it to give the work."""
 
 
 def current_island(state: JobState, event: IslandEvent) -> Island | None:
-    """The island of the event; None where the event is of an earlier incarnation, or of one that is over."""
+    """Return the event's island, or None if the event is from an incarnation that is over."""
     island = state.islands.get(event.island)
     if island is None or island.incarnation != event.incarnation or island.state not in WITH_PROCESS:
         return None
@@ -93,7 +93,7 @@ def current_island(state: JobState, event: IslandEvent) -> Island | None:
 
 
 def fence(state: JobState, event: IslandEvent) -> list[Effect]:
-    """A process that was replaced shows up: end it."""
+    """End a process that was replaced and shows up."""
     lives = isinstance(event, IslandReported) and isinstance(event.report, (Ready, CaughtUp, Progress))
     if lives or isinstance(event, (IslandPlaced, ConnectionRestored)):
         return [StopIsland(event.island, event.incarnation, "this incarnation is over")]
@@ -120,7 +120,7 @@ def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]
 
 
 def placement_failed(state: JobState, island: Island, event: PlacementFailed) -> list[Effect]:
-    """The island is lost, and its process is stopped in case one exists after all."""
+    """Lose the island, and stop its process in case one exists after all."""
     return _lose(state, island, event.reason, event.at, dead=False)
 
 
@@ -132,16 +132,16 @@ def ready(state: JobState, island: Island) -> list[Effect]:
 
 
 def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
-    """Θ exists: islands that were quicker can go on."""
+    """Let islands that were ready before Θ existed take their state."""
     state.seeded, state.parameter_count = True, event.parameter_count
     waiting = [i.id for i in state.islands.values() if i.current.ready and i.state is IslandState.STARTING]
     return [effect for island in waiting for effect in catch_up(state, island)]
 
 
 def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
-    """Give the island a state: what its standby's process holds, its own of the checkpoint, or a healthy peer's.
+    """Give the island a state: what its standby's process holds, its own from the checkpoint, or a healthy peer's.
 
-    The synchroniser's parameters are for where there is none of these.
+    If there is none of these, the island gets the synchroniser's parameters.
     """
     island = state.islands[island_id]
     if island.current.process is not None:
@@ -188,7 +188,7 @@ def catch_up_failed(state: JobState, island: Island, report: CatchUpFailure, now
 
 
 def progressed(state: JobState, island: Island, report: Progress) -> list[Effect]:
-    """Totals only grow, so a repeated or reordered report changes nothing."""
+    """Keep the island's latest report. Totals only grow, so a repeated or reordered report changes nothing."""
     latest = state.reports.get(island.id)
     if latest is not None and report.tokens_total < latest.tokens_total:
         return []
@@ -201,9 +201,9 @@ def progressed(state: JobState, island: Island, report: Progress) -> list[Effect
 
 
 def step_overdue(state: JobState, island: Island, report: Overdue, now: Instant) -> list[Effect]:
-    """A step far beyond the usual is named; the island is lost once it is beyond the limit, and its process is stopped.
+    """Note a step that takes far longer than usual. Beyond the limit, lose the island and stop its process.
 
-    Others may take a state from it, and would wait for a boundary that never comes.
+    Islands that take a state from it get another donor: they would wait for a boundary that never comes.
     """
     limit_s = state.policy.step_limits.limit(report.usual_seconds)
     steps = _is_or_was(island, IslandState.TRAINING) or _is_or_was(island, IslandState.DRAINING)
@@ -222,7 +222,7 @@ def flushed(state: JobState, island: Island, now: Instant) -> list[Effect]:
 
 
 def drained(state: JobState, island: Island, now: Instant) -> list[Effect]:
-    """It has nothing left to give. A drain that was called off when the island had ended already is no loss, either."""
+    """End a drain. If the drain was cancelled after the island had ended, place the island again without a failure."""
     if state.phase is not JobPhase.RUNNING:
         return flushed(state, island, now)
     if island.wanted and _is_or_was(island, IslandState.DRAINING):
@@ -266,7 +266,7 @@ def connection_restored(state: JobState, island: Island, event: ConnectionRestor
 
 
 def flush_deadline(state: JobState, now: Instant) -> list[Effect]:
-    """While the job ends: how long to wait, from now, for those that have not given their last work."""
+    """Set how long to wait, from now, for last work while the job ends."""
     if state.phase is not JobPhase.FINISHING:
         return []
     state.flush_serial = state.next_serial()
@@ -274,7 +274,7 @@ def flush_deadline(state: JobState, now: Instant) -> list[Effect]:
 
 
 def timer_fired(state: JobState, timer: IslandTimer, serial: int, now: Instant) -> list[Effect]:
-    """A back-off or suspicion is over; a timer whose serial is not the island's latest is ignored."""
+    """End a back-off, a suspicion or a departure. A timer whose serial is not the island's latest is ignored."""
     island = state.islands.get(timer.island)
     if island is None or island.current.timer_serial != serial or state.phase is not JobPhase.RUNNING:
         return []
@@ -289,7 +289,7 @@ def timer_fired(state: JobState, timer: IslandTimer, serial: int, now: Instant) 
 
 
 def noticed(state: JobState, island: Island, event: NoticeReceived) -> list[Effect]:
-    """Have the island give its work and go; at once where it has none. Said again, it changes nothing."""
+    """Drain the island, or end it at once if it has no work to give. A repeated notice changes nothing."""
     if state.phase is not JobPhase.RUNNING:
         return []  # it gives what it has in any case, and is not placed again
     suspect = island.state is IslandState.SUSPECT
@@ -311,21 +311,21 @@ def noticed(state: JobState, island: Island, event: NoticeReceived) -> list[Effe
 
 
 def time_is_up(state: JobState, island: Island, now: Instant) -> list[Effect]:
-    """The node goes in a moment, and versions do not hold all the work yet."""
+    """End the incarnation before its node goes, although versions do not hold all its work yet."""
     if island.state is not IslandState.DRAINING or not island.wanted:
         return []
     return depart(state, island, "its node goes before all its work is merged", now)
 
 
 def depart(state: JobState, island: Island, reason: str, now: Instant) -> list[Effect]:
-    """End the incarnation; the next one is placed by a timer of no length, or at once by a standby."""
+    """End the incarnation. A timer that is due at once places the next one, or a standby takes over."""
     after, effects = island_record.depart(island, reason, now, state.next_serial())
     state.islands[island.id] = after
     return [*effects, *advance_all(state, now)]
 
 
 def promote(state: JobState) -> list[Effect]:
-    """Every lost island that a standby matches goes on as the standby's process; the standby is placed again."""
+    """Continue each lost island in the process of a standby of its kind, and place that standby again."""
     effects: list[Effect] = []
     for island, standby in list(_matches(state)):
         process = (standby.id, standby.incarnation)
@@ -381,7 +381,7 @@ def _lose(
 
 
 def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:
-    """Islands that take a state from this donor take it from another: it may be stopped for long."""
+    """Give another donor to islands that take a state from this one, which may be stopped for long."""
     if state.phase is not JobPhase.RUNNING:
         return []
     effects: list[Effect] = []

@@ -9,12 +9,12 @@
         └──────────────▶ LOST ◀─────────────────┘                (dead; known or decided)
                           │ back-off over: PLACING, incarnation + 1
                           ├──▶ STOPPED   an operator wants it away
-                          ├──▶ PLACING   at once, incarnation + 1, as the process of a standby (``standby``)
+                          ├──▶ PLACING   at once, incarnation + 1, as the process of a standby
                           ├──▶ CORDONED  its node group takes nothing new; PLACING once it does
                           └──▶ FAILED    given up, with the reason
 
     TRAINING ◀──re-added── DRAINING ──all its work is merged──▶ DRAINED      (an operator wants it away, and its work kept)
-                              └──the same, but its node is about to go──▶ LOST, and placed elsewhere (``departure``)
+                              └──the same, but its node is about to go──▶ LOST, and placed elsewhere
 
 A lost island is placed again after a back-off that doubles with each life that ended without a contribution, with a jitter
 that is a function of island and incarnation (so that islands lost together do not come back together, and a replay

@@ -60,7 +60,7 @@ def started(state: JobState, event: JobStarted) -> list[Effect]:
 
 
 def settle(state: JobState, event: Event) -> list[Effect]:
-    """After every event: begin to end, go on ending, or end. Does nothing while there is nothing to do."""
+    """Begin to end the job, continue to end it, or end it. Called after every event until it decides nothing."""
     if state.phase is JobPhase.RUNNING:
         report = report_of(event)
         if isinstance(report, Progress):
@@ -117,7 +117,7 @@ def kill(state: JobState, event: CommandRequested, request: Kill) -> list[Effect
 
 
 def drain(state: JobState, event: CommandRequested, request: Drain) -> list[Effect]:
-    """A drain is accepted only if it can succeed: the island trains, and a quorum goes on merging without it."""
+    """Drain an island, if that can succeed: the island trains, and a quorum continues to merge without it."""
     island = _addressed(state, request.island)
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
@@ -179,7 +179,7 @@ def cordon(state: JobState, event: CommandRequested, request: Cordon) -> list[Ef
 
 
 def uncordon(state: JobState, event: CommandRequested, request: Uncordon) -> list[Effect]:
-    """The islands that waited are placed at once, unless the job is ending."""
+    """Take islands on the node group again, and place at once those that waited, unless the job is ending."""
     state.cordoned.discard(request.node_group)
     answer = ResolveCommand(event.command, True, f"node group {request.node_group} takes islands again")
     if state.phase is not JobPhase.RUNNING:
@@ -198,7 +198,7 @@ def cancel(state: JobState, event: CommandRequested) -> list[Effect]:
 
 
 def _addressed(state: JobState, island_id: IslandId) -> Island | str:
-    """The island a command names, or why there is nothing to do."""
+    """Return the island that a command names, or why there is nothing to do."""
     if state.phase is not JobPhase.RUNNING:
         return f"the job is {state.phase}: islands are not changed any more"
     island = state.islands.get(island_id)
@@ -271,7 +271,7 @@ def _want(state: JobState, island: Island, reason: str) -> list[Effect]:
 
 
 def _leave(state: JobState, island: Island, reason: str) -> list[Effect]:
-    """One that trains is drained, a suspect one as soon as it answers; others have no work to lose."""
+    """Drain an island that trains, a suspect one as soon as it answers. Stop any other: it has no work to lose."""
     state_answered = island.current.state_before_suspect if island.state is IslandState.SUSPECT else island.state
     if island.state is IslandState.TRAINING:
         state.islands[island.id] = island_record.draining(island, reason)

@@ -1,9 +1,9 @@
-"""Recovery: the handler of the synchroniser's own restart. Lost payloads are merged nowhere, and no request stays pending.
+"""Recovery: the handler of the synchroniser's own restart.
 
-What died with the process is declared lost: contributions whose bytes it held, merges that were not journalled. Islands
-keep what they offered until a version holds it, and offer it again to the new epoch. What may have been decided and never
-done is asked for again; every request is idempotent by its name. A suspect island is found again by its link; timers
-keep their deadlines (``tape.recovery``).
+Whatever died with the process is declared lost: contributions whose bytes it held, and merges that were not journalled.
+Islands keep what they offered until a version contains it, and offer it again to the new epoch. Effects that may have been
+decided but not carried out are returned again; each is idempotent by its name. The link to a suspect island finds out
+whether it answers. The driver keeps the deadlines of timers (``tape.pending``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _pending_requests(state: JobState, island: Island, now: Instant) -> list[Eff
 
 
 def _evaluation(state: JobState) -> list[Effect]:
-    """One that was under way is made anew. An ending job asks for its last one by itself."""
+    """Repeat an evaluation that was under way. An ending job requests its last evaluation by itself."""
     if state.evaluation is None:
         return []
     if state.phase is JobPhase.RUNNING:

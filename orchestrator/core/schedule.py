@@ -16,20 +16,20 @@ from orchestrator.core.vocabulary import FragmentId
 
 @lru_cache(maxsize=64)
 def offsets(fragment_count: int, interval: int) -> tuple[int, ...]:
-    """Each fragment's place in the interval, in steps: ⌊p·H / P⌋ for p = 0 … P - 1."""
+    """Return each fragment's place in the interval, in steps: ⌊p·H / P⌋ for p = 0 … P - 1."""
     return tuple(fragment * interval // fragment_count for fragment in range(fragment_count))
 
 
 def next_due(fragment: FragmentId, after: int, fragment_count: int, interval: int) -> int:
-    """The fragment's first due point later than logical step ``after``."""
+    """Return the fragment's first due point later than logical step ``after``."""
     return after + 1 + (offsets(fragment_count, interval)[fragment] - after - 1) % interval
 
 
 def due(previous_step: int, step: int, fragment_count: int, interval: int) -> tuple[FragmentId, ...]:
-    """The fragments with a due point in (previous_step, step], earliest due point first.
+    """Return the fragments with a due point in (previous_step, step], earliest due point first.
 
-    The logical clock may jump when a newer version is adopted, so more than one step may lie between the two; a
-    fragment that was due several times in the gap is named once.
+    The logical clock may jump when a newer version is adopted, so there may be more than one step between the
+    two. A fragment that was due several times in the gap is named once.
     """
     if step - previous_step < _steps_to_any(previous_step % interval, fragment_count, interval):
         return ()
@@ -43,5 +43,5 @@ def due(previous_step: int, step: int, fragment_count: int, interval: int) -> tu
 
 @lru_cache(maxsize=4096)
 def _steps_to_any(place: int, fragment_count: int, interval: int) -> int:
-    """The steps from this place in the interval to the next due point of any fragment. Most steps need only this."""
+    """Return the steps from this place in the interval to the next due point of any fragment. Most steps need only this."""
     return min(next_due(FragmentId(p), place, fragment_count, interval) for p in range(fragment_count)) - place

@@ -32,7 +32,7 @@ from orchestrator.core.vocabulary import (
 )
 
 NAMED_MAX = 5
-"""A reason names no more islands than this."""
+"""A reason names at most this many islands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RetainedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Under way to a checkpoint (``rollback``); ``left`` are the fragments that were not restored yet."""
+    """A rollback under way; ``left`` are the fragments that are not restored yet."""
 
     checkpoint: int
     left: frozenset[FragmentId]
@@ -74,7 +74,7 @@ class OpenEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """``count`` numbers have been used, ``begun_at`` is the global version at the last of them."""
+    """The job's checkpoints. ``count`` numbers are used up; ``begun_at`` is the global version at the last of them."""
 
     count: int = 0
     begun_at: int = 0
@@ -84,10 +84,11 @@ class Checkpoints:
 
 
 class JobState:
-    """All that is remembered of a job. ``complete``: an ending job has all its work, and awaits only its evaluation.
+    """The memory of a job.
 
-    ``tokens_before``: what was trained before the checkpoint that the job goes on from, if it does. ``evaluated`` is the
-    version that was last measured as a whole, ``evaluated_at`` when the last evaluation began.
+    ``complete`` says that an ending job has all its work and waits only for its evaluation. ``tokens_before`` is what was
+    trained before the checkpoint that the job continues, if it continues one. ``evaluated`` is the version that was last
+    measured as a whole, and ``evaluated_at`` is when the last evaluation began.
     """
 
     policy: JobPolicy
@@ -150,18 +151,18 @@ class JobState:
 
     @property
     def latest_serial(self) -> int:
-        """The highest serial that was given out, 0 if none was."""
+        """Return the highest serial that was given out, 0 if none was."""
         return self._serial
 
     @property
     def live(self) -> frozenset[IslandId]:
-        """The islands a round may wait for. One that drains offers out of turn: only the last rounds wait for it."""
+        """Return the islands that a round may wait for. Only the last rounds of a job wait for draining ones."""
         ending = self.phase is JobPhase.FINISHING
         return frozenset(i.id for i in self.islands.values() if i.live or (ending and i.gives))
 
     @property
     def job_islands(self) -> tuple[Island, ...]:
-        """All islands but standbys, and scale-up slots that were never used."""
+        """Return all islands but standbys, and but scale-up slots that were never used."""
         return tuple(i for i in self.islands.values() if i.id not in self.standbys and (i.wanted or i.incarnation))
 
     @property
@@ -175,23 +176,23 @@ class JobState:
 
     @property
     def anchor(self) -> ScheduleAnchor:
-        """Tokens and step are both of the latest reports, so that neither is older than the other."""
+        """Return the schedule anchor. Tokens and step are both of the latest reports, so that neither is older."""
         clocks = (*map(self.step_of, self.islands.values()), *(current.step for current in self.rounds))
         return ScheduleAnchor(self.tokens_trained, max(clocks))
 
     def step_of(self, island: Island) -> int:
-        """The island's logical step by its latest report."""
+        """Return the island's logical step by its latest report."""
         report = self.reports.get(island.id)
         return report.step if report else island.step
 
     @property
     def recipients(self) -> tuple[Island, ...]:
-        """The islands that a new version is published to: those with a state, also one that is only suspected to be gone."""
+        """Return the islands that a new version is published to: those with a state, suspect ones included."""
         holding = (IslandState.TRAINING, IslandState.STANDBY, IslandState.SUSPECT, IslandState.DRAINING)
         return tuple(i for i in self.islands.values() if i.state in holding)
 
     def pause_reason(self) -> str | None:
-        """Why no fragment can merge at present, if so."""
+        """Return why no fragment can merge at present, or None."""
         live, quorum = len(self.live), self.policy.quorum
         if self.phase is not JobPhase.RUNNING:
             return None

@@ -410,7 +410,7 @@ class JobPolicy:
     flush_timeout_s         longest wait for the islands' last contributions when the job ends
     moving_average_decay    weight of the past in ξ_step, ξ_quorum and ξ_sync
     health                  what contributions must be like; absent from tapes written before there was one
-    standbys                processes that wait to take the place of a lost island (``core.standby``); none on older tapes
+    standbys                processes that wait to take the place of a lost island; none on older tapes
     checkpoints             when they are taken; absent from tapes written before there were any
     donors_max              from so many peers at once an island takes a state; one on older tapes
     evaluation              how Θ is measured; without a limit, beside the islands, and not at first on older tapes

@@ -1,7 +1,7 @@
 """What the parts of a job's process share: its context, the queue of its events, and its timers.
 
-Other threads post events without an instant (``Undated``). ``EventQueue`` stamps them under one lock, so that instants are in
-the order of the queue. ``Timers`` keeps the newest deadline of each name in one thread.
+Other threads post events without an instant (``Undated``). ``EventQueue`` stamps them under one lock, so that instants are
+in the order of the queue. ``Timers`` keeps the newest deadline of each name in one thread.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Controller:
     def place(self, island: IslandId, incarnation: Incarnation, standby: Life | None = None) -> Placement | Unplaced:
         """Make the process of this incarnation and have it build its model; returns once it answers.
 
-        With ``standby`` that one's process is it, and the standby's incarnation has none any more.
+        With ``standby``, that process becomes this incarnation, and the standby's incarnation has none any more.
         Asked again, as by a synchroniser whose predecessor died waiting for the answer, it gives the same answer.
         """
         with self._lock:

@@ -541,7 +541,7 @@ class TransportSection(Section):
 
 
 class HealthSection(Section):
-    """The limits of healthy contributions (``core.health``). One with NaN or Inf is always refused, and its island replaced.
+    """The limits of healthy contributions. One with NaN or Inf is always refused, and its island replaced.
 
     ``displacement_ratio_max`` refuses what is so many times further from the merged parameters than is usual; null: nothing.
     100 lets pass all that warm-up, missed rounds and a new inner optimizer do, and stops what a flipped exponent bit does.
