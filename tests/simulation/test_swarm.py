@@ -136,7 +136,8 @@ def _admits_merged_work(monkeypatch):
     real = fragment_life.refusal_of
 
     def forgetful(contribution, island, *rest):
-        return real(contribution, island and replace(island, merged_into={}), *rest)
+        forgotten = island and replace(island, current=replace(island.current, merged_into={}))
+        return real(contribution, forgotten, *rest)
 
     monkeypatch.setattr(fragment_life, "refusal_of", forgetful)
 
