@@ -28,7 +28,7 @@ from orchestrator.status import (
 
 
 class JobState(StrEnum):
-    """Where a job is. It waits, is alive in the next three, and the others are final."""
+    """The state of a job: queued, then three in which it is alive, then three that are final."""
 
     QUEUED = "queued"
     STARTING = "starting"

@@ -91,7 +91,7 @@ class IslandStatus(IslandFacts):
 
 
 class Line(Facts):
-    """What was carried between an island and the synchroniser since that began."""
+    """The traffic between an island and the synchroniser since the synchroniser began."""
 
     up_payloads: Count
     up_bytes: Count
@@ -177,7 +177,7 @@ class CoreStatus(JobFacts):
 
     @property
     def has_decided(self) -> bool:
-        """Whether the job decides nothing more. Its parameters and its report may still have to be written."""
+        """True once the job decides nothing more. It may still have to write its parameters and its report."""
         return self.phase == "finished" or self.outcome is not None
 
 
@@ -325,7 +325,7 @@ class RecoveryFigures(TypedDict, total=False):
 
 @with_config(_FIGURES)
 class SynchroniserFigures(TypedDict, total=False):
-    """How often the synchroniser died, and how often it found its files damaged."""
+    """Counts of the synchroniser's deaths, and of those after which its files were damaged."""
 
     deaths: int
     damages: int

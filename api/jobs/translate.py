@@ -1,7 +1,7 @@
-"""The translation from what the store and the control port hold to the API's answers. Pure: no clock, no disk, no port.
+"""Translate rows of the store and statuses of jobs into the API's answers. Pure: no clock, no disk, no port.
 
-Responsible for the meaning of a job's state: alive as the core's phase says, final as its outcome says, and what its row
-says while nothing else is known of it. It refuses to compute statistics; they are passed on.
+A job's state is the core's phase while it is alive, its outcome once it has ended, and its row's state while nothing else
+is known. Fields that a status and an answer share are copied by the classes that define them (``orchestrator.status``).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ WAITS = "its job has not taken it yet; it is handed over until it has"
 
 
 class SenselessAnswer(InfrastructureError):
-    """A job answered, and its answer is no status."""
+    """The answer of a live job is no valid status."""
 
 
 def status_in(job: str, answer: object) -> JobStatus:
-    """Return the status that a live job answered with. Raises SenselessAnswer where it is none.
+    """Return the status that a live job answered with. Raises SenselessAnswer if it is invalid.
 
     The job may be of another build, so tuples and enumerations are taken where this build sends lists and words.
     """
@@ -171,7 +171,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def readable(row: JobRow) -> JobRow:
-    """The row with every column of its kind: what is damaged in it is as text what can be read, and else nothing."""
+    """Return the row with every column of its type. A damaged column becomes the text that can be read of it, or empty."""
     submitted_at = row.submitted_at if type(row.submitted_at) in (float, int) else 0.0
     return JobRow(
         number=row.number,
@@ -194,7 +194,7 @@ def _text(value: object) -> str:
 
 
 def last_known(row: JobRow) -> dict[str, Any]:
-    """The job's progress by its row, as far as that can be read."""
+    """Return the job's progress that its row remembers, without the figures that are damaged."""
     stored = row.last_known if isinstance(row.last_known, dict) else {}
     numbers = {name: value for name in LAST_KNOWN if type(value := stored.get(name)) is int and value >= 0}
     figures = {name: value for name in ("loss", "goodput_ratio") if type(value := stored.get(name)) is float}
@@ -210,12 +210,12 @@ def last_known_of(status: JobStatus) -> dict[str, Any]:
 
 
 def gone_for(row: JobRow) -> str:
-    """The reason shown for a job of which nothing runs, though it should."""
+    """Return the reason shown for a job that should run, and of which no process is left."""
     return f"{GONE} ({row.reason})" if row.reason else GONE
 
 
 def unreadable(row: JobRow, error: Exception) -> Job:
-    """The answer about a job whose row is damaged: nothing but what certainly can be said. It can be removed."""
+    """Return the answer about a job whose row is damaged: only what is certain. The job can be removed."""
     state = JobState(row.state) if row.state in JobState.__members__.values() else JobState.FAILED
     row = readable(row)
     why = (
@@ -285,7 +285,7 @@ def island_of(own: IslandStatus, line: Line | None = None, spare: bool = False) 
 
 
 def island_in(job: Job, island: str) -> Island:
-    """The island of this name. Raises NotFound with those that there are."""
+    """Return the island of this name. Raises NotFound, with the job's islands."""
     for candidate in job.islands:
         if candidate.island == island:
             return candidate
@@ -303,7 +303,7 @@ def fragment_of(own: FragmentStatus, norms: FragmentNorms | None = None) -> Frag
 
 
 def request_in(row: CommandRow) -> commands.Command | None:
-    """The command in the row; None where this build cannot read it."""
+    """Return the command in the row, or None if this build cannot read it."""
     try:
         return command_codec.decode_command(row.request)
     except DataError:
@@ -331,7 +331,7 @@ def command_of(row: CommandRow) -> Command:
 
 
 def _kind_in(document: object) -> str:
-    """The kind of a command that this build cannot read, as far as it says one."""
+    """Return the kind of a command that this build cannot read, or an empty text."""
     return str(document.get("kind", "")) if isinstance(document, dict) else ""
 
 
@@ -345,9 +345,9 @@ def _count_in(request: commands.Command | None) -> int | None:
 
 
 def plans_of(row: JobRow) -> tuple[list[Island], int, dict[str, dict[str, Any]], list[ProblemItem]]:
-    """The islands the specification asks for, as yet unplaced, the token budget, by island its hosts and mesh, and warnings.
+    """Return the specified islands (not placed yet), the token budget, each island's hosts and mesh, and warnings.
 
-    None and nothing where the row has no specification that this build reads.
+    All are empty if this build cannot read the row's specification.
     """
     try:
         spec = JobSpec.model_validate(row.spec)

@@ -21,7 +21,7 @@ from orchestrator.status import Histogram, JobStatus, StatisticsFigures, Traffic
 CONTRIBUTOR_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 DATA_FLAWS = tuple(field.name for field in fields(DataFlaws) if field.name != "sources")
-FAULT_KINDS = tuple(sorted(kind.value for kind in Kind if kind is not Kind.KILL_API))
+FAULT_KINDS = tuple(sorted(kind.value for kind in Kind if kind not in (Kind.CONTINUE, Kind.KILL_API)))
 """Of ``core.events.FaultInjected``; a continue is the end of another, and the service's own death is on no job's tape."""
 
 

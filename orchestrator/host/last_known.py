@@ -81,7 +81,7 @@ class LastKnown:
         self.versions[fragment] = max(self.versions.get(fragment, 0), version)
 
     def status(self, job: str, name: str) -> JobStatus:
-        """Return what is known as the status of a job that has just begun, but for its progress."""
+        """Return the status of a job that has just begun, with the progress that is known."""
         view = core_status(Synchroniser(self.policy).state, self.at)
         return JobStatus.model_construct(
             job_id=job,
@@ -107,7 +107,7 @@ class LastKnown:
 
 
 def last_known(run_dir: Path, policy: JobPolicy, started_at: float, disk: Disk | None = None) -> LastKnown:
-    """The progress that the job's files still show. Never raises for their contents."""
+    """Return the progress that the job's files still show. Never raises for their contents."""
     disk = disk or LocalDisk()
     last = LastKnown(policy, started_at)
     for read in (_read_tape, _read_snapshot, _read_journal):
@@ -157,7 +157,7 @@ def _read_journal(run_dir: Path, disk: Disk, last: LastKnown) -> None:
 
 
 def _lines(path: Path, disk: Disk) -> Iterator[bytes]:
-    """The whole lines of a file, one too long for a record left out."""
+    """Yield the whole lines of a file, without those that are too long for a record."""
     place, rest = 0, b""
     while chunk := disk.read(path, place, CHUNK_BYTES):
         place += len(chunk)

@@ -39,7 +39,7 @@ RENDERER = "orchestrator.report.html"
 def write_parameters(
     run_dir: Path, parameters: Mapping[str, Array], facts: Mapping[str, str], name: str = PARAMETERS
 ) -> None:
-    """Θ as it stands, in whole tensors, float32, with ``facts`` in the file's metadata.
+    """Write Θ in whole tensors of float32, with ``facts`` in the file's metadata.
 
     parameters  all pieces, by name
     """
@@ -55,13 +55,13 @@ def write_parameters(
 
 
 def _refused_by_disk(error: SafetensorError, path: Path) -> OSError | None:
-    """The library has the system's error in its text only: ``… (os error 28)``."""
+    """Return the system's error, which the library has in its text only: ``… (os error 28)``."""
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
-    """The report for programs, then for people. A page that cannot be made says why."""
+    """Write the report for programs, then for people. A page that cannot be made says why."""
     _write(run_dir / REPORT, to_json(report))
     try:
         # its drawing library takes a second to import, which no job should wait for at its start
@@ -76,7 +76,7 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
 
 
 def write_status(run_dir: Path, status: JobStatus) -> None:
-    """Once this is there, also after a loss of power, all of the job is: what is on the disk until then is made durable."""
+    """Write the status last, after everything else in the folder is durable. If it exists, the rest is complete."""
     disk = LocalDisk()
     for name in disk.files(run_dir):
         with suppress(FileNotFoundError):  # what the service put there for a download goes again
@@ -95,12 +95,12 @@ def ended_as(run_dir: Path, job: str) -> bool:
 
 
 def to_json(document: Any) -> str:
-    """JSON for everybody: what is not a number (a loss before the first step) becomes null."""
+    """Return the document as JSON. A value that is not a number (a loss before the first step) becomes null."""
     return json.dumps(finite(document), indent=1, allow_nan=False) + "\n"
 
 
 def _write(path: Path, text: str) -> None:
-    """Whatever lies in the way is moved aside, or replaced; nothing is written through a link."""
+    """Write the file whole. Anything in its place is moved aside or replaced, and links are not followed."""
     draft = path.with_name(path.name + ".draft")
     for place in (draft, path):
         if place.is_dir() and not place.is_symlink():

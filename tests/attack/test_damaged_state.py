@@ -322,5 +322,5 @@ def test_a_final_state_of_more_islands_than_a_job_may_have_is_damage_and_read_on
         status = told | {"view": view | {"islands": [island] * count}, "loss_curve": [], "commands": {}}
         (run_dir / "status.json").write_text(json.dumps(status))
         found = examine(run_dir)
-        assert bool(found.record) is is_state, found.damage
+        assert bool(found.status) is is_state, found.damage
         assert ("at most" in found.damage) is not is_state
