@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from learners.data_lanes import Draw, first_count, origins
 from learners.island_spec import IslandSpec
+from learners.resharding import Draw, first_count, origins
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen, parts
 from learners.tokenizer import Bytes, Tokenizer
 from orchestrator.errors import ConfigurationError
@@ -69,7 +69,7 @@ def load(
 
 
 def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_count: int) -> Draw:
-    """Return a function that draws the batches of one shard of ``shard_count``. ``spec.legs`` are earlier resumptions.
+    """Return a function that draws the batches of one shard of ``shard_count``.
 
     Raises ConfigurationError if the corpus is too small to give every shard one batch.
     """
@@ -78,7 +78,7 @@ def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_coun
 
     length, batch_size = spec.job.data.sequence_length, spec.batch_size
     window_count = (len(corpus.training) - 1) // length
-    cut_into = first_count(spec.legs, shard_count)
+    cut_into = first_count(spec.resumptions, shard_count)
     if window_count // cut_into < batch_size:
         raise ConfigurationError(
             detail=f"data: {window_count} sequences of {length} bytes are too few to give each of {cut_into} islands "
@@ -91,7 +91,9 @@ def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_coun
         return numbered.shuffle(seed=spec.job.seed + shard).repeat()
 
     def draw(number: int) -> np.ndarray:
-        drawn = [windows(shard)[at] for shard, at in origins(spec.legs, batch_size, shard_index, shard_count, number)]
+        drawn = [
+            windows(shard)[at] for shard, at in origins(spec.resumptions, batch_size, shard_index, shard_count, number)
+        ]
         return sequences_at(corpus.training, np.array(drawn), length)
 
     return draw

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from learners.data_lanes import Resumptions
+from learners.resharding import Resumptions
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.specification.config import UNKNOWN, JobSpec
 from orchestrator.specification.sections import IslandsSection
@@ -32,16 +32,16 @@ Document = Mapping[str, Any]
 class IslandSpec:
     """The specification as one process of the job has it.
 
-    job        the whole specification
-    own        the island's own entry of ``islands``; None in a process of no island, such as the evaluator
-    legs       where the data of earlier runs of a resumed job ended, first to last
-    roots      the folders and stores whose files may be read
-    document   all of this as plain data, for the functions of a user's own package
+    job          the whole specification
+    own          the island's own entry of ``islands``; None in a process of no island, such as the evaluator
+    resumptions  where the data of earlier runs of a resumed job ended, first to last
+    roots        the folders and stores whose files may be read
+    document     all of this as plain data, for the functions of a user's own package
     """
 
     job: JobSpec
     own: IslandsSection | None
-    legs: Resumptions
+    resumptions: Resumptions
     roots: AllowedRoots
     document: Document
 

@@ -27,10 +27,10 @@ from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from learners import compilation_cache, inner_step, mesh, model, shards
 from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult
-from learners.data_lanes import Draw
 from learners.inner_step import DescentCheck
 from learners.island_spec import Document, IslandSpec
 from learners.optimizers import inner
+from learners.resharding import Draw
 from learners.text import Text
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, Roles, Shape, joined, piece_named, taken

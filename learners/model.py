@@ -64,7 +64,7 @@ def _from_factory(path: str, spec: IslandSpec) -> Model:
 
 def _checked(path: str, own: Model) -> Model:
     """Return the model with functions that raise ConfigurationError for errors and for results that cannot be trained."""
-    subject = f"{{}} of the model that model.factory {path!r} returns"
+    subject = f"{{}} of the model from model.factory {path!r}"
     initialise = guarded(subject.format("initialise"), own.initialise)
 
     def sound_parameters(seed: Any) -> Mapping[str, Any]:

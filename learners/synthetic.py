@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from learners import data_lanes
+from learners import resharding
 from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.held_out import measure
 from learners.island_spec import Document, IslandSpec
@@ -46,7 +46,7 @@ class SyntheticTrainer:
         self._step_s, self._jitter, self._start_s = section.step_s, section.step_jitter_ratio, section.start_s
         self._shapes = _shapes(section.parameters, spec.job.synchroniser.fragments)
         self._seed, self._shard_index, self._shard_count = spec.job.seed, shard_index, shard_count
-        self._resumptions = spec.legs
+        self._resumptions = spec.resumptions
         self._batch_size, self._tokens_per_step = spec.batch_size, spec.tokens_per_step
         self._target = self._random(1)
         self._parameters = self._random(0)
@@ -71,7 +71,7 @@ class SyntheticTrainer:
 
     def step(self, schedule_step: int) -> StepResult:
         first = self._cursor * self._batch_size
-        shard, sequence = data_lanes.origin(self._resumptions, self._shard_index, self._shard_count, first)
+        shard, sequence = resharding.origin(self._resumptions, self._shard_index, self._shard_count, first)
         batch = sequence // self._batch_size
         generator = np.random.default_rng([self._seed, shard, batch])
         names = sorted(self._shapes)

@@ -15,9 +15,9 @@ import numpy as np
 
 from learners import corpus, tokenizer
 from learners.contract import HeldOutLoss
-from learners.data_lanes import Draw
 from learners.held_out import HeldOutBatch, measure_by_source
 from learners.island_spec import Document, IslandSpec
+from learners.resharding import Draw
 from learners.streaming.documents import Unreadable
 from learners.streaming.streamed import Streamed
 from orchestrator.core.vocabulary import DataFlaws

@@ -344,7 +344,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "learners.island_spec": frozenset(
         {
-            "learners.data_lanes",
+            "learners.resharding",
             "orchestrator.errors",
             "orchestrator.specification",
             "orchestrator.system",

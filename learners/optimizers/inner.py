@@ -240,7 +240,7 @@ def _from_factory(path: str, section: InnerOptimizerSection) -> optax.GradientTr
             detail=f"training.inner_optimizer.{name} is {own[name]:g}, but the factory {path!r} never reads it, "
             f'so it has no effect. Let the factory use section["{name}"], or remove the field.'
         )
-    subject = f"{{}} of the transformation that {field} {path!r} returns"
+    subject = f"{{}} of the transformation from {field} {path!r}"
     init, run = guarded(subject.format("init"), built.init), guarded(subject.format("update"), built.update)
 
     def begin(parameters: Any) -> Any:

@@ -30,11 +30,11 @@ from pathlib import Path
 
 import numpy as np
 
-from learners import data_lanes
+from learners import resharding
 from learners.corpus import joined, sequences_at, surprise, text_bytes
-from learners.data_lanes import Draw, origins
 from learners.held_out import HeldOutBatch
 from learners.island_spec import IslandSpec
+from learners.resharding import Draw, origins
 from learners.streaming.counting import GroupText, SourceTokens, TokenCounts, Window, kept_in
 from learners.streaming.documents import LINE_BYTES_MAX, Reader, Unreadable, chosen
 from learners.streaming.files import HELD_OUT, INDEX_ANEW, TRAINING, Files, load_index, located, rules
@@ -104,7 +104,7 @@ class Streamed:
 
         Raises ConfigurationError if there is too little text for the shards, or if an index does not fit; so does a draw.
         """
-        cut_into = data_lanes.first_count(self._spec.legs, shard_count)
+        cut_into = resharding.first_count(self._spec.resumptions, shard_count)
         shards, seed = cache(self.sections), self._seed
         groups = Groups(self._group_text)
 
@@ -132,7 +132,7 @@ class Streamed:
         def draw(number: int) -> np.ndarray:
             drawn = [
                 sequence(*origin)
-                for origin in origins(self._spec.legs, self._spec.batch_size, shard_index, shard_count, number)
+                for origin in origins(self._spec.resumptions, self._spec.batch_size, shard_index, shard_count, number)
             ]
             return np.stack(drawn).astype(np.int32)
 

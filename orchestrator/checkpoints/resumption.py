@@ -76,12 +76,12 @@ class Resumption:
     refused: tuple[str, ...]
 
     @property
-    def legs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return block size, and cursors in blocks, of each resumption including this one (``learners.resharding``)."""
+    def resumptions(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Block size, and cursors in blocks, of each resumption including this one (``learners.resharding``)."""
         manifest = self.manifest
-        granule = math.gcd(*manifest.batch_sizes)
+        block = math.gcd(*manifest.batch_sizes)
         drawn = zip(manifest.cursors, manifest.batch_sizes, strict=True)
-        last = (granule, tuple(cursor * size // granule for cursor, size in drawn))
+        last = (block, tuple(cursor * size // block for cursor, size in drawn))
         return (*zip(manifest.granules, manifest.legs, strict=True), last)
 
     def folder(self, roots: AllowedRoots) -> Folder:

@@ -76,7 +76,7 @@ class CheckpointWriter:
     ) -> None:
         spec, self._roots = context.spec, context.roots
         self._job, self._spec, self._post = context.job, spec, context.post
-        self._legs = resumption.legs if resumption else ()
+        self._resumptions = resumption.resumptions if resumption else ()
         self.resumed_from = resumption.url if resumption else ""
         self._state, self._ledger, self._cut_outer, self._sync_tape = state, ledger, cut_outer, sync_tape
         self._url = writing.root_of(spec.checkpoints.folder, context.job, context.run_dir)
@@ -187,8 +187,8 @@ class CheckpointWriter:
             merged_tokens=totals.merged,
             cursors=tuple(cursors[island] for island in islands),
             batch_sizes=tuple(map(self._spec.batch_size_of, islands.values())),
-            legs=tuple(cursors for _, cursors in self._legs),
-            granules=tuple(granule for granule, _ in self._legs),
+            legs=tuple(cursors for _, cursors in self._resumptions),
+            granules=tuple(block for block, _ in self._resumptions),
             parts=tuple(of_parts[name] for name in sorted(of_parts)),
             files=files,
         )

@@ -60,7 +60,7 @@ PARAMETERS_MAX = 10**12
 
 class RopeScalingSection(Section):
     """Scales the frequencies of rotary positions for longer texts: all of them divided by ``factor`` (``linear``), or, as
-    in Llama 3.1, only those with waves longer than ``original_length``, with a transition between.
+    in Llama 3.1, only those whose waves are long relative to ``original_length``, with a transition between.
     """
 
     kind: Literal["linear", "llama3"]

@@ -82,8 +82,8 @@ class Controller:
         logbook.keep(logbook.service_logbook(Path(run_dir), "controller"))
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
         resumption = stored(self._run_dir)
-        legs = resumption.legs if resumption else ()
-        self._added = {"legs": legs, "roots": roots}
+        resumptions = resumption.resumptions if resumption else ()
+        self._added = {"legs": resumptions, "roots": roots}
         self._shards = list(spec.island_sections(slots=True))
         self._sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
         self._folder = disk_space.cluster_folder(os.environ)

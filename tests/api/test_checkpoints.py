@@ -181,7 +181,7 @@ def test_what_cannot_be_gone_on_from_is_refused_with_the_reason(
 ) -> None:
     job, _ = saved
     other = service.spec(resume={"checkpoint": job}, seed=7)
-    assert "seed was 0 and is 7" in refusal(http, other)
+    assert "seed was 0 but is 7" in refusal(http, other)
     assert "is not a job of this service" in refusal(http, service.spec(resume={"checkpoint": "nobody"}))
     assert "There is none" in refusal(http, service.spec(resume={"checkpoint": str(tmp_path)}))
     assert "not a supported protocol" in refusal(

@@ -14,7 +14,7 @@ def spec(**inner: object) -> dict:
 
 def test_a_job_goes_on_with_the_kind_of_inner_optimizer_whose_state_it_has() -> None:
     assert differences(spec(kind="muon"), spec(kind="muon", lr=0.01)) == []
-    assert differences(spec(kind="muon"), spec()) == ["training.inner_optimizer.kind was 'muon' and is 'adamw'"]
+    assert differences(spec(kind="muon"), spec()) == ["training.inner_optimizer.kind was 'muon' but is 'adamw'"]
     (line,) = differences(spec(), spec(factory="mine.optimizers:build"))
     assert line.startswith("training.inner_optimizer.factory was")
 

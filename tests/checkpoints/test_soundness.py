@@ -106,14 +106,14 @@ def test_when_all_are_damaged_every_reason_is_told(root: Path) -> None:
     with pytest.raises(DataError) as refused:
         newest_sound(EVERYTHING, str(root))
     assert str(refused.value).count("is damaged") == 2
-    with pytest.raises(DataError, match="There is none"):
+    with pytest.raises(DataError, match="It has no checkpoint"):
         newest_sound(EVERYTHING, str(root / "nowhere"))
 
 
 def test_without_its_manifest_a_checkpoint_is_none_and_is_not_listed(root: Path) -> None:
     (root / "000002" / MANIFEST).unlink()
     assert [manifest.number for manifest in listed(Folder.own(root))] == [1]
-    with pytest.raises(DataError, match="no whole checkpoint"):
+    with pytest.raises(DataError, match="no complete checkpoint"):
         manifest_of(Folder.own(root / "000002"))
 
 

@@ -398,7 +398,7 @@ def test_what_rests_on_a_damaged_entry_is_gone_with_it(tmp_path: Path) -> None:
     newest = journal.newest(FragmentId(0))
     assert newest is not None
     assert ENTRIES_PER_SEGMENT <= newest < 2 * ENTRIES_PER_SEGMENT
-    assert any("an entry before them is gone" in detail for detail in journal.damage)
+    assert any("an earlier entry is missing" in detail for detail in journal.damage)
     assert Journal(tmp_path, versions_kept=2).damage == []
 
 
@@ -406,7 +406,7 @@ def test_a_merge_that_gives_something_else_when_it_is_taken_again_is_refused(tmp
     store = coded_store(tmp_path)
     merged(store, 1)
     other = replace(CODED, optimizer=Nesterov(lr=0.6, decay=0.9))
-    with pytest.raises(DataError, match="taken again from the journal it gives"):
+    with pytest.raises(DataError, match="repeated from the journal it gives"):
         recovered(Journal(tmp_path), [FragmentId(0)], other)
 
 
@@ -451,7 +451,7 @@ def test_a_merge_that_the_journal_lost_is_one_whose_predecessor_it_has() -> None
 @pytest.mark.parametrize(
     ("phase", "held", "words"),
     [
-        (RoundPhase.MERGING, 2, "only up to version 2"),
+        (RoundPhase.MERGING, 2, "only goes up to version 2"),
         (RoundPhase.MERGING, None, "nothing of it"),
         (RoundPhase.MERGING, 5, "never decided on"),
         (RoundPhase.COLLECTING, 4, "never decided on"),

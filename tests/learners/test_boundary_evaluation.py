@@ -110,4 +110,4 @@ def test_one_whose_state_came_from_a_peer_says_that_it_has_no_theta_if_none_come
     island.loop.request_evaluation(request(0, 0, 0))
     island.loop.flush()
     letters = island.letters_until(NotEvaluated)
-    assert evaluated(letters) == [NotEvaluated(0, "Θ is not here as it is")]
+    assert evaluated(letters) == [NotEvaluated(0, "this version of Θ did not arrive")]

@@ -20,7 +20,7 @@ import zstandard
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from learners import data_indexing, data_lanes, tokenizer
+from learners import data_indexing, resharding, tokenizer
 from learners.streaming import counting, files, order
 from learners.streaming.documents import Reader, Unreadable
 from learners.streaming.files import TRAINING, located
@@ -159,14 +159,14 @@ def test_an_epoch_has_every_token_once_on_any_islands_with_any_batches_over_a_re
     sequence_counts = [(tokens - 1) // length for tokens in token_counts]
     wanted = {(stream, number) for stream, count in enumerate(sequence_counts) for number in range(count)}
 
-    covered, sequences, granule = Counter(), list[np.ndarray](), gcd(*before)
-    legs = [(granule, tuple(size * count // granule for size, count in zip(before, drawn, strict=False)))]
+    covered, sequences, block = Counter(), list[np.ndarray](), gcd(*before)
+    legs = [(block, tuple(size * count // block for size, count in zip(before, drawn, strict=False)))]
     texts = []
 
     def take(earlier, index: int, size: int, batch: int, draw) -> None:
         rows = draw(batch)
         for row, number in zip(rows, range(batch * size, (batch + 1) * size), strict=True):
-            place = data_lanes.origin(earlier, index, len(before) if not earlier else len(after), number)
+            place = resharding.origin(earlier, index, len(before) if not earlier else len(after), number)
             covered[place] += 1
             if place in wanted:
                 sequences.append(row)
@@ -262,7 +262,7 @@ def test_text_that_changed_in_place_ends_the_job_or_is_passed_over(folder, make_
         assert all(draw(number).shape == (4, 17) for number in range(100))
         return text
 
-    with pytest.raises(UnreadableData, match=r"tokens to train on, and data\.index has counted .* `atoll data index`"):
+    with pytest.raises(UnreadableData, match=r"tokens to train on, but data\.index has counted .* `atoll data index`"):
         draw(0)
     flaws = draw(50).flaws()
     assert flaws.unreadable_records >= 1
@@ -274,7 +274,7 @@ def test_text_that_changed_in_place_ends_the_job_or_is_passed_over(folder, make_
     [
         ({"held_out_ratio": 0.2}, r"leaves out 0\.1 of the documents .*; the job holds out 0\.2"),
         ({"tokenizer": "bytes"}, "counts tokens of the tokenizer with the digest .*; the job has bytes"),
-        ({"index_digest": "0" * 32}, "has the digest .* here, and 0{32} where the job was submitted"),
+        ({"index_digest": "0" * 32}, "has the digest .* here, but 0{32} where the job was submitted"),
         ({"sources": [{"name": "other", "files": ["/a"]}]}, "has the sources 'all', and not other|cannot be read here"),
     ],
 )
@@ -285,7 +285,7 @@ def test_an_island_refuses_an_index_that_does_not_fit(folder, make_job, indexed,
 
 def test_an_island_refuses_an_index_of_another_build_that_cuts_files_otherwise(make_job, indexed, monkeypatch) -> None:
     monkeypatch.setattr(order, "PIECES_WANTED", 511)
-    with pytest.raises(ConfigurationError, match="made by another version of atoll or Python"):
+    with pytest.raises(ConfigurationError, match="created by a version of atoll or Python that"):
         indexed.text(make_job, 24).draw(0, 1)
 
 
@@ -349,7 +349,7 @@ def test_what_was_stopped_goes_on_and_gives_the_same_bytes(folder, make_job, tmp
 def test_what_is_no_index_is_not_overwritten(folder, make_job, tmp_path) -> None:
     data, text = make_job(data=section(folder))["data"], tmp_path / "text.jsonl"
     text.write_text("{}\n")
-    for path, problem in ((text, "is there and no index"), (tmp_path, "is a folder")):
+    for path, problem in ((text, "exists and is not an index"), (tmp_path, "is a folder")):
         with pytest.raises(ConfigurationError, match=f"--output .* {problem}"):
             data_indexing.make(data, path, 1, progress=False)
     assert text.read_text() == "{}\n"
@@ -361,11 +361,11 @@ def test_what_was_counted_of_other_files_is_not_gone_on_with(
     data = make_job(data=section(folder))["data"]
     (tmp_path / "index.partial").write_bytes(b'{"of": "another"}\n')
     data_indexing.make(data, tmp_path / "index", 1, progress=False)
-    assert "is of other files or rules, and begun anew" in capsys.readouterr().err
+    assert "belongs to other files or rules; starting again" in capsys.readouterr().err
     (tmp_path / "index.partial").write_bytes(b"")
     with open(tmp_path / "index.partial", "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(InfrastructureError, match="is being written by another process"):
+        with pytest.raises(InfrastructureError, match="Another process is writing"):
             data_indexing.make({**data, "held_out_ratio": 0.2}, tmp_path / "index", 1, progress=False)
 
 

@@ -26,12 +26,12 @@ def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("mine:exits", "raises SystemExit: no licence for this machine. Try it outside of a job first"),
-        ("mine:raises", "raises Unsendable: the layers do not fit. Try it outside of a job first"),
+        ("mine:exits", "raises SystemExit: no licence for this machine. Try it outside a job first"),
+        ("mine:raises", "raises Unsendable: the layers do not fit. Try it outside a job first"),
         ("mine:returns_nothing", "returns None, which lacks add, cursor, device_count, .*learners.contract.Trainer"),
         ("mine:absent", "cannot be imported .AttributeError: .*absent"),
         ("nowhere.at_all:create", "cannot be imported .ModuleNotFoundError: No module named 'nowhere'"),
-        ("mine:number", "is of type int, and must be a function"),
+        ("mine:number", "is of type int, but must be a function"),
     ],
 )
 def test_a_trainer_that_is_none_is_the_specifications_fault(make_job: Any, path: str, said: str) -> None:

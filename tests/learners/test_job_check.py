@@ -53,7 +53,7 @@ def test_a_model_and_a_text_that_are_wrong_are_told_together(
     data = {"source": "files", "files": ["/nowhere/text.txt"]}
     result = factory(make_job, lambda spec: sys.exit("\x1b[31mno licence"), package, data=data)
     assert told(result).keys() == {"model.factory", "data.files"}
-    assert "'mine:build' raises SystemExit: no licence. Try it outside of a job" in told(result)["model.factory"]
+    assert "'mine:build' raises SystemExit: no licence. Try it outside a job" in told(result)["model.factory"]
     assert "'/nowhere/text.txt' cannot be read here" in told(result)["data.files"]
     assert (result["model"], result["data"]) == (None, None)
 

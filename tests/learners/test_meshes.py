@@ -183,7 +183,7 @@ def test_devices_that_were_promised_and_are_not_there_are_refused() -> None:
     ):
         mesh.of_island(IslandSpec.of(spec), jax.local_devices())
     spec["island"] |= {"accelerator": "gpu", "accelerators": 1, "hosts": 1}
-    with pytest.raises(InvalidJobSpec, match=r"'gpu', and there are 1 of kind 'cpu'.* without its driver"):
+    with pytest.raises(InvalidJobSpec, match=r"'gpu', but there are 1 of kind 'cpu'.* without its driver"):
         mesh.of_island(IslandSpec.of(spec), jax.local_devices())
 
 
@@ -199,7 +199,9 @@ def test_processes_whose_devices_are_no_box_of_the_mesh_are_refused() -> None:
 
     mesh.require_boxes(grid([0, 0, 1, 1], (1, 2, 1, 2)))
     mesh.require_boxes(grid([0, 1, 2, 3], (1, 2, 1, 2)))
-    with pytest.raises(ConfigurationError, match="fsdp 2, expert 1, tensor 3 gives a process devices that are no box"):
+    with pytest.raises(
+        ConfigurationError, match="fsdp 2, expert 1, tensor 3, the devices of a process do not form a box"
+    ):
         mesh.require_boxes(grid([0, 0, 1, 1, 2, 2], (1, 2, 1, 3)))
 
 

@@ -75,7 +75,7 @@ def test_a_module_with_running_statistics_is_refused(make_job: Any, package: Mod
     ("call", "dtype", "complaint"),
     [
         (lambda head, tokens: head[tokens], jnp.bfloat16, r"head is bfloat16.*float32"),
-        (lambda head, tokens: head[tokens][..., 0], jnp.float32, r"makes \(2, 3\) of tokens \(2, 3\).*logits"),
+        (lambda head, tokens: head[tokens][..., 0], jnp.float32, r"maps tokens \(2, 3\) to \(2, 3\).*logits"),
         (lambda head, tokens: head @ head, jnp.float32, r"cannot be called with tokens \(TypeError"),
     ],
 )
@@ -110,28 +110,28 @@ def raising(*_: Any) -> Any:
 @pytest.mark.parametrize(
     ("factory", "complaint"),
     [
-        (3, r"model.factory 'mymodels:build' is of type int, and must be a function"),
+        (3, r"model.factory 'mymodels:build' is of type int, but must be a function"),
         (lambda spec: None, r"returned NoneType; it must return"),
         (lambda: None, r"'mymodels:build' raises TypeError: .* takes 0 positional"),
-        (raising, r"'mymodels:build' raises KeyError: 'rows'\. Try it outside of a job"),
+        (raising, r"'mymodels:build' raises KeyError: 'rows'\. Try it outside a job"),
         (lambda spec: sys.exit(3), r"raises SystemExit: 3"),
-        (lambda spec: model.Model(3, squared), r"initialise of the model .* is of type int, and must be a function"),
+        (lambda spec: model.Model(3, squared), r"initialise of the model .* is of type int, but must be a function"),
         (lambda spec: model.Model(raising, squared), r"initialise of the model that model.factory .* raises KeyError"),
-        (lambda spec: model.Model(lambda seed: None, squared), r"initialise .* makes NoneType"),
-        (lambda spec: model.Model(lambda seed: {}, squared), r"initialise .* makes no tensors"),
-        (lambda spec: model.Model(lambda seed: {"rows": [1.0]}, squared), r"makes rows as list"),
-        (lambda spec: model.Model(lambda seed: {"rows": np.ones(3, int)}, squared), r"makes rows of int64"),
+        (lambda spec: model.Model(lambda seed: None, squared), r"initialise .* returns NoneType"),
+        (lambda spec: model.Model(lambda seed: {}, squared), r"initialise .* returns no tensors"),
+        (lambda spec: model.Model(lambda seed: {"rows": [1.0]}, squared), r"returns rows as list"),
+        (lambda spec: model.Model(lambda seed: {"rows": np.ones(3, int)}, squared), r"returns rows of int64"),
         (
             lambda spec: model.Model(lambda seed: {"rows": np.ones((0, 3))}, squared),
             r"rows of shape \(0, 3\), which is empty",
         ),
         (lambda spec: model.Model(zeros, raising), r"loss of the model that .* raises KeyError: 'rows'"),
-        (lambda spec: model.Model(zeros, lambda p, t: None), r"loss .* makes NoneType of tokens"),
+        (lambda spec: model.Model(zeros, lambda p, t: None), r"loss .* returns NoneType for tokens"),
         (
             lambda spec: model.Model(zeros, lambda p, t: p["rows"][t]),
-            r"loss .* makes \(4, 33, 4\) of .* a scalar: the mean",
+            r"loss .* returns \(4, 33, 4\) for .* a scalar: the mean",
         ),
-        (lambda spec: model.Model(zeros, squared, objective=squared), r"objective .* makes \(\) of .* two scalars"),
+        (lambda spec: model.Model(zeros, squared, objective=squared), r"objective .* returns \(\) for .* two scalars"),
     ],
 )
 def test_a_factory_whose_model_cannot_be_trained_ends_as_the_specification_s_fault(
@@ -155,7 +155,7 @@ def test_a_package_that_cannot_be_imported_is_the_specification_s_fault(
 @pytest.mark.parametrize(
     ("factory", "complaint"),
     [
-        (3, r"inner_optimizer.factory 'mymodels:optimizer' is of type int, and must be a function"),
+        (3, r"inner_optimizer.factory 'mymodels:optimizer' is of type int, but must be a function"),
         (lambda section: None, r"returned NoneType; it must return"),
         (raising, r"'mymodels:optimizer' raises KeyError"),
         (lambda section: optax.GradientTransformation(None, None), r"init of the transformation .* is None"),
@@ -165,11 +165,11 @@ def test_a_package_that_cannot_be_imported_is_the_specification_s_fault(
         ),
         (
             lambda section: optax.GradientTransformation(lambda p: (), lambda u, s, p: None),
-            r"update of the transformation .* makes no pair",
+            r"update of the transformation .* returns no pair",
         ),
         (
             lambda section: optax.GradientTransformation(lambda p: (), lambda u, s, p: ({"rows": jnp.ones(3)}, s)),
-            r"update of the transformation .* makes updates of other shapes",
+            r"update of the transformation .* returns updates of other shapes",
         ),
     ],
 )

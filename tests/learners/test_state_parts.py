@@ -50,9 +50,9 @@ def test_a_window_of_which_something_is_missing_or_overlaps_is_refused():
     first, second = (gives(bounds, number == 0) for number, bounds in enumerate(parts_of((0, 2))))
     wanted = {name: whole(array.shape) for name, array in STATE.items()}
     for wrong in (first, [*first, *gives(parts_of((0, 3))[1], False), *second]):
-        with pytest.raises(DataError, match="are not all of"):
+        with pytest.raises(DataError, match="exactly once"):
             put_together(windows(wrong, wanted), wanted)
-    with pytest.raises(DataError, match="are not all of"):
+    with pytest.raises(DataError, match="exactly once"):
         put_together(second, wanted)  # nobody gave the count
     with pytest.raises(DataError, match="has the shape"):
         blocks_of({"w": STATE["w"]}, {"w": ((0, 3), (0, 12))})

@@ -308,7 +308,7 @@ def test_a_shard_without_a_sequence_is_refused_though_it_has_many_pieces(make_te
     sources = [{"name": "a", "files": [str(tmp_path / "a.jsonl")], "held_out": [str(tmp_path / "b.jsonl")]}]
     text = make_text(sources=sources, root=tmp_path)
     with pytest.raises(
-        ConfigurationError, match=r"island's part of a has 0 tokens, and no sequence of 32\. .*Add text"
+        ConfigurationError, match=r"island's part of a has 0 tokens, less than one sequence of 32\. .*Add text"
     ):
         [text.draw(shard, 2)(0) for shard in range(2)]
 

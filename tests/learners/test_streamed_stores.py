@@ -133,7 +133,7 @@ def test_an_object_that_is_cut_short_while_it_is_read_is_no_shorter_text(store: 
         patch.setattr(Store, "_open", lambda self, path, mode="rb", **_: Shrinking(self, path, mode))
         assert patient.documents(f"{BUCKET}/a.txt", 0, 1, size) == []
     (reason,) = patient.unreadable.reasons.values()
-    assert "it ends at byte 1,000, and should have" in reason
+    assert "it ends at byte 1,000, but should have" in reason
 
 
 def test_an_object_that_is_another_than_was_listed_is_not_read_by_the_old_list(store: Store) -> None:
@@ -143,7 +143,7 @@ def test_an_object_that_is_another_than_was_listed_is_not_read_by_the_old_list(s
     store.pipe_file("/bucket/texts/a.jsonl", OBJECTS + OBJECTS)
     assert patient.documents(f"{BUCKET}/a.jsonl", 1, 3, len(OBJECTS)) == []
     (reason,) = patient.unreadable.reasons.values()
-    assert f"has {2 * len(OBJECTS):,} bytes, and had {len(OBJECTS):,} when" in reason
+    assert f"has {2 * len(OBJECTS):,} bytes, but had {len(OBJECTS):,} when" in reason
 
 
 def test_an_array_record_in_a_store_is_refused_with_what_to_do(store: Store) -> None:
@@ -189,7 +189,5 @@ def test_what_is_not_there_is_the_specification_s_fault_and_a_store_in_trouble_i
     for name, content in CONTENTS.items():
         store.pipe_file(f"/bucket/texts/{name}", content())
     store.failures["a.parquet"] = [RuntimeError("no credentials yet")] * 9
-    with pytest.raises(
-        InfrastructureError, match=r"a\.parquet.* cannot be looked at: RuntimeError: no credentials yet"
-    ):
+    with pytest.raises(InfrastructureError, match=r"a\.parquet.* cannot be examined: RuntimeError: no credentials yet"):
         make_text().draw(0, 1)

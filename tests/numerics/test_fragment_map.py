@@ -138,8 +138,8 @@ def test_ties_break_by_name_and_then_by_fragment_index():
         ({"a": (1,)}, 0, {}, "Set it to 1 or more"),
         ({"a": (1,), "b": (0, 3)}, 1, {}, "'b' have no elements"),
         ({"a[0:3]": (3,)}, 1, {}, "Rename them"),
-        ({"a": (3,)}, 1, {"b": Role()}, "'b' a role with 0 stacked axes; it has no such tensor"),
-        ({"a": (3, 2)}, 1, {"a": Role(stacked_axes=2)}, "2 stacked axes; it has the shape"),
+        ({"a": (3,)}, 1, {"b": Role()}, "'b' a role with 0 stacked axes, but it has no such tensor"),
+        ({"a": (3, 2)}, 1, {"a": Role(stacked_axes=2)}, "2 stacked axes, but it has the shape"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_a_remedy(shapes, count, roles, remedy):

@@ -263,11 +263,11 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     sound = Encoded("int4", kernels.encode("int4", values), 300)
     with pytest.raises(InternalError, match="not 155"):
         kernels.examine(Encoded("int4", kernels.encode("int4", values)[:-1], 300))
-    with pytest.raises(InternalError, match="all must have as many"):
+    with pytest.raises(InternalError, match="all must have the same number"):
         kernels.gram([sound, Encoded("float32", values[:200].view(np.uint8), 200)])
     with pytest.raises(InternalError, match="not 7 matrices"):
         kernels.gram([sound], 7)
-    with pytest.raises(InternalError, match="do not fit the piece"):
+    with pytest.raises(InternalError, match="do not fit their piece"):
         kernels.step(values[:200], values, None, [sound], np.ones((1, 1)), 0.7, 0.9)
     with pytest.raises(InternalError, match="combined"):
         kernels.decode(sound, values[:10])

@@ -77,7 +77,7 @@ def test_plain_sgd_at_rate_one_lands_on_the_average_of_the_islands():
 def test_create_knows_the_kinds_of_the_job_specification_and_no_others():
     assert outer_optimizer.create("nesterov", 0.7, 0.9) == Nesterov(0.7, 0.9)
     assert outer_optimizer.create("sgd", 0.5, 0.9) == Sgd(0.5)
-    with pytest.raises(ConfigurationError, match="Use 'nesterov' or 'sgd'"):
+    with pytest.raises(ConfigurationError, match="Set it to 'nesterov' or 'sgd'"):
         outer_optimizer.create("adam", 0.7, 0.9)
 
 

@@ -122,7 +122,7 @@ def test_asking_again_for_a_version_changes_nothing_and_gives_the_same_digest():
 @pytest.mark.parametrize("version", [0, 1, 4])
 def test_a_version_that_is_not_the_next_is_our_bug(version):
     outer = merged_often(state(), [0, 0])
-    with pytest.raises(InternalError, match=f"version 2, asked to go to {version}"):
+    with pytest.raises(InternalError, match=f"version 2 and cannot go to {version}"):
         merge(outer, FragmentId(0), Version(version), contributions(1, 0))
 
 
@@ -242,7 +242,7 @@ def test_a_step_whose_result_is_not_finite_is_thrown_away_with_its_momentum():
     outer = merged_often(state(optimizer=Nesterov(lr=1e30, decay=0.9)), [])
     far = [({name: array * np.float32(1e12) for name, array in random_tensors(1, FRAGMENTS[0]).items()}, 1.0)]
     before = outer.state(FragmentId(0))
-    said = "Version 1 of fragment 0 cannot be used: embed holds"
+    said = "Version 1 of fragment 0 cannot be used: embed contains"
     with np.errstate(over="ignore"), pytest.raises(NotFinite, match=said):
         merge(outer, FragmentId(0), Version(1), far)
     assert outer.state(FragmentId(0)) is before
@@ -255,7 +255,7 @@ def test_a_step_whose_result_is_not_finite_is_thrown_away_with_its_momentum():
 def test_parameters_that_are_no_numbers_are_no_beginning(value):
     parameters = random_tensors(0)
     parameters["norm"][1] = value
-    with pytest.raises(NotFinite, match="The initial parameters cannot be used: norm holds"):
+    with pytest.raises(NotFinite, match="The initial parameters cannot be used: norm contains"):
         OuterState(parameters, FRAGMENTS, STEP)
 
 

@@ -97,5 +97,5 @@ def test_what_came_as_a_payload_is_written_as_that():
 
 
 def test_what_is_far_too_long_is_not_even_read():
-    with pytest.raises(InvalidPayload, match="came for a fragment of 1132"):
+    with pytest.raises(InvalidPayload, match="arrived for a fragment of 1132"):
         validated(bytes(2 * HEADER_BYTES_MAX), ANCHOR, VERSION)

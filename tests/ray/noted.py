@@ -17,7 +17,7 @@ import numpy as np
 
 from learners import jax_trainer
 from learners.contract import StepResult
-from learners.data_lanes import Draw
+from learners.resharding import Draw
 
 BATCHES, GATE = "batches", "gate"
 

@@ -8,7 +8,7 @@ from math import gcd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.data_lanes import first_count, origin
+from learners.resharding import first_count, origin
 
 sizes = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 """The batch size of each island."""
@@ -23,8 +23,8 @@ def test_over_all_resumptions_no_sequence_is_drawn_twice_and_none_is_left_out(ba
         cursors = [data.draw(st.integers(0, most)) * batch for batch in batches]
         for stream, cursor in enumerate(cursors):
             drawn.update(origin(earlier, stream, len(batches), n) for n in range(cursor))
-        granule = gcd(*batches)
-        earlier.append((granule, tuple(cursor // granule for cursor in cursors)))
+        block = gcd(*batches)
+        earlier.append((block, tuple(cursor // block for cursor in cursors)))
         batches = next_batches
     drawn.update(origin(earlier, stream, len(batches), n) for stream in range(len(batches)) for n in range(1_500))
     assert max(drawn.values()) == 1
@@ -56,7 +56,7 @@ def test_with_as_many_islands_each_goes_on_where_it_was() -> None:
     assert [origin([(2, (5, 9))], 1, 2, k) for k in range(3)] == [(1, 18), (1, 19), (1, 20)]
 
 
-def test_from_two_to_three_each_takes_two_lanes_of_the_six() -> None:
+def test_from_two_to_three_each_takes_two_substreams_of_the_six() -> None:
     drawn = [[origin([(1, (10, 20))], stream, 3, k) for k in range(4)] for stream in range(3)]
     assert drawn == [
         [(0, 10), (0, 11), (0, 13), (0, 14)],

@@ -23,13 +23,13 @@ def document(manifest, **changes):
 
 def test_the_next_leg_is_in_the_sequences_that_divide_all_batches(manifest) -> None:
     mixed = from_document(document(manifest, cursors=[3, 5], batch_sizes=[8, 12]), "it")
-    assert Resumption("", mixed, ()).legs == ((4, (6, 15)),)
+    assert Resumption("", mixed, ()).resumptions == ((4, (6, 15)),)
 
 
 def test_a_manifest_of_an_earlier_build_counts_batches_of_one_size(manifest) -> None:
     old = document(manifest, cursors=[3, 5], legs=[[7, 1, 2]])
     del old["batch_sizes"], old["granules"]
-    assert Resumption("", from_document(old, "it"), ()).legs == ((2, (7, 1, 2)), (2, (3, 5)))
+    assert Resumption("", from_document(old, "it"), ()).resumptions == ((2, (7, 1, 2)), (2, (3, 5)))
 
 
 def test_what_is_written_is_read(manifest) -> None:
@@ -62,9 +62,9 @@ def test_tokens_around_documents_are_the_same_where_one_of_the_two_leaves_them_t
     assert differences(data(file, begin_token="tokenizer"), filled_in) == []
     assert differences(filled_in, data(file, begin_token="tokenizer")) == []
     assert differences(data(file), data(file, 1, begin_token="none")) == [], "an earlier build began with nothing"
-    assert differences(data(file), filled_in) == ["data.begin_token was 'none' and is 2"]
-    assert differences(filled_in, data(file, 0, begin_token=2)) == ["data.separator was 1 and is 0"]
+    assert differences(data(file), filled_in) == ["data.begin_token was 'none' but is 2"]
+    assert differences(filled_in, data(file, 0, begin_token=2)) == ["data.separator was 1 but is 0"]
     assert differences(data("bytes", begin_token="tokenizer"), data("bytes", begin_token="none")) == []
     assert differences(data("bytes"), data("bytes", begin_token="tokenizer")) == []
-    assert differences(data("bytes"), data("bytes", 0)) == ["data.separator was None and is 0"]
+    assert differences(data("bytes"), data("bytes", 0)) == ["data.separator was None but is 0"]
     assert differences(data("bytes", begin_token="tokenizer"), data("bytes", begin_token=0)) != []

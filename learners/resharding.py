@@ -36,14 +36,14 @@ def origins(
 
 def origin(resumptions: Resumptions, stream: int, stream_count: int, number: int) -> tuple[int, int]:
     """Return the original shard of sequence ``number`` of this stream, and its number there."""
-    for granule, cursors in reversed(resumptions):
-        lanes = lcm(len(cursors), stream_count)
-        split, taken = lanes // len(cursors), lanes // stream_count
-        number, within = divmod(number, granule)
-        lane = stream * taken + number % taken
-        before = lane // split
+    for block, cursors in reversed(resumptions):
+        substreams = lcm(len(cursors), stream_count)
+        split, taken = substreams // len(cursors), substreams // stream_count
+        number, within = divmod(number, block)
+        substream = stream * taken + number % taken
+        before = substream // split
         stream, stream_count = before, len(cursors)
-        number = (cursors[before] + lane % split + split * (number // taken)) * granule + within
+        number = (cursors[before] + substream % split + split * (number // taken)) * block + within
     return stream, number
 
 
