@@ -100,7 +100,7 @@ def test_json_is_the_same_as_plain_data_and_a_tape_a_system_is_written(tmp_path:
     for path in paths:
         assert read_tape(path).footer.digest == result["tapes"][str(path)]
         assert "identical" in atoll("replay", path)
-    assert "exists already" in atoll("simulate", file, "--tape", tmp_path / "out.jsonl", code=2)
+    assert "already exists" in atoll("simulate", file, "--tape", tmp_path / "out.jsonl", code=2)
 
 
 def test_a_bad_specification_gets_every_problem_and_starts_nothing(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_a_bad_specification_gets_every_problem_and_starts_nothing(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["simulate"], "one of the two"),
-        (["simulate", "deploy/configs/simulate.yaml", "--preset", "bandwidth"], "one of the two"),
+        (["simulate"], "either a specification"),
+        (["simulate", "deploy/configs/simulate.yaml", "--preset", "bandwidth"], "either a specification"),
         (["simulate", "--preset", "bandwidth", "--tape", "out.jsonl"], "no single tape"),
-        (["simulate", "--preset", "bandwidth", "--plot", "no/such/folder/out.svg"], "no folder"),
+        (["simulate", "--preset", "bandwidth", "--plot", "no/such/folder/out.svg"], "does not exist"),
         (["simulate", "--preset", "everything"], "'everything'"),
         (["simulate", "no-such-file.yaml"], "cannot be read"),
     ],
