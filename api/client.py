@@ -23,7 +23,6 @@ from urllib.parse import quote
 import httpx
 
 from api.auth.roles import Role
-from api.auth.schemas import AuditTrail, NewToken, Token, TokenList
 from api.chaos.schemas import ChaosRun, ChaosRunList, ChaosRunSummary, ShownPlan, ShownPlans, VerdictDocument
 from api.http.eventstream import events_of
 from api.http.refusals import error_of
@@ -32,6 +31,7 @@ from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
 from api.run.logs import Log, Logs
 from api.schemas import (
     Answer,
+    AuditTrail,
     Checkpoint,
     Checkpoints,
     Command,
@@ -45,10 +45,13 @@ from api.schemas import (
     JobSummary,
     Merge,
     Merges,
+    NewToken,
     NodeGroup,
     NodeGroupChange,
     NodeGroups,
     TapeRecord,
+    Token,
+    TokenList,
 )
 from orchestrator.core import commands
 from orchestrator.core.commands import Inject

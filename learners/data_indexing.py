@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from learners import tokenizer
+from learners.held_out import HeldOut, digest
 from learners.streaming import counting
 from learners.streaming.counting import PieceCount, Task
 from learners.streaming.documents import Reader, Unreadable, place_in
 from learners.streaming.files import HELD_OUT, TRAINING, Files, counted, located, rules
-from learners.streaming.held_out import HeldOut, digest
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, UnreadableData
 from orchestrator.specification.sections import DataSection, SourceSection
 from orchestrator.system.roots import EVERYTHING

@@ -1,6 +1,6 @@
 """The service, forked from the command that starts it: its imports are there already, and are most of what a start costs.
 
-It stands for ``api.installation.detached`` in ``atoll up`` as tests type it, for a service that has no Ray behind it. The
+It stands for ``api.installation.home`` in ``atoll up`` as tests type it, for a service that has no Ray behind it. The
 fork has what a new process would have: its session, folder, files, output, environment and command line, the last two
 also for whoever looks from outside. Where that cannot be had, it becomes the real program: where the interpreter is to
 have other variables, and where the kernel refuses. ``tests/attack/test_environment.py`` starts services without a fork.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import api.serve
-from api.installation import detached
+from api.installation import home as installation_home
 from api.installation.home import Home
 from orchestrator.system import python_process
 
@@ -67,7 +67,9 @@ def start_detached(
     listener: socket.socket,
 ) -> Service | subprocess.Popen[bytes]:
     if not dict(pairwise(command))["--control"].startswith("tests."):
-        return detached.start_detached(command, home, environment=environment, folder=folder, listener=listener)
+        return installation_home.start_detached(
+            command, home, environment=environment, folder=folder, listener=listener
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

@@ -11,8 +11,7 @@ import ray
 from api.jobs.control import ControlPort
 from learners.evaluator import Evaluator
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.island import IslandFactory, IslandInterface
-from orchestrator.actors.synchroniser import SynchroniserInterface
+from orchestrator.actors.interfaces import IslandFactory, IslandInterface, SynchroniserInterface
 from orchestrator.core.vocabulary import Epoch, IslandId
 from orchestrator.runtime.cluster import start_actor
 from orchestrator.runtime.control_port import RayControlPort

@@ -1,24 +1,31 @@
 """`atoll doctor --lines`: the lines between node groups, and what they mean for a job's H, τ, P and codec.
 
-Finds out what is trained (a running job, a specification, or two figures) and prints the result. ``api.installation.lines``
-measures, and ``orchestrator.simulation.line_advice`` advises.
+Finds out what is trained (a running job, a specification, or two figures), has the lines measured and prints the result.
+``orchestrator.simulation.line_advice`` advises. A process of its own joins the cluster and measures, because this one never
+imports Ray:
+
+    python -m orchestrator.runtime.line_probe --home HOME
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from rich.text import Text
 
 from api.commands.common import connect, console, echo, print_json, say
 from api.installation.home import Home
-from api.installation.lines import HEAD, MeasuredLine, measured_lines
 from api.terminal.listing import Listing
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, InfrastructureError
 from orchestrator.parameters.codec.registry import CODEC_NAMES, EXACT
 from orchestrator.simulation.line_advice import (
     COMPARED,
@@ -34,6 +41,61 @@ from orchestrator.simulation.line_advice import (
 from orchestrator.specification.config import JobSpec, parse_job, read_document
 from orchestrator.specification.memory_budget import parameter_count_of
 from orchestrator.specification.sections import SynchroniserSection
+from orchestrator.system import python_process
+from orchestrator.system.python_process import built
+
+PROBE_MODULE = "orchestrator.runtime.line_probe"
+HEAD = "control"
+"""The node group of the head, where the synchroniser runs."""
+
+
+class MeasuredLine(BaseModel):
+    """A line between two node groups, or the problem with it. ``forth`` is from ``one`` to ``other``."""
+
+    one: str
+    other: str
+    round_trip_s: float | None = None
+    forth_bits_per_second: float | None = None
+    back_bits_per_second: float | None = None
+    problem: str | None = None
+
+
+def measured_lines(home: Home, ports: tuple[int, int] = (0, 0)) -> Iterator[MeasuredLine]:
+    """Yield each line once it is measured, on a free port of this range (0, 0: any).
+
+    Raises InfrastructureError if there is no cluster, or joining it fails.
+    """
+    command = python_process.module(PROBE_MODULE, "--home", str(home.path), "--ports", *map(str, ports))
+    process = subprocess.Popen(
+        command,
+        env=built(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            for line in process.stdout:
+                yield _parsed(line)
+            complaint = process.stderr.read().strip()
+            if process.wait():
+                last = complaint.splitlines()[-1] if complaint else f"it ended with exit code {process.returncode}"
+                raise InfrastructureError(detail=f"The lines cannot be measured: {last}")
+        finally:
+            process.terminate()
+
+
+def _parsed(line: str) -> MeasuredLine:
+    try:
+        return MeasuredLine.model_validate(json.loads(line))
+    except (ValueError, ValidationError) as error:
+        raise InfrastructureError(
+            detail=f"The line probe printed {line[:80]!r}, which is not a measurement.", remedy="Try again."
+        ) from error
+
 
 LINES_FOR_ADVICE = "For advice, say what is trained with --job JOB, --config SPEC, or --parameters N and --step-s T."
 

@@ -31,7 +31,7 @@ from orchestrator.specification.memory_budget import (
     island_bytes_per_parameter,
     shard_bytes_per_parameter,
 )
-from orchestrator.system import home_files, object_store, program_cache, python_process, socket_room
+from orchestrator.system import home_files, program_cache, python_process, socket_room
 from orchestrator.system.python_process import built
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
@@ -253,7 +253,7 @@ def temporary_files() -> CheckResult:
 def shared_memory(place: Path) -> CheckResult:
     if not place.is_dir():
         return CheckResult("shared memory", State.OK, f"this system has no {place}")
-    if note := object_store.note(place):
+    if note := socket_room.note(place):
         return CheckResult("shared memory", State.WARNING, note, f"Mount {place} writable.")
     free = shutil.disk_usage(place).free
     if free < SHARED_MEMORY_BYTES:

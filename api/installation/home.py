@@ -10,6 +10,11 @@
 Light enough to be imported by every command. The sample files (jobs, node groups, chaos plans) are in ``deploy`` of a
 checkout, or in the package itself of an installed wheel (``pyproject.toml``, force-include). ``roots_of`` is used both by
 ``atoll up``, which refuses an unusable root before it starts anything, and by the service.
+
+Processes of an installation that outlive whoever starts them: the service, and what brings it back.
+
+They are detached from the terminal: no signals, no input, and their output goes to the service's log. Nothing waits for
+them.
 """
 
 from __future__ import annotations
@@ -18,8 +23,10 @@ import errno
 import fcntl
 import json
 import os
+import socket
+import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -313,3 +320,37 @@ def _home_in(command: list[str], folder: str) -> Path | None:
     """Return the home that the command line of a service names."""
     named = dict(pairwise(command)).get("--home")
     return Path(folder, named).resolve() if SERVICE_MODULE in command and named else None
+
+
+def start_detached(
+    command: Sequence[str],
+    home: Home,
+    *,
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    listener: socket.socket | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start ``command`` in ``folder`` (default: ``working_folder``) with this environment and the inherited ``listener``.
+
+    Only its user can read the files that it creates.
+    """
+    with home.log.open("ab") as log:
+        return subprocess.Popen(
+            command,
+            cwd=folder or working_folder(home),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            umask=0o077,
+            start_new_session=True,  # Ctrl-C in this terminal must not reach it
+            pass_fds=() if listener is None else (listener.fileno(),),
+        )
+
+
+def working_folder(home: Home) -> Path:
+    """Return the folder for processes of the installation: the working folder, or the home if that was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return home.path

@@ -20,8 +20,7 @@ from pathlib import Path
 import psutil
 
 from api.installation.binding import Binding
-from api.installation.detached import start_detached
-from api.installation.home import Home
+from api.installation.home import Home, start_detached
 from api.installation.up import bound_listener
 from orchestrator.errors import ConfigurationError, InfrastructureError
 from orchestrator.system import python_process

@@ -31,8 +31,7 @@ import psutil
 from api.auth.code import refuse_unfit
 from api.installation import store_history
 from api.installation.binding import Binding
-from api.installation.detached import start_detached, working_folder
-from api.installation.home import CONFIGS, DATABASE_VARIABLE, Address, Home, roots_of
+from api.installation.home import CONFIGS, DATABASE_VARIABLE, Address, Home, roots_of, start_detached, working_folder
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.system import home_files, program_cache, python_process, signals, user_packages
 from orchestrator.system.marks import marked_pids

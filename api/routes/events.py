@@ -18,8 +18,7 @@ from fastapi.responses import Response
 from api.http import eventstream
 from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
 from api.http.streams import File, Stream, following
-from api.merges.explaining import merge_of, summary_of
-from api.merges.history import MergeHistories
+from api.merges.history import MergeHistories, merge_of, summary_of
 from api.routes.dependencies import ServiceHere
 from api.run.files import open_below
 from api.run.folder import Run

@@ -161,9 +161,9 @@ class Store:
         if place.get_backend_name() == "sqlite":
             event.listen(self.engine, "connect", _tune_sqlite)
         elif place.get_backend_name() == "postgresql":
-            from api.storage import postgresql  # late: SQLite does not need its driver
+            from api.storage import sessions  # late: SQLite does not need its driver
 
-            postgresql.bound(self.engine, ANSWER_TIMEOUT_S)
+            sessions.bound(self.engine, ANSWER_TIMEOUT_S)
         self._session = Sessions(self.engine)
 
     def close(self) -> None:

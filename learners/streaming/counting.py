@@ -39,8 +39,8 @@ import numpy as np
 
 from learners import tokenizer
 from learners.corpus import document_count
+from learners.held_out import HeldOut, digest
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen
-from learners.streaming.held_out import HeldOut, digest
 from orchestrator.errors import AtollError, InfrastructureError
 from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import EVERYTHING

@@ -32,13 +32,12 @@ import numpy as np
 
 from learners import resharding
 from learners.corpus import joined, sequences_at, surprise, text_bytes
-from learners.held_out import HeldOutBatch
+from learners.held_out import HeldOut, HeldOutBatch, digest, smallest
 from learners.island_spec import IslandSpec
 from learners.resharding import Draw, origins
 from learners.streaming.counting import GroupText, SourceTokens, TokenCounts, Window, kept_in
 from learners.streaming.documents import LINE_BYTES_MAX, Reader, Unreadable, chosen
 from learners.streaming.files import HELD_OUT, INDEX_ANEW, TRAINING, Files, load_index, located, rules
-from learners.streaming.held_out import HeldOut, digest, smallest
 from learners.streaming.order import Group, Groups, Mixture, NoSequence, Place, Section, Sections, divided, key
 from learners.tokenizer import Tokenizer
 from orchestrator.core.vocabulary import DataFlaws

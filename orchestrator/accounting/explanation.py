@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from orchestrator.accounting.lifecycle import ABSENT, Lifecycle
+from orchestrator.accounting.island_time import ABSENT, Lifecycle
 from orchestrator.accounting.series import Epochs
 from orchestrator.core import effects as f
 from orchestrator.core import events as e

@@ -22,9 +22,8 @@ from dataclasses import asdict
 from math import fsum
 from typing import Any
 
-from orchestrator.accounting.island_time import IslandTime
+from orchestrator.accounting.island_time import ACTIVE, GONE, Change, IslandTime, Lifecycle
 from orchestrator.accounting.ledger import QUARANTINED, Ledger
-from orchestrator.accounting.lifecycle import ACTIVE, GONE, Change, Lifecycle
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted, CarriedReport, CaughtUp, Progress

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.accounting.lifecycle import ABSENT, GONE, KEPT_AWAY, Change
+from orchestrator.accounting.island_time import ABSENT, GONE, KEPT_AWAY, Change
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import CaughtUp, Progress, Ready

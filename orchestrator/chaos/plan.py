@@ -7,12 +7,21 @@
 
 Every instant is in seconds since the plan began, which is when more islands train than the blast radius keeps. This module
 checks a plan by itself and against a fleet, and reports every problem at once. It knows neither files nor clocks.
+
+A figure against a limit: ``survivor_gap_max_s < 1``, ``goodput_ratio >= 85 %``, ``recovery_s.total < 1min``.
+
+Responsible for reading such a sentence and for whether it holds. Refuses to know where figures come from. A figure without
+a value holds nothing: what was not measured was not shown.
 """
 
 from __future__ import annotations
 
+import math
+import operator
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from math import fsum
 from types import MappingProxyType
@@ -24,18 +33,77 @@ from pydantic_core import PydanticCustomError
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.chaos import comparison
-from orchestrator.chaos.comparison import Comparison
 from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, PLANNED, TAKES, describe
 from orchestrator.core.faults import Fault, Kind, fault_of
 from orchestrator.core.vocabulary import Duration, IslandId, IslandPlan
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.simulation.distributions import duration
 from orchestrator.simulation.plan import sample_policy
 from orchestrator.simulation.spec import PositiveSeconds, Seconds
 from orchestrator.specification.bounds import BytesPerSecond, HostNumber, IslandCount, Name, Seed, Word
 from orchestrator.specification.sections import Section
 from orchestrator.specification.validation import omitted_count, one_of, problems_of, valid_fields
-from orchestrator.system.plain import some_of
+from orchestrator.system.plain import brief, some_of
+
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_SENTENCE = re.compile(r"([a-z_][\w.-]*+)\s*+(<=|>=|<|>)\s*+(.+)", re.IGNORECASE | re.ASCII)
+TEXT_CHARACTERS_MAX = 200
+_FORM = "Write a figure, one of < <= > >=, and a limit: survivor_gap_max_s < 1, goodput_ratio > 85 %."
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``figure`` is a name, or names with dots into what a figure holds. ``text`` is what was written."""
+
+    figure: str
+    sign: str
+    limit: float
+    text: str
+
+    def holds(self, value: float | None) -> bool:
+        return value is not None and _COMPARE[self.sign](value, self.limit)
+
+    def value_in(self, figures: Mapping[str, Any]) -> float | None:
+        """The figure's value, or None where it has none."""
+        value: Any = figures
+        for name in self.figure.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return float(value) if number else None
+
+    @property
+    def root(self) -> str:
+        return self.figure.partition(".")[0]
+
+
+def parse_comparison(text: Any) -> Comparison:
+    """The comparison that ``text`` says. Raises ConfigurationError with the remedy."""
+    short = isinstance(text, str) and len(text) <= TEXT_CHARACTERS_MAX
+    matched = _SENTENCE.fullmatch(text.strip()) if short else None
+    if matched is None:
+        raise ConfigurationError(detail=f"{brief(text)} is no comparison. {_FORM}")
+    figure, sign, limit = matched.groups()
+    return Comparison(figure, sign, _limit(limit), " ".join(text.split()))
+
+
+def _limit(written: str) -> float:
+    """A finite number, a percentage as a ratio, or a duration in seconds."""
+    try:
+        number = float(written[:-1]) / 100.0 if written.endswith("%") else float(written)
+        if math.isfinite(number):
+            return number
+    except ValueError:
+        pass
+    try:
+        return duration(written)
+    except ConfigurationError as error:
+        raise ConfigurationError(detail=f"{brief(written)} is no limit. {_FORM}") from error
+
 
 DETAIL = "the chaos plan cannot be used"
 UNKNOWN = "Remove it, or correct its spelling; deploy/plans/ holds complete examples."
@@ -57,7 +125,7 @@ PAYLOADS_MAX = 10_000
 
 def _comparison(value: Any) -> Comparison:
     try:
-        return comparison.parse(value)
+        return parse_comparison(value)
     except ConfigurationError as error:
         raise PydanticCustomError("comparison", "{said}", {"said": str(error)}) from error
 
@@ -261,7 +329,7 @@ def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Itera
 def _unknown_figures(path: str, written: Any, figures: Sequence[str], where: str) -> Iterator[Problem]:
     for n, text in enumerate(written[:OBJECTIVES_MAX] if isinstance(written, list | tuple) else ()):
         try:
-            condition = comparison.parse(text)
+            condition = parse_comparison(text)
         except ConfigurationError:
             continue  # reported already
         if condition.root not in figures:

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.chaos.comparison import Comparison
-from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan
+from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, Comparison
 from orchestrator.chaos.runner import ChaosRunner
 from orchestrator.core.vocabulary import Instant
 from orchestrator.system.plain import finite

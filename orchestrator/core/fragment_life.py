@@ -27,8 +27,7 @@ from orchestrator.core.events import (
     MergeCompleted,
     MergeFailed,
 )
-from orchestrator.core.fragment_round import Close, FragmentRound, Wait, outer_lr_ratio, refusal_of, weigh
-from orchestrator.core.grace import grace_window
+from orchestrator.core.fragment_round import Close, FragmentRound, Wait, grace_window, outer_lr_ratio, refusal_of, weigh
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.messages import Adopted
 from orchestrator.core.schedule import next_due

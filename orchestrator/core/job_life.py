@@ -11,6 +11,13 @@ there may ever be, in order, each with a data shard of its own. So nothing that 
 names) changes under a running job. Islands that are not wanted yet are *scale-up slots*: they have no process and cost
 nothing. Scaling up wants the first ones that are not wanted. Scaling down drains the last ones that are, and stops at once
 those without work to lose. As with a drain, a quorum must remain to merge that work.
+
+Recovery: the handler of the synchroniser's own restart.
+
+Whatever died with the process is declared lost: contributions whose bytes it held, and merges that were not journalled.
+Islands keep what they offered until a version contains it, and offer it again to the new epoch. Effects that may have been
+decided but not carried out are returned again; each is idempotent by its name. The link to a suspect island finds out
+whether it answers. The driver keeps the deadlines of timers (``tape.pending``).
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from orchestrator.core.effects import (
     FinishJob,
     FlushIsland,
     KillIsland,
+    PlaceIsland,
     ResolveCommand,
     StartTraining,
     StopIsland,
@@ -39,14 +47,70 @@ from orchestrator.core.events import (
     Event,
     JobStarted,
     PlacementFailed,
+    SynchroniserRestarted,
     TimerFired,
     report_of,
 )
-from orchestrator.core.fragment_life import abandon_open_rounds, advance_all
+from orchestrator.core.fragment_life import abandon_open_rounds, advance_all, lose_payloads, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.messages import CatchUpFailure, Overdue, Progress
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import FailureExtent, Instant, IslandId, IslandState, JobOutcome, JobPhase, RoundPhase
+from orchestrator.core.vocabulary import (
+    FailureExtent,
+    Instant,
+    IslandId,
+    IslandState,
+    JobOutcome,
+    JobPhase,
+    RoundPhase,
+    Version,
+)
+
+
+def restarted(state: JobState, event: SynchroniserRestarted) -> list[Effect]:
+    """Declare lost what is lost, and ask again for all that is pending. An epoch that is not newer changes nothing."""
+    if event.epoch <= state.epoch:
+        return []
+    state.epoch = event.epoch
+    effects = [*lose_payloads(state), *checkpoints.give_up(state, "the synchroniser died while it was taken")]
+    flushing = state.phase is JobPhase.FINISHING and not state.complete
+    for island in list(state.islands.values()):
+        if flushing and island.current.flushed:  # what it gave last may be lost
+            island = state.islands[island.id] = island_record.not_flushed(state.islands[island.id])
+        effects += _pending_requests(state, state.islands[island.id], event.at)
+    effects += island_life.flush_deadline(state, event.at) if flushing else []
+    return effects + _evaluation(state)
+
+
+def _pending_requests(state: JobState, island: Island, now: Instant) -> list[Effect]:
+    life = (island.id, island.incarnation)
+    effects: list[Effect] = []
+    match island.state:
+        case IslandState.PLACING:
+            effects.append(PlaceIsland(*life, island.plan.node_group, island.reason, island.current.process))
+        case IslandState.CATCHING_UP:
+            effects += island_life.catch_up(state, island.id)
+        case IslandState.STANDBY:
+            effects += publish_newer(state, island, tuple(Version(0) for _ in state.rounds), now)
+        case IslandState.TRAINING | IslandState.DRAINING:
+            effects += publish_newer(state, island, tuple(Version(0) for _ in state.rounds), now)
+            order = StartTraining if island.state is IslandState.TRAINING else DrainIsland
+            command = FlushIsland if state.phase is JobPhase.FINISHING else order
+            effects += [] if state.complete else [command(*life)]
+    if island.current.kill_reason and island.state in WITH_PROCESS:
+        effects.append(KillIsland(*life, island.current.kill_reason))
+    return effects
+
+
+def _evaluation(state: JobState) -> list[Effect]:
+    """Repeat an evaluation that was under way. An ending job requests its last evaluation by itself."""
+    if state.evaluation is None:
+        return []
+    if state.phase is JobPhase.RUNNING:
+        return [evaluation.begin_anew(state, state.evaluation)]
+    state.evaluation = None
+    return []
+
 
 MAY_GIVE_UP = (PlacementFailed, ConnectionLost, TimerFired, ContributionArrived, ContributionUnusable)
 MAY_GIVE_UP_REPORTS = (CatchUpFailure, Overdue)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.fragment_round import FragmentRound, UpdateNorms
-from orchestrator.core.grace import Pace
+from orchestrator.core.fragment_round import FragmentRound, Pace, UpdateNorms
 from orchestrator.core.island_record import Island
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import SavedPart

@@ -26,7 +26,6 @@ from orchestrator.core import (
     island_life,
     job_life,
     messages,
-    recovery,
     saving,
 )
 from orchestrator.core.effects import Effect
@@ -101,7 +100,7 @@ class Synchroniser:
             case events.JobStarted():
                 return job_life.started(state, event)
             case events.SynchroniserRestarted():
-                return recovery.restarted(state, event)
+                return job_life.restarted(state, event)
             case saving.CheckpointTaken():
                 return checkpoints.taken(state, event)
             case saving.JobResumed():

@@ -44,9 +44,8 @@ from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.system.run_folder import BOOT, CHECKPOINTS, CLOCK, JOURNAL, PARAMETERS, REPORT, SNAPSHOT, STATUS, TAPE
-from orchestrator.tape.driver import Fold
-from orchestrator.tape.pending import Pending
-from orchestrator.tape.recovery import Recovered, recover
+from orchestrator.tape.driver import Fold, Pending
+from orchestrator.tape.replay import Recovered, recover
 from orchestrator.tape.schema import Header, decode_header
 from orchestrator.tape.snapshot import Snapshot
 from orchestrator.tape.storage import TapeWriter, read_snapshot

@@ -2,10 +2,14 @@
 
 Responsible for: the environment being right before Ray is first imported; node capacities as plain data; finding our
 actors by name. Everything that is not Ray's public API is here and only here.
+
+It also says when the disk under Ray's folder is full, where every process of a cluster has its logs and sockets: no process
+can start then, and Ray only reports that an actor died, or "Socket closed".
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -15,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.actors.handle import ActorHandle
@@ -22,9 +27,42 @@ from orchestrator.errors import InfrastructureError
 from orchestrator.runtime import settings
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Leaving, Node
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL
+from orchestrator.runtime.processes import is_own
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL, TOKEN_VARIABLE
 from orchestrator.specification.memory_budget import HEAD, NodeMemory
 from orchestrator.system import printable
+
+FREE_MIN_BYTES = 1 << 20
+"""The logs that a process of Ray's begins with are some hundred kilobytes."""
+
+
+def cluster_folder(environment: Mapping[str, str]) -> Path | None:
+    """The folder of the embedded cluster that a process with this environment belongs to, if it does to one."""
+    folder = Path(environment.get(TOKEN_VARIABLE, "")).parent
+    return folder if is_own(folder) else None
+
+
+def disk_remedy(folder: Path | None) -> str:
+    """Return ``disk_shortage`` as a sentence of its own; empty if there is none."""
+    clause = disk_shortage(folder)
+    return f"{clause[:1].upper()}{clause[1:]}." if clause else ""
+
+
+def disk_shortage(folder: Path | None) -> str:
+    """Return what is wrong with the folder's disk and what to do about it; empty if nothing is, or it cannot be read."""
+    if folder is None:
+        return ""
+    try:
+        disk = os.statvfs(folder)
+        full = disk.f_bavail * disk.f_frsize < FREE_MIN_BYTES or (disk.f_files > 0 and not disk.f_favail)
+        with TemporaryFile(dir=folder):  # a disk that failed is read-only, and its flags need not say so
+            pass
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            return f"the disk under {folder}, Ray's folder, is read-only, so no process begins: mount it writable"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"the disk under {folder}, Ray's folder, is full, so no process begins: make room on it" if full else ""
+
 
 REACH_S = 1.0
 NEXT_TO_NOTHING: Mapping[str, Any] = {"num_cpus": 0, "memory": 1}

@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
 from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.interfaces import SynchroniserInterface
 from orchestrator.actors.records import NodeGroupRecord
-from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
-from orchestrator.runtime import cluster, disk_space
+from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP, TOKEN_VARIABLE, synchroniser_name
 from orchestrator.specification.config import JobSpec
@@ -180,7 +180,7 @@ class RayControlPort:
 
     def _without_room(self) -> str:
         """Return what to do about a full disk under Ray's folder, as a sentence; empty if there is room."""
-        return disk_space.remedy(Path(self._head.temp_dir)) if self._head is not None else ""
+        return cluster.disk_remedy(Path(self._head.temp_dir)) if self._head is not None else ""
 
     def _ask_head(self, call: Callable[[], Answer], within_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """Make the call and return its answer. Raises InfrastructureError: at once if nothing listens, else later."""

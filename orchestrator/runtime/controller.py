@@ -26,12 +26,11 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.island import IslandFactory, IslandInterface, Rank
-from orchestrator.actors.synchroniser import SynchroniserInterface
+from orchestrator.actors.interfaces import IslandFactory, IslandInterface, Rank, SynchroniserInterface
 from orchestrator.checkpoints.resumption import stored
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line, in_words
-from orchestrator.runtime import cluster, disk_space
+from orchestrator.runtime import cluster
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.node_agents import FAULT_TIMEOUT_S, NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
@@ -86,7 +85,7 @@ class Controller:
         self._added = {"legs": resumptions, "roots": roots}
         self._shards = list(spec.island_sections(slots=True))
         self._sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
-        self._folder = disk_space.cluster_folder(os.environ)
+        self._folder = cluster.cluster_folder(os.environ)
         self._lock = threading.Lock()
         self._actors: dict[Life, tuple[ActorHandle[IslandInterface], ...]] = {}
         """By rank: one, but of islands of many hosts."""
@@ -221,7 +220,7 @@ class Controller:
             places = gang(group, section.accelerator, wanted, section.hosts, nodes)
         if isinstance(places, Refusal):
             return places
-        shortage = disk_space.shortage(self._folder)
+        shortage = cluster.disk_shortage(self._folder)
         return Refusal(shortage, final=False) if shortage else places
 
     def _promote(self, life: Life, standby: Life) -> Placement | Unplaced:

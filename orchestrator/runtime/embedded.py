@@ -31,7 +31,8 @@ from types import MappingProxyType
 
 from orchestrator.certificates import folders
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
-from orchestrator.runtime import disk_space, processes
+from orchestrator.runtime import processes
+from orchestrator.runtime.cluster import disk_remedy
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.dead_nodes import VERB
 from orchestrator.runtime.groups import NodeGroup, read_groups
@@ -48,7 +49,7 @@ from orchestrator.runtime.ray_start import (
     unregister_dead,
 )
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
-from orchestrator.system import object_store, printable, signals, socket_room
+from orchestrator.system import printable, signals, socket_room
 from orchestrator.system.marks import HOME_MARKER, is_foreign, mark_of, path_in
 from orchestrator.system.ports import LOOPBACK, free_port, is_loopback
 from orchestrator.system.python_process import refuse_unset
@@ -192,7 +193,7 @@ def _prepared(
 ) -> ClusterFile:
     home.mkdir(parents=True, exist_ok=True)
     room = socket_room.for_cluster()  # not under HOME, which may be deep
-    for note in (room.note, object_store.note()):
+    for note in (room.note, socket_room.note()):
         if note:
             _say(note)
     port = _head_port()
@@ -349,7 +350,7 @@ def _raise_start_failure(cluster: ClusterFile, name: str, code: int | None) -> N
     how = f"did not start within {START_TIMEOUT_S:.0f} s" if code is None else f"ended with code {code}"
     raise InfrastructureError(
         detail=f"The Ray node {name!r} {how}. Its last words: {' | '.join(log[-3:]) or '(none)'}",
-        remedy=disk_space.remedy(Path(cluster.temp_dir)) or "Check memory and disk, then try again.",
+        remedy=disk_remedy(Path(cluster.temp_dir)) or "Check memory and disk, then try again.",
     )
 
 

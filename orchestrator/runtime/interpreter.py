@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.island import IslandInterface
+from orchestrator.actors.interfaces import IslandInterface
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
 from orchestrator.core.messages import CatchUpFailure

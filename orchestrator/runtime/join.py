@@ -41,15 +41,7 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.node_agent import RAYLET, workers_of
 from orchestrator.runtime.ray_command import MODULE
 from orchestrator.runtime.settings import GROUP_LABEL, PARTITION_TOLERANCE_S, REGION_LABEL, ray_environment
-from orchestrator.system import (
-    notices,
-    object_store,
-    program_cache,
-    python_process,
-    signals,
-    socket_room,
-    user_packages,
-)
+from orchestrator.system import notices, program_cache, python_process, signals, socket_room, user_packages
 from orchestrator.system.python_process import built
 from orchestrator.system.socket_room import JOIN_PREFIX
 
@@ -117,7 +109,7 @@ class Joined:
             if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
                 signal.signal(number, self._told_to_end)
         room = socket_room.for_join()
-        for note in (room.note, object_store.note()):
+        for note in (room.note, socket_room.note()):
             if note:
                 log.warning("%s", note)
         self._wait_for_head()
@@ -341,7 +333,7 @@ def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
         *("--labels", ",".join(f"{name}={value}" for name, value in labels.items())),
         *("--resources", options.resources, "--dashboard-agent-listen-port", "0"),
         *ports_of(options.ports),
-        *object_store.options(folder),
+        *socket_room.options(folder),
     ]
     for option, value in (
         ("--num-cpus", options.cpus),

@@ -25,11 +25,10 @@ from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL
 from orchestrator.runtime.ray_command import EACH, MODULE, WITH_DASHBOARD, codes, request
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
-from orchestrator.system import object_store, python_process, signals, user_packages
-from orchestrator.system.object_store import SHARED_MEMORY
+from orchestrator.system import python_process, signals, socket_room, user_packages
 from orchestrator.system.ports import LOOPBACK, free_port
 from orchestrator.system.python_process import built
-from orchestrator.system.socket_room import node_folder
+from orchestrator.system.socket_room import SHARED_MEMORY, node_folder
 
 PASSED, PACKAGES = "passed-environment.json", "package-folders.json"
 OBJECT_STORE_BYTES_MAX = 2 << 30
@@ -228,6 +227,6 @@ def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -
             *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
             *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
             *("--include-log-monitor", "false", "--disable-usage-stats"),
-            *object_store.options(folder),
+            *socket_room.options(folder),
         ],
     )

@@ -28,7 +28,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.island import IslandInterface
+from orchestrator.actors.interfaces import IslandInterface
 from orchestrator.channel.endpoint import Membership
 from orchestrator.core import events, messages
 from orchestrator.core.events import event_of

@@ -43,7 +43,7 @@ from orchestrator.system.disk import LocalDisk
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import CRASH, TAPE
 from orchestrator.tape.driver import Fold
-from orchestrator.tape.recovery import Recovered
+from orchestrator.tape.replay import Recovered
 from orchestrator.tape.schema import Header, decode_header
 
 log = logging.getLogger(__name__)

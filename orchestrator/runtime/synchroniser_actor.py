@@ -24,7 +24,7 @@ from typing import Any
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.actors.synchroniser import SynchroniserInterface
+from orchestrator.actors.interfaces import SynchroniserInterface
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.core import effects as f
 from orchestrator.core import events
@@ -85,7 +85,7 @@ from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import SNAPSHOT
 from orchestrator.tape import codec
 from orchestrator.tape.driver import Driver
-from orchestrator.tape.recovery import Recovered
+from orchestrator.tape.replay import Recovered
 
 log = logging.getLogger(__name__)
 

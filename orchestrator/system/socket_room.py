@@ -5,6 +5,10 @@
 The path of a socket has at most ``PATH_BYTES_MAX`` bytes, and batch systems give each job a TMPDIR of half of that.
 Responsible for finding another folder then, and for refusing before anything is started if there is none. Leaves making the
 folder to the caller. Source: unix(7); Ray 2.60, ``Node._prepare_socket_file``.
+
+The place of the object stores of Ray's nodes: shared memory, or a folder if that cannot be written.
+
+Responsible for starting nodes on machines and in containers whose /dev/shm is read-only or missing.
 """
 
 from __future__ import annotations
@@ -18,6 +22,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import ConfigurationError
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def options(folder: Path, shared_memory: Path = SHARED_MEMORY) -> list[str]:
+    """Return the options of ``ray start`` for a node with its files in ``folder``."""
+    return ["--plasma-directory", str(folder)] if problem(shared_memory) else []
+
+
+def note(shared_memory: Path = SHARED_MEMORY) -> str:
+    """Return the warning for a user who starts nodes; empty if shared memory can be used."""
+    reason = problem(shared_memory)
+    return f"{reason}: object stores are in Ray's folder instead, which is slower on a disk" if reason else ""
+
+
+def problem(shared_memory: Path = SHARED_MEMORY) -> str:
+    """Return why object stores cannot be in shared memory; empty if they can."""
+    try:
+        with tempfile.TemporaryFile(dir=shared_memory):
+            return ""
+    except OSError as error:
+        return f"{shared_memory} cannot be written ({error.strerror})"
+
 
 PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107
 SOCKET = "session_2026-11-25_13-51-32_123456_4194304/sockets/plasma_store"

@@ -23,8 +23,7 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Instant
 from orchestrator.errors import DataError
 from orchestrator.tape.declared import Coder, coder
-from orchestrator.tape.driver import Fold
-from orchestrator.tape.pending import Pending
+from orchestrator.tape.driver import Fold, Pending
 from orchestrator.tape.schema import Mark
 
 SCHEMA = "atoll-snapshot/2"

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from api import cli
 from api.client import Client
-from api.installation import lines
+from api.commands import doctor_lines
+from api.commands.doctor_lines import measured_lines
 from api.installation.home import Home
-from api.installation.lines import measured_lines
 from orchestrator.errors import InfrastructureError
 from tests.api.installation import Installation
 from tests.waiting import wait_until
@@ -31,8 +31,8 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         program = f"import sys; sys.stdout.write({text!r}); sys.stderr.write({complaint!r}); sys.exit({code})"
         (tmp_path / "pretended_probe.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.setattr(lines, "PROBE_MODULE", "pretended_probe")
-        monkeypatch.setattr(lines, "built", dict)
+        monkeypatch.setattr(doctor_lines, "PROBE_MODULE", "pretended_probe")
+        monkeypatch.setattr(doctor_lines, "built", dict)
 
     return pretend
 

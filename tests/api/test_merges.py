@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from api.client import Client
-from api.merges.explaining import because, merge_of
-from api.merges.history import JOBS_MAX, MergeHistories
+from api.merges.history import JOBS_MAX, MergeHistories, because, merge_of
 from api.run.folder import Run
 from orchestrator.accounting.explanation import REFUSALS_LISTED_MAX, Explanation, Explanations
 from orchestrator.core import effects as f

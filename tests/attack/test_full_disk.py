@@ -17,7 +17,7 @@ from api.installation import doctor
 from api.installation.clock import CheckResult, State
 from api.installation.home import CONFIGS, Home
 from orchestrator.host.records import write_parameters
-from orchestrator.runtime import disk_space
+from orchestrator.runtime import cluster
 from tests.api.installation import CONTROL, Installation
 from tests.programs import missing, required
 from tests.waiting import wait_until
@@ -189,15 +189,15 @@ def test_a_service_on_a_home_that_became_read_only_answers_and_can_be_ended(
 def test_what_is_wrong_with_the_disk_under_rays_folder_is_said(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with failing_disk(disk) as fail:
-        assert disk_space.shortage(disk) == ""
+        assert cluster.disk_shortage(disk) == ""
         with full(disk):
             assert (
-                disk_space.shortage(disk)
+                cluster.disk_shortage(disk)
                 == f"the disk under {disk}, Ray's folder, is full, so no process begins: make room on it"
             )
         fail()
-        assert "is read-only, so no process begins: mount it writable" in disk_space.shortage(disk)
-    assert disk_space.shortage(tmp_path / "nowhere") == ""
+        assert "is read-only, so no process begins: mount it writable" in cluster.disk_shortage(disk)
+    assert cluster.disk_shortage(tmp_path / "nowhere") == ""
 
 
 def test_a_full_disk_of_runs_refuses_what_needs_room_and_says_which_disk(installation: Installation) -> None:

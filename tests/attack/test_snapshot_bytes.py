@@ -27,7 +27,7 @@ from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.system.run_folder import SNAPSHOT
 from orchestrator.tape import storage
-from orchestrator.tape.pending import Pending
+from orchestrator.tape.driver import Pending
 from orchestrator.tape.schema import Mark
 from orchestrator.tape.snapshot import BYTES_MAX, Snapshot, _digest, decode, encode
 from orchestrator.tape.storage import TapeWriter, build, read_snapshot

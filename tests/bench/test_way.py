@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.core.grace import __file__ as elsewhere
+from orchestrator.core.fragment_round import __file__ as elsewhere
 from orchestrator.core.schedule import next_due
 from tests.bench import way
 from tests.bench.way_hooks import Notes
@@ -44,7 +44,7 @@ def test_a_loop_that_was_entered_before_the_counting_began_is_noted_by_its_next_
     exec(compile(source, elsewhere, "exec"), space)  # as if it were a function of that file
     space["loop"](notes)
     notes.counting = False
-    assert names(notes) == {"orchestrator/core/grace.py": {"loop"}}
+    assert names(notes) == {"orchestrator/core/fragment_round.py": {"loop"}}
 
 
 def test_bodies_of_modules_and_classes_are_no_functions_and_comprehensions_belong_to_theirs(notes: Notes) -> None:
@@ -52,7 +52,7 @@ def test_bodies_of_modules_and_classes_are_no_functions_and_comprehensions_belon
     notes.counting = True
     exec(compile(source, elsewhere, "exec"), {})
     notes.counting = False
-    assert names(notes) == {"orchestrator/core/grace.py": {"listing"}}
+    assert names(notes) == {"orchestrator/core/fragment_round.py": {"listing"}}
 
 
 def test_what_processes_noted_is_joined_by_function() -> None:

@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from learners import data_indexing, resharding, tokenizer
+from learners.held_out import HeldOut, digest, smallest
 from learners.streaming import counting, files, order
 from learners.streaming.documents import Reader, Unreadable
 from learners.streaming.files import TRAINING, located
-from learners.streaming.held_out import HeldOut, digest, smallest
 from learners.streaming.streamed import TOKEN_BYTES_MAX
 from learners.text import Text
 from orchestrator.core.vocabulary import NO_FLAWS

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from orchestrator.actors.evaluator import ModelOutline
+from orchestrator.actors.interfaces import ModelOutline
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.host.job_context import JobContext

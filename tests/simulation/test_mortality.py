@@ -22,7 +22,7 @@ from typing import get_args
 
 import pytest
 
-from orchestrator.core import checkpoints, commands, fragment_life, recovery, saving
+from orchestrator.core import checkpoints, commands, fragment_life, job_life, saving
 from orchestrator.core.effects import Effect, ReleasePayload
 from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.state import JobState
@@ -140,25 +140,25 @@ def _keeps_rounds(monkeypatch: Patch) -> None:
         state.rounds[:] = before
         return effects
 
-    monkeypatch.setattr(recovery, "lose_payloads", forgetful)
+    monkeypatch.setattr(job_life, "lose_payloads", forgetful)
 
 
 def _releases_nothing(monkeypatch: Patch) -> None:
     def silent(state: JobState) -> list[Effect]:
         return [x for x in fragment_life.lose_payloads(state) if not isinstance(x, ReleasePayload)]
 
-    monkeypatch.setattr(recovery, "lose_payloads", silent)
+    monkeypatch.setattr(job_life, "lose_payloads", silent)
 
 
 def _keeps_its_epoch(monkeypatch: Patch) -> None:
-    restarted = recovery.restarted
+    restarted = job_life.restarted
 
     def timeless(state: JobState, event: object) -> list[Effect]:
         effects = restarted(state, event)  # type: ignore[arg-type]
         state.epoch = Epoch(1)
         return effects
 
-    monkeypatch.setattr(recovery, "restarted", timeless)
+    monkeypatch.setattr(job_life, "restarted", timeless)
 
 
 def _counts_lost_work(monkeypatch: Patch) -> None:
@@ -172,7 +172,7 @@ def _counts_lost_work(monkeypatch: Patch) -> None:
                 state.islands[c.island] = replace(island, current=replace(island.current, merged_offer=offers))
         return fragment_life.lose_payloads(state)
 
-    monkeypatch.setattr(recovery, "lose_payloads", generous)
+    monkeypatch.setattr(job_life, "lose_payloads", generous)
 
 
 def _restores_what_is_there(monkeypatch: Patch) -> None:

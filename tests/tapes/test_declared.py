@@ -17,8 +17,7 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError, InternalError
 from orchestrator.tape.declared import INTEGER_MAX, coder
-from orchestrator.tape.driver import Driver, MemorySink
-from orchestrator.tape.pending import Pending
+from orchestrator.tape.driver import Driver, MemorySink, Pending
 from orchestrator.tape.replay import fresh_core
 from orchestrator.tape.schema import Header, Mark, Tape
 from orchestrator.tape.snapshot import Snapshot, decode, encode

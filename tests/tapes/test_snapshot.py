@@ -16,10 +16,8 @@ from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.system.disk import LocalDisk
 from orchestrator.tape import storage
-from orchestrator.tape.driver import Driver
-from orchestrator.tape.pending import Pending
-from orchestrator.tape.recovery import Recovered, recover
-from orchestrator.tape.replay import fresh_core
+from orchestrator.tape.driver import Driver, Pending
+from orchestrator.tape.replay import Recovered, fresh_core, recover
 from orchestrator.tape.schema import Header, Mark, Record
 from orchestrator.tape.snapshot import Snapshot, decode, encode
 from orchestrator.tape.storage import TapeWriter, build, read_snapshot, read_tape, write_snapshot

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator.accounting.ledger import ROLLED_BACK
-from orchestrator.actors.island import IslandInterface
+from orchestrator.actors.interfaces import IslandInterface
 from orchestrator.core import events
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import FragmentRestored, FromJournal

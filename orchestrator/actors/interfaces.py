@@ -1,22 +1,77 @@
 """The calls that an island's process answers: to the synchroniser, to the controller, and to islands that catch up.
 
 ``learners.island.Island`` is the one implementation, and says what each of them does.
+
+The calls that a job's synchroniser answers to the control port, and to the job's controller.
+
+``runtime.synchroniser_actor.SynchroniserActor`` implements them and says what each of them does. A service asks without
+importing that: it may be of another build than the synchroniser, and needs nothing of a job's machinery.
+
+The calls that a job's evaluator answers, which ``learners.evaluator.Evaluator`` implements.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.core.messages import IslandReport
-from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, SourceLoss, Version
+from orchestrator.parameters.pieces import Roles, Shape
+from orchestrator.parameters.tensors import Tensors
+from orchestrator.status import StatusDocument
 from orchestrator.system.logbook import Logbook
 
 if TYPE_CHECKING:
     from orchestrator.channel.endpoint import Carried, Membership
     from orchestrator.parameters.holding import Holding
     from orchestrator.parameters.parts import Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """The shapes of a model's tensors, and their roles where the names do not say them."""
+
+    shapes: Mapping[str, Shape]
+    roles: Roles
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+Measured = tuple[float, int, float, float | None, tuple[SourceLoss, ...]]
+"""Loss in nats per token, of how many sequences, the seconds taken, bits per byte, and by source."""
+
+
+class EvaluatorInterface(Protocol):
+    def outline(self) -> ModelOutline: ...
+
+    def initial_pieces(self, names: Sequence[str], /) -> Tensors: ...
+
+    def join_channel(self, epoch: Epoch, membership: Membership, /) -> None: ...
+
+    def evaluate(self, epoch: Epoch, limit_s: float | None, /, *payloads: Carried) -> Measured: ...
+
+    def unigram_loss(self) -> float: ...
+
+
+EvaluatorFactory = Callable[[dict[str, Any], Mapping[str, str], Logbook, int], EvaluatorInterface]
+"""How an evaluator's actor is made: the job's specification, its environment, its logbook, and its niceness."""
+
+
+class SynchroniserInterface(Protocol):
+    def ready(self) -> bool: ...
+
+    def status(self) -> StatusDocument: ...
+
+    def submit(self, command: str, caller: str, document: Mapping[str, Any], /) -> None: ...
+
+    def save_parameters(self) -> str: ...
+
+    def notice(self, island: str, incarnation: int, cause: str, seconds: float | None, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
