@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from learners.island_spec import IslandSpec
 from learners.streaming import order
 
 PLACE, FIRST, SECOND, LETTERS = 64, 24, 36, 5
@@ -150,7 +151,7 @@ def traced(sources: Sequence[tuple[dict, int, int, int]], islands: int, length: 
     counts = [np.zeros(count, np.int32) for _, _, count, _ in sources]
     sequences = [0] * len(sources)
     for island in range(islands):
-        promised = [sum(of.quotas) for of in Streamed(spec, EVERYTHING, Bytes()).sections(island, islands)]
+        promised = [sum(of.quotas) for of in Streamed(IslandSpec.of(spec), Bytes()).sections(island, islands)]
         drawn, draw, ended, batch = [0] * len(sources), Text(spec).draw(island, islands), set[int](), 0
         while len(ended) < len(sources):
             rows = draw(batch)
