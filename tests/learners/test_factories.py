@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from learners.factories import trainer_of
+from learners.island_spec import IslandSpec
 from learners.synthetic import SyntheticTrainer
 from orchestrator.errors import ConfigurationError
 from tests.ray import broken
@@ -36,7 +37,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 )
 def test_a_trainer_that_is_none_is_the_specifications_fault(make_job: Any, path: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^trainer '{path}' {said}"):
-        trainer_of({**make_job(), "trainer": path}, 0, 1)
+        trainer_of(IslandSpec.of({**make_job(), "trainer": path}), 0, 1)
 
 
 def test_what_the_system_refuses_to_a_trainer_may_be_granted_at_the_next_start(
@@ -47,7 +48,7 @@ def test_what_the_system_refuses_to_a_trainer_may_be_granted_at_the_next_start(
 
     vars(package)["full"] = full
     with pytest.raises(OSError, match="No space left"):
-        trainer_of({**make_job(), "trainer": "mine:full"}, 0, 1)
+        trainer_of(IslandSpec.of({**make_job(), "trainer": "mine:full"}), 0, 1)
 
 
 @pytest.mark.parametrize("method", ["tensor_shapes", "initial_parameters", "unigram_loss", "evaluate"])
