@@ -101,7 +101,7 @@ def test_a_checkpoint_that_leaves_its_length_to_its_type_has_that_length(tmp_pat
     document = {"model_type": kind} | ({"text_config": {"model_type": "gemma3_text"}} if kind == "gemma3" else {})
     found, _, notes = exported(tmp_path, decoder, folder_of(tmp_path / "model", document))
     assert found["max_position_embeddings"] == length
-    assert any("which also sees" in note for note in notes) == (kind == "gemma3")
+    assert any("a vision-language model" in note for note in notes) == (kind == "gemma3")
 
 
 def test_a_model_that_sees_has_its_special_tokens_above_those_of_its_language_model(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_what_stood_behind_documents_ends_generation_too(tmp_path: Path) -> None
     found, out, notes = exported(tmp_path, LLAMA, kept, path)
     assert found["eos_token_id"] == 2, "<|im_end|>, as the checkpoint has it"
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
-    assert notes == ["Generation ends also at token 0, which stood behind each document."]
+    assert notes == ["Generation also ends at token 0, which separated the documents."]
 
 
 def test_with_another_tokenizer_the_checkpoint_s_tokens_and_templates_mean_nothing_and_are_named(
@@ -173,9 +173,9 @@ def test_files_that_were_not_kept_are_named(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("{}")
     (model / "generation_config.json").symlink_to(tmp_path / "elsewhere")
     kept = folder_of(model, {"model_type": "llama"}, special_tokens_map={})
-    assert kept.lost == {"generation_config.json": "it leads out of the roots"}
+    assert kept.lost == {"generation_config.json": "it is outside the roots"}
     _, _, notes = exported(tmp_path, LLAMA, kept)
-    assert notes[0] == f"generation_config.json of {model} was not kept: it leads out of the roots."
+    assert notes[0] == f"generation_config.json of {model} could not be kept: it is outside the roots."
 
 
 def test_a_resumed_job_keeps_what_the_run_before_it_kept(tmp_path: Path) -> None:

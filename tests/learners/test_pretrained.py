@@ -271,15 +271,19 @@ def linked(folder: Path) -> None:
 
 NORM = "model.norm.weight"
 UNFIT = {
-    "another width": (changed(hidden_size=16), "it has width 16, and not 8", "set model.decoder (width"),
-    "another vocabulary": (changed(vocab_size=12), "vocabulary_size 12, and not 11", "set model.decoder"),
-    "another rotation": (changed(rope_theta=5.0), "rope_theta 5.0, and not 10000.0", "set model.decoder"),
+    "another width": (changed(hidden_size=16), "it has width 16, not 8", "set model.decoder (width"),
+    "another vocabulary": (changed(vocab_size=12), "vocabulary_size 12, not 11", "set model.decoder"),
+    "another rotation": (changed(rope_theta=5.0), "rope_theta 5.0, not 10000.0", "set model.decoder"),
     "a language model of a type of its own": (
         of_sight(text_changed(model_type="mistral")),
         "text_config of 'mistral'",
-        "Save its language model alone",
+        "Export its language model on its own",
     ),
-    "a language model that is none": (of_sight(changed(text_config=[3])), "text_config of a list", "Save its language"),
+    "a language model that is none": (
+        of_sight(changed(text_config=[3])),
+        "text_config of a list",
+        "Export its language",
+    ),
     "a language model that is quantised": (
         of_sight(changed(quantization_config={"bits": 4})),
         "quantization_config",
@@ -292,7 +296,7 @@ UNFIT = {
     ),
     "a language model's tensor twice": (
         of_sight(tensors_changed(lambda all_: all_.update({"model.language_model.norm.weight": np.ones(8)}))),
-        "which are one tensor",
+        "which are the same tensor",
         "config.json describes",
     ),
     "a language model's tensor less": (
@@ -309,42 +313,42 @@ UNFIT = {
     "biases": (changed(attention_bias=True), "attention_bias", "Use weights of a model that has"),
     "quantised": (changed(quantization_config={"bits": 4}), "quantization_config", "Use weights"),
     "yarn": (changed(rope_scaling={"rope_type": "yarn"}), "type 'yarn'", "Use weights"),
-    "no number of heads": (changed(num_attention_heads="4"), "head_count", "Mend config.json"),
-    "no numbers at all": (overwritten("config.json", b"[]"), "config.json", "Mend config.json"),
-    "deep": (overwritten("config.json", b"[" * 100_000), "config.json", "Mend config.json"),
+    "no number of heads": (changed(num_attention_heads="4"), "head_count", "Correct config.json"),
+    "no numbers at all": (overwritten("config.json", b"[]"), "config.json", "Correct config.json"),
+    "deep": (overwritten("config.json", b"[" * 100_000), "config.json", "Correct config.json"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "No such file", "It must have config.json"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "No such file", "It must have config.json"),
     "one tensor less": (tensors_changed(lambda all_: all_.pop(NORM)), f"lack '{NORM}'", "config.json describes"),
     "one more": (
         tensors_changed(lambda all_: all_.update({"model.norm.bias": all_[NORM]})),
-        "have also 'model.norm.bias'",
+        "also have 'model.norm.bias'",
         "config.json describes",
     ),
     "one more, which the index does not name": (
         indexed_without("model.norm.bias"),
-        "have also 'model.norm.bias', which the model would drop",
+        "also have 'model.norm.bias', which the model would drop",
         "config.json describes",
     ),
     "a table that no release has written": (
         tensors_changed(lambda all_: all_.update({"model.layers.0.self_attn.sinks": np.ones(2)})),
-        "have also 'model.layers.0.self_attn.sinks'",
+        "also have 'model.layers.0.self_attn.sinks'",
         "config.json describes",
     ),
     "neither text nor sight": (
         of_sight(tensors_changed(lambda all_: all_.update({"audio_tower.x.bias": np.ones(2)}))),
-        "have also 'audio_tower.x.bias', which the model would drop",
+        "also have 'audio_tower.x.bias', which the model would drop",
         "config.json describes",
     ),
     "an adapter beside": (
         overwritten("adapter_config.json", b"{}"),
-        "has adapter_config.json: an adapter of PEFT, which would be dropped",
+        "has adapter_config.json: a PEFT adapter, which would be dropped",
         "merge_and_unload",
     ),
     "two sets of weights": (in_two_sets, "two sets of weights", "Remove the one"),
     "an infinite number": (
         overwritten_config(b'"rope_theta": 10000.0', b'"rope_theta": Infinity'),
         "config.json describes no decoder: rope_theta",
-        "Mend config.json",
+        "Correct config.json",
     ),
     "another shape": (
         tensors_changed(lambda all_: all_.update({NORM: np.ones(7, np.float32)})),
@@ -353,7 +357,7 @@ UNFIT = {
     ),
     "integers": (
         tensors_changed(lambda all_: all_.update({NORM: np.ones(8, np.int8)})),
-        "of 'I8'; the model has (8,)",
+        "of 'I8', but the model has (8,)",
         "not quantised",
     ),
     "beyond the end": (
@@ -371,15 +375,15 @@ UNFIT = {
         "does not fit into the file",
         "It must have",
     ),
-    "no tensor": (header_changed(lambda header: header.update({NORM: 3})), "nothing that describes", "It must have"),
-    "no header": (overwritten("model.safetensors", b"\xff" * 64), "no safetensors file", "It must have"),
-    "an empty file": (overwritten("model.safetensors", b""), "no safetensors file", "It must have"),
-    "a pipe": (piped, "no regular file", "It must have"),
+    "no tensor": (header_changed(lambda header: header.update({NORM: 3})), "does not describe", "It must have"),
+    "no header": (overwritten("model.safetensors", b"\xff" * 64), "not a safetensors file", "It must have"),
+    "an empty file": (overwritten("model.safetensors", b""), "not a safetensors file", "It must have"),
+    "a pipe": (piped, "not a regular file", "It must have"),
     "a link that leads out": (linked, "not an allowed place for data", "--data ROOT"),
     "files beside": (index_of({NORM: "../x.safetensors"}), "leads upwards", "It must have"),
     "no map": (index_of([]), "no weight_map", "It must have"),
     "no texts": (index_of({NORM: 3}), "names files that are not", "It must have"),
-    "a file without it": (index_of({"x": "model.safetensors"}), "which it has not", "Copy it anew"),
+    "a file without it": (index_of({"x": "model.safetensors"}), "but it does not", "Copy it again"),
 }
 
 
@@ -426,7 +430,7 @@ def test_a_head_of_its_own_beside_tied_embeddings_is_refused(embed: str, head: s
     tied_with(tmp_path, embed, head, row=9)
     spec = parse_job(document(TIED, initial_weights=str(tmp_path)))
     (problem,) = weights_problems(spec, AllowedRoots.only(tmp_path))
-    assert "lm_head.weight is not model.embed_tokens.weight: row 9 differs" in problem.message
+    assert "lm_head.weight differs from model.embed_tokens.weight in row 9" in problem.message
     assert "set tie_word_embeddings to false" in problem.remedy
 
 
@@ -437,10 +441,10 @@ def test_of_a_large_head_blocks_are_compared_at_submission_and_all_before_the_fi
     for row in (1, 10):
         (tmp_path / str(row)).mkdir()
         tied_with(tmp_path / str(row), "float32", "float32", row)
-    with pytest.raises(UnfitWeights, match="row 10 differs"):
+    with pytest.raises(UnfitWeights, match="in row 10"):
         weights(TIED, tmp_path / "10")
     read = weights(TIED, tmp_path / "1")
-    with pytest.raises(UnfitWeights, match="row 1 differs"):
+    with pytest.raises(UnfitWeights, match="in row 1"):
         read.taken(["final_norm"])
 
 
@@ -473,7 +477,7 @@ def test_numbers_of_a_configuration_are_compared_as_float32_writes_them(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(rounded(config)))
     weights(decoder, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1.00001e-5}))
-    with pytest.raises(UnfitWeights, match=r"norm_epsilon 1\.00001e-05, and not 1e-05"):
+    with pytest.raises(UnfitWeights, match=r"norm_epsilon 1\.00001e-05, not 1e-05"):
         weights(decoder, tmp_path)
 
 
@@ -507,7 +511,7 @@ def test_weights_below_no_root_are_refused_and_nothing_of_them_is_said(tmp_path:
 def test_numbers_that_are_none_end_the_job_before_its_first_step(tmp_path: Path) -> None:
     exported(LLAMA, tmp_path)
     tensors_changed(lambda tensors: tensors[NORM].fill(np.nan))(tmp_path)
-    with pytest.raises(UnfitWeights, match="NaN or Inf in what is final_norm"):
+    with pytest.raises(UnfitWeights, match="NaN or Inf in the tensor that is final_norm"):
         weights(LLAMA, tmp_path).taken()
 
 
@@ -543,6 +547,6 @@ def test_presets_are_what_their_configurations_say() -> None:
 
 def test_a_plain_model_is_not_exported(tmp_path: Path) -> None:
     spec = parse_job(document(LLAMA) | {"model": {"preset": "nano"}}).model_dump(mode="json")
-    with pytest.raises(UnfitWeights, match=r"its model is model\.preset 'nano', and only a decoder"):
+    with pytest.raises(UnfitWeights, match=r"its model is model\.preset 'nano', and transformers only has"):
         export.write(tmp_path / "merged", tmp_path, spec)
     assert list(tmp_path.iterdir()) == []

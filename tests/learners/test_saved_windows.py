@@ -186,7 +186,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_differs(tmp_path: Path
         read(folder, part, {"a": Window(half, (8, 4)), "b": Window(half)})
     with pytest.raises(DataError, match=r"a has the shape \[8, 4\] in .*, but \[16, 4\] in this island's model"):
         read(folder, part, {"a": Window(half, (16, 4))})
-    with pytest.raises(DataError, match=r"\[8, 4\] in .*, and \[4, 9\] in this"):
+    with pytest.raises(DataError, match=r"\[8, 4\] in .*, but \[4, 9\] in this"):
         read(folder, part, {"a": Window(((0, 4), (0, 9)))})  # of a trainer that does not say how large the whole is
 
 
@@ -341,13 +341,13 @@ def test_theta_of_another_model_is_refused_by_each_host(tmp_path: Path) -> None:
     folder, _ = saved(str(tmp_path), an_island(1))
     wider = Sliced({**spec(), "synthetic": {**spec()["synthetic"], "parameters": 2 * PARAMETERS}}, 1, 2)
     with pytest.raises(
-        DataError, match=r"has the shape \[.*\] in .*fragment-0000.parameters, and \[.*\] in this island"
+        DataError, match=r"has the shape \[.*\] in .*fragment-0000.parameters, but \[.*\] in this island"
     ):
         restored(folder, IT, needs_of(wider, 2, 1))
     trainer = Sliced(spec(), 0, 2)
     needs = needs_of(trainer, 2, 0)
     assert needs.outer is not None
-    with pytest.raises(DataError, match="has 2 fragments, and this island's model 1"):
+    with pytest.raises(DataError, match="has 2 fragments, but this island's model has 1"):
         restored(folder, IT, Needs(needs.state, needs.outer[:1]))
-    with pytest.raises(DataError, match=r"fragment-0000.parameters has no .*, which this island's model has"):
+    with pytest.raises(DataError, match=r"fragment-0000.parameters lacks .* of this island's model"):
         restored(folder, IT, Needs(needs.state, needs.outer[::-1]))
