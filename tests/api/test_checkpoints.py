@@ -102,7 +102,7 @@ def test_one_is_fetched_and_a_job_goes_on_from_what_was_fetched(
     http.post(f"/v1/jobs/{resumed['job']}/cancel")
 
     assert "is there already" in service.atoll("fetch", job, "--out", str(target), code=2)
-    assert "there are: 1, 2" in service.atoll("fetch", job, "--checkpoint", "9", code=2).replace("\n", " ")
+    assert "existing ones: 1, 2" in service.atoll("fetch", job, "--checkpoint", "9", code=2).replace("\n", " ")
     assert http.get(f"/v1/jobs/{job}/checkpoints/0").status_code == 422
 
 
@@ -125,7 +125,7 @@ def test_an_archive_that_is_not_of_a_whole_checkpoint_is_refused_and_nothing_is_
         "outside": outside.getvalue(),
     }.items():
         archive.write_bytes(bad)
-        with pytest.raises(DataError, match=r"it\.tar is no archive of a sound checkpoint"):
+        with pytest.raises(DataError, match=r"it\.tar is not an archive of a sound checkpoint"):
             unpack(archive, tmp_path / "deep" / name)
     assert not (tmp_path / "deep" / "elsewhere").exists()
     assert {path.name for path in tmp_path.iterdir()} <= {"it.tar", "deep"}

@@ -90,7 +90,7 @@ def test_every_problem_of_a_specification_is_told_at_once_and_nothing_starts(war
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["status", "nothing-here"], 2, "There is no job 'nothing-here'"),
+        (["status", "nothing-here"], 2, "Job 'nothing-here' does not exist"),
         (["status", "latest"], 2, "No job has been submitted yet"),
         (["submit", "no-such-file.yaml"], 2, "cannot be read"),
         (["kill", "latest"], 2, "Missing argument"),

@@ -75,9 +75,9 @@ def test_ctrl_c_loses_nothing(tmp_path: Path) -> None:
         assert process.stderr is not None
         told = process.stderr.read().decode()
         assert process.wait() == 130, told
-        assert f"The same command goes on from {partial}" in told
+        assert f"The same command continues from {partial}" in told
         assert "Traceback" not in told
-        assert (f"goes on behind {len(before) - 1:,} pieces" in told) == (time == 1)
+        assert (f"continuing after {len(before) - 1:,} pieces" in told) == (time == 1)
         after = whole_lines()
         assert after[: len(before)] == before
         assert all(line.endswith(b"\n") for line in after)
@@ -89,7 +89,7 @@ def test_ctrl_c_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--held-out-ratio", "0.1"], "--held-out-ratio: the specification says it"),
+        (["--held-out-ratio", "0.1"], "--held-out-ratio: the specification sets this"),
         (["code.jsonl"], "is a specification, which names its files"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_job_without_streamed_text_and_one_that_is_wrong_are_refused(tmp_path:
     path = specification(tmp_path, source="builtin", sources=[])
     done = CliRunner().invoke(cli.app, ["data", "index", str(path), *options])
     assert isinstance(done.exception, ConfigurationError)
-    assert "data.source is builtin, and only streamed text has an index. Set it" in str(done.exception)
+    assert "data.source is builtin, but only streamed text has an index. Set it" in str(done.exception)
     done = CliRunner().invoke(cli.app, ["data", "index", "a.jsonl", "--held-out-ratio", "0.7", *options])
     assert isinstance(done.exception, InvalidJobSpec)
     assert "data.held_out_ratio" in str(done.exception)

@@ -142,10 +142,10 @@ def test_the_command_line_shows_who_waits_and_why_and_a_watch_goes_on_by_itself(
     cold.up("--jobs-max", "1")
     first = json.loads(cold.atoll("submit", cold.spec_file(), "--json"))["job"]
     said = cold.atoll("submit", cold.spec_file(steps=10, name="second"), "--priority", "7")
-    assert "queued as number 1: 1 jobs run, as many as the service takes at a time" in said
+    assert "queued as number 1: 1 jobs are running, the limit of the service" in said
     listed = cold.atoll("jobs")
     assert "queued #1" in listed
-    assert "1 jobs run" in listed
+    assert "1 jobs are running" in listed
     assert "queued as number 1" in cold.atoll("status", "latest")
     watching = subprocess.Popen(cold.command("watch", "latest"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert watching.stdout is not None

@@ -46,9 +46,12 @@ def test_what_is_in_order_is_said_to_be(findings: dict[str, CheckResult]) -> Non
 
 
 def test_memory_is_told_with_the_model_that_it_is_enough_for(findings: dict[str, CheckResult]) -> None:
-    assert "GiB free, for 4 islands on CPU and the head with a model of " in findings["memory"].detail
+    assert "GiB free: enough for 4 islands on CPU and the head with a model of " in findings["memory"].detail
     assert memory(str(11 * 10**9), "").detail.startswith("10.2 GiB free")
-    assert "a model of 63M parameters (36 bytes a parameter each, and 31)" in memory(str(11 * 10**9), "").detail
+    assert (
+        "a model of 63M parameters (36 bytes per parameter for each island, 31 for the head)"
+        in memory(str(11 * 10**9), "").detail
+    )
     assert memory("", "no module").state is State.WARNING
 
 

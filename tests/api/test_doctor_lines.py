@@ -73,14 +73,14 @@ def test_with_a_size_and_a_step_the_least_change_is_advised(probe: Any, large: l
     code, text = doctor(*large)
     assert code == 0
     assert "on the line to asia" in text
-    assert "set wire bfloat16" in text
+    assert "Set wire bfloat16" in text
 
 
 def test_where_a_fragment_travels_for_a_while_the_grace_is_advised_by_which_islands_meet(probe: Any) -> None:
     probe(head_to("asia", SLOW))
     code, text = doctor("--parameters", "5e8", "--step-s", "1")
     assert code == 0
-    assert "for 0.3 of a step" in text
+    assert "takes 0.3 of a step" in text
     assert "grace_cap_steps 2 and overlap_steps 4" in " ".join(text.split())
 
 

@@ -72,7 +72,7 @@ def test_the_command_writes_what_transformers_loads_or_says_why_not(service: Ins
     tensors = {name: np.ones(shape, np.float32) for name, shape in parameter_shapes(spec.model.network).items()}
     write_parameters(folder, tensors, {"job": plain, "spec": spec.model_dump_json()})
     out = tmp_path / "out"
-    assert "transformers loads" in service.atoll("export", plain, "--format", "huggingface", "--out", str(out))
+    assert "transformers can load" in service.atoll("export", plain, "--format", "huggingface", "--out", str(out))
     assert sorted(path.name for path in out.iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -201,4 +201,4 @@ def test_a_file_that_does_not_say_what_it_is_of_is_refused(service: Installation
     nothing = json.dumps({}).encode()
     (folder / "merged.safetensors").write_bytes(struct.pack("<Q", len(nothing)) + nothing)
     assert "has no metadata of a job" in service.atoll("export", job, "--out", str(service.folder / "x"), code=1)
-    assert "there is no job" in service.atoll("export", "nobody", code=2).lower()
+    assert "job 'nobody' does not exist" in service.atoll("export", "nobody", code=2).lower()

@@ -143,7 +143,7 @@ def test_a_living_job_is_not_removed_and_latest_names_none(service: Installation
     with pytest.raises(Conflict, match="atoll cancel"):
         client.delete(job)
     assert client.job(job).state == "running"
-    with pytest.raises(Conflict, match="own id"):
+    with pytest.raises(Conflict, match="Give the job's id"):
         client.delete("latest")
 
 

@@ -106,7 +106,7 @@ def test_the_reason_names_what_is_lacking_and_who_holds_the_others_up() -> None:
     assert waits == {"large": why, "small": f"behind large: {why}"}
     gpu = QueuedJob("gpu", 0, 3, {"asia": Resources(1.0, 1)})
     assert "1 accelerators on asia" in decide([gpu], [{"asia": Resources(1.0, 1)}], groups, 9).waits["gpu"]
-    assert "1 jobs run" in decide([small], [{}], groups, 1).waits["small"]
+    assert "1 jobs are running" in decide([small], [{}], groups, 1).waits["small"]
 
 
 def test_a_job_that_needs_more_than_the_fleet_has_left_is_unschedulable() -> None:
@@ -114,7 +114,7 @@ def test_a_job_that_needs_more_than_the_fleet_has_left_is_unschedulable() -> Non
     gone = decide([job], [], [group("asia", Resources(4.0))], 9)
     assert (gone.unschedulable, gone.waits["job"]) == (True, "node group mars has no nodes")
     less = decide([job], [], [group("asia", Resources(2.0)), group("mars", Resources(4.0))], 9)
-    assert (less.unschedulable, less.waits["job"]) == (True, "it asks for 3 cpus on asia, which has 2 in all now")
+    assert (less.unschedulable, less.waits["job"]) == (True, "it asks for 3 cpus on asia, which now has 2 in total")
 
 
 def test_the_islands_of_a_group_are_added_up_and_tenths_of_a_cpu_do_not_spoil_it() -> None:

@@ -220,7 +220,7 @@ def test_a_home_has_one_service_and_stale_addresses_are_seen_through(warm: Insta
     second = [sys.executable, "-m", "api.serve", "--home", str(warm.home.path), "--control", CONTROL]
     refused = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert refused.returncode == 2
-    assert "runs already" in refused.stderr
+    assert "already running" in refused.stderr
 
     kill_service(warm)
     stale = warm.home.address()

@@ -78,7 +78,7 @@ def test_an_output_that_takes_nothing_is_named_as_the_output(service: Installati
         )
     assert ran.returncode == 1
     assert ran.stderr == (
-        "atoll: standard output cannot be written: No space left on device. Look at where it is redirected to.\n"
+        "atoll: cannot write to standard output: No space left on device. Check where it is redirected to.\n"
     )
 
 

@@ -144,10 +144,10 @@ def test_the_same_goes_for_the_service_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_says_where_code_is_cannot_be_passed() -> None:
-    with pytest.raises(ConfigurationError, match="PYTHONPATH: processes of atoll take no module"):
+    with pytest.raises(ConfigurationError, match="PYTHONPATH: it would change where"):
         refuse_unset({"PYTHONPATH": "/mine"}, ["PYTHONPATH"])
 
 
 def test_a_name_that_is_not_set_is_refused(tmp_path: Path) -> None:
     said = Installation(tmp_path).atoll("up", "--control", CONTROL, "--pass-environment", "NOT_SET_HERE", code=2)
-    assert "NOT_SET_HERE: it is not set" in said
+    assert "NOT_SET_HERE: the variable is not set" in said

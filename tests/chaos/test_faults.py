@@ -68,10 +68,10 @@ def test_the_body_of_a_request_is_the_fault_and_refuses_what_its_kind_does_not_h
     ("body", "says"),
     [
         ({"kind": "kill"}, "kill.island: is missing."),
-        ({"kind": "stop", "island": "asia", "duration_s": 0}, "stop.duration_s: is 0, and must be at least 0.001."),
-        ({"kind": "drop", "island": "asia", "payloads": 0}, "drop.payloads: is 0, and must be at least 1."),
-        ({"kind": "meteor"}, "(the whole document): is 'meteor', and must be one of kill, "),
-        ({"island": "asia"}, "(the whole document): has no 'kind', which says what it is."),
+        ({"kind": "stop", "island": "asia", "duration_s": 0}, "stop.duration_s: is 0, but must be at least 0.001."),
+        ({"kind": "drop", "island": "asia", "payloads": 0}, "drop.payloads: is 0, but must be at least 1."),
+        ({"kind": "meteor"}, "(the whole document): is 'meteor', but must be one of kill, "),
+        ({"island": "asia"}, "(the whole document): has no field 'kind', which selects its kind."),
     ],
 )
 def test_what_is_wrong_with_a_body_is_said_in_our_words(body: dict[str, Any], says: str) -> None:

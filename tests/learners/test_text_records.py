@@ -101,13 +101,13 @@ def test_bytes_that_are_not_utf8_cost_one_record_and_are_counted_and_named(tmp_p
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b'{"text": 5}', "has a number in the field 'text', and no text"),
+        (b'{"text": 5}', "has a number in the field 'text', not text"),
         (b'{"text": ["a"]}', "has a list in the field 'text'"),
         (b'{"text": true}', "has true or false in the field 'text'"),
         (b'{"body": "a", "id": 1}', "has no field 'text' (text_field); it has 'body', 'id'"),
-        (b"{}", "has no field 'text' (text_field), nor any other"),
-        (b'"text"', "is a text, and no JSON object"),
-        (b"[1]", "is a list, and no JSON object"),
+        (b"{}", "has no field 'text' (text_field); it has no fields"),
+        (b'"text"', "is a text, not a JSON object"),
+        (b"[1]", "is a list, not a JSON object"),
         (b'{"text": "\\ud800"}', r"has half of a surrogate pair, \ud800, in the field 'text'"),
         (b'{"text": "a\tb"}', "is not JSON (Invalid control character, at character 11)"),
         (b'{"text": "a"', "is not JSON (Expecting ',' delimiter, at character 12)"),
