@@ -52,7 +52,7 @@ ALIVE = frozenset({JobState.STARTING, JobState.RUNNING})
 
 
 class CommandState(StrEnum):
-    """What became of an operator's command. ``undelivered``: its job did not answer; it is asked again until it does."""
+    """The state of an operator's command. ``undelivered``: its job did not answer; it is asked again until it does."""
 
     PENDING = "pending"
     ACCEPTED = "accepted"
@@ -277,7 +277,7 @@ class Merges(Answer):
 
 
 class Scale(BaseModel):
-    """How many islands of the job shall be on the node group: at most ``islands.count_max`` of its specification."""
+    """The number of the job's islands on the node group: at most ``islands.count_max`` of its specification."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"node_group": "us-east", "count": 2}]})
 

@@ -5,7 +5,7 @@
 Responsible for a run that survives its process: it is rebuilt from its rows by replaying every status that something was
 decided on, so what was decided stays decided. A fault's idempotency key names run and fault, so that none is injected
 twice, whenever the process is killed. What was decided and not handed over by then is injected only if it is not late.
-The service's own death is no command: whoever finds it decided knows that it has happened. Refuses to know threads
+The service's own death is not a command: a reader that finds it decided knows that it has happened. Refuses to know threads
 (``api.chaos.run_threads``).
 """
 

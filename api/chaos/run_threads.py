@@ -121,7 +121,7 @@ class RunThread(threading.Thread):
         """Poll the job once. Returns whether to poll again."""
         with self._one_at_a_time:
             if self._over:
-                return False  # whoever stopped it has looked for the last time
+                return False  # the thread that stopped it has looked for the last time
             try:
                 self._over = not self._rebuilt().advance(self._service.job(self._job))
                 self._problem_log.settle(self._run_id)

@@ -62,7 +62,7 @@ class ShippedPlan(BaseModel):
 
 
 class WrittenPlan(BaseModel):
-    """A plan as data, or as its YAML text, which keeps its comments for whoever reads the verdict."""
+    """A plan as data, or as its YAML text, which keeps its comments for readers of the verdict."""
 
     model_config = ConfigDict(
         extra="forbid",

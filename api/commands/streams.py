@@ -37,7 +37,7 @@ def prepare() -> None:
             stream.reconfigure(errors=printable.ENCODING_ERRORS)
     encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
     if errors in ("", "strict"):
-        encoding = encoding or getattr(sys.stdout, "encoding", None) or "utf-8"  # None: of a stream that is none
+        encoding = encoding or getattr(sys.stdout, "encoding", None) or "utf-8"  # None: not a real stream
         os.environ["PYTHONIOENCODING"] = f"{encoding}:replace"
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper) and out.fileno() == 1:

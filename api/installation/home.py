@@ -11,7 +11,7 @@ Light enough to be imported by every command. The sample files (jobs, node group
 checkout, or in the package itself of an installed wheel (``pyproject.toml``, force-include). ``roots_of`` is used both by
 ``atoll up``, which refuses an unusable root before it starts anything, and by the service.
 
-Processes of an installation that outlive whoever starts them: the service, and what brings it back.
+It also starts the processes that outlive their starter: the service, and what brings it back.
 
 They are detached from the terminal: no signals, no input, and their output goes to the service's log. Nothing waits for
 them.

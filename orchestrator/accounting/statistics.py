@@ -18,8 +18,8 @@ Traffic between islands and synchroniser, and its outcome: payloads each way, ad
     up     the bytes of a contribution, held on the synchroniser's side
     down   a published fragment for one recipient, or one fragment of a whole state taken from the synchroniser
 
-Counts payloads by fragment. How large those are is not on the tape: the shell knows (``orchestrator.status``), and
-whoever exports bytes multiplies. A state that comes from a peer passes the synchroniser by and is counted as a catch-up
+Counts payloads by fragment. Their sizes are not on the tape: the shell knows them (``orchestrator.status``), and
+the exporter of bytes multiplies. A state that comes from a peer passes the synchroniser by and is counted as a catch-up
 only. Refuses to know: rounds (``merges``), time, and how often what was asked for arrived (a publication may be overtaken).
 """
 

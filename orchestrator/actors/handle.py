@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    import ray  # whoever joins a cluster imports it, once its environment is set
+    import ray  # a process that joins a cluster imports it, once its environment is set
 
 ActorT = TypeVar("ActorT")
 Arguments = ParamSpec("Arguments")

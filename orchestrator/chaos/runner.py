@@ -28,7 +28,7 @@ LATE_MAX_S = 3.0
 """A fault that is late by more than this is skipped. Otherwise all faults that came due while the service was away, or while
 the job did not answer, would be injected at once, which no plan asked for."""
 NODE_LOSS_S: Duration = 20.0
-"""By then whoever died with a node is known to be dead: its processes end within seconds, and are missed soon after."""
+"""By then the processes that died with a node are known to be dead: they end within seconds, and are missed soon after."""
 Figures = Callable[[], Mapping[str, Any]]
 """Asked only when the plan has conditions to abort."""
 

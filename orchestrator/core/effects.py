@@ -322,7 +322,7 @@ class FinishJob:
 
 
 Note = AdmitContribution | RefuseContribution | WantIsland | HoldIsland | StandBy | QuarantineIsland
-"""What was decided, for whoever reads the tape. There is nothing to carry out."""
+"""A decision noted for readers of the tape. There is nothing to carry out."""
 Effect = (
     SetTimer
     | MergeFragment

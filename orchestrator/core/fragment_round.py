@@ -135,7 +135,7 @@ Refusal = tuple[RefusalReason, str]
 class FragmentRound:
     """Fragment ``fragment`` stands at ``version``, made at ``step``; the open round, if it closes, makes ``version + 1``.
 
-    ``restoring``: that version comes from a checkpoint, by nobody's contributions.
+    ``restoring``: that version comes from a checkpoint, not from contributions.
 
     ``reached_at`` is when an island first reported to be at ``step``, ``merge_step_at`` the same of ``merge_step``.
     """

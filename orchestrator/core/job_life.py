@@ -284,7 +284,7 @@ def _go_on_finishing(state: JobState, now: Instant) -> list[Effect]:
         return []
     if any(r.offered for r in state.rounds):
         return abandon_open_rounds(state)  # below quorum, and nobody is left to make it up
-    state.complete = True  # whoever trains on unheard, as a silent island may, must not hold up the end
+    state.complete = True  # an unreachable island may still be training; do not wait for it
     if state.evaluation is not None:
         return []
     if state.evaluated != state.global_version:

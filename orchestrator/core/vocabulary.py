@@ -71,7 +71,7 @@ class JobOutcome(StrEnum):
 
 
 class FailureExtent(StrEnum):
-    """How much ends with an island's own failure.
+    """The extent of an island's own failure: what ends with it.
 
     incarnation   this process; the next one may do better
     island        the island, which would fail again wherever it is placed; and the job, if nothing was trained before

@@ -66,7 +66,7 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     try:
         # its drawing library takes a second to import, which no job should wait for at its start
         page: str = importlib.import_module(RENDERER).render(report)
-    except Exception as error:  # the job is none the worse for it, and its figures are written
+    except Exception as error:  # this does no harm to the job, and its figures are written
         log.exception("the report's page cannot be made")
         reason = html.escape(in_words(error))
         page = (

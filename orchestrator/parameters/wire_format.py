@@ -253,7 +253,9 @@ def _whole(payload: bytes | bytearray | memoryview) -> memoryview:
     """Return the payload's bytes, after checking their length."""
     view = memoryview(payload).cast("B")
     if len(view) < _PREFIX.size + _CHECKSUM.size:
-        raise InvalidPayload(detail=f"{len(view)} bytes are too few for a payload; it was cut short, or is none.")
+        raise InvalidPayload(
+            detail=f"{len(view)} bytes are too few for a payload: it was cut short, or is not a payload."
+        )
     _, _, data_bytes = _PREFIX.unpack_from(view)
     announced = head_bytes(view[: _PREFIX.size]) + data_bytes + _CHECKSUM.size
     if announced != len(view):

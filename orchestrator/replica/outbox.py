@@ -4,7 +4,7 @@
             joined while unread      read again until then
 
 Unread reports are few, however long nobody reads: the service may be away for long, and the island never waits for it.
-Reports that were read are numbered, and kept until whoever reads them acknowledges that they are on the tape: an answer
+Reports that were read are numbered, and kept until the reader acknowledges that they are on the tape: an answer
 lost on the way, or a reader that dies, loses nothing. A new epoch means that everything the last synchroniser only held in
 memory is gone, so what still stands is reported again, offers under the numbers they had. A synchroniser of an older epoch
 is fenced: it was replaced, and must neither read reports nor command.

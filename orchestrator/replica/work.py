@@ -19,7 +19,7 @@ The module knows nothing of arrays; snapshots are named by the numbers of their 
 The odometer of an island: how fast it trains, counted step by step and reported as ``Progress`` now and then.
 
 Responsible for the longest gap between two steps being reported once, with the report that follows it. Refuses to know when
-to report, and what the steps were for. It has no clock: durations come from whoever took the step, in seconds.
+to report, and what the steps were for. It has no clock: durations come from the caller that took the step, in seconds.
 """
 
 from __future__ import annotations

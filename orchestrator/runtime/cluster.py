@@ -68,7 +68,7 @@ REACH_S = 1.0
 NEXT_TO_NOTHING: Mapping[str, Any] = {"num_cpus": 0, "memory": 1}
 """Ray's options for an actor that books nothing: a byte of memory. Whoever is to find a node for one that books nothing at
 all, Ray draws among the nodes that it believes alive. If that one died minutes ago nobody answers, and Ray asks on. For one
-that books something it asks the node of whoever makes it. Source: Ray 2.60, GcsActorScheduler::SelectForwardingNode."""
+that books something it asks the node of its creator. Source: Ray 2.60, GcsActorScheduler::SelectForwardingNode."""
 
 PREEMPTION = 2
 """Ray's ``DRAIN_NODE_REASON_PREEMPTION``: the one reason that no node may refuse."""
@@ -111,7 +111,7 @@ def join(home: Path) -> None:
 
 
 def _without_folders() -> Any:
-    """Return what Ray is told of this driver, without its working folder.
+    """Return what Ray learns about this driver, without its working folder.
 
     Ray puts a driver's working folder and its script's before everything else that the driver's workers import from. It
     leaves both out where the job has a working folder of its own, and there is no public switch.
@@ -239,7 +239,7 @@ def drain_own_node(cause: str, deadline: float | None) -> None:
 
 
 def leaving_nodes() -> dict[str, Leaving]:
-    """The nodes that are being drained, by id, whoever asked for that: ours, ``ray start`` at SIGTERM, an autoscaler."""
+    """Return the nodes that are being drained, by id, whether we, ``ray start`` at SIGTERM or an autoscaler asked for it."""
     from ray._private.state import state  # no public equivalent in Ray 2.60
 
     leaving = {}
@@ -251,7 +251,7 @@ def leaving_nodes() -> dict[str, Leaving]:
 
 
 def client_of(address: str) -> Any:
-    """A client of the head at this address, for a process that is none of its cluster. Its environment must be right."""
+    """Return a client of the head at this address, for a process outside the cluster. Its environment must be right."""
     raylet: Any = importlib.import_module("ray._raylet")
     return raylet.GcsClient(address=address)
 

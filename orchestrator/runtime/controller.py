@@ -195,7 +195,9 @@ class Controller:
     def _prepare(self, life: Life, section: IslandsSection, actors: Sequence[ActorHandle[IslandInterface]]) -> None:
         """Have its processes build their models. Raises RayError, TimeoutError."""
         island, incarnation = life
-        shard = self._shards.index(island) if island in self._shards else 0  # a standby's is that of whom it becomes
+        shard = (
+            self._shards.index(island) if island in self._shards else 0
+        )  # a standby has that of the island that it becomes
         document = self._spec.island_document(section) | self._added
         urgent = island in self._shards and incarnation > 1  # it is missed
         if len(actors) == 1:

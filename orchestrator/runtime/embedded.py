@@ -3,7 +3,7 @@
     python -m orchestrator.runtime.embedded up --home .atoll [--groups FILE] [--dashboard]
     python -m orchestrator.runtime.embedded down --home .atoll
 
-Responsible for: nodes with labels and capacities as the group file says; processes that outlive whoever started them; a
+Responsible for: nodes with labels and capacities as the group file says; processes that outlive their starter; a
 file ``HOME/cluster.json`` that says how to join; that what died of a cluster is started again, while the rest trains on;
 and that after ``down`` no process and no temporary file is left. Refuses to know jobs.
 

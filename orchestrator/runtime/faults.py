@@ -125,7 +125,7 @@ def _answer(call: ray.ObjectRef[str], timeout_s: float | None = None) -> str | N
 def kill_own_process(event: Event) -> None:
     """Kill this process if the event, which is on the tape now, is chaos killing the synchroniser.
 
-    In an instant, so that whoever asked is answered. Sent from inside it is no less sudden: no handler runs, nothing is
+    In an instant, so that the caller gets its answer. Sent from inside it is no less sudden: no handler runs, nothing is
     closed, and the pump is wherever it is.
     """
     if isinstance(event, FaultInjected) and event.kind == Kind.KILL_SYNCHRONISER:

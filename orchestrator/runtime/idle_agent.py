@@ -57,7 +57,7 @@ def called_port(raylet: int, folder: Path, node_id: str, where: tuple[str, int])
 
 
 def caller(listener: socket.socket) -> str:
-    """The address of whoever calls, who is let go; empty if they have gone by themselves."""
+    """Return the caller's address and let the caller go; empty if it has gone by itself."""
     try:
         connection, (address, *_) = listener.accept()
     except OSError:

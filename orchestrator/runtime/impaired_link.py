@@ -65,7 +65,7 @@ class ImpairedLink:
                 return
 
     def impaired(self, payload: memoryview | None) -> memoryview | None:
-        """The payload as it arrives, when it does; None if it does not, or was none."""
+        """The payload as it arrives, when it does; None if it does not arrive, or there was no payload."""
         if payload is None:
             return None
         self.delay(len(payload))

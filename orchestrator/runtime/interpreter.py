@@ -59,7 +59,7 @@ class Workers:
 
 
 class Interpreter:
-    """Hands each effect to whoever carries it out. ``finish`` and ``resolve`` are called in the pump's own thread."""
+    """Hands each effect to the part that carries it out. ``finish`` and ``resolve`` are called in the pump's own thread."""
 
     def __init__(
         self,

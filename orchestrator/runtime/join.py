@@ -201,7 +201,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """``environment`` are its own settings of Ray, by which whoever asks its head has the cluster's token."""
+    """``environment`` are its own settings of Ray, which give the cluster's token to callers of its head."""
 
     raylet: int
     id: str

@@ -1,7 +1,7 @@
 """The node agent: one small actor on every node, which can end a process there by SIGKILL: no warning, no clean-up.
 
-For chaos it can stop one as well (SIGSTOP), and sees to it that it goes on when its time is over, whoever is gone by then;
-and it can end its own node, by the raylet that all processes of it hang on.
+For chaos it can stop one as well (SIGSTOP), and makes sure that it continues when its time is over, whatever is gone
+by then; and it can end its own node, by the raylet that all processes of it hang on.
 
 Where its environment says so (``notices``) it listens for the end of its machine, and has Ray drain the node for that. From
 a node that is being drained it goes as the last one: it books a byte, and Ray ends such a node once nothing is booked there.

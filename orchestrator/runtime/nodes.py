@@ -6,7 +6,7 @@ node is unreachable when nothing answers at all, as in a partition: what runs th
 until it answers again.
 
 A node that is being drained is about to go: nothing new is placed there, and ``on_leaving`` is called at every look for as
-long as it is there, for whoever hears of it may die and come back.
+long as it is there, because the listener may die and come back.
 """
 
 from __future__ import annotations

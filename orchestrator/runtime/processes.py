@@ -130,7 +130,7 @@ def signal_seen(pid: int, seen_at: float, number: signal.Signals) -> bool:
 def _began(pid: int) -> float:
     """When the process began, in seconds since the machine was started, as ``CLOCK_BOOTTIME`` has them.
 
-    A time of day would not do: the kernel reckons it from its clock as that is now, so that whoever sets the clock makes
+    A time of day would not do: the kernel reckons it from its clock as that is now, so that a change of the clock makes
     every process younger or older. Raises psutil.NoSuchProcess. Source: proc(5), /proc/PID/stat, field 22.
     """
     try:

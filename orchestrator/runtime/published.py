@@ -73,7 +73,7 @@ class Published:
         self._updates: tuple[_Update, ...] = ()
         if (update := publication.update) is not None:
             served = _Served(endpoint, f"{name}/update", update.payload)
-            served.payload(EVERYTHING)  # by whoever merged it, and not by the first island's thread
+            served.payload(EVERYTHING)  # in the thread that merged it, and not in the first island's
             latest = _Update(publication.version, update.byte_count, served)
             earlier = before._updates if before is not None and before.version == publication.version - 1 else ()
             self._updates = _worth_sending((*earlier, latest), publication.values_bytes)

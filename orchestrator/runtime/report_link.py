@@ -174,7 +174,7 @@ class ReportLink:
                         # by which it could notice, and would wait for minutes after the line is whole again
                         self._actor.call(IslandInterface.hello)
             except ActorDiedError as error:
-                self._parameters.abandon()  # whoever relays is not to wait for its bytes
+                self._parameters.abandon()  # a thread that relays must not wait for its bytes
                 self._inbox.put(_death_of(error))  # behind the reports that were read: they were true before
                 return
             except RayError as error:
@@ -259,7 +259,7 @@ class ReportLink:
 
 
 def diverged_in_words(detail: str, step: int, losses: Sequence[float], lr: float) -> str:
-    """Return what is told of values that may not enter a merge: when, how the loss went, and the most frequent cause."""
+    """Return the sentence about values that may not enter a merge: when, how the loss went, and the most frequent cause."""
     course = f"when its loss was {losses[-1]:.3g}, after {losses[0]:.3g} at first, " if losses else ""
     return f"{detail}; that was at step {step:,}, {course}with training.inner_optimizer.lr {lr:g}"
 

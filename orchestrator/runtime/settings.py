@@ -1,7 +1,7 @@
 """The settings of every Ray process of a cluster: one setting of ours, turned into Ray's environment variables.
 
 Responsible for: that head, nodes, workers and drivers agree. Ray reads ``RAY_*`` once, when a process first imports it,
-so whoever starts or joins a cluster sets these before. Refuses to know what runs on the cluster.
+so a process that starts or joins a cluster sets these before. Refuses to know what runs on the cluster.
 
 Source: our own measurements on Ray 2.60: a node cut off from the head is declared dead after
 ``health_check_failure_threshold`` failed checks, and a node once declared dead can never rejoin. The other two defaults
@@ -100,13 +100,13 @@ def ray_environment(
         # a connection on which nothing is acknowledged for so long is given up and made anew. Ray's 120 s leave it to TCP,
         # which after a minute's cut tries again only each further minute: calls hang for as long once the line is whole
         "RAY_grpc_client_keepalive_timeout_ms": str(CONNECTION_PATIENCE_S * 1000),
-        # beyond loopback its ports listen on all interfaces: whoever reaches them could run code here, so they want a token
+        # beyond loopback its ports listen on all interfaces: a client that reaches them could run code here, so they require a token
         "RAY_AUTH_MODE": "token",
         TOKEN_VARIABLE: str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
         # its figures would be served on all interfaces, to anybody, without the token
         "RAY_enable_metrics_collection": "0",
-        # the monitor kills the largest worker at 95 % of the *host's* memory, whoever uses it
+        # the monitor kills the largest worker at 95 % of the *host's* memory, whatever uses it
         "RAY_memory_monitor_refresh_ms": "0",
         # payloads up to this size travel inside calls and answers; Ray's default of 100 KB sends a fragment of a small
         # model through five object stores, where on two cores it waits for seconds
@@ -126,7 +126,7 @@ def ray_environment(
 
 
 def tls_environment(certificates: Path) -> dict[str, str]:
-    """Ray's servers want a certificate of whoever calls, and its clients compare the server's with the address they call.
+    """Ray's servers require a certificate of each caller, and its clients compare the server's with the address they call.
 
     A server reads the files when it begins, a client whenever it makes a connection. Source: Ray 2.60, GrpcServer::Run and
     BuildChannel; what is not gRPC, such as the agent of runtime environments, is in the clear.

@@ -154,7 +154,7 @@ class Helper(Generic[ActorT]):
         )
 
     def retire(self) -> ActorHandle[ActorT]:
-        """It is not supervised any more; nothing is made from now on. Returns the last process, for whoever ends it."""
+        """Stop supervising: start nothing from now on. Returns the last process, so that the caller can end it."""
         with self._lock:
             self._over = True
             self._lock.notify_all()

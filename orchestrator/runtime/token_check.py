@@ -2,7 +2,7 @@
 
     python -m orchestrator.runtime.token_check HEAD:PORT
 
-A program of its own, because whoever imports Ray keeps it. Exit code 0: the token is the cluster's. ``REFUSED``: it is not.
+A program of its own, because a process that imports Ray cannot unload it. Exit code 0: the token is the cluster's. ``REFUSED``: it is not.
 Any other: the head did not answer, and nobody knows. ``ray start`` itself tries for half a minute and shows a traceback.
 """
 

@@ -163,7 +163,7 @@ DURATION_MAX_S = 1e12
 Timeout = Annotated[float, Field(strict=True, ge=0.001, le=1e8, allow_inf_nan=False)]
 """A deadline: a millisecond is below what a network takes; three years are for ever, and less than a lock can wait."""
 Wait = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]
-"""As ``Timeout``, and 0 where there is none."""
+"""Like ``Timeout``; 0 means no limit."""
 StepSeconds = Annotated[float, Field(strict=True, ge=1e-6, le=86_400, allow_inf_nan=False)]
 """Of one inner step: a microsecond is what an empty one takes, a day is longer than any job waits for its first merge."""
 VirtualSeconds = Annotated[float, Field(strict=True, ge=0, le=DURATION_MAX_S, allow_inf_nan=False)]

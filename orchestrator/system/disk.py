@@ -2,7 +2,7 @@
 
 A simulation puts another disk in its place, which fails, tears or forgets as disks do (``tests/swarm/disk.py``). Source:
 POSIX; a file's own ``fsync`` does not make its name durable, its folder's does; after a failed ``fsync`` the pages may be
-gone and count as clean (Linux), so whoever calls must write anew and not ask again.
+gone and count as clean (Linux), so the caller must write anew and not ask again.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def _decoder_of_one_in(kinds: tuple[type[Any], ...]) -> _Decode:
 
     def convert(value: Any) -> Any:
         if (name := value.get("type")) not in by_name:
-            raise ValueError(f"{name!r} is none of {', '.join(by_name)}")
+            raise ValueError(f"{name!r} is not one of {', '.join(by_name)}")
         return decode(by_name[name], value)
 
     return convert

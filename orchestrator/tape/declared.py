@@ -125,7 +125,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _many(kind: type[Any], each: Coder) -> Coder:
-    """Any number of one type. A set that has something twice is none."""
+    """Any number of one type. A set must not have an element twice."""
     read_each, write_each = each.read, each.write
 
     def read(value: Any) -> Any:
@@ -227,7 +227,7 @@ def _alternatives(kinds: tuple[Any, ...]) -> Coder:
     def read(value: Any) -> Any:
         name, fields = _list(value)
         if _text(name) not in coders:
-            raise ValueError(f"{name!r:.40} is none of {', '.join(coders)}")
+            raise ValueError(f"{name!r:.40} is not one of {', '.join(coders)}")
         return coders[name][1].read(fields)
 
     def write(value: Any) -> tuple[str, Any]:

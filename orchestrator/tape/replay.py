@@ -139,7 +139,7 @@ def recover(tape: Tape, folds: Iterable[Fold] = (), snapshot: Snapshot | None = 
     Raises DataError, with the story, where this build decides otherwise than the one that wrote the tape.
     """
     if isinstance(tape.header, FleetHeader):
-        raise DataError(detail=f"The tape of {tape.header.job} is a fleet's: nobody's process wrote it.")
+        raise DataError(detail=f"The tape of {tape.header.job} is a fleet's: no job's process wrote it.")
     if snapshot is None or not tape.before:
         snapshot = Snapshot(
             Mark(0, 0, ""), 0.0, Synchroniser(tape.header.policy, Epoch(tape.header.epoch)), (Pending(), *folds)

@@ -48,7 +48,7 @@ Named = tuple[str, int]
 
 
 class SourceFiles(Protocol):
-    """What an index needs to know of a source: ``specification.sections.SourceSection`` has it."""
+    """The fields of a source that an index needs: ``specification.sections.SourceSection`` has it."""
 
     @property
     def name(self) -> str: ...
@@ -61,7 +61,7 @@ class SourceFiles(Protocol):
 
 
 class IndexedData(Protocol):
-    """What an index needs to know of a job's data: ``specification.sections.DataSection`` has it."""
+    """The fields of a job's data that an index needs: ``specification.sections.DataSection`` has it."""
 
     @property
     def index(self) -> str | None: ...
