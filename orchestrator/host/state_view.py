@@ -6,7 +6,7 @@
 
 The rule: only the pump changes the state, inside ``changing``; everybody else, and the pump outside of it, reads through
 this view. What it returns is frozen, or a copy. Before a view is made, the code that opens the job's files has the core to
-itself (``job_files``), and a snapshot is taken inside ``changing`` (``retry.SnapshotWriter``). A test holds the shell to this.
+itself (``job_files``), and a snapshot is taken inside ``changing`` (``retry.SnapshotWriter``). A test holds this.
 """
 
 from __future__ import annotations

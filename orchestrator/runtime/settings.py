@@ -100,7 +100,7 @@ def ray_environment(
         # a connection on which nothing is acknowledged for so long is given up and made anew. Ray's 120 s leave it to TCP,
         # which after a minute's cut tries again only each further minute: calls hang for as long once the line is whole
         "RAY_grpc_client_keepalive_timeout_ms": str(CONNECTION_PATIENCE_S * 1000),
-        # beyond loopback its ports listen on all interfaces: a client that reaches them could run code here, so they require a token
+        # beyond loopback its ports listen on all interfaces: who reaches them could run code here, so they need a token
         "RAY_AUTH_MODE": "token",
         TOKEN_VARIABLE: str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -2,8 +2,9 @@
 
     python -m orchestrator.runtime.token_check HEAD:PORT
 
-A program of its own, because a process that imports Ray cannot unload it. Exit code 0: the token is the cluster's. ``REFUSED``: it is not.
-Any other: the head did not answer, and nobody knows. ``ray start`` itself tries for half a minute and shows a traceback.
+This is a program of its own, because a process that imports Ray cannot unload it. Exit code 0: the token is the cluster's.
+``REFUSED``: it is not. Any other code: the head did not answer. ``ray start`` itself would try for half a minute and then
+show a traceback.
 """
 
 from __future__ import annotations

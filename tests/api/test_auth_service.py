@@ -172,7 +172,7 @@ def listening() -> Iterator[tuple[str, str, list[str | None]]]:
         (["--host", "192.0.2.1"], "--insecure"),
         (["--host", "0.0.0.0", "--certificate", "c.pem"], "belong together"),
         (["--host", "0.0.0.0", "--certificate", "no.pem", "--key", "no.pem"], "No such file"),
-        (["--certificate", "README.md", "--key", "README.md"], "PEM format"),
+        (["--certificate", "README.md", "--key", "README.md"], "PEM files"),
         (["--allow", "os; rm"], "not a package name"),
         (["--host", "no such host", "--insecure"], "cannot be resolved"),
     ],

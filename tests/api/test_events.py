@@ -96,7 +96,7 @@ def looked_at(service: Installation, job: str) -> Iterator[None]:
 
 
 def test_a_job_that_is_not_there_has_no_events_and_no_tape(client: Client) -> None:
-    with pytest.raises(NotFound, match="no job 'nope'"):
+    with pytest.raises(NotFound, match="Job 'nope' does not exist"):
         list(client.events("nope"))
 
 
@@ -179,7 +179,7 @@ def test_a_job_that_wrote_nothing_yet_has_no_records_and_no_tape(
         assert list(client.events("latest", follow=False)) == []
         refused = http.get("/v1/jobs/latest/tape")
         assert refused.status_code == 404
-        assert "no tape" in refused.json()["detail"]
+        assert "no readable tape" in refused.json()["detail"]
     finally:
         switch.unlink()
 

@@ -229,7 +229,7 @@ def test_a_job_that_cannot_be_started_is_remembered_with_the_reason(http: httpx.
 
 def test_the_client_raises_what_the_service_meant(service: Installation) -> None:
     with service.client() as client:
-        with pytest.raises(NotFound, match="no job 'nope'"):
+        with pytest.raises(NotFound, match="Job 'nope' does not exist"):
             client.job("nope")
         with pytest.raises(ConfigurationError, match="problems"):
             client.submit({})

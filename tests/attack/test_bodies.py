@@ -51,7 +51,7 @@ def test_no_route_takes_more_than_its_limit_and_says_so_before_it_reads(troubled
         status, headers, body = wire.answer()
         assert (status, headers["connection"]) == (413, "close"), (method, path)
         assert headers["content-type"] == "application/problem+json"
-        assert b"at most" in body
+        assert b"exceeds the limit of" in body
         wire.close()
     assert process.memory_info().rss - before < 32 << 20
 
