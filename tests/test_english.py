@@ -20,8 +20,8 @@ FRAGMENT = re.compile(
 )
 """First words of a docstring that begin no sentence. "Return whether …" says the same as a sentence."""
 DIALECT = re.compile(
-    r"\b((?<!there )(is|are|was) none|be told of|is told of|nobody's|so long as that|as far as it goes|whoever|of whom|no matter of"
-    r"|is no news|lies there|the same way round)\b"
+    r"\b((?<!there )(is|are|was) none|be told of|is told of|nobody's|so long as that|as far as it goes|whoever|of whom"
+    r"|no matter of|is no news|lies there|the same way round)\b"
 )
 PRIVATE = re.compile(r"\b(heed(s|ed)?|doses?|hopeless|warden(?!:))\b")
 """Words that only this project used where the field has its own: check, fault, unschedulable, agent."""
@@ -33,7 +33,7 @@ def sources() -> list[Path]:
 
 
 def pages() -> list[Path]:
-    return list((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")))
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")]
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@
 
 Responsible for: refusing a snapshot that is damaged, of another build or of another tape, for the tape has all of it;
 and for making nothing of its bytes but what the core and the folds declare (``declared``), in bounded room. The digest has
-no key: it finds damage, not forgery, and a process that may write here may write the tape. Refuses to know: files (``storage``),
+no key: it finds damage, not forgery, and who may write here may write the tape. Refuses to know: files (``storage``),
 and when one is due (``host.retry``). The fields of its lists are those of the build, so ``build`` is compared.
 """
 

@@ -66,7 +66,7 @@ def test_whatever_a_module_binds_is_there(name: str) -> None:
 
 def test_a_name_that_is_misspelt_is_told_with_what_was_meant() -> None:
     assert told("mypackage.models:guardde") == [
-        "model.factory: names 'mypackage.models:guardde', and mypackage.models has no 'guardde'. "
+        "model.factory: names 'mypackage.models:guardde', but mypackage.models has no 'guardde'. "
         "Did you mean mypackage.models:guarded?"
     ]
     spec = parse_job({**SMALLEST, "trainer": "learners.synthetic:creat"})

@@ -147,7 +147,7 @@ def test_how_far_the_job_was_is_told_as_far_as_anything_still_says_it(folder: Pa
     job = spec(**SNAPSHOTS)
     TAPES[damage](folder / "tape.jsonl")
     before = sorted(path.name for path in folder.rglob("*"))
-    status = last_known(folder, job.policy(), 7.0).status("job", "trial")
+    status = last_known(folder, job.policy(), 7.0).status("job", "trial").model_dump(mode="json")
     json.dumps(status)
     assert sorted(path.name for path in folder.rglob("*")) == before
     assert status["last_known"] is True
@@ -178,5 +178,5 @@ def test_a_damaged_snapshot_costs_nothing(folder: Path, raw: bytes) -> None:
 def test_an_emptied_journal_beside_its_tape_is_told(folder: Path) -> None:
     for segment in (folder / "journal").iterdir():
         segment.write_bytes(b"")
-    with pytest.raises(AtollError, match="fragment 0 at version 2, the journal nothing of it"):
+    with pytest.raises(AtollError, match="fragment 0 at version 2, but the journal has nothing of it"):
         opened(folder)

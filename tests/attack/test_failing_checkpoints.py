@@ -15,17 +15,20 @@ import pytest
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.core import commands
 from orchestrator.core.saving import CheckpointFailed, CheckpointTaken
+from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import InfrastructureError
 from orchestrator.host import retry
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.records import ended_as, write_report, write_status
 from orchestrator.host.retry import Retrier, only_full
+from orchestrator.status import JobStatus
 from orchestrator.system.roots import Allowed
 from orchestrator.tape.storage import read_tape
 from tests.harness.lives import Lives
 from tests.harness.shell import Fate
 from tests.journal.test_crash_points import assert_sound
 
+RECORDED_STATUS = Path(__file__).parent.parent / "golden" / "status.json"
 ERRORS = (
     ValueError("Out of range float values are not JSON compliant"),
     TypeError("not serialisable"),
@@ -174,7 +177,9 @@ def test_the_end_is_written_over_whatever_lies_in_the_way(tmp_path: Path) -> Non
     (run_dir / "status.json.draft").symlink_to(secret)
     (run_dir / "report.json").symlink_to(secret)
     (run_dir / "report.html.draft").mkdir()
-    status = {"job_id": "job", "view": {"phase": "finished", "outcome": "completed"}}
+    recorded = JobStatus.model_validate_json(RECORDED_STATUS.read_bytes(), strict=True)
+    ended = recorded.view.model_copy(update={"phase": JobPhase.FINISHED, "outcome": JobOutcome.COMPLETED})
+    status = recorded.model_copy(update={"job_id": "job", "view": ended})
     assert not ended_as(run_dir, "job")
     write_report(run_dir, {"job_id": "job"})
     write_status(run_dir, status)

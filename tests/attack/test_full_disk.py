@@ -150,7 +150,7 @@ def test_a_service_on_a_full_home_can_be_ended_and_a_new_home_there_is_refused(
         job = submit(http, installation).json()["job"]
     token = home.token()
     with full(home.path):
-        assert "down" in installation.atoll("down")
+        assert "stopped" in installation.atoll("down")
         assert not home.running()
         with full(home.path, "more"):  # its end has made some room
             nested = Installation(home.path / "new")
@@ -179,7 +179,7 @@ def test_a_service_on_a_home_that_became_read_only_answers_and_can_be_ended(
     finding = found_of_disks(there.home, there.runs, monkeypatch)
     assert finding.state is State.WRONG
     assert finding.detail == f"{there.home.path} cannot be written: Read-only file system"
-    assert "down" in there.atoll("down")
+    assert "stopped" in there.atoll("down")
     assert not there.home.running()
     said = there.atoll("up", "--control", CONTROL, code=1)
     assert "Read-only file system" in said

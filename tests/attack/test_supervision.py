@@ -337,8 +337,8 @@ def test_a_round_that_fails_for_hours_is_logged_once(caplog: pytest.LogCaptureFi
         wait_until(lambda: len(rounds) > 40)
         tending.stop()
     assert [r.message.split(": ", 1)[1] for r in caplog.records] == [
-        "it failed, and is tried again: OSError: [Errno 5] Input/output error",
-        "it failed, and is tried again: OSError: [Errno 5] something else",
+        "failed, and will be repeated: OSError: [Errno 5] Input/output error",
+        "failed, and will be repeated: OSError: [Errno 5] something else",
     ]
 
 
