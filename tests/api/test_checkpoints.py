@@ -101,7 +101,7 @@ def test_one_is_fetched_and_a_job_goes_on_from_what_was_fetched(
     assert (resumed["resumed_from"], resumed["resume_refused"]) == (str(target), [])
     http.post(f"/v1/jobs/{resumed['job']}/cancel")
 
-    assert "is there already" in service.atoll("fetch", job, "--out", str(target), code=2)
+    assert "already exists" in service.atoll("fetch", job, "--out", str(target), code=2)
     assert "existing ones: 1, 2" in service.atoll("fetch", job, "--checkpoint", "9", code=2).replace("\n", " ")
     assert http.get(f"/v1/jobs/{job}/checkpoints/0").status_code == 422
 
@@ -170,7 +170,7 @@ def test_a_job_goes_on_from_another_by_its_name_and_a_damaged_checkpoint_is_pass
         assert "fragment-0001.parameters is damaged" in said.replace("\n", " ")
         http.post("/v1/jobs/latest/cancel")
         (root / "000001" / "manifest.json").unlink()
-        assert "No sound checkpoint" in refusal(http, service.spec(resume={"checkpoint": job}))
+        assert "no intact checkpoint" in refusal(http, service.spec(resume={"checkpoint": job}))
     finally:
         damaged.write_bytes(content)
         make(root, 1, spec=parse_job(service.spec()).model_dump(mode="json"), job=job)
@@ -183,7 +183,7 @@ def test_what_cannot_be_gone_on_from_is_refused_with_the_reason(
     other = service.spec(resume={"checkpoint": job}, seed=7)
     assert "seed was 0 but is 7" in refusal(http, other)
     assert "is not a job of this service" in refusal(http, service.spec(resume={"checkpoint": "nobody"}))
-    assert "There is none" in refusal(http, service.spec(resume={"checkpoint": str(tmp_path)}))
+    assert "It has no checkpoint" in refusal(http, service.spec(resume={"checkpoint": str(tmp_path)}))
     assert "not a supported protocol" in refusal(
         http, service.spec(resume={"checkpoint": "no-such-protocol://bucket/x"})
     )

@@ -42,7 +42,7 @@ def test_the_command_writes_the_parameters_and_what_they_are_of(service: Install
     assert np.all(load_file(out / "model.safetensors")["embed"] == 0.5)
     described = json.loads((out / "config.json").read_text())
     assert (described["job"], described["spec"]["trainer"]) == (job, "learners.synthetic:create")
-    assert "is there already" in service.atoll("export", "latest", "--out", str(out), code=2)
+    assert "already exists" in service.atoll("export", "latest", "--out", str(out), code=2)
     service.atoll("export", "latest", "--format", "orbax", "--out", str(out))
     assert (out / "checkpoint").is_dir()
     assert not list(out.glob("*.draft"))

@@ -95,7 +95,7 @@ def test_whoever_gets_nowhere_is_let_go(service: Installation) -> None:
     wait_until(all_gone)
     status, headers, body = slow_body.answer()
     assert (status, headers["connection"]) == (408, "close")
-    assert b"was not here within" in body
+    assert b"did not arrive within" in body
     ports = {wire.socket.getsockname()[1] for wire in (unread, endless_answers)}
     process = process_of(service)
     wait_until(lambda: not any(c.raddr and c.raddr.port in ports for c in process.net_connections("tcp")))

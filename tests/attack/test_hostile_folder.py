@@ -66,8 +66,8 @@ def test_a_service_that_is_started_there_runs_nothing_of_it_nor_does_its_next_li
     options = ("--runs", str(installation.runs), "--control", CONTROL, "--allow", "mymodels", *installation.roots)
     (hostile.path / "mymodels").mkdir()
     said = hostile.atoll("up", *home, *options, "--packages", str(packages))
-    assert "--allow mymodels: it cannot be found here" in said
-    assert "There is a mymodels in the working folder. If that is meant, add --packages ." in said
+    assert "--allow mymodels: package not found" in said
+    assert "The working folder contains mymodels. To use that, add --packages ." in said
     try:
         address = installation.home.address()
         assert address is not None

@@ -182,13 +182,13 @@ def test_what_is_in_the_way_at_either_end_is_said_while_it_is(
     link: ParameterLink, channel: Channel, island: Island, counter: LineCounter
 ) -> None:
     island.troubles = ("nothing comes from the synchroniser",)
-    wait_until(lambda: counter.record()["trouble"] == "nothing comes from the synchroniser")
+    wait_until(lambda: counter.status().trouble == "nothing comes from the synchroniser")
     island.troubles, channel.troubles = (), ("nothing comes from asia",)
-    wait_until(lambda: counter.record()["trouble"] is None)
+    wait_until(lambda: counter.status().trouble is None)
     assert link.fetch(offer(1), PayloadId("payload-1"), (TICKET,)) == BYTES  # type: ignore[arg-type]
-    wait_until(lambda: counter.record()["trouble"] == "nothing comes from asia")
+    wait_until(lambda: counter.status().trouble == "nothing comes from asia")
     channel.troubles = ()
-    wait_until(lambda: counter.record()["trouble"] is None)
+    wait_until(lambda: counter.status().trouble is None)
 
 
 def test_an_island_that_can_take_no_part_in_the_channel_says_why(
@@ -199,16 +199,16 @@ def test_an_island_that_can_take_no_part_in_the_channel_says_why(
     cause = ConfigurationError(detail="No port of 24000 to 24000 can be listened on.")
     island.refuses_to_join = RayTaskError("join_channel", "", cause)
     for _ in made_link(island, channel, counter, monkeypatch):
-        wait_until(lambda: "No port of 24000" in (counter.record()["trouble"] or ""))
+        wait_until(lambda: "No port of 24000" in (counter.status().trouble or ""))
         island.refuses_to_join = None
-        wait_until(lambda: counter.record()["trouble"] is None)
+        wait_until(lambda: counter.status().trouble is None)
 
 
 def test_a_link_that_is_over_hinders_nothing(link: ParameterLink, island: Island, counter: LineCounter) -> None:
     island.troubles = ("nothing comes from the synchroniser",)
-    wait_until(lambda: counter.record()["trouble"])
+    wait_until(lambda: counter.status().trouble)
     link.abandon()
-    wait_until(lambda: counter.record()["trouble"] is None)
+    wait_until(lambda: counter.status().trouble is None)
 
 
 # ── an island of two hosts ────────────────────────────────────────────────────────────────────────────────────────────

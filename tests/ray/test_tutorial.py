@@ -40,7 +40,7 @@ SAYS = {
     r"curl .*/islands +#": r'("state":"training".*){4}',
     r"curl .*/kill$": r'"kind":"kill"',
     r"curl .*/merges/": r'"because":"',
-    r"atoll down": r"down",
+    r"atoll down": r"stopped",
 }
 """By a command's beginning, what it must print. Each must be in the tutorial; of others the exit code is enough."""
 PRINTS = re.compile(r"\A(\d+ \d+\.\d+\n)+.+\ncompleted 0\.\d+\n\Z")
