@@ -118,7 +118,7 @@ def test_every_setting_of_when_and_with_whom_fragments_merge_can_be_tried(path: 
 
 
 def test_what_cannot_be_tried_is_said_in_our_words() -> None:
-    with pytest.raises(InvalidJobSpec, match=r"quorum: is 0, and must be at least 1"):
+    with pytest.raises(InvalidJobSpec, match=r"quorum: is 0, but must be at least 1"):
         whatif.apply(whatif.Settings(sample_policy(4), "replace"), {"quorum": "0"})
 
 

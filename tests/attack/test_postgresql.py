@@ -212,9 +212,9 @@ def test_the_log_tells_an_outage_in_lines_and_not_in_tracebacks(
         assert_all_well(http, job)
         before = service.home.log.stat().st_size
         postgres.kill()
-        wait_until(lambda: "the thread tending: it waits" in said_since(service, before))
+        wait_until(lambda: "the thread tending: waiting: " in said_since(service, before))
         postgres.start()
-        wait_until(lambda: "the thread tending: it works again" in said_since(service, before))
+        wait_until(lambda: "the thread tending: works again" in said_since(service, before))
         assert "Traceback" not in said_since(service, before)
 
 

@@ -509,13 +509,13 @@ def test_a_manifest_or_part_that_lists_a_hostile_name_is_refused(sound: dict[str
         {**sound, "parts": [{**sound["parts"][0], "island": name}, sound["parts"][1]]},
         {**sound, "parts": [{**sound["parts"][0], "files": [{"name": name, "size": 1, "digest": "0" * 32}]}]},
     ):
-        with pytest.raises(DataError, match="it is no document of this build"):
+        with pytest.raises(DataError, match="it is not a document of this build"):
             decode(seal(document), "it")
     for part in (
         {**sound["parts"][0], "island": name},
         {**sound["parts"][0], "files": [{"name": name, "size": 1, "digest": "0" * 32}]},
     ):
-        with pytest.raises(DataError, match="it is no document of this build"):
+        with pytest.raises(DataError, match="it is not a document of this build"):
             decode_part(seal(part), "it")
 
 
@@ -570,7 +570,7 @@ def test_digests_and_sizes_of_files_outside_are_told_to_nobody(tmp_path: Path, s
         (tmp_path / "root" / "000001" / "manifest.json").write_bytes(seal(document))
         with pytest.raises(DataError) as refused:
             verified(folder)
-        assert "no document of this build" in str(refused.value)
+        assert "not a document of this build" in str(refused.value)
 
 
 class Hostile(MemoryFileSystem):  # type: ignore[misc]
@@ -651,7 +651,7 @@ def test_a_part_of_which_more_would_be_read_than_is_listed_is_refused(tmp_path: 
     part = manifest_of(folder).parts[0]
     assert any(isinstance(array, np.ndarray) for array in checkpointing.read(folder, part).values())
     (tmp_path / "000001" / "a" / "arrays" / "more").write_text("x")
-    with pytest.raises(DataError, match="more is no file of the checkpoint"):
+    with pytest.raises(DataError, match="more is not a file of the checkpoint"):
         checkpointing.read(folder, part)
 
 

@@ -308,7 +308,7 @@ def test_an_archive_is_unpacked_within_its_folder_only(tmp_path: Path) -> None:
     for name, content in bombs.items():
         archive = tmp_path / "it.tar"
         archive.write_bytes(content)
-        with pytest.raises(DataError, match=r"it\.tar is no archive of a sound checkpoint"):
+        with pytest.raises(DataError, match=r"it\.tar is not an archive of a sound checkpoint"):
             unpack(archive, tmp_path / "into" / name)
     assert list(outside.iterdir()) == []
     assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]

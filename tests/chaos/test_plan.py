@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.chaos.plan import check_fleet, parse_comparison
+from orchestrator.chaos.plan import check_fleet, parse
 from orchestrator.chaos.plan import parse_comparison as compare
 from orchestrator.chaos.schedule import schedule
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
@@ -36,9 +36,7 @@ def test_every_problem_of_a_plan_is_told_at_once_with_its_remedy():
         {"kind": "kill_host", "target": {"random": 1}, "at": 5, "host": -1},
     ]
     with pytest.raises(InvalidJobSpec) as told:
-        parse_comparison(
-            document(*faults, colour="red", abort=["luck < 1"], objectives=["goodput_ratoi > 85 %", "be well"])
-        )
+        parse(document(*faults, colour="red", abort=["luck < 1"], objectives=["goodput_ratoi > 85 %", "be well"]))
     found = problems_of(told)
     assert found.keys() == {
         *("faults.0.kind", "faults.1", "faults.1.target", "faults.2.target", "faults.2.duration", "faults.2.at"),
@@ -80,7 +78,7 @@ def test_a_plan_that_does_not_fit_the_fleet_is_refused_with_every_reason():
 
 @pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
 def test_shipped_plans_are_right_and_named_as_their_files(path):
-    assert parse_comparison(yaml.safe_load(path.read_text())).name == path.stem
+    assert parse(yaml.safe_load(path.read_text())).name == path.stem
 
 
 def test_the_same_seed_gives_the_same_faults_and_another_one_others():

@@ -322,7 +322,7 @@ def test_initial_parameters_follow_from_the_seed_and_predict_nothing_yet() -> No
         (
             {"decoder": {**SMALL, "experts": {"count": 2, "active": 3, "hidden_size": 8}}},
             "model.decoder.experts",
-            "active is 3, of 2 experts",
+            "active is 3, but there are 2 experts",
         ),
         ({"preset": "qwen3-20m", "decoder": {**SMALL, "hidden_size": 8}}, "model", "leave one of the two out"),
         ({"factory": "my.models:build", "vocabulary_size": 1024}, "model", "factory and vocabulary_size"),

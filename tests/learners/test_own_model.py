@@ -116,7 +116,7 @@ def raising(*_: Any) -> Any:
         (raising, r"'mymodels:build' raises KeyError: 'rows'\. Try it outside a job"),
         (lambda spec: sys.exit(3), r"raises SystemExit: 3"),
         (lambda spec: model.Model(3, squared), r"initialise of the model .* is of type int, but must be a function"),
-        (lambda spec: model.Model(raising, squared), r"initialise of the model that model.factory .* raises KeyError"),
+        (lambda spec: model.Model(raising, squared), r"initialise of the model from model.factory .* raises KeyError"),
         (lambda spec: model.Model(lambda seed: None, squared), r"initialise .* returns NoneType"),
         (lambda spec: model.Model(lambda seed: {}, squared), r"initialise .* returns no tensors"),
         (lambda spec: model.Model(lambda seed: {"rows": [1.0]}, squared), r"returns rows as list"),
@@ -125,7 +125,7 @@ def raising(*_: Any) -> Any:
             lambda spec: model.Model(lambda seed: {"rows": np.ones((0, 3))}, squared),
             r"rows of shape \(0, 3\), which is empty",
         ),
-        (lambda spec: model.Model(zeros, raising), r"loss of the model that .* raises KeyError: 'rows'"),
+        (lambda spec: model.Model(zeros, raising), r"loss of the model from .* raises KeyError: 'rows'"),
         (lambda spec: model.Model(zeros, lambda p, t: None), r"loss .* returns NoneType for tokens"),
         (
             lambda spec: model.Model(zeros, lambda p, t: p["rows"][t]),

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
-FACTORY = "Try it outside of a job first"
+FACTORY = "Try it outside a job first"
 SAID = {
     "exits": ("trainer 'tests.ray.broken:exits' raises SystemExit: no licence for this machine.", FACTORY),
     "raises": ("trainer 'tests.ray.broken:raises' raises Unsendable: the layers do not fit.", FACTORY),

@@ -35,7 +35,7 @@ def test_an_island_that_sends_no_numbers_garbled_bytes_and_explosions_is_never_m
     unusable = [r.event for r in records if isinstance(r.event, events.ContributionUnusable)]
     diverged = next(event.detail for event in unusable if event.reason.value == "non_finite")
     assert re.search(
-        r"holds a value that is not a number; that was at step \d+, .*training.inner_optimizer.lr", diverged
+        r"contains a value that is not a number; that was at step \d+, .*training.inner_optimizer.lr", diverged
     )
     told = " ".join(event.detail for event in unusable if event.contribution.incarnation == 2)
     sizes = [(int(a), int(b)) for a, b in re.findall(r"announces (\d+) bytes and has (\d+)", told)]

@@ -71,7 +71,13 @@ def test_lines_and_what_codecs_owe_are_shown_where_the_job_says_them(report):
     counter = LineCounter()
     counter.received(12_000_000, 3.0)
     counter.sent("update", 2_000_000)
-    lines = {"islands": {"asia": counter.record(), "<gone>": counter.record()}, "regions": {}}
+    lines = {
+        "islands": {
+            "asia": counter.status().model_dump(mode="json"),
+            "<gone>": counter.status().model_dump(mode="json"),
+        },
+        "regions": {},
+    }
     norms = [{"fragment": 3, "version": 7, "update_norm": 2.0, "residue_norm": 0.5}]
     page = render({**report, "wire": {"up": "int8", "down": "int4"}, "lines": lines, "fragment_norms": norms})
     assert "Contributions were encoded as int8, updates as int4." in page
