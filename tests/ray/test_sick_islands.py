@@ -38,7 +38,7 @@ def test_an_island_that_sends_no_numbers_garbled_bytes_and_explosions_is_never_m
         r"contains a value that is not a number; that was at step \d+, .*training.inner_optimizer.lr", diverged
     )
     told = " ".join(event.detail for event in unusable if event.contribution.incarnation == 2)
-    sizes = [(int(a), int(b)) for a, b in re.findall(r"announces (\d+) bytes and has (\d+)", told)]
+    sizes = [(int(a), int(b)) for a, b in re.findall(r"announces (\d+) bytes but has (\d+)", told)]
     assert "bytes changed on the way" in told
     assert {has - announced for announced, has in sizes} >= {-9, sizes[0][0]}  # cut short, and twice as long
     decided = [effect for record in records for effect in record.effects]
