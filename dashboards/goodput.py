@@ -15,7 +15,7 @@ CLASS_COLOURS = {
     "starting": "yellow",
     "down": "dark-red",
 }
-WEIGHT = "on (job, island) group_left () atoll_island_accelerators"
+WEIGHT = "on (atoll_job, island) group_left () atoll_island_accelerators"
 """Seconds of an island times this are seconds of its accelerators."""
 SECONDS = f"atoll_island_seconds{{{JOB}}}"
 WASTED = f'atoll_island_seconds{{{JOB}, class!~"productive|in_flight"}}'
@@ -36,39 +36,42 @@ def _headline() -> list[Panel]:
             "Goodput",
             "Share of all accelerator-seconds of the job so far whose tokens reached a merge.",
             "percentunit",
-            Query(f"atoll_goodput_ratio{{{JOB}}}", "{{job}}"),
+            Query(f"atoll_goodput_ratio{{{JOB}}}", "{{atoll_job}}"),
             steps=((None, BAD), (0.7, WARN), (0.85, GOOD)),
         ),
         figure(
             "Uptime",
             "Share of the time with at least a quorum of islands training.",
             "percentunit",
-            Query(f"atoll_uptime_ratio{{{JOB}}}", "{{job}}"),
+            Query(f"atoll_uptime_ratio{{{JOB}}}", "{{atoll_job}}"),
             steps=((None, BAD), (0.9, WARN), (0.99, GOOD)),
         ),
         figure(
             "Wasted",
             "Accelerator-hours that reached no merge: discarded, stalled, starting, recovering or down.",
             "h",
-            Query(f"sum by (job) ({WASTED} * {WEIGHT}) / 3600", "{{job}}"),
+            Query(f"sum by (atoll_job) ({WASTED} * {WEIGHT}) / 3600", "{{atoll_job}}"),
         ),
         figure(
             "Merged tokens",
             "Tokens that reach a merge, per second: the rate at which the model learns.",
             "cps",
-            Query(f"sum by (job) (rate(atoll_tokens_merged_total{{{JOB}}}[{RATE}]))", "{{job}}"),
+            Query(f"sum by (atoll_job) (rate(atoll_tokens_merged_total{{{JOB}}}[{RATE}]))", "{{atoll_job}}"),
         ),
         figure(
             "Held-out loss",
             "Latest loss of the merged parameters on held-out text, in nats per token.",
             "none",
-            Query(f"atoll_held_out_loss_nats{{{JOB}}}", "{{job}}"),
+            Query(f"atoll_held_out_loss_nats{{{JOB}}}", "{{atoll_job}}"),
         ),
         figure(
             "Budget used",
             "Share of the job's token budget that has been trained.",
             "percentunit",
-            Query(f"sum by (job) (atoll_tokens_trained_total{{{JOB}}}) / on (job) atoll_job_token_budget", "{{job}}"),
+            Query(
+                f"sum by (atoll_job) (atoll_tokens_trained_total{{{JOB}}}) / on (atoll_job) atoll_job_token_budget",
+                "{{atoll_job}}",
+            ),
         ),
     ]
 
@@ -104,8 +107,8 @@ def _time() -> list[Panel]:
             "Goodput and uptime",
             "Both since the job started. Uptime above goodput: merging continued while work was lost or islands were away.",
             "percentunit",
-            Query(f"atoll_goodput_ratio{{{JOB}}}", "goodput {{job}}"),
-            Query(f"atoll_uptime_ratio{{{JOB}}}", "uptime {{job}}"),
+            Query(f"atoll_goodput_ratio{{{JOB}}}", "goodput {{atoll_job}}"),
+            Query(f"atoll_uptime_ratio{{{JOB}}}", "uptime {{atoll_job}}"),
         ),
     ]
 
@@ -132,7 +135,7 @@ def _tokens() -> list[Panel]:
             "Held-out loss",
             "Loss of the merged parameters at each evaluation, in nats per token, by source; and bits per byte.",
             "none",
-            Query(f"atoll_held_out_loss_nats{{{JOB}}}", "{{job}}"),
+            Query(f"atoll_held_out_loss_nats{{{JOB}}}", "{{atoll_job}}"),
             Query(f"atoll_held_out_source_loss_nats{{{JOB}}}", "{{source}}"),
             Query(f"atoll_held_out_bits_per_byte{{{JOB}}}", "bits per byte"),
         ),
@@ -140,16 +143,16 @@ def _tokens() -> list[Panel]:
             "What an evaluation takes",
             "Duration of the latest evaluation. Where islands evaluate, one of them pauses training for it.",
             "s",
-            Query(f"atoll_evaluation_seconds{{{JOB}}}", "{{job}}"),
+            Query(f"atoll_evaluation_seconds{{{JOB}}}", "{{atoll_job}}"),
         ),
         curves(
             "Evaluations",
             "Held-out sequences in the latest: fewer than evaluation.sequences where all would have taken too long. "
             "While none is measured, or some fail, the loss above is old.",
             "none",
-            Query(f"atoll_evaluation_sequences{{{JOB}}}", "sequences {{job}}"),
-            Query(f"atoll_evaluations_total{{{JOB}}}", "measured {{job}}"),
-            Query(f"atoll_evaluation_failures_total{{{JOB}}}", "failed {{job}}"),
+            Query(f"atoll_evaluation_sequences{{{JOB}}}", "sequences {{atoll_job}}"),
+            Query(f"atoll_evaluations_total{{{JOB}}}", "measured {{atoll_job}}"),
+            Query(f"atoll_evaluation_failures_total{{{JOB}}}", "failed {{atoll_job}}"),
         ),
         curves(
             "Training loss by island",

@@ -39,7 +39,7 @@ def dashboard() -> Dashboard:
 
 
 def _in(states: str) -> str:
-    return f'sum by (job) (atoll_island_state{{{JOB}, state=~"{states}"}})'
+    return f'sum by (atoll_job) (atoll_island_state{{{JOB}, state=~"{states}"}})'
 
 
 def _states() -> list[Panel]:
@@ -51,46 +51,46 @@ def _states() -> list[Panel]:
             "Training",
             "Islands that are training.",
             "none",
-            Query(_in("training"), "{{job}}"),
+            Query(_in("training"), "{{atoll_job}}"),
             steps=((None, BAD), (1, GOOD)),
         ),
         figure(
             "Starting",
             "Islands being placed, starting or catching up.",
             "none",
-            Query(_in("placing|starting|catching_up"), "{{job}}"),
+            Query(_in("placing|starting|catching_up"), "{{atoll_job}}"),
         ),
         figure(
             "Suspect",
             "Islands that do not answer. They may still be training behind a broken link.",
             "none",
-            Query(_in("suspect"), "{{job}}"),
+            Query(_in("suspect"), "{{atoll_job}}"),
             steps=((None, GOOD), (1, WARN)),
         ),
         figure(
             "Lost",
             "Islands that were lost and wait to be placed again.",
             "none",
-            Query(_in("lost"), "{{job}}"),
+            Query(_in("lost"), "{{atoll_job}}"),
             steps=((None, GOOD), (1, WARN)),
         ),
         figure(
             "Given up",
             "Islands that failed too often in a row. They stay away until `atoll readd`.",
             "none",
-            Query(_in("failed"), "{{job}}"),
+            Query(_in("failed"), "{{atoll_job}}"),
             steps=((None, GOOD), (1, BAD)),
         ),
         figure(
             "Restarts",
             "Times that islands were placed again in the last hour.",
             "none",
-            Query(f"sum by (job) (increase(atoll_island_restarts_total{{{JOB}}}[1h]))", "{{job}}"),
+            Query(f"sum by (atoll_job) (increase(atoll_island_restarts_total{{{JOB}}}[1h]))", "{{atoll_job}}"),
         ),
         timeline(
             "Timeline",
             "Each island's state.",
-            Query(f"max by (job, island) ({numbered})", "{{island}}"),
+            Query(f"max by (atoll_job, island) ({numbered})", "{{island}}"),
             STATES,
         ),
     ]
@@ -117,8 +117,8 @@ def _steps() -> list[Panel]:
             "Steps by which each training island is behind the furthest. One far behind contributes late or stale work.",
             "none",
             Query(
-                f"max by (job) (atoll_island_schedule_step{{{JOB}}}) "
-                f"- on (job) group_right () atoll_island_schedule_step{{{JOB}}}",
+                f"max by (atoll_job) (atoll_island_schedule_step{{{JOB}}}) "
+                f"- on (atoll_job) group_right () atoll_island_schedule_step{{{JOB}}}",
                 "{{island}}",
             ),
             width=8,
@@ -200,7 +200,7 @@ def _contributions() -> list[Panel]:
             "Outer steps discarded",
             "Merges whose result was not finite. They were not published.",
             "none",
-            Query(f"sum by (job) (atoll_merge_failures_total{{{JOB}}})", "{{job}}"),
+            Query(f"sum by (atoll_job) (atoll_merge_failures_total{{{JOB}}})", "{{atoll_job}}"),
             width=8,
         ),
     ]

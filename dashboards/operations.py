@@ -7,8 +7,8 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards.panels import BAD, GOOD, JOB, RATE, WARN, Panel, Query, board, curves, figure
 
 REQUESTS = "atoll_api_request_seconds"
-SERVICE = 'job="atoll"'
-"""The service's own series carry the name of Prometheus's scrape job (deploy/prometheus/prometheus.yml)."""
+SERVICE = "and on (job, instance) atoll_build_info"
+"""Choose the service's own series, whatever Prometheus's scrape job is called."""
 
 
 def dashboard() -> Dashboard:
@@ -26,7 +26,7 @@ def _now() -> list[Panel]:
             "Service",
             "Whether the last scrape of the service was answered.",
             "bool_yes_no",
-            Query(f"up{{{SERVICE}}}", "{{instance}}"),
+            Query("up and on (job, instance) last_over_time(atoll_build_info[1d])", "{{instance}}"),
             steps=((None, BAD), (1, GOOD)),
         ),
         figure(
@@ -122,20 +122,20 @@ def _service() -> list[Panel]:
             "Scrape time",
             "How long the service took to get the status of every live job.",
             "s",
-            Query(f"scrape_duration_seconds{{{SERVICE}}}", "{{instance}}"),
+            Query(f"scrape_duration_seconds {SERVICE}", "{{instance}}"),
         ),
         curves(
             "CPU",
             "CPU cores that the service uses. Jobs run in other processes.",
             "none",
-            Query(f"rate(process_cpu_seconds_total{{{SERVICE}}}[{RATE}])", "{{instance}}"),
+            Query(f"rate(process_cpu_seconds_total[{RATE}]) {SERVICE}", "{{instance}}"),
             width=8,
         ),
         curves(
             "Memory",
             "Resident memory of the service's process.",
             "bytes",
-            Query(f"process_resident_memory_bytes{{{SERVICE}}}", "{{instance}}"),
+            Query(f"process_resident_memory_bytes {SERVICE}", "{{instance}}"),
             width=8,
         ),
         curves(

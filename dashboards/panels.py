@@ -19,9 +19,9 @@ from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-JOB = 'job=~"$job"'
+JOB = 'atoll_job=~"$job"'
 RATE = "$__rate_interval"
-RESTARTS = f"sum by (job, island) (increase(atoll_island_restarts_total{{{JOB}}}[{RATE}])) > 0"
+RESTARTS = f"sum by (atoll_job, island) (increase(atoll_island_restarts_total{{{JOB}}}[{RATE}])) > 0"
 """Marked on every dashboard: most of what bends a curve is an island that went or came back."""
 WIDTH = 24
 GOOD, WARN, BAD, CALM, DULL = "green", "orange", "red", "blue", "text"
@@ -63,7 +63,7 @@ def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequ
             dashboard.QueryVariable("job")
             .label("Job")
             .datasource(SOURCE)
-            .query("label_values(atoll_job_phase, job)")
+            .query("label_values(atoll_job_phase, atoll_job)")
             .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(models.VariableSort.ALPHABETICAL_ASC)
             .multi(True)

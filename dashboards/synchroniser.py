@@ -7,10 +7,10 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards.panels import BAD, GOOD, JOB, RATE, WARN, Panel, Query, board, curves, figure, quantiles
 
 MEAN_CONTRIBUTORS = (
-    f"sum by (job) (rate(atoll_merge_contributors_sum{{{JOB}}}[{RATE}])) "
-    f"/ sum by (job) (rate(atoll_merge_contributors_count{{{JOB}}}[{RATE}]))"
+    f"sum by (atoll_job) (rate(atoll_merge_contributors_sum{{{JOB}}}[{RATE}])) "
+    f"/ sum by (atoll_job) (rate(atoll_merge_contributors_count{{{JOB}}}[{RATE}]))"
 )
-TRAINING = f'sum by (job) (atoll_island_state{{{JOB}, state="training"}})'
+TRAINING = f'sum by (atoll_job) (atoll_island_state{{{JOB}, state="training"}})'
 
 
 def dashboard() -> Dashboard:
@@ -35,41 +35,41 @@ def _now() -> list[Panel]:
             "Merging",
             "0 while fewer islands than the quorum can contribute: nothing merges then.",
             "bool_yes_no",
-            Query(f"1 - atoll_job_paused{{{JOB}}}", "{{job}}"),
+            Query(f"1 - atoll_job_paused{{{JOB}}}", "{{atoll_job}}"),
             steps=((None, BAD), (1, GOOD)),
         ),
         figure(
             "Merges",
             "Merges of all fragments, per second.",
             "cps",
-            Query(f"sum by (job) (rate(atoll_merges_total{{{JOB}}}[{RATE}]))", "{{job}}"),
+            Query(f"sum by (atoll_job) (rate(atoll_merges_total{{{JOB}}}[{RATE}]))", "{{atoll_job}}"),
         ),
         figure(
             "Contributors",
             "Islands whose work a merge contains, recent average.",
             "none",
-            Query(MEAN_CONTRIBUTORS, "{{job}}"),
+            Query(MEAN_CONTRIBUTORS, "{{atoll_job}}"),
         ),
         figure(
             "Quorum",
             "Islands that a round needs before it may close.",
             "none",
-            Query(f"atoll_quorum_islands{{{JOB}}}", "{{job}}"),
+            Query(f"atoll_quorum_islands{{{JOB}}}", "{{atoll_job}}"),
         ),
         figure(
             "Islands training",
             "Islands that are training. Below the quorum merging pauses.",
             "none",
-            Query(TRAINING, "{{job}}"),
+            Query(TRAINING, "{{atoll_job}}"),
         ),
         figure(
             "Refused",
             "Share of recent contributions that were refused.",
             "percentunit",
             Query(
-                f"sum by (job) (rate(atoll_refusals_total{{{JOB}}}[{RATE}])) "
-                f"/ on (job) sum by (job) (rate(atoll_contributions_total{{{JOB}}}[{RATE}]))",
-                "{{job}}",
+                f"sum by (atoll_job) (rate(atoll_refusals_total{{{JOB}}}[{RATE}])) "
+                f"/ on (atoll_job) sum by (atoll_job) (rate(atoll_contributions_total{{{JOB}}}[{RATE}]))",
+                "{{atoll_job}}",
             ),
             steps=((None, GOOD), (0.02, WARN), (0.05, BAD)),
         ),
@@ -96,18 +96,18 @@ def _rounds() -> list[Panel]:
             "Contributors and quorum",
             "Islands in a merge, compared with the quorum and all training islands.",
             "none",
-            Query(MEAN_CONTRIBUTORS, "contributors {{job}}"),
-            Query(f"atoll_quorum_islands{{{JOB}}}", "quorum {{job}}"),
-            Query(TRAINING, "training {{job}}"),
+            Query(MEAN_CONTRIBUTORS, "contributors {{atoll_job}}"),
+            Query(f"atoll_quorum_islands{{{JOB}}}", "quorum {{atoll_job}}"),
+            Query(TRAINING, "training {{atoll_job}}"),
         ),
         curves(
             "Grace used",
             "How long rounds wait after they could have closed, on average. It should fit into the slack of the overlap.",
             "s",
             Query(
-                f'sum by (job) (rate(atoll_round_part_seconds_sum{{{JOB}, part="grace"}}[{RATE}])) '
-                f'/ sum by (job) (rate(atoll_round_part_seconds_count{{{JOB}, part="grace"}}[{RATE}]))',
-                "{{job}}",
+                f'sum by (atoll_job) (rate(atoll_round_part_seconds_sum{{{JOB}, part="grace"}}[{RATE}])) '
+                f'/ sum by (atoll_job) (rate(atoll_round_part_seconds_count{{{JOB}, part="grace"}}[{RATE}]))',
+                "{{atoll_job}}",
             ),
         ),
     ]
@@ -126,16 +126,16 @@ def _journal() -> list[Panel]:
             "Journal",
             "Waiting: share of the time that merging waits for the disk. Failing: the disk refuses writes.",
             "percentunit",
-            Query(f"sum by (job) (rate(atoll_journal_seconds_sum{{{JOB}}}[{RATE}]))", "waiting {{job}}"),
-            Query(f"atoll_journal_failing{{{JOB}}}", "failing {{job}}"),
+            Query(f"sum by (atoll_job) (rate(atoll_journal_seconds_sum{{{JOB}}}[{RATE}]))", "waiting {{atoll_job}}"),
+            Query(f"atoll_journal_failing{{{JOB}}}", "failing {{atoll_job}}"),
             width=8,
         ),
         curves(
             "Synchroniser restarts",
             "In the last hour. Damaged: the end of tape or journal was unreadable and was cut off.",
             "none",
-            Query(f"increase(atoll_synchroniser_deaths_total{{{JOB}}}[1h])", "{{job}}"),
-            Query(f"increase(atoll_damages_total{{{JOB}}}[1h])", "damaged {{job}}"),
+            Query(f"increase(atoll_synchroniser_deaths_total{{{JOB}}}[1h])", "{{atoll_job}}"),
+            Query(f"increase(atoll_damages_total{{{JOB}}}[1h])", "damaged {{atoll_job}}"),
             width=8,
         ),
         curves(
@@ -155,13 +155,13 @@ def _fragments() -> list[Panel]:
             "Version of each fragment",
             "Outer steps of each fragment. All should rise together; one that stays behind does not merge.",
             "none",
-            Query(f"atoll_fragment_version{{{JOB}}}", "{{job}} {{fragment}}"),
+            Query(f"atoll_fragment_version{{{JOB}}}", "{{atoll_job}} {{fragment}}"),
         ),
         curves(
             "Islands in the open round",
             "How many have contributed to each fragment's round so far.",
             "none",
-            Query(f"atoll_round_offered_islands{{{JOB}}}", "{{job}} {{fragment}}"),
+            Query(f"atoll_round_offered_islands{{{JOB}}}", "{{atoll_job}} {{fragment}}"),
         ),
     ]
 
@@ -249,12 +249,12 @@ def _traffic() -> list[Panel]:
             "Update of each fragment",
             "Norm of the change that the last outer step made.",
             "none",
-            Query(f"atoll_fragment_update_norm{{{JOB}}}", "{{job}} {{fragment}}"),
+            Query(f"atoll_fragment_update_norm{{{JOB}}}", "{{atoll_job}} {{fragment}}"),
         ),
         curves(
             "Codec residue",
             "Norm of the rounding error not yet corrected, relative to the last update. It should stay level.",
             "percentunit",
-            Query(f"atoll_fragment_residue_ratio{{{JOB}}}", "{{job}} {{fragment}}"),
+            Query(f"atoll_fragment_residue_ratio{{{JOB}}}", "{{atoll_job}} {{fragment}}"),
         ),
     ]

@@ -3,6 +3,8 @@
 Names are in base units. The number of label values is bounded: by the living jobs, their islands, fragments and regions, and
 by reasons and classes that the code defines. Nothing that a caller can choose freely is a label.
 
+The label of a training job is ``atoll_job``, because Prometheus itself sets the label ``job`` on whatever it scrapes.
+
 Jobs report their own totals, so a counter continues after a restart of the service. A total that may also fall (a share of
 time that is computed again, discarded tokens that were recovered) is a gauge.
 """
@@ -29,8 +31,8 @@ class Family:
         return frozenset(self.name + ending for ending in endings[self.kind])
 
 
-ISLAND = ("job", "island", "region")
-_FRAGMENT = ("job", "fragment")
+ISLAND = ("atoll_job", "island", "region")
+_FRAGMENT = ("atoll_job", "fragment")
 
 _FAMILIES = (
     # ── this service ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -39,6 +41,12 @@ _FAMILIES = (
         "atoll_api_request_seconds",
         ("method", "route", "status"),
         "Time from the arrival of a request to the start of its answer. A rise: the cluster or the disk is slow.",
+    ),
+    Family(
+        "gauge",
+        "atoll_build_info",
+        ("version", "python", "ray"),
+        "Always 1: which release the service runs. Its absence means that Prometheus does not scrape the service.",
     ),
     Family(
         "gauge",
@@ -64,39 +72,41 @@ _FAMILIES = (
     Family(
         "gauge",
         "atoll_job_answers",
-        ("job",),
+        ("atoll_job",),
         "1 if the job's synchroniser answered this scrape. 0: check that it is alive.",
     ),
-    Family("gauge", "atoll_job_phase", ("job", "phase"), "1 for the phase the job is in, 0 for the others."),
-    Family("gauge", "atoll_job_age_seconds", ("job",), "Time since the job was created."),
+    Family("gauge", "atoll_job_phase", ("atoll_job", "phase"), "1 for the phase the job is in, 0 for the others."),
+    Family("gauge", "atoll_job_age_seconds", ("atoll_job",), "Time since the job was created."),
     Family(
         "gauge",
         "atoll_job_paused",
-        ("job",),
+        ("atoll_job",),
         "1 while no fragment can merge: fewer islands than the quorum, or the journal fails.",
     ),
     Family(
         "gauge",
         "atoll_helper_up",
-        ("job", "helper"),
+        ("atoll_job", "helper"),
         "1 while the job's helper process (controller, evaluator, a node's agent) answers. 0: it restarts, or is silent.",
     ),
     Family(
         "counter",
         "atoll_helper_restarts",
-        ("job", "helper"),
+        ("atoll_job", "helper"),
         "Restarts of the helper process after it died. A steady rise: it keeps failing; the job's page shows why.",
     ),
-    Family("gauge", "atoll_job_token_budget", ("job",), "Tokens after which the job ends."),
-    Family("gauge", "atoll_quorum_islands", ("job",), "Islands that a round needs before it may close (K)."),
+    Family("gauge", "atoll_job_token_budget", ("atoll_job",), "Tokens after which the job ends."),
+    Family("gauge", "atoll_quorum_islands", ("atoll_job",), "Islands that a round needs before it may close (K)."),
     # ── goodput ───────────────────────────────────────────────────────────────────────────────────────────────────
     Family(
         "gauge",
         "atoll_goodput_ratio",
-        ("job",),
+        ("atoll_job",),
         "Share of all accelerator-seconds so far whose tokens reached a merge. A fall: work is being lost.",
     ),
-    Family("gauge", "atoll_uptime_ratio", ("job",), "Share of the time with at least a quorum of islands training."),
+    Family(
+        "gauge", "atoll_uptime_ratio", ("atoll_job",), "Share of the time with at least a quorum of islands training."
+    ),
     Family(
         "gauge",
         "atoll_island_seconds",
@@ -104,36 +114,38 @@ _FAMILIES = (
         "Island-seconds by class; every second is in exactly one. Only the class productive should rise.",
     ),
     Family("gauge", "atoll_island_accelerators", ISLAND, "Accelerators of the island; 1 for an island on CPUs."),
-    Family("gauge", "atoll_badput_seconds", ("job", "cause"), "Island-seconds that were not productive, by cause."),
+    Family(
+        "gauge", "atoll_badput_seconds", ("atoll_job", "cause"), "Island-seconds that were not productive, by cause."
+    ),
     Family("counter", "atoll_tokens_trained", ISLAND, "Tokens trained, whether merged or not: the raw throughput."),
     Family("counter", "atoll_tokens_merged", ISLAND, "Tokens that reached a merge (mean over fragments)."),
     Family("gauge", "atoll_tokens_in_flight", ISLAND, "Tokens trained, but neither merged nor discarded yet."),
-    Family("gauge", "atoll_tokens_discarded", ("job", "cause"), "Tokens that will never be merged, by cause."),
+    Family("gauge", "atoll_tokens_discarded", ("atoll_job", "cause"), "Tokens that will never be merged, by cause."),
     Family(
         "gauge",
         "atoll_held_out_loss_nats",
-        ("job",),
+        ("atoll_job",),
         "Latest held-out loss of the merged parameters, in nats per token.",
     ),
     Family(
         "gauge",
         "atoll_held_out_bits_per_byte",
-        ("job",),
+        ("atoll_job",),
         "Latest held-out loss in bits per byte of text, comparable across tokenizers.",
     ),
     Family(
         "gauge",
         "atoll_held_out_source_loss_nats",
-        ("job", "source"),
+        ("atoll_job", "source"),
         "Latest held-out loss on each source, if there are several, in nats per token.",
     ),
-    Family("counter", "atoll_evaluations", ("job",), "Held-out losses measured."),
-    Family("counter", "atoll_evaluation_failures", ("job",), "Evaluations that failed: see the job's events."),
-    Family("gauge", "atoll_evaluation_seconds", ("job",), "Duration of the latest evaluation."),
+    Family("counter", "atoll_evaluations", ("atoll_job",), "Held-out losses measured."),
+    Family("counter", "atoll_evaluation_failures", ("atoll_job",), "Evaluations that failed: see the job's events."),
+    Family("gauge", "atoll_evaluation_seconds", ("atoll_job",), "Duration of the latest evaluation."),
     Family(
         "gauge",
         "atoll_evaluation_sequences",
-        ("job",),
+        ("atoll_job",),
         "Held-out sequences in the latest loss. Below evaluation.sequences: using all of them would have taken too long.",
     ),
     # ── text ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,63 +212,81 @@ _FAMILIES = (
     Family(
         "gauge",
         "atoll_standby_seconds",
-        ("job", "class"),
+        ("atoll_job", "class"),
         "Standby time, ready or preparing; not part of island-seconds.",
     ),
-    Family("counter", "atoll_standby_takeovers", ("job",), "Lost islands that a standby's process took over."),
-    Family("counter", "atoll_catch_ups", ("job", "source"), "States handed to islands, by source."),
-    Family("counter", "atoll_catch_up_failures", ("job",), "Attempts to hand over a state that failed."),
-    Family("counter", "atoll_placement_failures", ("job",), "Attempts to start an island's process that failed."),
-    Family("histogram", "atoll_recovery_seconds", ("job",), "From the loss of an island to a merge with its new work."),
+    Family("counter", "atoll_standby_takeovers", ("atoll_job",), "Lost islands that a standby's process took over."),
+    Family("counter", "atoll_catch_ups", ("atoll_job", "source"), "States handed to islands, by source."),
+    Family("counter", "atoll_catch_up_failures", ("atoll_job",), "Attempts to hand over a state that failed."),
+    Family("counter", "atoll_placement_failures", ("atoll_job",), "Attempts to start an island's process that failed."),
+    Family(
+        "histogram",
+        "atoll_recovery_seconds",
+        ("atoll_job",),
+        "From the loss of an island to a merge with its new work.",
+    ),
     Family(
         "histogram",
         "atoll_recovery_part_seconds",
-        ("job", "part"),
+        ("atoll_job", "part"),
         "The parts of those recoveries, which add up to the whole.",
     ),
     # ── rounds and merges ─────────────────────────────────────────────────────────────────────────────────────────
     Family("counter", "atoll_merges", _FRAGMENT, "Outer steps taken. No rise for minutes: merging has stalled."),
-    Family("counter", "atoll_merge_failures", ("job",), "Outer steps discarded because their result was not finite."),
+    Family(
+        "counter", "atoll_merge_failures", ("atoll_job",), "Outer steps discarded because their result was not finite."
+    ),
     Family("gauge", "atoll_fragment_version", _FRAGMENT, "Current version of the fragment."),
     Family(
         "gauge", "atoll_round_offered_islands", _FRAGMENT, "Islands that have contributed to the fragment's open round."
     ),
-    Family("histogram", "atoll_merge_contributors", ("job",), "Islands whose work a merge contains."),
-    Family("counter", "atoll_rounds_closed", ("job", "reason"), "Closed rounds, by the reason they stopped waiting."),
+    Family("histogram", "atoll_merge_contributors", ("atoll_job",), "Islands whose work a merge contains."),
+    Family(
+        "counter", "atoll_rounds_closed", ("atoll_job", "reason"), "Closed rounds, by the reason they stopped waiting."
+    ),
     Family(
         "histogram",
         "atoll_round_part_seconds",
-        ("job", "part"),
+        ("atoll_job", "part"),
         "Parts of a round: collecting until it could close, grace until it closed, merging until the version was durable.",
     ),
     Family(
         "histogram",
         "atoll_journal_seconds",
-        ("job",),
+        ("atoll_job",),
         "From an outer step to its version being durable. A rise: the disk of journal and tape is slow.",
     ),
     Family(
         "gauge",
         "atoll_journal_failing",
-        ("job",),
+        ("atoll_job",),
         "1 while the disk refuses writes of journal or tape; nothing merges meanwhile. Check whether it is full.",
     ),
-    Family("counter", "atoll_synchroniser_deaths", ("job",), "Restarts of the synchroniser. Islands kept training."),
+    Family(
+        "counter", "atoll_synchroniser_deaths", ("atoll_job",), "Restarts of the synchroniser. Islands kept training."
+    ),
     Family(
         "counter",
         "atoll_damages",
-        ("job",),
+        ("atoll_job",),
         "Times the synchroniser found the end of its tape or journal unreadable, and continued without it.",
     ),
     Family("counter", "atoll_contributions", (*ISLAND, "outcome"), "Contributions admitted and refused."),
-    Family("counter", "atoll_refusals", ("job", "reason"), "Contributions refused, by reason. Their work is lost."),
+    Family(
+        "counter", "atoll_refusals", ("atoll_job", "reason"), "Contributions refused, by reason. Their work is lost."
+    ),
     Family(
         "histogram",
         "atoll_staleness_versions",
-        ("job",),
+        ("atoll_job",),
         "How many versions behind the base of an admitted contribution was.",
     ),
-    Family("counter", "atoll_payloads", ("job", "direction"), "Fragments sent up to, and down from, the synchroniser."),
+    Family(
+        "counter",
+        "atoll_payloads",
+        ("atoll_job", "direction"),
+        "Fragments sent up to, and down from, the synchroniser.",
+    ),
     Family(
         "counter",
         "atoll_payload_bytes",
@@ -296,8 +326,12 @@ _FAMILIES = (
         "Norm of the codec's accumulated rounding error relative to the last update. A steady rise: too few bits.",
     ),
     # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────────
-    Family("counter", "atoll_commands", ("job", "kind", "outcome"), "Operators' commands that jobs have decided."),
-    Family("gauge", "atoll_commands_pending", ("job",), "Commands that the job has not decided yet."),
-    Family("counter", "atoll_chaos_faults", ("job", "kind"), "Faults that chaos plans injected: intended outages."),
+    Family(
+        "counter", "atoll_commands", ("atoll_job", "kind", "outcome"), "Operators' commands that jobs have decided."
+    ),
+    Family("gauge", "atoll_commands_pending", ("atoll_job",), "Commands that the job has not decided yet."),
+    Family(
+        "counter", "atoll_chaos_faults", ("atoll_job", "kind"), "Faults that chaos plans injected: intended outages."
+    ),
 )
 FAMILIES = {family.name: family for family in _FAMILIES}

@@ -17,7 +17,9 @@ fills the registry. These figures are of this process and start anew with it.
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
+import platform
 import threading
 import time
 from collections import Counter
@@ -93,6 +95,8 @@ FRESH_S = 1.0
 PATIENCE_S = 4.0
 """Below the scrape timeout of deploy/prometheus/prometheus.yml."""
 LINGER_S = 900.0
+BUILD = (importlib.metadata.version("atoll"), platform.python_version(), importlib.metadata.version("ray"))
+"""The labels of ``atoll_build_info``."""
 SAMPLES_MAX = 500_000
 """The limit for one job: some thirty samples for each of at most 10,000 islands."""
 _KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
@@ -143,6 +147,7 @@ class JobsCollector(Collector):
         records = self._ask(live)
         samples_by_job = {row.job: self._samples_of(row, record) for row in rows if (record := records.get(row.job))}
         states = Counter(state_of(row, records.get(row.job)) for row in rows)
+        yield Sample("atoll_build_info", BUILD, 1)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
         yield Sample("atoll_queue_unschedulable", (), self._service.queue.unschedulable)

@@ -75,50 +75,52 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 def test_totals_are_the_jobs_own_and_go_on_after_a_restart(desk: Desk) -> None:
-    wait_until(lambda: desk.scrape().one("atoll_merges_total", job=desk.job, fragment="0") > 1)
+    wait_until(lambda: desk.scrape().one("atoll_merges_total", atoll_job=desk.job, fragment="0") > 1)
     before, after = desk.scrape(), desk.scrape()
     for family in FAMILIES.values():
         if family.kind == "counter":
-            for labels, value in before.all(f"{family.name}_total", job=desk.job).items():
-                assert after.all(f"{family.name}_total", job=desk.job)[labels] >= value
-    assert sum(before.all("atoll_tokens_merged_total", job=desk.job).values()) > 0
+            for labels, value in before.all(f"{family.name}_total", atoll_job=desk.job).items():
+                assert after.all(f"{family.name}_total", atoll_job=desk.job)[labels] >= value
+    assert sum(before.all("atoll_tokens_merged_total", atoll_job=desk.job).values()) > 0
 
 
 def test_every_island_second_is_in_one_class_and_they_add_up_to_the_jobs_age(desk: Desk) -> None:
     told = desk.scrape()
-    seconds = told.all("atoll_island_seconds", job=desk.job, island="asia", region="asia")
+    seconds = told.all("atoll_island_seconds", atoll_job=desk.job, island="asia", region="asia")
     assert set(seconds) == {(name,) for name in CLASSES}
-    assert sum(seconds.values()) == pytest.approx(told.one("atoll_job_age_seconds", job=desk.job))
+    assert sum(seconds.values()) == pytest.approx(told.one("atoll_job_age_seconds", atoll_job=desk.job))
 
 
 def test_only_islands_that_train_have_a_place_in_the_schedule(desk: Desk) -> None:
     view = desk.control.status(desk.job)["view"]
     told = wait_until(
-        lambda: (t := desk.scrape().all("atoll_island_schedule_step", job=desk.job)) and len(t) == 4 and t
+        lambda: (t := desk.scrape().all("atoll_island_schedule_step", atoll_job=desk.job)) and len(t) == 4 and t
     )
     assert {island for island, _ in told} == {island["island"] for island in view["islands"]}
     desk.service.submit_command(desk.job, commands.Kill("asia", restart=False), "me")
-    wait_until(lambda: len(desk.scrape().all("atoll_island_schedule_step", job=desk.job)) == 3)
+    wait_until(lambda: len(desk.scrape().all("atoll_island_schedule_step", atoll_job=desk.job)) == 3)
 
 
 def test_a_histograms_buckets_hold_what_is_in_those_before_them(desk: Desk) -> None:
-    told = wait_until(lambda: (t := desk.scrape()).one("atoll_merges_total", job=desk.job, fragment="0") > 1 and t)
-    merges = sum(told.all("atoll_merges_total", job=desk.job).values())
+    told = wait_until(
+        lambda: (t := desk.scrape()).one("atoll_merges_total", atoll_job=desk.job, fragment="0") > 1 and t
+    )
+    merges = sum(told.all("atoll_merges_total", atoll_job=desk.job).values())
     for name, labels in (
         ("atoll_round_part_seconds", {"part": "merging"}),
         ("atoll_merge_contributors", {}),
         ("atoll_journal_seconds", {}),
     ):
-        buckets = told.all(f"{name}_bucket", job=desk.job, **labels)
+        buckets = told.all(f"{name}_bucket", atoll_job=desk.job, **labels)
         counts = [count for _, count in sorted((float(le), count) for (le,), count in buckets.items())]
         assert counts == sorted(counts)
-        assert counts[-1] == told.one(f"{name}_count", job=desk.job, **labels) == merges
+        assert counts[-1] == told.one(f"{name}_count", atoll_job=desk.job, **labels) == merges
 
 
 def test_a_job_that_does_not_answer_is_shown_as_silent_and_the_rest_is_there(desk: Desk) -> None:
     (desk.folder / "clockwork" / "jobs-are-silent").touch()
     told = desk.scrape()
-    assert told.one("atoll_job_answers", job=desk.job) == 0
+    assert told.one("atoll_job_answers", atoll_job=desk.job) == 0
     assert told.one("atoll_jobs", state="running") == 1
     assert told.all("atoll_goodput_ratio") == {}
 
@@ -136,7 +138,7 @@ def test_a_job_that_hangs_delays_no_scrape_beyond_its_patience(desk: Desk, monke
     monkeypatch.setattr(metrics, "FRESH_S", 0.0)
     registry = Metrics(desk.service, desk.store)
     for _ in range(3):
-        assert Exposition(registry.exposition().decode()).one("atoll_job_answers", job=desk.job) == 0
+        assert Exposition(registry.exposition().decode()).one("atoll_job_answers", atoll_job=desk.job) == 0
     assert len(asked) == 1, "it is not asked again while it has not answered"
     released.set()
 
@@ -144,9 +146,9 @@ def test_a_job_that_hangs_delays_no_scrape_beyond_its_patience(desk: Desk, monke
 def test_an_ended_job_is_shown_until_its_last_figures_were_scraped(tmp_path: Path) -> None:
     desk = Desk(tmp_path, steps=10)
     ended = wait_until(lambda: (told := desk.scrape()).one("atoll_jobs", state="completed") == 1 and told)
-    assert ended.one("atoll_job_phase", job=desk.job, phase="finished") == 1
+    assert ended.one("atoll_job_phase", atoll_job=desk.job, phase="finished") == 1
     assert desk.service.job(desk.job).state == "completed"
-    assert desk.scrape().one("atoll_job_phase", job=desk.job, phase="finished") == 1
+    assert desk.scrape().one("atoll_job_phase", atoll_job=desk.job, phase="finished") == 1
     long_ago = time.time() - metrics.LINGER_S - 1
     os.utime(tmp_path / "runs" / desk.job / "status.json", (long_ago, long_ago))
     assert desk.scrape().all("atoll_job_phase") == {}
@@ -174,7 +176,7 @@ def test_a_record_of_an_earlier_build_is_shown_as_far_as_it_goes(desk: Desk) -> 
 
 
 def test_bytes_are_those_that_lines_carried_under_the_codec_that_they_were_in(desk: Desk) -> None:
-    wait_until(lambda: desk.scrape().one("atoll_merges_total", job=desk.job, fragment="0") > 1)
+    wait_until(lambda: desk.scrape().one("atoll_merges_total", atoll_job=desk.job, fragment="0") > 1)
     row, record = desk.store.job(desk.job), desk.control.status(desk.job)
     assert row is not None
     add_lines(record)

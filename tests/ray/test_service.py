@@ -38,7 +38,9 @@ NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong, and no tex
     "atoll_chaos_faults",
     "atoll_refusals",
 }
-OF_EVERY_JOB = {name for name, family in FAMILIES.items() if "job" in family.labels} - OF_A_RECOVERY - NOT_OF_THIS_JOB
+OF_EVERY_JOB = (
+    {name for name, family in FAMILIES.items() if "atoll_job" in family.labels} - OF_A_RECOVERY - NOT_OF_THIS_JOB
+)
 
 
 class Hands(Installation):
@@ -151,7 +153,7 @@ def job_series(hands: Hands, job: str) -> set[str]:
     address, token = hands.home.address(), (hands.home.path / "token").read_text().strip()
     assert address is not None
     told = httpx.get(f"{address.url}/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S).text
-    return {family.name for family in parse(told) if any(s.labels.get("job") == job for s in family.samples)}
+    return {family.name for family in parse(told) if any(s.labels.get("atoll_job") == job for s in family.samples)}
 
 
 def processes_naming(folder: Path) -> list[str]:
