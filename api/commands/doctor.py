@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from api.commands.common import HomeOption, JsonOption, RunsOption, console, print_json
-from api.commands.service import GROUPS
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS, Home
+from api.installation.up import GROUPS
 
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 

@@ -16,13 +16,12 @@ from api.commands.common import (
     say,
 )
 from api.installation.binding import Binding, refuse_password_in_view
-from api.installation.home import CONFIGS, DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
-from api.installation.up import RAY_CONTROL, Installation
+from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
+from api.installation.up import GROUPS, RAY_CONTROL, Installation
 from api.installation.up import down as take_down
 from api.installation.up import up as bring_up
 from orchestrator.system.ports import LOOPBACK
 
-GROUPS = CONFIGS / "groups.yaml"
 DEMO_HOME = DEFAULT_HOME / "demo"
 OWNER_ALONE = 0o077
 """The umask: only the owner can read what these commands write into home and runs."""

@@ -315,7 +315,10 @@ def _processes(process: subprocess.Popen[str]) -> CheckResult:
             "processes", State.WRONG, detail, "`atoll up` writes it again; `atoll down` ends the processes."
         )
     if census["answers"] is False:
-        return CheckResult("processes", State.WRONG, "this home's cluster does not answer", "Restart it: atoll up.")
+        return CheckResult("processes", State.WRONG, "this home's cluster does not answer", f"{census['remedy']}.")
+    if census["secret"]:
+        remedy = "Without it no island can start. `atoll up` writes it again; a running service does so by itself."
+        return CheckResult("processes", State.WRONG, census["secret"], remedy)
     return CheckResult(
         "processes", State.OK, f"{len(census['own'])} of this home, {len(census['elsewhere'])} of other homes"
     )

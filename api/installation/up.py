@@ -34,9 +34,11 @@ from api.installation.binding import Binding
 from api.installation.home import CONFIGS, DATABASE_VARIABLE, Address, Home, roots_of, start_detached, working_folder
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.system import home_files, program_cache, python_process, signals, user_packages
-from orchestrator.system.marks import marked_pids
+from orchestrator.system.marks import BY_UP, marked_pids, supervisor_of
 from orchestrator.system.python_process import built, refuse_unset
 
+GROUPS = CONFIGS / "groups.yaml"
+"""The node groups of a home that has had no others."""
 CLUSTER_MODULE = "orchestrator.runtime.embedded"
 RAY_CONTROL = "orchestrator.runtime.control_port:connect"
 PORT_FIRST = 8470
@@ -57,7 +59,7 @@ class Installation:
 
     home: Home
     runs: Path
-    groups: Path = CONFIGS / "groups.yaml"
+    groups: Path = GROUPS
     port: int | None = None
     control: str = RAY_CONTROL
     binding: Binding = field(default_factory=Binding)
@@ -119,6 +121,8 @@ def down(home: Home, say: Say) -> None:
 def start(wanted: Installation, say: Say) -> Address:
     """Do what ``up`` does. Requires the home to be locked."""
     home = wanted.home
+    if wanted.with_cluster:
+        refuse_other_supervisor(home, "up")
     if home.discovered_address() is None and home.running():
         _await(home.discovered_address, PATIENCE_S)  # it may have been started by hand a moment ago
     port = home.port_before()
@@ -143,7 +147,8 @@ def start(wanted: Installation, say: Say) -> Address:
     try:
         if wanted.with_cluster:
             say(f"starting the embedded cluster ({wanted.groups})")
-            options = ["--groups", str(wanted.groups), *tolerance_of(wanted), *passed_of(wanted), *folders_of(wanted)]
+            groups = [] if wanted.groups == GROUPS else ["--groups", str(wanted.groups)]
+            options = [*groups, *tolerance_of(wanted), *passed_of(wanted), *folders_of(wanted)]
             _cluster("up", home, *options, passed=wanted.passed)
         address = _start_service(wanted, say, port)
         say(f"running at {address.url} (home {home.path}, runs {address.runs})")
@@ -158,6 +163,7 @@ def start(wanted: Installation, say: Say) -> Address:
 
 def end(home: Home, say: Say) -> None:
     """Do what ``down`` does. Requires the home to be locked. The next service does not start the jobs that ran again."""
+    refuse_other_supervisor(home, "down")
     had_cluster, lived = has_cluster(home), _head_listens(home)
     ran = _end_service(home, say)
     if lived or (ran and not had_cluster):  # else something like a power loss ended them, and they resume
@@ -367,6 +373,21 @@ def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ())
     if code:
         detail = f"The embedded cluster failed to {'start' if verb == 'up' else 'stop'} (exit code {code})."
         raise InfrastructureError(detail=detail, remedy="See its messages above; `atoll down` cleans up the rest.")
+
+
+def refuse_other_supervisor(home: Home, command: str) -> None:
+    """Raise ConfigurationError if `atoll up` does not run the cluster of this home."""
+    if supervisor_of(home.path) == BY_UP:
+        return
+    remedy = (
+        "End them with Ctrl-C, or with `systemctl stop atoll-service atoll-head`."
+        if command == "down"
+        else "Start these, or choose another home with --home."
+    )
+    raise ConfigurationError(
+        detail=f"The home {home.path} belongs to `atoll head` or `atoll serve`, which `atoll {command}` does not "
+        f"{'stop' if command == 'down' else 'start'}. {remedy}"
+    )
 
 
 def has_cluster(home: Home) -> bool:

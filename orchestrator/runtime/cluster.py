@@ -27,8 +27,8 @@ from orchestrator.errors import InfrastructureError
 from orchestrator.runtime import settings
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Leaving, Node
-from orchestrator.runtime.processes import is_own
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL, TOKEN_VARIABLE
+from orchestrator.runtime.processes import is_own, run_folder
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL
 from orchestrator.specification.memory_budget import HEAD, NodeMemory
 from orchestrator.system import printable
 
@@ -38,7 +38,7 @@ FREE_MIN_BYTES = 1 << 20
 
 def cluster_folder(environment: Mapping[str, str]) -> Path | None:
     """The folder of the embedded cluster that a process with this environment belongs to, if it does to one."""
-    folder = Path(environment.get(TOKEN_VARIABLE, "")).parent
+    folder = run_folder(environment)
     return folder if is_own(folder) else None
 
 
@@ -91,7 +91,7 @@ def join(home: Path) -> None:
     if not cluster.answers():
         raise InfrastructureError(
             detail=f"The cluster at {cluster.address} does not answer.",
-            remedy="`atoll up` starts it again, or a new one; jobs go on from their run folders.",
+            remedy=f"{cluster.head_remedy()}; jobs go on from their run folders.",
         )
     os.environ.update(cluster.environment)
     import ray  # not before its environment is set

@@ -1,27 +1,48 @@
-"""``HOME/cluster.json``: how to join the Ray cluster of a home folder. Written by who starts it, read by who joins it."""
+"""How to join the Ray cluster of a home folder, and what the home keeps of it when the machine restarts.
+
+    HOME/cluster.json           written by what starts the cluster, read by what joins it
+    HOME/cluster/token          the cluster's secret
+    HOME/cluster/head-storage   what the head knows of nodes and actors
+    HOME/cluster/…              node groups, certificates and options of an embedded cluster
+
+``HOME/cluster`` is for its owner only. Sockets, sessions and logs of Ray's processes are in ``temp_dir``, because the paths
+of sockets must be short. ``temp_dir`` also holds copies of ``cluster.json`` and of the secret.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import secrets
 import socket
 import time
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orchestrator.errors import DataError
+from orchestrator.errors import DataError, InfrastructureError
+from orchestrator.runtime.settings import TOKEN_DIGEST_VARIABLE, TOKEN_VARIABLE
 from orchestrator.system import home_files
+from orchestrator.system.marks import BY_HEAD, BY_UP, ELSEWHERE
+
+STATE, TOKEN, HEAD_STORAGE = "cluster", "token", "head-storage"
+SECRET = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """``environment`` must be that of every process that joins; ``id`` marks the cluster's own processes."""
+    """``environment`` must be that of every process that joins; ``id`` marks the cluster's own processes.
+
+    ``supervisor`` is what runs the head: `atoll up`, `atoll head`, or something on another machine.
+    """
 
     id: str
     address: str
     temp_dir: str
     environment: dict[str, str]
+    supervisor: str = BY_UP
 
     @staticmethod
     def path(home: Path) -> Path:
@@ -47,6 +68,8 @@ class ClusterFile:
         """Raises ValueError for fields that no cluster has."""
         if not all(isinstance(text, str) and text for text in (self.id, self.address, self.temp_dir)):
             raise ValueError("id, address and temp_dir are texts")
+        if self.supervisor not in (BY_UP, BY_HEAD, ELSEWHERE):
+            raise ValueError("supervisor is unknown")
         if not (self.address.rpartition(":")[2].isdecimal() and Path(self.temp_dir).is_absolute()):
             raise ValueError("address ends with a port, and temp_dir is absolute")
         pairs = (text for pair in self.environment.items() for text in pair)
@@ -60,6 +83,59 @@ class ClusterFile:
             set_aside(path)
         home_files.replace(path, json.dumps(asdict(self), indent=1) + "\n")
 
+    @property
+    def state(self) -> Path:
+        """The folder of what the cluster keeps. Clusters of earlier builds kept everything in ``temp_dir``."""
+        token = self.environment.get(TOKEN_VARIABLE)
+        return Path(token).parent if token else Path(self.temp_dir)
+
+    def token_problem(self) -> str:
+        """Return what is wrong with the file of the cluster's secret; empty if nothing is, or it cannot be judged."""
+        path, digest = self.environment.get(TOKEN_VARIABLE), self.environment.get(TOKEN_DIGEST_VARIABLE)
+        if not path or not digest:
+            return ""
+        try:
+            secret = home_files.read(Path(path))
+        except OSError as error:
+            return f"{path}, the cluster's secret, cannot be read: {error.strerror}"
+        except ValueError:
+            secret = ""
+        return "" if digest_of(secret) == digest else f"{path} is damaged: it is not the secret of the running cluster"
+
+    def restore_token(self, remembered: str = "") -> bool:
+        """Write the cluster's secret again if its file is missing or damaged. Return True if that was needed.
+
+        Without the file no process of the cluster can start. ``remembered`` is the secret, if the caller has it in memory.
+        Raises InfrastructureError if no copy is left, or the file cannot be written.
+        """
+        problem = self.token_problem()
+        if not problem:
+            return False
+        copies = (remembered, _text_of(Path(self.temp_dir, TOKEN)))
+        secret = next((copy for copy in copies if digest_of(copy) == self.environment[TOKEN_DIGEST_VARIABLE]), None)
+        if secret is None:
+            raise InfrastructureError(
+                detail=f"{problem}. No copy of it is left.",
+                remedy="Copy it from another machine of the cluster; or end all of the cluster and start it again.",
+            )
+        try:
+            made_state(self.state)
+            home_files.replace(self.state / TOKEN, secret)
+        except OSError as error:
+            raise InfrastructureError(
+                detail=f"{problem}. It cannot be written again: {error.strerror}.", remedy="Make room on that disk."
+            ) from error
+        return True
+
+    def head_remedy(self) -> str:
+        """Return how to start the head again, as a clause that begins a sentence and needs a full stop."""
+        if self.supervisor == BY_UP:
+            return "`atoll up` starts it again"
+        command = "`atoll head` (with systemd: `systemctl restart atoll-head`)"
+        if self.supervisor == BY_HEAD:
+            return f"Start it again with {command}"
+        return f"Start it again on its machine, by its container or pod, or with {command}"
+
     def answers(self) -> bool:
         """Return whether a process listens at the head's port."""
         host, _, port = self.address.rpartition(":")
@@ -68,6 +144,39 @@ class ClusterFile:
         except OSError:
             return False
         return True
+
+
+def state_of(home: Path) -> Path:
+    """Return the folder in which the cluster of this home keeps what must survive a restart of the machine."""
+    return home / STATE
+
+
+def made_state(folder: Path) -> Path:
+    """Create this folder for its owner only, and narrow the permissions of an existing one."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def secret_in(folder: Path) -> str:
+    """Return the secret in this folder, which is created if it is missing or is not a secret."""
+    secret = _text_of(folder / TOKEN)
+    if not SECRET.fullmatch(secret):
+        secret = secrets.token_hex(32)
+        home_files.replace(folder / TOKEN, secret)
+    return secret
+
+
+def digest_of(secret: str) -> str:
+    return hashlib.sha256(secret.strip().encode()).hexdigest()
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return home_files.read(path).strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def set_aside(path: Path) -> Path:

@@ -8,6 +8,7 @@ to remember jobs: what has ended is in RUN_DIR/status.json.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,15 +21,18 @@ from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
 from orchestrator.runtime import cluster
-from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.settings import CONTROL_GROUP, TOKEN_VARIABLE, synchroniser_name
+from orchestrator.runtime.clusterfile import TOKEN, ClusterFile
+from orchestrator.runtime.settings import CONTROL_GROUP, synchroniser_name
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import StatusDocument
+from orchestrator.system import home_files
+from orchestrator.system.marks import BY_UP
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.threads import BoundedThreads
 from orchestrator.tape import codec
 
+log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
 NOTHING_MORE = AllowedRoots()
@@ -49,8 +53,7 @@ def connect(home: Path) -> RayControlPort:
     about = ClusterFile.find(home)
     if about is None:
         return RayControlPort()
-    token = about.environment.get(TOKEN_VARIABLE)
-    return RayControlPort(about, (Path(about.temp_dir), *([Path(token)] if token else [])))
+    return RayControlPort(about, (Path(about.temp_dir), about.state))
 
 
 class RayControlPort:
@@ -61,6 +64,7 @@ class RayControlPort:
 
     def __init__(self, head: ClusterFile | None = None, private: Sequence[Path] = ()) -> None:
         self._head, self._private = head, private
+        self._secret = _secret_of(head)
         self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
 
     def node_groups(self) -> list[NodeGroupRecord]:
@@ -71,7 +75,7 @@ class RayControlPort:
         if not self._ask_head(cluster.own_node_runs):
             raise InfrastructureError(
                 detail="The head's own node (its raylet), by which the service is part of the cluster, has died.",
-                remedy="`atoll up` starts it and the service again; jobs train on meanwhile.",
+                remedy=f"{self._node_remedy()}; jobs train on meanwhile.",
             )
         groups: dict[str, NodeGroupRecord] = {}
         for node in self._ask_head(cluster.nodes):
@@ -86,6 +90,11 @@ class RayControlPort:
             group["cpus_free"] += node.free.get("CPU", 0.0)
             group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
         return [groups[name] for name in sorted(groups)]
+
+    def _node_remedy(self) -> str:
+        if self._head is None or self._head.supervisor == BY_UP:
+            return "`atoll up` starts it and the service again"
+        return "`atoll serve` starts again by itself once the head answers"
 
     def node_memory(self) -> list[NodeMemory]:
         return self._ask_head(cluster.node_memory)
@@ -187,9 +196,28 @@ class RayControlPort:
         if self._head is not None and not self._head.answers():
             raise InfrastructureError(
                 detail=f"The cluster's head at {self._head.address} does not answer: nobody listens there.",
-                remedy="`atoll up` starts it again; jobs train on meanwhile.",
+                remedy=f"{self._head.head_remedy()}; jobs train on meanwhile.",
             )
+        self._keep_secret()
         return self._questions.answer(call, within_s, "The cluster's head")
+
+    def _keep_secret(self) -> None:
+        """Write the cluster's secret again if its file is gone or damaged: without it no process of a job can start."""
+        if self._head is None:
+            return
+        try:
+            if self._head.restore_token(self._secret):
+                log.warning("The cluster's secret was missing or damaged; it is written again.")
+        except InfrastructureError as error:
+            log.warning("%s", error)
+
+
+def _secret_of(head: ClusterFile | None) -> str:
+    """Return the secret by which this process has joined the cluster; empty if its file is unreadable by now."""
+    try:
+        return home_files.read(head.state / TOKEN).strip() if head is not None else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def _not_here(job_id: str) -> NotFound:

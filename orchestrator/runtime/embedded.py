@@ -4,7 +4,8 @@
     python -m orchestrator.runtime.embedded down --home .atoll
 
 Responsible for: nodes with labels and capacities as the group file says; processes that outlive their starter; a
-file ``HOME/cluster.json`` that says how to join; that what died of a cluster is started again, while the rest trains on;
+file ``HOME/cluster.json`` that says how to join, and a folder ``HOME/cluster`` that survives a restart of
+the machine; that what died of a cluster is started again, while the rest trains on;
 and that after ``down`` no process and no temporary file is left. Refuses to know jobs.
 
 ``ray start`` is used rather than Ray's test cluster, because its processes belong to nobody. Exit codes: 0 done, 1 the
@@ -17,7 +18,7 @@ import argparse
 import errno
 import json
 import os
-import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -33,9 +34,18 @@ from orchestrator.certificates import folders
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.runtime import processes
 from orchestrator.runtime.cluster import disk_remedy
-from orchestrator.runtime.clusterfile import ClusterFile, set_aside
+from orchestrator.runtime.clusterfile import (
+    HEAD_STORAGE,
+    TOKEN,
+    ClusterFile,
+    digest_of,
+    made_state,
+    secret_in,
+    set_aside,
+    state_of,
+)
 from orchestrator.runtime.dead_nodes import VERB
-from orchestrator.runtime.groups import NodeGroup, read_groups
+from orchestrator.runtime.groups import DEFAULT_GROUPS, NodeGroup, read_groups
 from orchestrator.runtime.processes import clusters_of, leave_marks, remove
 from orchestrator.runtime.ray_start import (
     Place,
@@ -48,7 +58,14 @@ from orchestrator.runtime.ray_start import (
     start_node,
     unregister_dead,
 )
-from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
+from orchestrator.runtime.settings import (
+    CLUSTER_MARKER,
+    CONTROL_GROUP,
+    FOLDER_VARIABLE,
+    PARTITION_TOLERANCE_S,
+    TOKEN_DIGEST_VARIABLE,
+    ray_environment,
+)
 from orchestrator.system import printable, signals, socket_room
 from orchestrator.system.marks import HOME_MARKER, is_foreign, mark_of, path_in
 from orchestrator.system.ports import LOOPBACK, free_port, is_loopback
@@ -59,14 +76,14 @@ START_TIMEOUT_S = 180.0
 LOOPBACK_TIMEOUT_S = 5.0
 ATTEMPTS = 4
 RAYLET = "raylet"
-AUTHORITY, CERTIFICATES = "authority", "certificates"
-"""Folders of a cluster beyond loopback, beside its token, and as private."""
+AUTHORITY, CERTIFICATES, GROUPS = "authority", "certificates", "groups.json"
+"""Beside the cluster's secret, and as private; the certificates are those of a cluster beyond loopback."""
 HERE: Mapping[str, Place] = MappingProxyType({})
 
 
 def up(
     home: Path,
-    groups: tuple[NodeGroup, ...],
+    groups: tuple[NodeGroup, ...] | None,
     *,
     dashboard: bool = False,
     partition_tolerance_s: float = PARTITION_TOLERANCE_S,
@@ -77,18 +94,23 @@ def up(
     """Every node of the cluster of ``home`` runs and has joined. What runs already is left alone.
 
     A head, or a node, that died is started again; islands elsewhere train on meanwhile. A cluster that is there keeps the
-    groups it was begun with. ``places`` is by node name, for those that are not on loopback.
+    groups it was begun with. After a restart of the machine a new one has the secret of the former one, and its groups if
+    ``groups`` is None. ``places`` is by node name, for those that are not on loopback.
     ``passed`` names what its processes get of our environment besides what they need. ``packages`` are folders of code that
     jobs may name.
     """
     cluster = _current(home)
     if cluster is not None and not processes.marked(cluster.id):
-        down(home)  # what a machine's restart left of it
+        groups = _groups_in(cluster.state) if groups is None else groups
+        remove(Path(cluster.temp_dir))  # what a machine's restart left of it
         cluster = None
-    is_fresh = cluster is None
+    groups = DEFAULT_GROUPS if groups is None else groups
+    is_fresh, had_state = cluster is None, state_of(home).exists()
     try:
         if cluster is None:
             cluster = _prepare(home, groups, places, partition_tolerance_s)
+        if cluster.restore_token():
+            _say("the cluster's secret was missing or damaged; it is written again")
         pass_on(cluster, passed)
         if give_packages(cluster, packages) and not is_fresh:
             _say(
@@ -102,13 +124,15 @@ def up(
     except BaseException:
         if is_fresh:
             with signals.ignored():
-                down(home)
+                down(home, keep_state=had_state)
         raise
     return cluster
 
 
-def down(home: Path) -> int:
+def down(home: Path, *, keep_state: bool = False) -> int:
     """End every process of the cluster and remove its files. Returns how many processes were ended; 0 if none was up.
+
+    ``keep_state`` leaves ``HOME/cluster`` for the next one.
 
     Whatever became of ``cluster.json``: by it and by their marks all processes of the home are found.
     """
@@ -120,6 +144,9 @@ def down(home: Path) -> int:
     count = sum(processes.end_all(name) for name in sorted(ids))
     for folder in folders:
         remove(folder)
+    state = state_of(home)
+    if not keep_state and state.is_dir() and not state.is_symlink():
+        shutil.rmtree(state, ignore_errors=True)
     path = ClusterFile.path(home)
     if path.is_dir() and not path.is_symlink():
         set_aside(path)
@@ -214,19 +241,21 @@ def _marked_cluster(
     port: int,
 ) -> ClusterFile:
     """The cluster whose folder this is. The folder says whose it is, and the home's file names it."""
-    certificates = _certificates(temp_dir, [place.address for place in places.values()])
+    state = made_state(state_of(home))
+    for name in (HEAD_STORAGE, AUTHORITY, CERTIFICATES):  # all nodes of a former cluster have died with its machine
+        shutil.rmtree(state / name, ignore_errors=True)
+    certificates = _certificates(state, [place.address for place in places.values()])
     cluster = ClusterFile(
         id=uuid.uuid4().hex,
         address=f"{places.get(CONTROL_GROUP, Place()).address}:{port}",
         temp_dir=str(temp_dir),
         environment={
-            **ray_environment(temp_dir / "token", partition_tolerance_s, temp_dir / "head-storage", certificates),
+            **ray_environment(state / TOKEN, partition_tolerance_s, state / HEAD_STORAGE, certificates),
+            TOKEN_DIGEST_VARIABLE: digest_of(secret_in(state)),
+            FOLDER_VARIABLE: str(temp_dir),
             HOME_MARKER: mark_of(home),
         },
     )
-    token = os.open(temp_dir / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(token, "w") as file:
-        file.write(secrets.token_hex(32))
     _groups_path(cluster).write_text(json.dumps([group.model_dump() for group in groups]))
     leave_marks(cluster, home)
     cluster.write(home)
@@ -247,29 +276,40 @@ def _head_port() -> int:
         ) from error
 
 
-def _certificates(temp_dir: Path, addresses: Sequence[str]) -> Path | None:
+def _certificates(state: Path, addresses: Sequence[str]) -> Path | None:
     """One folder for all nodes, which share a disk, beside its authority; none where nothing is beyond loopback."""
     if all(map(is_loopback, addresses)):
         return None
-    authority, folder = temp_dir / AUTHORITY, temp_dir / CERTIFICATES
-    folders.make_authority(authority, f"atoll cluster {temp_dir.name}")
+    authority, folder = state / AUTHORITY, state / CERTIFICATES
+    folders.make_authority(authority, f"atoll cluster {uuid.uuid4().hex[:8]}")
     folders.issue(authority, folder, addresses, days=None)
     return folder
 
 
 def _groups_path(cluster: ClusterFile) -> Path:
-    return Path(cluster.temp_dir, "groups.json")
+    return cluster.state / GROUPS
 
 
 def _remembered_groups(cluster: ClusterFile, wanted: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
     """The groups that the cluster was started with; ``wanted``, if its record of them is damaged."""
     path = _groups_path(cluster)
     try:
-        return tuple(NodeGroup.model_validate(group) for group in json.loads(path.read_text()))
+        return _read_groups(path)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         _say(f"{path} is damaged ({first_line(error)}); the node groups given now take its place")
         path.write_text(json.dumps([group.model_dump() for group in wanted]))
         return wanted
+
+
+def _groups_in(state: Path) -> tuple[NodeGroup, ...] | None:
+    try:
+        return _read_groups(state / GROUPS)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def _read_groups(path: Path) -> tuple[NodeGroup, ...]:
+    return tuple(NodeGroup.model_validate(group) for group in json.loads(path.read_text()))
 
 
 def _start_missing(
@@ -350,7 +390,9 @@ def _raise_start_failure(cluster: ClusterFile, name: str, code: int | None) -> N
     how = f"did not start within {START_TIMEOUT_S:.0f} s" if code is None else f"ended with code {code}"
     raise InfrastructureError(
         detail=f"The Ray node {name!r} {how}. Its last words: {' | '.join(log[-3:]) or '(none)'}",
-        remedy=disk_remedy(Path(cluster.temp_dir)) or "Check memory and disk, then try again.",
+        remedy=disk_remedy(Path(cluster.temp_dir))
+        or disk_remedy(cluster.state)
+        or "Check memory and disk, then try again.",
     )
 
 
@@ -358,7 +400,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.runtime.embedded", description="A local Ray cluster.")
     parser.add_argument("action", choices=("up", "down"))
     parser.add_argument("--home", type=Path, required=True, help="folder that remembers the cluster")
-    parser.add_argument("--groups", type=Path, help="YAML file of node groups; four default ones without it")
+    parser.add_argument(
+        "--groups",
+        type=Path,
+        help="YAML file of node groups; without it those of before, else four",
+    )
     parser.add_argument("--dashboard", action="store_true", help="also start Ray's own dashboard, on loopback")
     parser.add_argument("--pass-environment", action="append", default=[], metavar="NAME")
     parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
@@ -377,7 +423,7 @@ def _run(options: argparse.Namespace) -> int:
         else:
             if os.getpid() != os.getsid(0) and os.getpid() != os.getpgid(0):
                 os.setsid()  # one session for the whole cluster, that no terminal ends
-            groups = read_groups(options.groups)
+            groups = read_groups(options.groups) if options.groups else None
             up(
                 options.home,
                 groups,

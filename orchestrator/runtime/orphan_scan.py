@@ -29,12 +29,14 @@ def census(home: Path) -> dict[str, object]:
     """``own``, ``elsewhere`` and ``orphaned`` pids; ``answers`` says whether the home's head does, None without one.
 
     ``damage`` says what is wrong with the home's cluster file, if anything is; its processes are known all the same.
+    ``secret`` says what is wrong with the file of a running cluster's secret, and ``remedy`` what starts the head again.
     """
     cluster, damage = None, ""
     try:
         cluster = ClusterFile.find(home)
     except DataError as error:
         damage = str(error)
+    secret = cluster.token_problem() if cluster is not None and cluster.answers() else ""
     pids: dict[str, list[int]] = {"own": [], "elsewhere": [], "orphaned": []}
     for process, environment in processes.marked_by_any():
         mark = environment.get(HOME_MARKER, "")
@@ -43,7 +45,9 @@ def census(home: Path) -> dict[str, object]:
             pids["own"].append(process.pid)
         else:
             pids["orphaned" if _is_orphan(process, environment) else "elsewhere"].append(process.pid)
-    return {**pids, "answers": cluster.answers() if cluster is not None else None, "damage": damage}
+    answers = cluster.answers() if cluster is not None else None
+    remedy = cluster.head_remedy() if cluster is not None else ""
+    return {**pids, "answers": answers, "damage": damage, "secret": secret, "remedy": remedy}
 
 
 def _is_orphan(process: psutil.Process, environment: Mapping[str, str]) -> bool:

@@ -7,6 +7,7 @@ The clusters of a home are found without its ``cluster.json``, by the marks of t
 
     TEMP_DIR/home             the mark of the home
     TEMP_DIR/cluster.json     a copy of HOME/cluster.json, in case that one is lost
+    TEMP_DIR/token            a copy of HOME/cluster/token, likewise
 
 So a damaged file makes no cluster an orphan, and nothing is removed that is not a cluster's own. Knows nothing of Ray.
 """
@@ -17,7 +18,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +26,8 @@ from pathlib import Path
 import psutil
 
 from orchestrator.errors import DataError, InfrastructureError
-from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER, TOKEN_VARIABLE
+from orchestrator.runtime.clusterfile import TOKEN, ClusterFile
+from orchestrator.runtime.settings import CLUSTER_MARKER, FOLDER_VARIABLE, NODE_MARKER, TOKEN_VARIABLE
 from orchestrator.system import home_files, socket_room
 from orchestrator.system.marks import is_of, mark_of, of_home
 from orchestrator.system.socket_room import CLUSTER_PREFIX
@@ -176,7 +177,7 @@ def clusters_of(home: Path) -> list[HomeCluster]:
         if of_home(home, environment, process.pid):
             one = clusters.setdefault(environment[CLUSTER_MARKER], HomeCluster(environment[CLUSTER_MARKER]))
             one.pids.append(process.pid)
-            if is_own(folder := Path(environment.get(TOKEN_VARIABLE, "")).parent):
+            if is_own(folder := run_folder(environment)):
                 one.temp_dirs.add(folder)
     for folder in (each for place in socket_room.places() for each in place.glob(f"{CLUSTER_PREFIX}*")):
         if not is_own(folder) or not _is_marked(folder, home):
@@ -190,10 +191,18 @@ def clusters_of(home: Path) -> list[HomeCluster]:
 
 
 def leave_marks(cluster: ClusterFile, home: Path) -> None:
-    """The cluster's folder says whose it is, and holds a copy of its file."""
+    """The cluster's folder says whose it is, and holds copies of its file and of its secret."""
     folder = Path(cluster.temp_dir)
     (folder / MARK).write_text(mark_of(home))
     cluster.write(folder)
+    if cluster.state != folder:
+        home_files.replace(folder / TOKEN, home_files.read(cluster.state / TOKEN))
+
+
+def run_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of sockets and logs of the cluster that a process with this environment belongs to."""
+    named = environment.get(FOLDER_VARIABLE)
+    return Path(named) if named else Path(environment.get(TOKEN_VARIABLE, "")).parent  # of an earlier build
 
 
 def is_own(folder: Path) -> bool:

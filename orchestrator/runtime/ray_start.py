@@ -188,14 +188,14 @@ def log_of(cluster: ClusterFile, name: str) -> Path:
 
 def passed_to(cluster: ClusterFile) -> tuple[str, ...]:
     """Return the names of the variables that this cluster's processes receive from the caller's environment."""
-    path = Path(cluster.temp_dir, PASSED)
+    path = cluster.state / PASSED
     return tuple(json.loads(path.read_text())) if path.exists() else ()
 
 
 def pass_on(cluster: ClusterFile, names: Sequence[str]) -> None:
     """The processes that are started from now on get these too."""
     if names:
-        Path(cluster.temp_dir, PASSED).write_text(json.dumps(sorted({*names, *passed_to(cluster)})))
+        (cluster.state / PASSED).write_text(json.dumps(sorted({*names, *passed_to(cluster)})))
 
 
 def give_packages(cluster: ClusterFile, folders: Sequence[str]) -> bool:
@@ -203,13 +203,13 @@ def give_packages(cluster: ClusterFile, folders: Sequence[str]) -> bool:
     before = packages_of(cluster)
     if set(folders) <= set(before):
         return False
-    Path(cluster.temp_dir, PACKAGES).write_text(json.dumps(list(dict.fromkeys([*before, *folders]))))
+    (cluster.state / PACKAGES).write_text(json.dumps(list(dict.fromkeys([*before, *folders]))))
     return True
 
 
 def packages_of(cluster: ClusterFile) -> tuple[str, ...]:
     """The folders in which this cluster's processes find packages of jobs."""
-    path = Path(cluster.temp_dir, PACKAGES)
+    path = cluster.state / PACKAGES
     return tuple(json.loads(path.read_text())) if path.exists() else ()
 
 

@@ -8,6 +8,7 @@ that path, and processes that are visible here.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.system import home_files
+
 HOME_MARKER = "ATOLL_CLUSTER_HOME"
+BY_UP, BY_HEAD, ELSEWHERE = "atoll up", "atoll head", "elsewhere"
+"""What runs the head of a home's cluster, as ``cluster.json`` has it."""
 
 
 def mark_of(home: Path) -> str:
@@ -68,6 +73,15 @@ def marked_pids(home: Path) -> list[int]:
 def of_home(home: Path, environment: Mapping[str, str], pid: int) -> bool:
     """Return whether a process with this environment belongs to this home."""
     return HOME_MARKER in environment and is_of(home, environment[HOME_MARKER], pid)
+
+
+def supervisor_of(home: Path) -> str:
+    """Return what runs the head of the home's cluster; ``BY_UP`` if that is unknown."""
+    try:
+        named = json.loads(home_files.read(home / "cluster.json"))["supervisor"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return BY_UP
+    return named if named in (BY_HEAD, ELSEWHERE) else BY_UP
 
 
 def _parts(mark: str) -> tuple[str, str, str]:

@@ -54,7 +54,7 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
     assert cluster is not None
     assert cluster.answers()
     assert len(processes.marked(cluster.id)) >= 5
-    assert (Path(cluster.temp_dir) / "token").stat().st_mode & 0o077 == 0
+    assert open_to_others(cluster.state) == []
     assert Path(cluster.temp_dir).stat().st_mode & 0o077 == 0
     assert open_to_others(tmp_path / "cluster.json") == []
     for process in processes.marked(cluster.id):
@@ -71,10 +71,22 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
         subprocess.run([*command, "--groups", str(groups)], check=True, timeout=PATIENCE_S)
         assert ClusterFile.find(tmp_path) == cluster
         assert {process.pid for process in processes.marked(cluster.id)} == pids, "nothing of it was ended or started"
+
+    secret = (cluster.state / "token").read_text()  # the machine is restarted, with an empty /tmp
+    processes.kill_all(cluster.id)
+    shutil.rmtree(cluster.temp_dir)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
+    former, cluster = cluster, ClusterFile.find(tmp_path)
+    assert cluster is not None
+    assert cluster.id != former.id
+    assert (cluster.state / "token").read_text() == secret
+    assert processes.nodes_with(cluster.id, "raylet") == {CONTROL_GROUP, "only"}, "the groups that were given before"
+
     ClusterFile.path(tmp_path).write_bytes(b"")
     assert embedded.down(tmp_path) >= 5
     assert processes.marked(cluster.id) == []
     assert not Path(cluster.temp_dir).exists()
+    assert not cluster.state.exists()
     assert ClusterFile.find(tmp_path) is None
     assert embedded.down(tmp_path) == 0
 

@@ -31,5 +31,5 @@ def test_the_traceback_of_a_users_model_is_in_the_log_of_its_island(start: Start
     assert "the job ends as failed" in service_logbook(job.run_dir, "synchroniser").path.read_text()
     cluster = ClusterFile.find(home)
     assert cluster is not None
-    secret = (Path(cluster.temp_dir) / "token").read_text().strip()
+    secret = (cluster.state / "token").read_text().strip()
     assert not [book for book in logbooks(job.run_dir) if secret in book.path.read_text()]

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, embedded
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.runtime.groups import DEFAULT_GROUPS
+from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.settings import TOKEN_VARIABLE
 from orchestrator.runtime.token_check import MODULE, REFUSED
+from tests.ray.jobs import ENDLESS, Job, synthetic
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.ray
@@ -57,3 +62,27 @@ def test_a_machine_with_another_token_or_none_is_no_node_and_is_told_what_to_do(
         client = [sys.executable, "-m", MODULE, found.address]
         environment = {**strangers_environment(), **shown}
         assert subprocess.run(client, env=environment, capture_output=True, timeout=PATIENCE_S).returncode == code
+
+
+def test_a_killed_island_comes_back_after_the_clusters_secret_was_removed_or_damaged(
+    port: RayControlPort, home: Path, start: Callable[..., Job]
+) -> None:
+    """Without the file, no process of the cluster could start any more."""
+    found = ClusterFile.find(home)
+    assert found is not None
+    path, job = found.state / "token", start(synthetic(ENDLESS, ("us-east",)))
+    secret, pid = path.read_text(), job.wait_for_merge("us-east", 1)["pid"]
+
+    path.unlink()
+    assert "cannot be read" in str(census(home)["secret"])
+    os.kill(pid, signal.SIGKILL)
+    job.wait_for_merge("us-east", 2)  # asks the service's port, which remembers the secret
+    assert path.read_text() == secret
+    assert path.stat().st_mode & 0o077 == 0
+
+    for content in (b"", b"0" * 64, b"\xff"):
+        path.write_bytes(content)
+        assert "is damaged" in str(census(home)["secret"])
+        embedded.up(home, DEFAULT_GROUPS)
+        assert path.read_text() == secret
+    assert census(home)["secret"] == ""

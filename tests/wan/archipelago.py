@@ -80,7 +80,7 @@ class Archipelago:
     @property
     def certificates(self) -> Path:
         """Those of all its nodes; the authority's folder lies beside."""
-        return Path(self.cluster.temp_dir, embedded.CERTIFICATES)
+        return self.cluster.state / embedded.CERTIFICATES
 
     def region_of(self, pid: int) -> str:
         """Where this process is."""
