@@ -111,7 +111,7 @@ def _interval(spec: JobSpec) -> Iterator[Problem]:
 def _windows(spec: JobSpec) -> Iterator[Problem]:
     """Warn about windows in which merges wait for no other island, or only for islands whose fragments travel in no time.
 
-    Source: docs/decisions/0163-a-slow-line-shuts-islands-out-of-merges-at-a-grace-of-one-step.md.
+    Source: docs/decisions/0163-a-short-grace-window-excludes-islands-on-slow-lines.md.
     """
     sync = spec.synchroniser
     cap, overlap = sync.grace_cap_steps, sync.overlap_steps

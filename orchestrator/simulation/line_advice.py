@@ -10,7 +10,7 @@ advice changes H least, then τ, then P. How the lines were measured is up to th
 
 ``meeting`` covers what the formulas do not: the grace window and the τ with which islands contribute to the same merges
 although their fragments take time to travel. It was found by simulation, not derived:
-docs/decisions/0163-a-slow-line-shuts-islands-out-of-merges-at-a-grace-of-one-step.md.
+docs/decisions/0163-a-short-grace-window-excludes-islands-on-slow-lines.md.
 """
 
 from __future__ import annotations
