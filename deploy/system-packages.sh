@@ -2,13 +2,17 @@
 # Install the system packages that some tests start for real: Prometheus (with promtool), Chromium, PostgreSQL,
 # curl, gcc, and network tools (iproute2). It needs Debian or a derivative, and root. It leaves installed
 # packages alone. Without them those tests skip and name the missing package. `system-packages.sh image` also
-# installs the tools that build and run the image.
+# installs the tools that build and run the image, and `system-packages.sh slurm` those of a queue: slurmctld,
+# slurmd, munge and the client's commands.
 set -euo pipefail
 
 declare -A package_of=([prometheus]=prometheus [promtool]=prometheus [chromium]=chromium [pg_ctlcluster]=postgresql [curl]=curl [gcc]=build-essential [ip]=iproute2 [nsenter]=util-linux)
 
 if [ "${1:-}" = image ]; then
     package_of+=([buildah]=buildah [debootstrap]=debootstrap [bwrap]=bubblewrap [wget]=wget)
+fi
+if [ "${1:-}" = slurm ]; then
+    package_of+=([slurmctld]=slurmctld [slurmd]=slurmd [sbatch]=slurm-client [munged]=munge [unshare]=util-linux)
 fi
 
 missing=()

@@ -96,3 +96,21 @@ def test_what_is_behind_the_block_has_the_handlers_of_before():
     with signals.as_exceptions(), signals.ignored():
         assert all(signal.getsignal(number) is signal.SIG_IGN for number in signals.ENDING)
     assert [signal.getsignal(number) for number in signals.ENDING] == before
+
+
+STARTS_A_CHILD = """
+import subprocess
+grandchild = "import subprocess, sys; print('ready', flush=True); subprocess.run(['cat'], check=True)"
+child = subprocess.Popen(
+    [sys.executable, "-c", grandchild], stdin=subprocess.PIPE, preexec_fn=signals.block, process_group=0
+)
+sys.stdin.readline()
+for number in signals.ENDING:
+    os.killpg(child.pid, number)
+child.communicate(b"7")
+print(child.returncode)
+"""
+
+
+def test_processes_that_block_the_ending_signals_outlive_all_of_them_and_so_do_their_children() -> None:
+    assert ran(STARTS_A_CHILD) == (0, "ready\n70\n")

@@ -160,6 +160,10 @@ def leave(
     cause: Annotated[
         str, typer.Option("--cause", metavar="TEXT", help="The reason, shown to operators and kept on the tape.")
     ] = "an operator takes the machine away",
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NODE", help="The node, by name or id, where several run.", show_default=False),
+    ] = None,
 ) -> None:
     """Drain this machine's node: its islands hand over their work and continue elsewhere. Return when they have.
 
@@ -170,7 +174,9 @@ def leave(
         raise ConfigurationError(
             detail=f"--cause has {len(cause)} characters. Give 1 to 200 printable characters on one line."
         )
-    python_process.become(python_process.module(LEAVE_MODULE, "--grace", str(grace), "--cause", cause))
+    command = ["--grace", str(grace), "--cause", cause]
+    command += [] if name is None else ["--name", named("--name", name)]
+    python_process.become(python_process.module(LEAVE_MODULE, *command))
 
 
 # ── checks of options ─────────────────────────────────────────────────────────────────────────────────────────────

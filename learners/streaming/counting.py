@@ -225,8 +225,9 @@ def _received(end: Connection) -> Any:
 def _processes(count: int, arguments: tuple[Any, ...]) -> Iterator[list[Connection]]:
     context = get_context("spawn")  # tokenizer libraries keep threads, which do not survive a fork
     started, ends = [], []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     resource_tracker.ensure_running()  # started now, because starting it resets the signal mask
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*before, signal.SIGINT})
     try:
         for _ in range(count):
             ours, theirs = context.Pipe()
@@ -240,7 +241,7 @@ def _processes(count: int, arguments: tuple[Any, ...]) -> Iterator[list[Connecti
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for process in started:
-            process.terminate()
+            process.kill()  # SIGTERM is blocked in all processes of a machine that joined
         for process in started:
             process.join()
 

@@ -231,6 +231,11 @@ def drain(gcs: Any, node_id: str, cause: str, deadline: float | None) -> None:
         raise RuntimeError(f"the head refuses to drain the node: {why}")
 
 
+def end_node(gcs: Any, node_id: str) -> None:
+    """Have the head end this node's raylet, which then signs off. Raises as ``drain`` does."""
+    gcs.drain_nodes([bytes.fromhex(node_id)], timeout=HEAD_ANSWER_S)
+
+
 def drain_own_node(cause: str, deadline: float | None) -> None:
     """``drain`` of the node that this process of the cluster is on."""
     import ray

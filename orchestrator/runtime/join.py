@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5
 AGAIN_S = 1.0
 RAY_PREFIX = "RAY_"
-ENDED_S = 15.0
-"""How long a node's processes have to end after they were asked to."""
+ENDED_S = 4.0
+"""How long a raylet has to sign off at the head. A queue kills what is left five seconds after the grace of join.sbatch."""
 GONE_S = 3.0
 """``ray start --block`` ends within a second of a raylet that died, and never after one that went by itself."""
 PATIENCE_S = 120.0
@@ -58,7 +58,7 @@ PATIENCE_S = 120.0
 FOLDER_MARKER = "ATOLL_JOIN_FOLDER"
 """In the environment of every process of the node, for it to be found by, whichever of them started it."""
 DRAIN_BY_RAY_S = 1
-"""Ray drains again at SIGTERM; by then this has been done."""
+"""Ray drains again when its raylet is to end; by then this has been done."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -127,12 +127,13 @@ class Joined:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 umask=0o077,
-                process_group=0,  # Ctrl-C at the terminal is for this process, which drains first
+                process_group=0,
+                preexec_fn=signals.block,  # a queue, for one, signals all of them; this process drains first
             )
             try:
                 return self._until_it_ends(process)
             finally:
-                end(process, Path(folder))
+                end(process, Path(folder), started_by(process.pid))
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _told_to_end(self, number: int, _frame: FrameType | None) -> None:
@@ -167,10 +168,15 @@ class Joined:
         return 0 if self._deadline is not None else 1
 
     def _decide(self, now: float) -> None:
-        """Decide from when on the node drains, and until when. A signal may shorten a drain that ``--until`` has begun."""
+        """Decide from when on the node drains, and until when. A signal may shorten a drain that ``--until`` has begun.
+
+        Another SIGTERM or SIGHUP prolongs nothing and ends nothing sooner: queues repeat them. Another Ctrl-C ends the node
+        at once.
+        """
         until: float | None = self._options.until
         if self._signal is not None:
-            deadline = now + self._options.grace
+            at_once = self._signal == signal.SIGINT and self._deadline is not None
+            deadline = now if at_once else now + self._options.grace
             self._leave(f"{signal.Signals(self._signal).name} was sent to its machine", deadline)
             self._signal = None
         elif until is not None and self._deadline is None and now >= until - self._options.lead:
@@ -205,6 +211,7 @@ class LocalNode:
 
     raylet: int
     id: str
+    name: str
     head: str
     environment: Mapping[str, str]
 
@@ -222,6 +229,20 @@ class LocalNode:
                 remedy="The node can be ended all the same; what its islands have not given by then is lost.",
             ) from error
 
+    def end(self) -> None:
+        """Have the head end the raylet, and wait until it has: a head never learns of one that is killed, for minutes.
+
+        SIGTERM would do as much, but is blocked there. A head that is away changes nothing.
+        """
+        os.environ.update(self.environment)
+        try:
+            cluster.end_node(cluster.client_of(self.head), self.id)
+            psutil.Process(self.raylet).wait(ENDED_S)
+        except psutil.NoSuchProcess:
+            return
+        except Exception as error:  # whatever Ray raises where its head is away, and a raylet that takes its time
+            log.warning("The head did not end the node, which is killed: %s.", first_line(error))
+
     def works(self) -> bool:
         """Return whether an island or another actor has a process on the node."""
         return bool(workers_of(self.raylet))
@@ -236,16 +257,23 @@ def started_by(pid: int) -> LocalNode | None:
     return next((node for child in children if (node := _node_of(child)) is not None), None)
 
 
-def only() -> LocalNode:
-    """The one node of this machine. Raises ConfigurationError where there is none, or more than one."""
+def only(name: str = "") -> LocalNode:
+    """Return this machine's node, or that of this name or id. Raises ConfigurationError unless exactly one is there."""
     nodes = [node for process in psutil.process_iter() if (node := _node_of(process)) is not None]
-    if len(nodes) != 1:
-        pids = ", ".join(str(node.raylet) for node in nodes) or "none"
+    chosen = [node for node in nodes if not name or name in (node.name, node.id)]
+    if len(chosen) == 1:
+        return chosen[0]
+    if not nodes:
         raise ConfigurationError(
-            detail=f"There are {len(nodes)} Ray nodes here (raylets: {pids}), and exactly one can leave. Call this where "
-            "one runs: on its machine, or in its container."
+            detail="No node of a cluster runs here. Call this where one does: on its machine, or in its container."
         )
-    return nodes[0]
+    there = ", ".join(sorted(f"{node.name or node.id} (raylet {node.raylet})" for node in nodes))
+    if not name:
+        raise ConfigurationError(detail=f"{len(nodes)} nodes run here: {there}. Choose one with --name.")
+    if not chosen:
+        raise ConfigurationError(detail=f"--name {name!r} is no node here. Choose one of: {there}.")
+    ids = ", ".join(sorted(node.id for node in chosen))
+    raise ConfigurationError(detail=f"--name {name!r} is the name of {len(chosen)} nodes here. Give one's id: {ids}.")
 
 
 def leave(node: LocalNode, cause: str, deadline: float) -> bool:
@@ -281,7 +309,8 @@ def _node_of(process: psutil.Process) -> LocalNode | None:
         options = {name.replace("-", "_"): value for name, equals, value in words if equals}
         environment = {name: value for name, value in process.environ().items() if name.startswith(RAY_PREFIX)}
         if options.get("node_id") and options.get("gcs_address"):
-            return LocalNode(process.pid, options["node_id"], options["gcs_address"], environment)
+            name = options.get("node_name", "")
+            return LocalNode(process.pid, options["node_id"], name, options["gcs_address"], environment)
     return None
 
 
@@ -375,15 +404,12 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def end(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Nothing that it started is left: asked first, then by SIGKILL. ``folder`` marks its processes."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDED_S)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+def end(process: subprocess.Popen[bytes], folder: Path, node: LocalNode | None) -> None:
+    """End the node, then kill all that it started: other signals are blocked there. ``folder`` marks its processes."""
+    if node is not None:
+        node.end()
+    process.kill()
+    process.wait()
     processes.kill_marked(FOLDER_MARKER, str(folder))
 
 

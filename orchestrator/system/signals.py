@@ -78,6 +78,15 @@ def ignored() -> Iterator[None]:
         _restore(before)
 
 
+def block() -> None:
+    """Block the signals of ``ENDING`` in this process, and in those that it starts: for ``preexec_fn`` of a child.
+
+    Slurm, a pod and a service manager send SIGTERM to every process at once, and a closing terminal SIGHUP. Processes
+    that leave only after work was handed over must not hear it: their parent does, and ends them by SIGKILL.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
 def _on_signal(number: int, _frame: FrameType | None) -> None:
     for each in ENDING:
         signal.signal(each, signal.SIG_IGN)

@@ -6,13 +6,17 @@ import configparser
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from api.commands import nodes
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime import join
+from tests.waiting import wait_until
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 NOW = 1_800_000_000.0
@@ -133,6 +137,34 @@ def test_the_script_becomes_the_command(tmp_path: Path) -> None:
         assert less.returncode == 2
         default = {"ATOLL_TOKEN_FILE": "/etc/atoll/token", "ATOLL_CERTIFICATES": "/etc/atoll/certificates/tls.key"}
         assert default.get(name, name) in less.stderr
+
+
+@pytest.fixture
+def raylets(tmp_path: Path) -> Iterator[Callable[..., psutil.Popen]]:
+    """Start processes with the name and the options of Ray's own."""
+    program, started = tmp_path / "raylet", []
+    program.symlink_to(sys.executable)
+
+    def start(node_id: str, name: str) -> psutil.Popen:
+        options = [f"--node_id={node_id}", "--gcs_address=192.0.2.1:6379", *([f"--node-name={name}"] if name else [])]
+        started.append(psutil.Popen([program, "-c", "input()", *options], stdin=subprocess.PIPE))
+        wait_until(lambda: started[-1].name() == "raylet", "its name")
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def test_the_node_that_is_to_leave_is_named_where_several_run(raylets: Callable[..., psutil.Popen]) -> None:
+    first, _, third = raylets("0a", "atoll-first"), raylets("0b", "atoll-twin"), raylets("0c", "atoll-twin")
+    unnamed = raylets("0d", "")
+    assert (join.only("atoll-first").raylet, join.only("0c").raylet) == (first.pid, third.pid)
+    assert join.only("0d").raylet == unnamed.pid
+    for name, named in (("", "Choose one with --name."), ("nowhere", "atoll-first"), ("atoll-twin", "0b, 0c")):
+        with pytest.raises(ConfigurationError, match=named):
+            join.only(name)
 
 
 def test_the_unit_gives_a_node_longer_to_end_than_it_takes_to_leave() -> None:
