@@ -30,10 +30,10 @@ from api.jobs.overseer import Overseer
 from api.jobs.parameters import Parameters
 from api.jobs.service import NOTHING_MORE, Service
 from api.jobs.status_cache import Readiness
-from api.merges.history import MergeHistories
 from api.metrics.exposition import Metrics, RequestMetrics
 from api.openapi import document
-from api.routes import chaos, checkpoints, events, health, islands, jobs, page, tokens
+from api.routes import chaos, events, islands, jobs, page, tokens
+from api.run.merges import MergeHistories
 from api.storage.store import Store
 from orchestrator.system.roots import AllowedRoots
 
@@ -111,12 +111,12 @@ def create_app(
         events.merges_router,
         jobs.parameters_router,
         islands.fleet_router,
-        health.router,
-        health.metrics_router,
+        page.health_router,
+        page.metrics_router,
         tokens.router,
         page.router,
         page.open_pages_router,
-        checkpoints.router,
+        jobs.checkpoints_router,
         chaos.router,
         chaos.runs_router,
     )

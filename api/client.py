@@ -7,6 +7,9 @@
 Answers become the models of ``api.schemas``, and problem documents the errors of ``orchestrator.errors``, so that a remote
 refusal reads like a local one. Every changing request carries an ``Idempotency-Key`` and is sent again once if the
 connection breaks before the answer: the service carries it out at most once.
+
+``error_of`` is the inverse of ``api.http.problems``. It is here because clients need no web framework. An answer that is
+not a problem document did not come from an atoll service.
 """
 
 from __future__ import annotations
@@ -25,7 +28,6 @@ import httpx
 from api.auth.roles import Role
 from api.chaos.schemas import ChaosRun, ChaosRunList, ChaosRunSummary, ShownPlan, ShownPlans, VerdictDocument
 from api.http.eventstream import events_of
-from api.http.refusals import error_of
 from api.installation.binding import trusting
 from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
 from api.run.logs import Log, Logs
@@ -49,6 +51,7 @@ from api.schemas import (
     NodeGroup,
     NodeGroupChange,
     NodeGroups,
+    ProblemDocument,
     TapeRecord,
     Token,
     TokenList,
@@ -56,8 +59,26 @@ from api.schemas import (
 from orchestrator.core import commands
 from orchestrator.core.commands import Inject
 from orchestrator.core.vocabulary import IslandId, NodeGroupId
-from orchestrator.errors import ConfigurationError, InfrastructureError, InternalError, ServiceUnreachable
+from orchestrator.errors import (
+    AtollError,
+    ConfigurationError,
+    Conflict,
+    Forbidden,
+    InfrastructureError,
+    InternalError,
+    InvalidJobSpec,
+    NotFound,
+    PreconditionFailed,
+    Problem,
+    RequestError,
+    ServiceUnreachable,
+    StoreUnavailable,
+    TooManyFailures,
+    Unauthenticated,
+)
 
+WAIT_DIGITS_MAX = 9
+"""The longest Retry-After that is believed, in digits: the answer may come from some other server."""
 Shape = TypeVar("Shape", bound=Answer)
 WAIT_EVERY_S, AWAY_MAX_S = 0.5, 60.0
 
@@ -464,3 +485,45 @@ def _runs(job: str) -> str:
 
 def _run(job: str, run: str) -> str:
     return f"{_runs(job)}/{quote(run, safe='')}"
+
+
+def error_of(answer: httpx.Response) -> AtollError:
+    """Return the error that this answer reports."""
+    try:
+        document = ProblemDocument.model_validate_json(answer.content)
+    except ValueError:
+        detail = (
+            f"{answer.request.method} {answer.request.url} was answered {answer.status_code} {answer.reason_phrase}."
+        )
+        return InfrastructureError(detail=detail, remedy="Is this the address of an atoll service?")
+    detail, remedy = document.detail, document.remedy
+    problems = tuple(Problem(item.path, item.message, item.remedy) for item in document.problems)
+    match document.type.rpartition(":")[2]:
+        case "invalid-job-spec":
+            return InvalidJobSpec(detail=detail, problems=problems)
+        case "configuration":
+            return ConfigurationError(detail=detail)
+        case "not-found":
+            return NotFound(detail=detail, remedy=remedy)
+        case "conflict":
+            return Conflict(detail=detail, remedy=remedy)
+        case "precondition-failed":
+            return PreconditionFailed(detail=detail, remedy=remedy)
+        case "unauthenticated":
+            return Unauthenticated(detail=detail, remedy=remedy)
+        case "forbidden":
+            return Forbidden(detail=detail, remedy=remedy)
+        case "too-many-failures":
+            seconds = answer.headers.get("Retry-After", "")
+            wait_s = (
+                int(seconds) if seconds.isascii() and seconds.isdecimal() and len(seconds) <= WAIT_DIGITS_MAX else 0
+            )
+            return TooManyFailures(detail=detail, remedy=remedy, retry_after_s=wait_s)
+        case "request":
+            lines = "".join(f"\n  - {problem}" for problem in problems)
+            return RequestError(detail=detail, remedy=remedy + lines)
+        case "internal":
+            return InternalError(detail=detail)
+        case "store":
+            return StoreUnavailable(detail=detail, remedy=remedy)
+    return InfrastructureError(detail=detail, remedy=remedy)

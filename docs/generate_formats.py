@@ -31,10 +31,9 @@ from orchestrator.core.vocabulary import (
     NodeGroupId,
     Version,
 )
-from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters import journal, tensors, wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES, codec
-from orchestrator.parameters.journal import storage
-from orchestrator.parameters.journal.storage import Facts
+from orchestrator.parameters.journal import Facts
 from orchestrator.system.run_folder import FILES
 from orchestrator.tape import snapshot
 from orchestrator.tape.schema import (
@@ -174,8 +173,8 @@ def entry_bytes() -> Iterator[str]:
     facts = Facts(
         FragmentId(3), Version(42), 168, Epoch(1), tensors.digest(theta), "0" * 32, (("asia", 1.0),), merge_seconds=0.25
     )
-    written = b"".join(map(bytes, storage.encode(facts, (content,))))
-    sizes = storage.sizes_of(written)
+    written = b"".join(map(bytes, journal.encode(facts, (content,))))
+    sizes = journal.sizes_of(written)
     prefix = [(8, "magic"), (4, "header bytes"), (8, "body bytes"), (4, "checksum of all before, and of the header")]
     yield from anatomy(
         written, [*prefix, (sizes.header, "header"), (sizes.body, "body: a payload of the one contributor")]

@@ -23,7 +23,7 @@ from learners.factories import exits_as_errors, trainer_of
 from learners.handed_over import HandedOver
 from learners.island_spec import IslandSpec
 from learners.outbox import lower_priority_of_new, thread_ids
-from orchestrator.actors.interfaces import EvaluatorFactory, Measured, ModelOutline
+from orchestrator.actors import EvaluatorFactory, Measured, ModelOutline
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.parameters import wire_format

@@ -40,7 +40,7 @@ from learners.outbox import Outbox, lower_priority, lower_priority_of_new, threa
 from learners.peers import Peers
 from learners.plain_arrays import flattened
 from learners.step_watch import Watchdog
-from orchestrator.actors.interfaces import IslandFactory, MeetingPlace, Rank
+from orchestrator.actors import IslandFactory, MeetingPlace, Rank
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest

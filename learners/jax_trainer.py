@@ -25,11 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
-from learners import compilation_cache, inner_step, mesh, model, shards
+from learners import compilation_cache, inner_step, mesh, model, optimizers, shards
 from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.inner_step import DescentCheck
 from learners.island_spec import Document, IslandSpec
-from learners.optimizers import inner
 from learners.resharding import Draw
 from learners.text import Text
 from orchestrator.errors import DataError
@@ -78,7 +77,7 @@ class JaxTrainer:
         self._make_draw, self._shard_index = draw, shard_index
         self._text = text or Text(spec)
         self._inner, self._horizon_steps = spec.job.training.inner_optimizer, spec.job.horizon_steps
-        self._optimizer = inner.build(self._inner, built.roles)
+        self._optimizer = optimizers.build(self._inner, built.roles)
         self._devices = jax.devices() if spec.host_count > 1 else jax.local_devices()
         self._mesh = mesh.of_island(spec, self._devices)
         self._batch_sharding = mesh.batch_sharding(self._mesh, spec.batch_size)
@@ -163,7 +162,7 @@ class JaxTrainer:
     def step(self, schedule_step: int) -> StepResult:
         self._allocate()
         batch = self.on_devices(self._batch())
-        scale = np.float32(inner.update_scale(self._inner, self._horizon_steps, schedule_step))
+        scale = np.float32(optimizers.update_scale(self._inner, self._horizon_steps, schedule_step))
         self._parameters, self._state, loss, slope = self.program(self._parameters, self._state, batch, scale)
         self._cursor += 1
         self._batch()  # draw the next batch while the devices work

@@ -24,8 +24,7 @@ from learners.group.link import FetchPart
 from learners.handed_over import HandedOver
 from learners.plain_arrays import restored
 from learners.state_transfer import Block, blocks_of, put_together, require_numbers
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.interfaces import IslandInterface
+from orchestrator.actors import ActorHandle, IslandInterface
 from orchestrator.channel.frames import Ticket
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.parameters.parts import Bounds

@@ -1,4 +1,4 @@
-"""A job's status: one model, from the core to the REST API.
+"""A job's status: one model, from the core to the REST API. And the record of a node group.
 
     core.state ──▶ host.state_view ─┐
     accounting ──▶ summary() ───────┼──▶ JobStatus ── document() ──▶ the synchroniser's answer, RUN_DIR/status.json
@@ -451,3 +451,17 @@ class JobStatus(Facts):
     def with_view(self, **changes: Any) -> JobStatus:
         """Return a copy in which these fields of ``view`` are changed."""
         return self.model_copy(update={"view": self.view.model_copy(update=changes)})
+
+
+class NodeGroupRecord(TypedDict):
+    """A node group as the control port and the service exchange it: a set of nodes of one kind in one region.
+
+    Capacities are totals over its nodes; ``cpus_free`` is right now.
+    """
+
+    name: str
+    region: str
+    nodes: int
+    cpus: float
+    cpus_free: float
+    accelerators: int

@@ -406,7 +406,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "api": frozenset(
         {
             "orchestrator.system",
-            "orchestrator.actors.records",
             "orchestrator.status",
             "orchestrator.core.commands",
             "orchestrator.core.faults",
@@ -450,6 +449,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "api.run": frozenset(
         {
             "api.schemas",
+            "orchestrator.accounting.explanation",
+            "orchestrator.core.vocabulary",
+            "orchestrator.report.words",
+            "orchestrator.tape",
             "orchestrator.status",
             "orchestrator.errors",
             "orchestrator.system",
@@ -466,7 +469,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.storage",
             "orchestrator.simulation.advice",
-            "orchestrator.actors.records",
             "orchestrator.status",
             "orchestrator.specification",
             "orchestrator.core.commands",
@@ -485,6 +487,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.client",
             "api.schemas",
             "orchestrator.errors",
+            "orchestrator.report.words",
             "orchestrator.system",
             "pydantic",
             "rich",
@@ -499,7 +502,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.checkpoints.archive",
             "api.client",
             "api.installation",
-            "api.merges.view",
             "api.schemas",
             "api.simulation",
             "api.terminal",

@@ -10,8 +10,7 @@ import ray
 
 from api.jobs.control import ControlPort
 from learners.evaluator import Evaluator
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.interfaces import IslandFactory, IslandInterface, SynchroniserInterface
+from orchestrator.actors import ActorHandle, IslandFactory, IslandInterface, SynchroniserInterface
 from orchestrator.core.vocabulary import Epoch, IslandId
 from orchestrator.runtime.cluster import start_actor
 from orchestrator.runtime.control_port import RayControlPort

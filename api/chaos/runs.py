@@ -1,7 +1,7 @@
 """The operations on chaos plans: list the shipped ones, start one against a job, see its state, end it, read its verdict.
 
 Responsible for what is refused before any fault, and for saying how a run stands, from its rows. The routes are its
-HTTP face; what happens in between is the threads' (``api.chaos.run_threads``).
+HTTP face; what happens in between is the threads' (``api.chaos.active_run``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from api.chaos.active_run import key_of, planned
-from api.chaos.run_threads import RunThreads
+from api.chaos.active_run import RunThreads, key_of, planned
 from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState, VerdictDocument
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
 from api.installation.service_restart import RestartService
@@ -23,9 +22,8 @@ from api.jobs.service import Service
 from api.jobs.translate import command_of
 from api.schemas import Island
 from api.storage.store import DuplicateKey, Store
-from orchestrator.chaos.kinds import describe
-from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
-from orchestrator.chaos.schedule import PlannedFault
+from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, describe, parse
+from orchestrator.chaos.runner import PlannedFault
 from orchestrator.core.faults import fault_of
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, Conflict, DataError, NotFound

@@ -21,7 +21,7 @@ from orchestrator.system import printable
 
 if TYPE_CHECKING:
     from api.client import Client
-    from api.terminal.screen import Screen
+    from api.terminal.listing import Screen
 
 
 PATIENCE_S = 2.0
@@ -109,14 +109,14 @@ def connect(home: Path, url: str | None) -> Client:
 
 
 def console(*, stderr: bool = False) -> Screen:
-    from api.terminal.screen import Screen
+    from api.terminal.listing import Screen
 
     return Screen(stderr=stderr)
 
 
 def console_for(output: str | None) -> Screen:
     """Return a console. If ``output`` is ``wide``, its tables may be wider than the terminal."""
-    from api.terminal.screen import Screen
+    from api.terminal.listing import Screen
 
     return Screen(wide=output == "wide")
 

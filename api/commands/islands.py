@@ -109,10 +109,9 @@ def _watch(client: Client, job: str, output: str | None, as_json: bool) -> None:
 
 
 def _table(job: Job, output: str | None) -> Listing:
-    from api.commands.wide import island_table as wide_table
-    from api.terminal.watch import island_table
+    from api.terminal.watch import island_table, wide_island_table
 
-    return wide_table(job) if output == "wide" else island_table(job)
+    return wide_island_table(job) if output == "wide" else island_table(job)
 
 
 def kill(

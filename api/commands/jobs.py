@@ -59,7 +59,7 @@ def submit(
 
     While there is no room the job is queued: by priority, then by order of submission. No job overtakes another.
     """
-    from api.terminal.summary import warning_lines
+    from api.terminal.watch import warning_lines
     from orchestrator.specification.config import parse_job, read_job_document
 
     document = read_job_document(file)
@@ -273,7 +273,7 @@ def report(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
     """Show the results of an ended job, and the path of its report."""
-    from api.terminal.summary import lines_that_matter
+    from api.terminal.watch import lines_that_matter
 
     with connect(home, url) as client:
         figures = client.report(job)

@@ -144,7 +144,7 @@ def merges(
     if as_json:
         print_json(merges)
         return
-    from api.merges.view import merge_table
+    from api.terminal.record_text import merge_table
 
     console().print(merge_table(merges))
 
@@ -165,7 +165,7 @@ def explain(
     if as_json:
         print_json(explanation)
         return
-    from api.merges.view import explained
+    from api.terminal.record_text import explained
 
     console().print(explained(explanation))
 

@@ -67,7 +67,7 @@ def simulate(
 
 
 def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None, as_json: bool) -> None:
-    from api.simulation.simulated import TapeFiles, badput_table, headline, label, systems_table
+    from api.simulation import TapeFiles, badput_table, headline, label, systems_table
     from orchestrator.report.simulated import systems_chart
     from orchestrator.simulation import run, spec
     from orchestrator.specification.config import read_document
@@ -97,7 +97,7 @@ def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None
 
 
 def _run_preset(preset: Preset, seed: int, plot: Path | None, as_json: bool) -> None:
-    from api.simulation.presets import PRESETS
+    from api.simulation import PRESETS
 
     with Progress(preset.value) as progress:
         result = PRESETS[preset.value](seed, progress.show)

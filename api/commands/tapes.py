@@ -1,4 +1,8 @@
-"""Commands for tapes: replay one, fit a world to it, try another policy in that world, train by it."""
+"""Commands for science that need no service: `atoll compare`, and those for tapes.
+
+A tape is replayed, has a world fitted to it, tries another policy in that world, or decides a training. `atoll compare`
+trains a job's method and its baselines in one process.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,7 @@ from orchestrator.system.run_folder import TAPE
 if TYPE_CHECKING:
     from orchestrator.simulation.whatif import WhatIf
     from orchestrator.tape.schema import Tape
+
 
 TapeArgument = Annotated[Path, typer.Argument(metavar="TAPE", help="A tape.jsonl, or the folder of a run.")]
 
@@ -112,7 +117,7 @@ def whatif(
 
 
 def _show(question: WhatIf) -> None:
-    from api.simulation.simulated import figure
+    from api.simulation import figure
     from api.terminal.listing import Listing
 
     names = [name if column.complete else f"{name} (partial)" for name, column in question.columns.items()]
@@ -179,10 +184,32 @@ def _read(tape: Path) -> Tape:
     return read_tape(_path(tape))
 
 
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A comparison: a job, and the values to try.")],
+    baselines: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--baseline",
+            help="data-parallel, diloco or equal-speeds. Repeatable.",
+            show_default="data-parallel",
+        ),
+    ] = None,
+    packages: PackagesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a job's method and its baselines on the same tokens, each at its best learning rate, and print a table."""
+    # A process of its own: it imports JAX, which the command line must not.
+    command = python_process.module("orchestrator.laboratory.compare", str(file))
+    for baseline in baselines or ["data-parallel"]:
+        command += ["--baseline", baseline]
+    raise typer.Exit(run_to_end([*command, "--json"] if as_json else command, packages=packages or ()))
+
+
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Science")(replay)
     app.command(rich_help_panel="Science")(whatif)
     app.command("train-tape", rich_help_panel="Science")(train_tape)
+    app.command(rich_help_panel="Science")(compare)
     group = typer.Typer(no_args_is_help=True, help="Fit a world to a tape.")
     group.command("fit")(fit)
     group.callback()(_tape)

@@ -44,11 +44,11 @@ from orchestrator.specification.documents import REQUEST, read_json
 from orchestrator.system.threads import BoundedThreads
 
 Answer = TypeVar("Answer")
-
 PATIENCE_S = 2.0
 """How long a request waits for a thread."""
 DEADLINE_S = 30.0
 WAITING_MAX = 128
+BODY = "the body"
 
 
 class Pool:
@@ -177,9 +177,6 @@ def _forget(answer: asyncio.Future[Any]) -> None:
     """Retrieve the exception of an answer that came too late, so that asyncio does not log it."""
     if not answer.cancelled():
         answer.exception()
-
-
-BODY = "the body"
 
 
 class StrictBody(APIRoute):

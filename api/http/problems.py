@@ -1,6 +1,6 @@
 """Errors as problem documents: the one place where an exception meets an HTTP status.
 
-Every exception becomes ``application/problem+json``; clients turn it into the same exception again (``api.http.refusals``).
+Every exception becomes ``application/problem+json``; clients turn it into the same exception again (``api.client``).
 Tracebacks never leak: an unforeseen exception is logged here and answered with a plain 500. ``ErrorHandler`` covers the
 middleware inside it too, and keeps the connection usable. The framework's own handler would answer, raise again, and have
 the connection closed after an answer that did not announce it.

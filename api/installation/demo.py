@@ -19,8 +19,7 @@ from api.client import Client
 from api.installation.home import CONFIGS
 from api.installation.up import Installation, Say, end, start
 from api.schemas import Job
-from api.terminal.summary import lines_that_matter
-from api.terminal.watch import watch
+from api.terminal.watch import lines_that_matter, watch
 from orchestrator.errors import AtollError, Conflict, NotFound
 from orchestrator.specification.config import read_job_document
 from orchestrator.system import signals

@@ -1,6 +1,6 @@
 """The control port: the protocol between the service and what runs the jobs, so that ``api`` never imports Ray.
 
-The data that crosses it is in ``orchestrator.actors.records``. The service uses the implementation
+The data that crosses it is in ``orchestrator.status``. The service uses the implementation
 ``orchestrator.runtime.control_port:connect``; ``api.serve`` loads it by its dotted name.
 
 All methods may be called from several threads at once, and must answer or fail within seconds. They raise ``NotFound`` for a
@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core.commands import Command
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import StatusDocument
+from orchestrator.status import NodeGroupRecord, StatusDocument
 from orchestrator.system.roots import AllowedRoots
 
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from api.run.files import read_below
-from api.run.folder import put
+from api.run.folder import put, read_below
 from orchestrator.errors import AtollError, Conflict, DataError, NotFound
 from orchestrator.models.huggingface import origin
 from orchestrator.models.huggingface.origin import BYTES_MAX, Origin

@@ -36,8 +36,7 @@ from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.path_check import refuse_outside
 from api.jobs.translate import SenselessAnswer, last_known_of
-from api.run.files import is_there
-from api.run.folder import Run, damage_of_status, read_status
+from api.run.folder import Run, damage_of_status, is_there, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
 from orchestrator.errors import AtollError, InfrastructureError

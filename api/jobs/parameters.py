@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from api.jobs.control import ControlPort
 from api.jobs.service import Service
-from api.run.files import open_below
+from api.run.folder import open_below
 from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound, in_words
 from orchestrator.system.run_folder import PARAMETERS
 

@@ -27,9 +27,7 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from api.run.files import open_below
-from api.run.folder import put
-from orchestrator.actors.records import NodeGroupRecord
+from api.run.folder import open_below, put
 from orchestrator.errors import (
     ConfigurationError,
     Conflict,
@@ -44,11 +42,18 @@ from orchestrator.specification.bounds import BYTE_COUNT, BYTES
 from orchestrator.specification.config import JobSpec, too_many_entries
 from orchestrator.specification.sections import IslandsSection
 from orchestrator.specification.validation import closest
+from orchestrator.status import NodeGroupRecord
 from orchestrator.system.plain import brief, some_of
 from orchestrator.system.roots import Allowed, AllowedRoots, data_bytes, open_data
 from orchestrator.system.run_folder import TOKENIZER
 from orchestrator.text import data_index, tokenizer_file
 from orchestrator.text.data_index import FIELD as INDEX_FIELD
+
+DIGEST = "data.index_digest"
+FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
+TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
+TOKENIZER_DIGEST = "data.tokenizer_digest"
+PIECE_BYTES = 256 << 10
 
 
 def group_problems(document: Mapping[str, Any], groups: Sequence[NodeGroupRecord]) -> tuple[Problem, ...]:
@@ -150,9 +155,6 @@ def sections_of(document: Mapping[str, Any]) -> dict[int, IslandsSection]:
     return sections
 
 
-DIGEST = "data.index_digest"
-
-
 def with_index_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
     """Return the specification, which has its tokenizer's digest, with that of its index too.
 
@@ -186,10 +188,6 @@ def _size(roots: AllowedRoots, path: str) -> int | None:
         return data_bytes(roots, path)
     except (OSError, ConfigurationError):
         return None
-
-
-FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
-TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
 
 
 def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> tuple[Problem, ...]:
@@ -243,10 +241,6 @@ def _problems(spec: JobSpec, roots: AllowedRoots, begun: bool) -> Iterator[Probl
 def _followed(there: Allowed) -> None:
     if there.local:
         there.real()
-
-
-TOKENIZER_DIGEST = "data.tokenizer_digest"
-PIECE_BYTES = 256 << 10
 
 
 def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:

@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.specification.sections import IslandsSection
+from orchestrator.status import NodeGroupRecord
 
 UNNOTICED = 1e-6
 """CPUs are fractions, whose sums are rounded."""

@@ -41,17 +41,15 @@ from api.jobs.translate import (
     summary_of,
     unreadable,
 )
-from api.run.files import open_below, parsed
-from api.run.folder import Run, damage_of_status, has_report, read_status
+from api.run.folder import Run, damage_of_status, has_report, open_below, parsed, read_status
 from api.schemas import ALIVE, FINAL, Checkpoint, Command, Island, Job, JobState, JobSummary
 from api.storage.store import DuplicateKey, JobRow, Store
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.specification.config import JobSpec
-from orchestrator.status import JobStatus
+from orchestrator.status import JobStatus, NodeGroupRecord
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import REPORT
 

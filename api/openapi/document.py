@@ -24,6 +24,20 @@ REFUSALS = {
     "429": "Too many invalid tokens from this address; `Retry-After` says how long to wait",
 }
 SCHEMAS = "#/components/schemas/"
+PROBLEM = {"schema": {"$ref": SCHEMAS + "ProblemDocument"}, "example": SHAPES["ProblemDocument"]}
+CHANGING = ("post", "put", "patch", "delete")
+_RUN = "/v1/jobs/{job}/chaos/runs/{run}"
+_JOB = "/v1/jobs/{job}"
+LEFT_AT_THE_END = (
+    f"{_JOB}/report",
+    f"{_JOB}/parameters",
+    f"{_JOB}/tokenizer",
+    f"{_JOB}/origin",
+    f"{_RUN}/verdict",
+    f"{_RUN}/report",
+)
+SPEAKS_OF_JOBS = ("/v1/jobs", "/v1/node-groups", "/readyz")
+"""Paths that need the cluster to answer."""
 
 
 def describe_access(document: dict[str, Any]) -> None:
@@ -46,22 +60,6 @@ def describe_access(document: dict[str, Any]) -> None:
             for status, meaning in REFUSALS.items():
                 if needed or status == "403":
                     operation["responses"].setdefault(status, {"description": meaning, "content": problem})
-
-
-PROBLEM = {"schema": {"$ref": SCHEMAS + "ProblemDocument"}, "example": SHAPES["ProblemDocument"]}
-CHANGING = ("post", "put", "patch", "delete")
-_RUN = "/v1/jobs/{job}/chaos/runs/{run}"
-_JOB = "/v1/jobs/{job}"
-LEFT_AT_THE_END = (
-    f"{_JOB}/report",
-    f"{_JOB}/parameters",
-    f"{_JOB}/tokenizer",
-    f"{_JOB}/origin",
-    f"{_RUN}/verdict",
-    f"{_RUN}/report",
-)
-SPEAKS_OF_JOBS = ("/v1/jobs", "/v1/node-groups", "/readyz")
-"""Paths that need the cluster to answer."""
 
 
 def install(app: FastAPI) -> None:

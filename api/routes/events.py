@@ -18,19 +18,36 @@ from fastapi.responses import Response
 from api.http import eventstream
 from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
 from api.http.streams import File, Stream, following
-from api.merges.history import MergeHistories, merge_of, summary_of
 from api.routes.dependencies import ServiceHere
-from api.run.files import open_below
-from api.run.folder import Run
+from api.run.folder import Run, open_below
 from api.run.logs import LogReader, Logs, logs_of, newest
+from api.run.merges import MergeHistories, merge_of, summary_of
 from api.run.records import TapeReader
 from api.schemas import Merge, Merges
 from orchestrator.errors import NotFound
 
 merges_router = APIRouter(prefix="/v1/jobs/{job}/merges", tags=["records"], route_class=runs_in(RECORDS))
-
 NUMBER_MAX = 2**53
 Number = Annotated[int, Path(ge=0, le=NUMBER_MAX)]
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["records"], route_class=runs_in(RECORDS))
+POLL_S = 0.3
+KEEP_ALIVE_S = 15.0
+NDJSON = "application/x-ndjson"
+EXAMPLE = """id: 1
+event: record
+data: {"n":1,"event":{"type":"JobStarted","at":0.02},"effects":[]}
+
+event: end
+data: {"n":1}
+"""
+Follow = Annotated[bool, Depends(following(True, "false: stop at the newest record instead of waiting for more"))]
+logs_router = APIRouter(prefix="/v1/jobs/{job}/logs", tags=["records"], route_class=runs_in(RECORDS))
+LOOK_ROUND_EVERY_S = 1.0
+TAIL_MAX = 10_000
+INCARNATION_MAX = 2**31 - 1
+PLAIN = "text/plain; charset=utf-8"
+LOG_EXAMPLE = "2026-11-21 22:31:50,114 INFO learners.island: asia, incarnation 2, is process 27450\n"
+FollowLog = Annotated[bool, Depends(following(False, "wait for more, until the job has ended"))]
 
 
 async def histories_of(request: Request) -> MergeHistories:
@@ -70,23 +87,6 @@ def explain_merge(job: str, fragment: Number, version: Number, service: ServiceH
     """Explain one merge: its contributors, quorum and grace, why it closed, and refused contributions."""
     run = service.run(job)
     return merge_of(histories.of(run).merge(run.job, fragment, version))
-
-
-router = APIRouter(prefix="/v1/jobs/{job}", tags=["records"], route_class=runs_in(RECORDS))
-
-POLL_S = 0.3
-KEEP_ALIVE_S = 15.0
-NDJSON = "application/x-ndjson"
-EXAMPLE = """id: 1
-event: record
-data: {"n":1,"event":{"type":"JobStarted","at":0.02},"effects":[]}
-
-event: end
-data: {"n":1}
-"""
-
-
-Follow = Annotated[bool, Depends(following(True, "false: stop at the newest record instead of waiting for more"))]
 
 
 @router.get(
@@ -165,16 +165,6 @@ def has_ended(run_of: Callable[[str], Run], job: str) -> bool:
         return run_of(job).ended()
     except NotFound:
         return True
-
-
-logs_router = APIRouter(prefix="/v1/jobs/{job}/logs", tags=["records"], route_class=runs_in(RECORDS))
-
-LOOK_ROUND_EVERY_S = 1.0
-TAIL_MAX = 10_000
-INCARNATION_MAX = 2**31 - 1
-PLAIN = "text/plain; charset=utf-8"
-LOG_EXAMPLE = "2026-11-21 22:31:50,114 INFO learners.island: asia, incarnation 2, is process 27450\n"
-FollowLog = Annotated[bool, Depends(following(False, "wait for more, until the job has ended"))]
 
 
 @logs_router.get("")

@@ -1,11 +1,14 @@
-"""Jobs: submit, list, read, prioritise, cancel, scale, remove, report; their commands, and their files to download."""
+"""Jobs: submit, list, read, prioritise, cancel, scale, remove, report; and what each has.
+
+That is its commands, its files to download, and its checkpoints: list them, download one, take one now, go back to one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import IO, Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.http.guard import DOCUMENT
@@ -26,92 +29,20 @@ from api.routes.dependencies import (
     accepted,
     versioned,
 )
-from api.schemas import Command, Commands, Job, JobCheck, Jobs, JobState, Scale
+from api.schemas import Checkpoints, Command, Commands, Job, JobCheck, Jobs, JobState, RollbackOptions, Scale
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import NodeGroupId
 from orchestrator.specification import documents
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.run_folder import REPORT, REPORT_PAGE
 
+checkpoints_router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"], route_class=runs_in(JOBS))
+TAR = "application/x-tar"
+ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: {}}}}
 commands_router = APIRouter(prefix="/v1/jobs/{job}/commands", tags=["commands"], route_class=runs_in(JOBS))
-
-
-@commands_router.get("")
-def list_commands(job: str, service: ServiceHere) -> Commands:
-    """List all commands of a job, oldest first."""
-    return Commands(commands=service.commands(job))
-
-
-@commands_router.get("/{command}")
-def get_command(job: str, command: str, service: ServiceHere) -> Command:
-    """Return one command. It is ``pending`` until the job has decided."""
-    return service.command(job, command)
-
-
 parameters_router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(DOWNLOADS))
 BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
-
-
-async def parameters_of(request: Request) -> Parameters:
-    parameters: Parameters = request.app.state.parameters
-    return parameters
-
-
-@parameters_router.get("/{job}/parameters", response_class=Stream, responses=BYTES)
-def download_parameters(
-    request: Request, job: str, parameters: Annotated[Parameters, Depends(parameters_of)]
-) -> Stream:
-    """Download the merged parameters as safetensors: the final ones, or the current ones of a running job.
-
-    The file's metadata has the job's specification under `spec`, and for a running job the fragments' `versions`. 409 while
-    there are none yet.
-    """
-    export = parameters.open(job)
-    headers = {
-        "Content-Disposition": f'attachment; filename="{export.job}.safetensors"',
-        "Content-Length": str(export.bytes_count),
-    }
-    return Stream(request, chunks_in(DOWNLOADS, export.chunks()), "application/octet-stream", headers)
-
-
-@parameters_router.get("/{job}/tokenizer", response_class=Stream, responses=BYTES)
-def download_tokenizer(request: Request, job: str, service: ServiceHere) -> Stream:
-    """Download the job's tokenizer: a tokenizer.json, or a SentencePiece model.
-
-    404 if the job's tokens are bytes; 409 if the run's folder has no copy and the original file has changed since the job
-    was submitted.
-    """
-    file, size = service.tokenizer(job)
-    headers = {"Content-Length": str(size)}
-    return Stream(request, chunks_in(DOWNLOADS, _pieces(file)), "application/octet-stream", headers)
-
-
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the whole file in pieces, then close it."""
-    with file:
-        while piece := file.read(PIECE_BYTES):
-            yield piece
-
-
-@parameters_router.get("/{job}/origin", response_class=Response, responses=BYTES)
-def download_origin(job: str, service: ServiceHere) -> Response:
-    """Download the small files of the job's initial checkpoint (`model.initial_weights`), as JSON, for exports.
-
-    404 if the job began without a checkpoint; 409 if nothing was kept and the checkpoint is gone.
-    """
-    return Response(service.origin(job).content(), media_type="application/octet-stream")
-
-
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(JOBS))
-
-
-async def job_list_of(request: Request) -> JobList:
-    job_list: JobList = request.app.state.job_list
-    return job_list
-
-
-JobListHere = Annotated[JobList, Depends(job_list_of)]
-
 REPORT_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
 REPORT_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 PRIORITY_MAX = 100
@@ -260,3 +191,126 @@ def parse_body(body: bytes, content_type: str) -> dict[str, Any]:
     is_json = content_type.split(";")[0].strip().lower() == "application/json"
     read = documents.read_json if is_json else documents.read_yaml
     return documents.mapping(read(body, documents.REQUEST, BODY), BODY)
+
+
+@checkpoints_router.get("/checkpoints")
+@in_pool(DOWNLOADS)
+def list_checkpoints(job: str, service: ServiceHere) -> Checkpoints:
+    """List the job's complete checkpoints, oldest first, also after its end. Files are verified only when used."""
+    return Checkpoints(checkpoints=service.checkpoints(job))
+
+
+@checkpoints_router.get("/checkpoints/{number}", response_class=Stream, responses=ARCHIVE)
+@in_pool(DOWNLOADS)
+def download_checkpoint(
+    request: Request, job: str, number: Annotated[int, Path(ge=1, le=2**31 - 1)], service: ServiceHere
+) -> Stream:
+    """Download a complete checkpoint as a tar, also of a running job. Its manifest has the digest of every file.
+
+    Unpack it into a folder that all nodes reach, and name that as `resume.checkpoint` in a specification.
+    """
+    name, archive = service.run(job).job, service.checkpoint_archive(job, number)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}-checkpoint-{number}.tar"',
+        "Content-Length": str(archive.byte_count),
+    }
+    return Stream(request, chunks_in(DOWNLOADS, archive.chunks()), TAR, headers)
+
+
+@checkpoints_router.post("/checkpoints", status_code=202)
+def take_checkpoint(
+    job: str,
+    response: Response,
+    service: ServiceHere,
+    caller: Caller = ANONYMOUS,
+    idempotency_key: IdempotencyKey = None,
+) -> Command:
+    """Take a checkpoint now, while training continues. Refused while one is being taken, or while no island trains."""
+    return accepted(service.submit_command(job, commands.Checkpoint(), caller, idempotency_key), response)
+
+
+@checkpoints_router.post("/rollback", status_code=202)
+def roll_back(
+    job: str,
+    response: Response,
+    service: ServiceHere,
+    options: RollbackOptions | None = None,
+    caller: Caller = ANONYMOUS,
+    idempotency_key: IdempotencyKey = None,
+) -> Command:
+    """Take a running job back to one of its checkpoints. Later merges are undone, and their tokens count as discarded.
+
+    Versions keep rising. Every island adopts the checkpoint's parameters and keeps its inner optimizer state.
+    """
+    rollback = commands.Rollback((options or RollbackOptions()).checkpoint or 0)
+    return accepted(service.submit_command(job, rollback, caller, idempotency_key), response)
+
+
+@commands_router.get("")
+def list_commands(job: str, service: ServiceHere) -> Commands:
+    """List all commands of a job, oldest first."""
+    return Commands(commands=service.commands(job))
+
+
+@commands_router.get("/{command}")
+def get_command(job: str, command: str, service: ServiceHere) -> Command:
+    """Return one command. It is ``pending`` until the job has decided."""
+    return service.command(job, command)
+
+
+async def parameters_of(request: Request) -> Parameters:
+    parameters: Parameters = request.app.state.parameters
+    return parameters
+
+
+@parameters_router.get("/{job}/parameters", response_class=Stream, responses=BYTES)
+def download_parameters(
+    request: Request, job: str, parameters: Annotated[Parameters, Depends(parameters_of)]
+) -> Stream:
+    """Download the merged parameters as safetensors: the final ones, or the current ones of a running job.
+
+    The file's metadata has the job's specification under `spec`, and for a running job the fragments' `versions`. 409 while
+    there are none yet.
+    """
+    export = parameters.open(job)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{export.job}.safetensors"',
+        "Content-Length": str(export.bytes_count),
+    }
+    return Stream(request, chunks_in(DOWNLOADS, export.chunks()), "application/octet-stream", headers)
+
+
+@parameters_router.get("/{job}/tokenizer", response_class=Stream, responses=BYTES)
+def download_tokenizer(request: Request, job: str, service: ServiceHere) -> Stream:
+    """Download the job's tokenizer: a tokenizer.json, or a SentencePiece model.
+
+    404 if the job's tokens are bytes; 409 if the run's folder has no copy and the original file has changed since the job
+    was submitted.
+    """
+    file, size = service.tokenizer(job)
+    headers = {"Content-Length": str(size)}
+    return Stream(request, chunks_in(DOWNLOADS, _pieces(file)), "application/octet-stream", headers)
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the whole file in pieces, then close it."""
+    with file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+@parameters_router.get("/{job}/origin", response_class=Response, responses=BYTES)
+def download_origin(job: str, service: ServiceHere) -> Response:
+    """Download the small files of the job's initial checkpoint (`model.initial_weights`), as JSON, for exports.
+
+    404 if the job began without a checkpoint; 409 if nothing was kept and the checkpoint is gone.
+    """
+    return Response(service.origin(job).content(), media_type="application/octet-stream")
+
+
+async def job_list_of(request: Request) -> JobList:
+    job_list: JobList = request.app.state.job_list
+    return job_list
+
+
+JobListHere = Annotated[JobList, Depends(job_list_of)]

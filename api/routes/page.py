@@ -1,4 +1,4 @@
-"""The open pages: the service's web page with its files, the reference of the API, and its OpenAPI document.
+"""The routes beside jobs: the web page with its files, the API's reference and OpenAPI document, health and metrics.
 
 The web page is one document at ``/`` and its files from ``api/web``. The files are read once and served under a path that
 contains the digest of their content, so a browser may cache them for ever. The document names that path and is revalidated
@@ -7,6 +7,9 @@ holds no data and needs no token; it requests data from ``/v1`` with the user's 
 
 ``/docs`` and ``/openapi.json`` are rendered once, in a thread pool of their own, so that requests without a token block no
 others; concurrent requests wait for the same rendering.
+
+There are two health checks: the process is alive (``/healthz``), and it can do its work (``/readyz``). ``/metrics`` is for
+Prometheus.
 
 Source: MDN, HTTP caching ("cache busting"); W3C, Content Security Policy Level 3.
 """
@@ -21,16 +24,20 @@ from hashlib import blake2b
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
 from api.auth.roles import Principal, Role
-from api.http.pools import ACCESS, OPEN_PAGES, runs_in
+from api.http.pools import ACCESS, FLEET, LISTS, OPEN_PAGES, runs_in
+from api.jobs.status_cache import ANSWER_WITHIN_S, Readiness, group_count
+from api.metrics.exposition import Metrics
 from api.openapi.reference import reference
-from api.schemas import Answer
+from api.schemas import Answer, Health
 
+metrics_router = APIRouter(tags=["metrics"], route_class=runs_in(LISTS))
+health_router = APIRouter(tags=["health"], route_class=runs_in(FLEET))
 router = APIRouter(route_class=runs_in(ACCESS))
-
-FOLDER = Path(__file__).resolve().parent.parent / "web"
 DOCUMENT = "index.html"
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -60,6 +67,7 @@ HEADERS = {
 }
 ASK_AGAIN = "no-cache"
 KEEP = "public, max-age=31536000, immutable"
+open_pages_router = APIRouter()
 
 
 class Whoami(Answer):
@@ -110,9 +118,6 @@ def web() -> tuple[dict[str, bytes], str]:
     return files, digest.hexdigest()
 
 
-open_pages_router = APIRouter()
-
-
 class OpenPages:
     """The rendered pages, by path."""
 
@@ -151,3 +156,35 @@ async def openapi(request: Request) -> Response:
         "application/json",
         lambda: json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode(),
     )
+
+
+@metrics_router.get("/metrics", response_class=PlainTextResponse)
+def get_metrics(request: Request) -> PlainTextResponse:
+    """Return all metrics in Prometheus's text format. Live jobs are queried; the answer comes within seconds."""
+    metrics: Metrics = request.app.state.metrics
+    return PlainTextResponse(metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+@health_router.get("/healthz")
+async def healthz() -> Health:
+    """Answer that the process is alive. Restart it if this fails."""
+    return Health(status="ok")
+
+
+@health_router.get("/readyz")
+async def readyz(request: Request) -> Health:
+    """Check that the database and the cluster answer; if not, answer 503 with the reason within a second.
+
+    Send no requests here while this fails.
+    """
+    readiness: Readiness = request.app.state.readiness
+    question = readiness.question()
+    answer = asyncio.wrap_future(question)
+    answer.add_done_callback(
+        lambda done: done.exception()
+    )  # retrieve it, so that asyncio does not log it; ``group_count`` raises it
+    await asyncio.wait({answer}, timeout=ANSWER_WITHIN_S)
+    return Health(status="ok", detail=f"{group_count(question)} node groups")
+
+
+FOLDER = Path(__file__).resolve().parent.parent / "web"

@@ -1,24 +1,42 @@
 """A run's folder, ``RUNS/JOB``: the files that the service writes before a job starts, and those that it reads.
 
 The service writes ``spec.yaml``, the link ``latest`` and copies for exports. The job itself writes the tape, the report and
-the final state (``api.run.status``).
+``status.json``, its final status (``orchestrator.status``).
+
+A job's processes run code that the job named, so nothing in its folder is trusted to be what its name says: a symbolic link
+could lead to any file of the service's user, a FIFO would block the reader for ever, and an endless file would fill the
+memory. Only regular files of the folder are opened. Anything else is refused with the reason.
+
+Every list of jobs reads ``status.json``, so a damaged one must not affect other jobs. A damaged file is examined once, not
+at every read. What becomes of a job whose final status is damaged is decided elsewhere (``api.jobs.service``).
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, BinaryIO, NamedTuple
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from api.run.files import is_there
-from api.run.status import examine
-from orchestrator.errors import InfrastructureError
+from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.status import JobStatus
-from orchestrator.system.run_folder import REPORT, REPORT_PAGE, SPECIFICATION, TAPE
+from orchestrator.system.run_folder import REPORT, REPORT_PAGE, SPECIFICATION, STATUS, TAPE
+
+BYTES_MAX = 64 << 20
+"""A job of 10,000 islands and as many recoveries leaves half of it."""
+KEPT_MAX = 256
+_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +101,131 @@ def damage_of_status(run_dir: Path) -> str:
 def has_report(run_dir: Path) -> bool:
     """Return whether the ended job left its report, as data and as a page."""
     return all(is_there(run_dir, name) for name in (REPORT, REPORT_PAGE))
+
+
+class StatusFile(NamedTuple):
+    """A final status, or what is wrong with the file. Neither is set where there is no final status."""
+
+    status: JobStatus | None = None
+    damage: str = ""
+
+
+class _KnownDamages:
+    """The damage of the files that were examined last, by each file's inode, size and times."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._damages: OrderedDict[tuple[str, int, int, int, int], str] = OrderedDict()
+
+    def damage(self, mark: tuple[str, int, int, int, int]) -> str | None:
+        with self._lock:
+            return self._damages.get(mark)
+
+    def keep(self, mark: tuple[str, int, int, int, int], damage: str) -> None:
+        with self._lock:
+            self._damages[mark] = damage
+            if len(self._damages) > KEPT_MAX:
+                self._damages.popitem(last=False)
+
+
+_KNOWN_DAMAGES = _KnownDamages()
+
+
+def examine(run_dir: Path) -> StatusFile:
+    """Return the final status that the job left in ``run_dir``, or the file's damage."""
+    path = run_dir / STATUS
+    try:
+        there = os.lstat(path)
+    except (OSError, ValueError):
+        return StatusFile()
+    mark = (str(path), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns)
+    if (damage := _KNOWN_DAMAGES.damage(mark)) is not None:
+        return StatusFile(damage=damage)
+    try:
+        status = JobStatus.model_validate_json(read_below(run_dir, STATUS, BYTES_MAX), strict=True)
+        if status.job_id != run_dir.name:
+            raise DataError(detail=f"{path} is the status of another job, {status.job_id!r:.80}.")
+    except FileNotFoundError:
+        return StatusFile()
+    except ValidationError as error:
+        damage = _problem_with(path, error)
+    except (DataError, RecursionError, MemoryError) as error:
+        damage = str(error) or f"{path} cannot be read: {type(error).__name__}."
+    else:
+        return StatusFile(status=status) if status.view.phase == "finished" else StatusFile()
+    _KNOWN_DAMAGES.keep(mark, damage)
+    return StatusFile(damage=damage)
+
+
+def _problem_with(path: Path, error: ValidationError) -> str:
+    first, count = error.errors(include_url=False)[0], error.error_count()
+    more = f" There are {count - 1} more such errors." if count > 1 else ""
+    place = ".".join(str(part) for part in first["loc"])[:120]
+    where = f", at {place}" if place else ""
+    return f"{path} is no final status{where}: {first['msg'][:120]}.{more}"
+
+
+class NotRegular(OSError):
+    """There is something other than a regular file at this path."""
+
+
+def open_below(folder: Path, name: str) -> BinaryIO:
+    """Open the regular file ``name`` below ``folder``, following no symbolic link.
+
+    Raises FileNotFoundError, or OSError for anything else. Never blocks.
+    """
+    *between, last = Path(name).parts
+    path = folder / name
+    try:
+        place = os.open(folder, _FOLDER)
+        try:
+            for part in between:
+                inner = os.open(part, _FOLDER, dir_fd=place)
+                os.close(place)
+                place = inner
+            if not stat.S_ISREG(os.stat(last, dir_fd=place, follow_symlinks=False).st_mode):
+                raise NotRegular(errno.EINVAL, "it is not a regular file", str(path))
+            descriptor = os.open(last, _FILE, dir_fd=place)
+        finally:
+            os.close(place)
+    except ValueError as error:  # a NUL in the name
+        raise NotRegular(errno.EINVAL, str(error), str(path)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced in between
+        os.close(descriptor)
+        raise NotRegular(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def is_there(folder: Path, name: str) -> bool:
+    """Return whether there is such a file, and it can be opened."""
+    with suppress(OSError), open_below(folder, name):
+        return True
+    return False
+
+
+def read_below(folder: Path, name: str, bytes_max: int) -> bytes:
+    """Return the whole file. Raises FileNotFoundError if it is missing, DataError if it is unreadable or too long."""
+    path = folder / name
+    try:
+        with open_below(folder, name) as file:
+            content = file.read(bytes_max + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(detail=f"{path} cannot be read: {error.strerror}.") from error
+    if len(content) > bytes_max:
+        raise DataError(detail=f"{path} exceeds the limit of {bytes_max >> 20} MiB.")
+    return content
+
+
+def parsed(content: bytes, path: Path) -> dict[str, Any]:
+    """Return the JSON object in the content. Raises DataError for anything else."""
+    try:
+        return _OBJECT.validate_json(content, strict=True)
+    except ValueError as error:
+        raise DataError(detail=f"{path} is not a JSON object: {_first_reason(error)}.") from error
+
+
+def _first_reason(error: ValueError) -> str:
+    reasons: list[dict[str, Any]] = getattr(error, "errors", list)()
+    return str(reasons[0]["msg"]).rstrip(".") if reasons else type(error).__name__

@@ -13,8 +13,7 @@ from typing import BinaryIO
 
 from pydantic import Field
 
-from api.run.files import open_below
-from api.run.folder import Run
+from api.run.folder import Run, open_below
 from api.schemas import Answer
 from orchestrator.errors import NotFound
 from orchestrator.system.logbook import Logbook, logbooks

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from api.run.files import open_below
+from api.run.folder import open_below
 
 CHUNK_BYTES = 256 * 1024
 """The most that one ``read`` takes from the disk: a few hundred records, so that a long tape blocks no thread."""

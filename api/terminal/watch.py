@@ -1,13 +1,17 @@
-"""The live view of a job: a table that redraws itself on a terminal, or a line every few seconds elsewhere.
+"""A job in a terminal: live, as a line, at its end, and with everything about its islands.
 
-Draws the answers of ``GET /v1/jobs/JOB`` until the job ends. Ending the view, by Ctrl-C or by losing the service, does not
-affect the job.
+The live view is a table that redraws itself on a terminal, or a line every few seconds elsewhere. It draws the answers of
+``GET /v1/jobs/JOB`` until the job ends. Ending the view, by Ctrl-C or by losing the service, does not affect the job.
+
+``lines_that_matter`` shows an ended job: loss, goodput and recovery, from its report. ``wide_island_table`` is the table of
+`atoll islands -o wide`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,8 +24,9 @@ from api.client import Client
 from api.schemas import Island, Job, JobSummary
 from api.terminal.listing import Listing
 from api.terminal.lists import POLL_S, Poller
-from api.terminal.summary import warning_lines
 
+PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
+CAUSES_MAX = 4
 STATE_STYLES = {
     "placing": "yellow",
     "starting": "yellow",
@@ -37,8 +42,12 @@ STATE_STYLES = {
     "failed": "bold red",
 }
 LINE_EVERY_S = 5.0
-
 Observer = Callable[[Job], str | None]
+WORDS = ("island", "node group", "region", "state", "node")
+FIGURES = (
+    *("pid", "life", "restarts", "steps/s", "step", "behind", "tokens", "loss"),
+    *("last merge", "merges", "refused", "gap"),
+)
 
 
 def watch(client: Client, job: str, console: Console, observer: Observer | None = None) -> Job:
@@ -246,3 +255,107 @@ def _clock(seconds: float | None) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def wide_island_table(job: Job) -> Listing:
+    """A line for each island.
+
+    ``behind`` is its staleness in logical steps, against the furthest that trains; ``gap`` its longest time between steps.
+    """
+    table = Listing(*WORDS, *FIGURES, "why", prose=("why",), right=FIGURES, padding=(0, 2, 0, 0))
+    furthest = max((island.step for island in job.islands if island.state == "training"), default=0)
+    for island in job.islands:
+        table.add_row(*_words(island), *_figures(island, job, furthest), island.reason)
+    return table
+
+
+def _words(island: Island) -> tuple[str, ...]:
+    return island.island, island.node_group, island.region, island.state.replace("_", " "), island.node or "–"
+
+
+def _figures(island: Island, job: Job, furthest: int) -> tuple[str, ...]:
+    statistics = job.statistics
+    return (
+        _number(island.pid, "d"),
+        str(island.incarnation or "–"),
+        str(island.restarts),
+        _number(island.steps_per_second, ".2f"),
+        f"{island.step:,}",
+        f"{furthest - island.step:,}" if island.state == "training" else "–",
+        f"{island.tokens_total:,}",
+        _number(island.loss, ".3f"),
+        last_merge(island, job),
+        str(_of(statistics, "merges_per_island", island) or 0),
+        str(_of(statistics.get("traffic", {}), "refused", island) or 0),
+        "–" if (gap := _of(statistics, "gaps_max_s", island)) is None else f"{gap:.2f} s",
+    )
+
+
+def _of(statistics: Mapping[str, Any], figure: str, island: Island) -> Any:
+    """The island's own part of a figure; None where the job does not tell it."""
+    return statistics.get(figure, {}).get(island.island)
+
+
+def lines_that_matter(report: Mapping[str, Any]) -> list[str]:
+    """Return the loss with that of a unigram model, goodput with its losses, the slowest recovery with its parts.
+
+    And remarks on the text, if there are any.
+    """
+    return [_loss(report), *_text(report), _goodput(report), _recovery(report)]
+
+
+def warning_lines(job: Job) -> list[str]:
+    """Return a line for each probable mistake in the job's specification."""
+    return [f"warning: {warning.path}: {warning.message} {warning.remedy}".rstrip() for warning in job.warnings]
+
+
+def _loss(report: Mapping[str, Any]) -> str:
+    final, unigram = report.get("loss_final"), report.get("loss_unigram")
+    if final is None:
+        return "loss      not evaluated"
+    initial = report.get("loss_initial")
+    against = f", {initial:.3f} at the start" if initial is not None else ""
+    against += f", against {unigram:.3f} of a unigram model" if unigram is not None else ""
+    evaluations = report.get("evaluations") or {}
+    bits = evaluations.get("bits_per_byte")
+    per_byte = f" ({bits:.3f} bits per byte)" if bits is not None else ""
+    by_source = ", ".join(f"{one['source']} {one['loss']:.3f}" for one in evaluations.get("sources") or ())
+    of_sources = f" ({by_source})" if by_source else ""
+    merged, trained = report["tokens_merged"], report["tokens_trained"]
+    measured = f"{final:.3f} nats per token held out{per_byte}{of_sources}{against}"
+    return f"loss      {measured}; {merged:,} of {trained:,} trained tokens merged"
+
+
+def _text(report: Mapping[str, Any]) -> list[str]:
+    remark = (report.get("data_flaws") or {}).get("remark")
+    return [f"text      {remark}"] if remark else []
+
+
+def _goodput(report: Mapping[str, Any]) -> str:
+    ratio, badput = report.get("goodput_ratio"), report.get("badput_seconds") or {}
+    total = (report.get("island_seconds") or {}).get("total")
+    if ratio is None or not total:
+        return "goodput   nothing was placed"
+    causes = sorted(badput.items(), key=lambda item: -item[1])
+    shares = [f"{cause.replace('_', ' ')} {100 * spent / total:.1f} %" for cause, spent in causes[:CAUSES_MAX]]
+    if rest := sum(spent for _, spent in causes[CAUSES_MAX:]):
+        shares.append(f"other {100 * rest / total:.1f} %")
+    lost = f"; lost to {', '.join(shares)}" if shares else ""
+    return f"goodput   {100 * ratio:.1f} % of {total:,.0f} island-seconds{lost}"
+
+
+def _recovery(report: Mapping[str, Any]) -> str:
+    slowest = report.get("recovery_s")
+    if not slowest:
+        lost = report.get("recoveries") or []
+        if not lost:
+            return "recovery  no island was lost"
+        return f"recovery  {lost[0]['island']} was lost and had not contributed again when the job ended"
+    parts = " + ".join(f"{part.replace('_', ' ')} {slowest[part]:.2f}" for part in PARTS)
+    sentence = f"recovery  {slowest['island']} was back in {slowest['total']:.2f} s = {parts}"
+    gap, step = report.get("survivor_gap_max_s"), report.get("survivor_step_time_median_s")
+    return (
+        sentence
+        if gap is None or step is None
+        else f"{sentence}; the others' longest gap was {gap:.2f} s at {step:.2f} s a step"
+    )

@@ -2,7 +2,7 @@
  * A few words of SVG for plots: scales, ticks, axes. Coordinates in, elements out.
  *
  * Drawings are made in the pixels of the place they stand in, so that text has the page's size on every width. Colours are
- * classes; the style sheet knows light and dark. The same ideas as orchestrator/report/svg.py.
+ * classes; the style sheet knows light and dark. The same ideas as orchestrator/report/charts.py.
  */
 
 import { h, svg } from "./dom.js";

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learners.island_spec import IslandSpec
-from orchestrator.actors.interfaces import Rank
+from orchestrator.actors import Rank
 from orchestrator.channel.endpoint import Carried
 from orchestrator.checkpoints.manifest import File
 from orchestrator.core.messages import Broken

@@ -8,10 +8,11 @@
 Every instant is in seconds since the plan began, which is when more islands train than the blast radius keeps. This module
 checks a plan by itself and against a fleet, and reports every problem at once. It knows neither files nor clocks.
 
-A figure against a limit: ``survivor_gap_max_s < 1``, ``goodput_ratio >= 85 %``, ``recovery_s.total < 1min``.
+An objective or a condition to abort is a figure against a limit, as in ``survivor_gap_max_s < 1``, ``goodput_ratio >= 85 %``
+or ``recovery_s.total < 1min``. A comparison with a figure that has no value does not hold. Where figures come from is the
+caller's concern.
 
-Responsible for reading such a sentence and for whether it holds. Refuses to know where figures come from. A figure without
-a value holds nothing: what was not measured was not shown.
+Which kinds of fault a plan can have, and the fields of each, is derived from ``core.faults``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from math import fsum
 from types import MappingProxyType
@@ -33,8 +34,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, PLANNED, TAKES, describe
-from orchestrator.core.faults import Fault, Kind, fault_of
+from orchestrator.core.faults import CLASSES, FLAT_NAMES, Fault, Kind, fault_of, flat
 from orchestrator.core.vocabulary import Duration, IslandId, IslandPlan
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.simulation.distributions import duration
@@ -45,6 +45,12 @@ from orchestrator.specification.sections import Section
 from orchestrator.specification.validation import omitted_count, one_of, problems_of, valid_fields
 from orchestrator.system.plain import brief, some_of
 
+PLANNED = tuple(kind for kind in Kind if kind is not Kind.CONTINUE)
+"""Every kind that a plan can have. What lasts ends by its duration, so a plan needs no continue."""
+ISLANDLESS = frozenset(
+    kind for kind, fault in CLASSES.items() if not any(field.name == "island" for field in fields(fault))
+)
+"""The kinds that affect no island directly."""
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -54,6 +60,45 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 _SENTENCE = re.compile(r"([a-z_][\w.-]*+)\s*+(<=|>=|<|>)\s*+(.+)", re.IGNORECASE | re.ASCII)
 TEXT_CHARACTERS_MAX = 200
 _FORM = "Write a figure, one of < <= > >=, and a limit: survivor_gap_max_s < 1, goodput_ratio > 85 %."
+DETAIL = "the chaos plan cannot be used"
+UNKNOWN = "Remove it, or correct its spelling; deploy/plans/ holds complete examples."
+DURATION_S: Duration = 3600.0
+LOSS_GAP = "loss_gap"
+"""The one figure that takes a second job: its final held-out loss is the reference (``verdict.loss_gap``)."""
+FAULTS_MAX = 10_000
+"""Of one plan, all entries together: more would be no test of recovery, since nothing could recover between two."""
+INJECTIONS_MAX = 100_000
+"""Of one plan on one fleet: a fault of a region is injected into each of its islands, each time by a command of the job."""
+ENTRIES_MAX = 1_000
+OBJECTIVES_MAX = 100
+PLAN_DURATION_MAX_S: Duration = 365.25 * 86_400
+FAULT_DURATION_MAX_S: Duration = 86_400.0
+"""After a day what stands still was forgotten, not tested."""
+PAYLOADS_MAX = 10_000
+"""Of one fault: an island offers about one payload a second."""
+
+
+def _needs(fault: type[Fault], *, required: bool) -> tuple[str, ...]:
+    """Return the fields of an entry of this kind, by the plan's names; only those without a default if asked."""
+    own = [field for field in fields(fault) if field.name != "island"]
+    return tuple(FLAT_NAMES.get(f.name, f.name) for f in own if not required or f.default is MISSING)
+
+
+NEEDS: Mapping[Kind, tuple[str, ...]] = {kind: _needs(CLASSES[kind], required=True) for kind in PLANNED}
+"""The fields of an entry without which its kind means nothing."""
+TAKES: Mapping[Kind, tuple[str, ...]] = {kind: _needs(CLASSES[kind], required=False) for kind in PLANNED}
+"""The fields that an entry of this kind may have."""
+
+
+def describe(fault: Fault, target: str) -> str:
+    """Return a fault in words: ``stop asia for 6 s``. ``target`` is empty for a kind that affects no island."""
+    form = flat(fault)
+    how = "by" if form.kind is Kind.DELAY else "for"
+    duration = f" {how} {form.duration:g} s" if form.duration else ""
+    size = f", {form.payloads} payloads" if form.payloads else ""
+    host = f", host {form.host}" if form.host is not None else ""
+    rate = f", {form.bytes_per_second:g} bytes/s" if form.bytes_per_second else ""
+    return f"{form.kind}{f' {target}' if target else ''}{duration}{size}{rate}{host}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +148,6 @@ def _limit(written: str) -> float:
         return duration(written)
     except ConfigurationError as error:
         raise ConfigurationError(detail=f"{brief(written)} is no limit. {_FORM}") from error
-
-
-DETAIL = "the chaos plan cannot be used"
-UNKNOWN = "Remove it, or correct its spelling; deploy/plans/ holds complete examples."
-DURATION_S: Duration = 3600.0
-LOSS_GAP = "loss_gap"
-"""The one figure that takes a second job: its final held-out loss is the reference (``verdict.loss_gap``)."""
-FAULTS_MAX = 10_000
-"""Of one plan, all entries together: more would be no test of recovery, since nothing could recover between two."""
-INJECTIONS_MAX = 100_000
-"""Of one plan on one fleet: a fault of a region is injected into each of its islands, each time by a command of the job."""
-ENTRIES_MAX = 1_000
-OBJECTIVES_MAX = 100
-PLAN_DURATION_MAX_S: Duration = 365.25 * 86_400
-FAULT_DURATION_MAX_S: Duration = 86_400.0
-"""After a day what stands still was forgotten, not tested."""
-PAYLOADS_MAX = 10_000
-"""Of one fault: an island offers about one payload a second."""
 
 
 def _comparison(value: Any) -> Comparison:

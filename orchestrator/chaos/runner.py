@@ -1,4 +1,4 @@
-"""A running plan: at each look at the job it decides which faults are injected and which are skipped, and why.
+"""A running plan: its schedule, and at each look at the job which faults are injected and which are skipped, and why.
 
     decisions = runner.look(now, training, figures)
 
@@ -10,19 +10,30 @@ Live and simulated runs ask the same object. It keeps the blast radius: an islan
 killed, stopped or cut off, however late the status shows that, and with a node all islands of its node group do. An island
 whose link is slow, or whose payloads suffer, trains on and counts. A fault that came due too long ago is skipped and never
 made up for. A decision is data: the driver injects the fault.
+
+The schedule has everything that depends on chance. It is drawn from the plan's seed and nothing else:
+
+    schedule(plan, islands) == schedule(plan, islands)      live and simulated
+
+Each entry draws from streams of its own, one for instants and one for targets. So an entry that is added or changed leaves
+the others as they were, and the instants are the same for every fleet.
+
+Source: a Poisson process by its exponential gaps, cut to whole microseconds as everywhere (``simulation.distributions``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from random import Random
 from typing import Any
 
-from orchestrator.chaos.plan import ChaosPlan
-from orchestrator.chaos.schedule import PlannedFault
-from orchestrator.core.faults import Away, Deadly, Islandless, LinkFault, PayloadFault, flat
-from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId
+from orchestrator.chaos.plan import ISLANDLESS, ChaosPlan, FaultSection, Target, describe
+from orchestrator.core.faults import Away, Deadly, Fault, Islandless, Kind, LinkFault, PayloadFault, flat
+from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, IslandPlan, NodeGroupId
+from orchestrator.simulation.distributions import Exponential
 
 LATE_MAX_S = 3.0
 """A fault that is late by more than this is skipped. Otherwise all faults that came due while the service was away, or while
@@ -31,6 +42,88 @@ NODE_LOSS_S: Duration = 20.0
 """By then the processes that died with a node are known to be dead: they end within seconds, and are missed soon after."""
 Figures = Callable[[], Mapping[str, Any]]
 """Asked only when the plan has conditions to abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """A fault and when it is due, in seconds since the plan began. ``island`` is empty for a fault of no island.
+
+    ``beside`` are the islands that may die with one node, this one among them. Only the node group of an island is known
+    here, so these are all islands of the group, or none if the island is alone in it.
+    """
+
+    at: Instant
+    fault: Fault
+    beside: tuple[IslandId, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        kind: Kind = self.fault.kind
+        return kind
+
+    @property
+    def island(self) -> IslandId:
+        return flat(self.fault).island
+
+    @property
+    def duration(self) -> Duration:
+        return flat(self.fault).duration
+
+    def description(self) -> str:
+        return describe(self.fault, self.island)
+
+
+def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFault, ...]:
+    """Every fault of the plan, in time order; at one instant in the order of the entries and of the islands."""
+    planned = []
+    group_of = {island.island: island.node_group for island in islands}
+    members: dict[NodeGroupId, list[IslandId]] = defaultdict(list)
+    for island in islands:
+        members[island.node_group].append(island.island)
+    groups = {
+        group: tuple(there) if len(there) > 1 else () for group, there in members.items()
+    }  # one for all its faults
+    for n, entry in enumerate(plan.faults):
+        targets = Random(f"{plan.seed}/{n}/target")
+        there = _there(entry.target, islands)
+        for at in _instants(entry, plan.duration, Random(f"{plan.seed}/{n}/at")):
+            for target in _drawn(entry, there, targets):
+                beside = groups[group_of[target]] if entry.kind is Kind.KILL_NODE else ()
+                planned.append(PlannedFault(at, entry.fault(target), beside))
+    return tuple(sorted(planned, key=lambda fault: fault.at))
+
+
+def _instants(entry: FaultSection, duration: Duration, random: Random) -> Iterator[Instant]:
+    if entry.at:
+        yield from entry.at
+        return
+    until = min(duration, duration if entry.until is None else entry.until)
+    at, count = entry.start, 0
+    while True:
+        count += 1
+        if entry.poisson is not None:
+            at += Exponential(entry.poisson.mtbf).draw(random)
+        else:
+            at = entry.start + count * (entry.every or duration)
+        if at >= until:
+            return
+        yield at
+
+
+def _drawn(entry: FaultSection, there: Sequence[IslandId], random: Random) -> Sequence[IslandId]:
+    """Return the islands of one fault, in the order of the job."""
+    if entry.kind in ISLANDLESS:
+        return [IslandId("")]
+    if entry.target.random is None:
+        return there
+    return [there[n] for n in sorted(random.sample(range(len(there)), entry.target.random))]
+
+
+def _there(target: Target, islands: Sequence[IslandPlan]) -> list[IslandId]:
+    """Return the islands that an entry may target, in the order of the job."""
+    if target.name is not None:
+        return [IslandId(target.name)]
+    return [island.island for island in islands if target.region in (None, island.region)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase, JobPolicy, Version
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.host.job_context import Undated
-from orchestrator.parameters.journal.storage import (
+from orchestrator.parameters.journal import (
     SUFFIX,
     Facts,
     Journal,

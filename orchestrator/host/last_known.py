@@ -22,7 +22,7 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import DataError
 from orchestrator.host.state_view import core_status
-from orchestrator.parameters.journal.storage import PREFIX_BYTES, facts_of, parse_segment_name, sizes_of
+from orchestrator.parameters.journal import PREFIX_BYTES, facts_of, parse_segment_name, sizes_of
 from orchestrator.status import JobStatus
 from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.system.run_folder import JOURNAL, SNAPSHOT, TAPE

@@ -14,7 +14,7 @@ from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId
 from orchestrator.errors import DataError
 from orchestrator.parameters import fragment_map, tensors
-from orchestrator.parameters.journal.storage import Content, Facts
+from orchestrator.parameters.journal import Content, Facts
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.shard import ParameterShard, Unusable
 from orchestrator.specification.config import JobSpec

@@ -16,6 +16,18 @@ mean with its standard error.
 
 Finished runs are kept in ``runs/train-tape-NAME/``, so Ctrl-C loses at most the current run, and the next call continues.
 ``--again`` repeats finished runs and says whether the parameters are bit-identical.
+
+``match`` checks that the tape and the specification fit, and decides what is taken from which:
+
+    from the specification    model, data, batch, inner and outer optimizer, averaging, wire, adoption, seed
+    from the tape             who trained and contributed when, weights, deaths and catch-ups; and the budget, in steps
+
+The budget is also the length of the learning-rate schedule. It is the tape's if its job reached it or the specification has
+the same. A job that was interrupted, or simulated for a time instead of a number of tokens, has its trained tokens as its
+budget, so that its schedule ends with it.
+
+The tape decides, so quorum, grace and similar settings may differ; a note says so. The number of islands, P, H, and the
+adoption rule must be the same.
 """
 
 from __future__ import annotations
@@ -23,7 +35,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import fsum, sqrt
 from pathlib import Path
@@ -39,10 +51,9 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.core.events import IslandReported
 from orchestrator.core.messages import Progress as ProgressReport
 from orchestrator.core.vocabulary import Duration, IslandId, JobPolicy
-from orchestrator.errors import AtollError, InternalError
-from orchestrator.laboratory import baselines, matching
+from orchestrator.errors import AtollError, InternalError, InvalidJobSpec, Problem
+from orchestrator.laboratory import baselines, trace_reader
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
-from orchestrator.laboratory.matching import Match
 from orchestrator.laboratory.tape_training import TapeTraining
 from orchestrator.laboratory.training_trace import TrainingTrace
 from orchestrator.replica.work import AdoptionRule
@@ -51,16 +62,112 @@ from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
 from orchestrator.specification.config import JobSpec, parse_job, read_job_document
 from orchestrator.specification.data_check import with_found_files
+from orchestrator.specification.sections import BudgetSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.system.run_folder import TAPE
 from orchestrator.tape.schema import Digest, Header, Tape, encode_header, encode_record, job_steps
 from orchestrator.tape.storage import read_tape
 
+DECIDED_BY_TAPE = ("quorum", "overlap_steps", "grace_margin", "grace_cap_steps", "staleness_max")
+"""Settings that only affect decisions which are already on the tape."""
+FEWER_TOKENS_RATIO = 0.995
+"""Below this part of the tokens of full steps, a note says that some steps were smaller."""
 Method = Literal["tape", "no-failures", "data-parallel"]
 METHODS: tuple[Method, ...] = ("tape", "no-failures", "data-parallel")
 TWIN_SEED = 0
 ENDLESS = 2**62
 """A token budget that no simulated job reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The specification with the tape's budget, the trace to train, and notes for the reader of the result."""
+
+    spec: JobSpec
+    trace: TrainingTrace
+    notes: tuple[str, ...]
+
+    @property
+    def tokens_trained(self) -> int:
+        """The tokens that the tape's islands trained, including lost work, in tokens of this specification."""
+        return round(self.trace.tokens_trained / self.trace.tokens_per_step * self.spec.tokens_per_step)
+
+
+def match(tape: Tape, spec: JobSpec) -> Match:
+    """Match a tape with a specification. Raises InvalidJobSpec with all reasons why they do not fit."""
+    if not isinstance(tape.header, Header):
+        message = "is the tape of a fleet, which has failures but no steps, merges or versions."
+        remedy = "Simulate with level: protocol, which writes the tape of a job."
+        raise _misfit(spec, [Problem("tape", message, remedy)])
+    reading = trace_reader.read(tape, spec.synchroniser.adoption)
+    problems = [*_problems(tape.header.policy, spec), *reading.problems]
+    if problems:
+        raise _misfit(spec, problems)
+    trace = reading.trace
+    budget = trace.horizon_steps(trace.policy.token_budget)
+    planned = trace.ended or budget == spec.horizon_steps
+    steps = budget if planned else trace.horizon_steps(trace.tokens_trained)
+    notes = tuple(_notes(tape, trace, spec, steps))
+    return Match(spec.model_copy(update={"budget": BudgetSection(steps=steps)}), trace, notes)
+
+
+def _misfit(spec: JobSpec, problems: list[Problem]) -> InvalidJobSpec:
+    return InvalidJobSpec(detail=f"this tape cannot be trained as job {spec.name}", problems=tuple(problems))
+
+
+def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
+    islands, sync = len(policy.islands), spec.synchroniser
+    if islands != spec.island_count:
+        message = f"has {spec.island_count} islands, but the tape's job has {islands}."
+        yield Problem("islands", message, f"List {islands} islands.")
+    if policy.fragment_count != sync.fragments:
+        message = f"is {sync.fragments}, but the tape's job has {policy.fragment_count} fragments."
+        yield Problem("synchroniser.fragments", message, f"Set it to {policy.fragment_count}.")
+    if policy.sync_interval_steps != sync.interval_steps:
+        message = f"is {sync.interval_steps}, but on the tape it is {policy.sync_interval_steps}."
+        yield Problem("synchroniser.interval_steps", message, f"Set it to {policy.sync_interval_steps}.")
+    for index, section in enumerate(spec.islands):
+        if spec.batch_size_of(section) != spec.training.batch_size:
+            message = f"is {section.batch_size}, but all steps of a tape must have the same size."
+            yield Problem(f"islands.{index}.batch_size", message, "Leave it out.")
+    if not spec.trainer.startswith("learners.jax_trainer:"):
+        yield Problem("trainer", f"is {spec.trainer}, which trains no model.", "Leave it out.")
+
+
+def _notes(tape: Tape, trace: TrainingTrace, spec: JobSpec, steps: int) -> Iterator[str]:
+    policy, sync = trace.policy, spec.synchroniser
+    if tape.torn:
+        yield f"The tape is incomplete: {tape.torn}."
+    named = [plan.island for plan in policy.islands]
+    if named != list(spec.island_sections()):
+        yield f"Islands are matched by their order: the tape's {named[0]} trains the first shard, and so on."
+    differing = [
+        f"{name} is {getattr(policy, name)} on the tape ({getattr(sync, name)} in the job)"
+        for name in DECIDED_BY_TAPE
+        if getattr(policy, name) != getattr(sync, name)
+    ]
+    if differing:
+        yield f"The tape's decisions apply: {'; '.join(differing)}."
+    if trace.tokens_per_step != spec.tokens_per_step:
+        yield (
+            f"A full step has {trace.tokens_per_step:,} tokens on the tape and {spec.tokens_per_step:,} here. The tape is "
+            "followed step by step, and the token budget is converted."
+        )
+    if not trace.ended:
+        yield "The tape ends before its job. Work that its islands had not contributed by then is not in the model."
+    if steps != spec.horizon_steps:
+        yield f"The budget is the tape's {steps:,} steps per island, not the job's {spec.horizon_steps:,}."
+    full = trace.tokens_trained / trace.tokens_per_step
+    if full < FEWER_TOKENS_RATIO * trace.steps_trained:
+        yield (
+            f"On the tape, {trace.steps_trained:,} steps trained as much as {full:,.0f} full ones, because islands lacked "
+            "capacity. Here every step is a full one, so there are fewer."
+        )
+    if trace.inferred_count:
+        yield (
+            f"{trace.inferred_count} adoptions were not reported, because their islands died. They are placed where another "
+            "island took the state that shows them."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +236,7 @@ class TapeRuns:
             case "tape":
                 steps = _by_tape(method, key, tape, self._match)
             case "no-failures":
-                steps = _by_tape(method, key, tape, matching.match(tape, spec))
+                steps = _by_tape(method, key, tape, match(tape, spec))
             case "data-parallel":
                 steps = _data_parallel(key, spec)
         run = _followed(steps, lambda tokens: shown.update(task, completed=tokens))
@@ -335,14 +442,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         spec = with_found_files(parse_job(read_job_document(options.config)), EVERYTHING)
         tape = read_tape(options.tape / TAPE if options.tape.is_dir() else options.tape)
-        match = matching.match(tape, spec)
-        for note in match.notes:
+        matched = match(tape, spec)
+        for note in matched.notes:
             console.print(f"note: {note}", markup=False, highlight=False)
         folder = options.runs / f"train-tape-{spec.name}"
         methods: list[Method] = ["tape", *(method for method in METHODS if method in options.baseline)]
         rows = []
         for seed in range(spec.seed, spec.seed + max(1, options.seeds)):
-            runs = TapeRuns(tape, _of_seed(match, seed), folder, console).train(methods, again=options.again)
+            runs = TapeRuns(tape, _of_seed(matched, seed), folder, console).train(methods, again=options.again)
             rows += judge(seed, runs)
     except KeyboardInterrupt:
         console.print(f"Stopped. Finished runs are kept in {folder}. Run the same command again to continue.")
@@ -353,11 +460,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         plain = [{**asdict(row.run), "seed": row.seed, "gap": row.gap} for row in rows]
         over_seeds = [asdict(mean) for mean in means(rows)]
-        json.dump({"job": spec.name, "notes": match.notes, "rows": plain, "means": over_seeds}, sys.stdout, indent=2)
+        json.dump({"job": spec.name, "notes": matched.notes, "rows": plain, "means": over_seeds}, sys.stdout, indent=2)
         print()
     else:
         out = Console()
-        out.print(table(match, rows))
+        out.print(table(matched, rows))
         out.print(digests(rows), highlight=False)
     return 0
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import DataError
-from orchestrator.parameters.journal.storage import Content, Facts, Journal, OuterGradient
+from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradient
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.pieces import rows_of
 from orchestrator.parameters.wire_format import EncodedTensors

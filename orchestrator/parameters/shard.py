@@ -33,7 +33,7 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, RefusalRe
 from orchestrator.errors import InternalError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import Holding, encoded_part
-from orchestrator.parameters.journal.storage import Facts
+from orchestrator.parameters.journal import Facts
 from orchestrator.parameters.journaled_store import JournaledStore, JournaledVersion, MergeLog, Retry
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.parameters.tensors import Array, Tensors

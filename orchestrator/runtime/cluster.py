@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, ParamSpec, TypeVar
 
-from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors import ActorHandle
 from orchestrator.errors import InfrastructureError
 from orchestrator.runtime import settings
 from orchestrator.runtime.clusterfile import ClusterFile

@@ -15,9 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.interfaces import SynchroniserInterface
-from orchestrator.actors.records import NodeGroupRecord
+from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
 from orchestrator.runtime import cluster
@@ -25,7 +23,7 @@ from orchestrator.runtime.clusterfile import TOKEN, ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP, synchroniser_name
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import StatusDocument
+from orchestrator.status import NodeGroupRecord, StatusDocument
 from orchestrator.system import home_files
 from orchestrator.system.marks import BY_UP
 from orchestrator.system.roots import AllowedRoots

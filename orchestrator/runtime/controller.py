@@ -25,8 +25,7 @@ from typing import Any, Concatenate, ParamSpec
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.interfaces import IslandFactory, IslandInterface, Rank, SynchroniserInterface
+from orchestrator.actors import ActorHandle, IslandFactory, IslandInterface, Rank, SynchroniserInterface
 from orchestrator.checkpoints.resumption import stored
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line, in_words

@@ -21,8 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.interfaces import EvaluatorFactory, EvaluatorInterface, Measured, ModelOutline
+from orchestrator.actors import ActorHandle, EvaluatorFactory, EvaluatorInterface, Measured, ModelOutline
 from orchestrator.channel.endpoint import Membership, Payload
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import NO_INCARNATION

@@ -19,8 +19,7 @@ from typing import Concatenate, ParamSpec, assert_never
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.interfaces import IslandInterface
+from orchestrator.actors import ActorHandle, IslandInterface
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
 from orchestrator.core.messages import CatchUpFailure

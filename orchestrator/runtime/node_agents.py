@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors import ActorHandle
 from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.node_agent import NodeAgent

@@ -31,8 +31,7 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.interfaces import IslandInterface
+from orchestrator.actors import ActorHandle, IslandInterface
 from orchestrator.channel.client import HINDERED_S
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.channel.frames import Address, Ticket

@@ -27,8 +27,7 @@ from typing import Concatenate, ParamSpec
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.actors.interfaces import IslandInterface
+from orchestrator.actors import ActorHandle, IslandInterface
 from orchestrator.channel.endpoint import Membership
 from orchestrator.core import events, messages
 from orchestrator.core.events import event_of

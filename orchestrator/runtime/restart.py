@@ -20,7 +20,7 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors import ActorHandle
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.core import events as e
 from orchestrator.core.commands import island_of, kind_of

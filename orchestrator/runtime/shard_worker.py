@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol, TypeVar
 
-from orchestrator.actors.interfaces import ModelOutline
+from orchestrator.actors import ModelOutline
 from orchestrator.channel.endpoint import Endpoint, Membership, Payload, Terms, encrypts, rank_subject
 from orchestrator.channel.frames import SHARD
 from orchestrator.channel.stream import JobAuthority

@@ -26,7 +26,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
-from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors import ActorHandle
 from orchestrator.errors import first_line
 from orchestrator.status import Helper as HelperStatus
 

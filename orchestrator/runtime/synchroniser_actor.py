@@ -24,7 +24,7 @@ from typing import Any
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.actors.interfaces import SynchroniserInterface
+from orchestrator.actors import SynchroniserInterface
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.core import effects as f
 from orchestrator.core import events

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core.vocabulary import Duration
-from orchestrator.elastic.jobs import DuringStall
+from orchestrator.elastic import DuringStall
 from orchestrator.simulation import oracles
 from orchestrator.simulation.distributions import UNITS
 from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RETURN_S

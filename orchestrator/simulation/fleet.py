@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from orchestrator.core.vocabulary import Duration, Instant
-from orchestrator.elastic.jobs import Block, DuringStall, ElasticPolicy
+from orchestrator.elastic import Block, DuringStall, ElasticPolicy
 from orchestrator.errors import ConfigurationError
 from orchestrator.simulation.distributions import UNITS, Constant, Distribution, Exponential
 

@@ -2,10 +2,10 @@
 
     world = FleetWorld(plan, seed);  for done in world.batches(): …;  world.outcome()        or        simulate(plan, seed)
 
-``FleetWorld`` decides when things happen and adds up chip-seconds by cause, batch by batch; ``elastic.jobs`` decides what
-follows from each event. ``outcome`` always covers whole batches, so a run may be interrupted at any time. At one instant,
-returns of slices and ends of stalls come before the next failure, in the order in which they were scheduled. Steps and
-merges exist only at protocol level.
+``FleetWorld`` decides when things happen and adds up chip-seconds by cause, batch by batch; ``orchestrator.elastic`` decides
+what follows from each event. ``outcome`` always covers whole batches, so a run may be interrupted at any time. At one
+instant, returns of slices and ends of stalls come before the next failure, in the order in which they were scheduled. Steps
+and merges exist only at protocol level.
 
 **The failure trace** (``draw_outages``) says which slice an interruption hits, when, and when the slice returns. It depends
 on the hardware and the seed alone, so all systems see the same failures and differ by more than luck. The length of stalls
@@ -40,7 +40,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from orchestrator.core.vocabulary import Duration, Instant
-from orchestrator.elastic.jobs import AWAIT, GROW, NOTHING, RESTART, SHRINK, STALLS, ElasticJobs
+from orchestrator.elastic import AWAIT, GROW, NOTHING, RESTART, SHRINK, STALLS, ElasticJobs
 from orchestrator.simulation.distributions import Distribution
 from orchestrator.simulation.fleet import LOCK_STEP, Badput, Cause, FleetOutcome, FleetPlan, System
 from orchestrator.tape.schema import FleetHeader

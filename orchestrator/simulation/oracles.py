@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 
 from orchestrator.core.vocabulary import Duration
-from orchestrator.elastic.jobs import DuringStall
+from orchestrator.elastic import DuringStall
 from orchestrator.simulation.fleet import FleetPlan, System
 
 _ROUNDS = 60

@@ -53,7 +53,7 @@ from orchestrator.core.vocabulary import (
     offer_of_number,
     parse_timer,
 )
-from orchestrator.elastic.jobs import FleetEffect, FleetEvent
+from orchestrator.elastic import FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 from orchestrator.system.plain import brief, some_of
 from orchestrator.tape.declared import coder

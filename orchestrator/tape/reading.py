@@ -35,7 +35,7 @@ from orchestrator.tape.schema import (
 def was_synced(before: Iterable[Record], after: Iterable[str]) -> bool:
     """Return whether the lines ``after`` a damaged one prove that it was durable, given the records ``before`` it.
 
-    A merge is announced only once the tape is durable up to its decision (``journal.storage``), and after an epoch began
+    A merge is announced only once the tape is durable up to its decision (``parameters.journal``), and after an epoch began
     nothing is done until that is durable (``host.retry``). With durability async the first is no proof, and taken for one.
     """
     decided_before = {(x.fragment, x.version) for r in before for x in r.effects if isinstance(x, MergeFragment)}

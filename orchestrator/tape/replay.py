@@ -24,7 +24,7 @@ from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch, Instant
-from orchestrator.elastic.jobs import ElasticJobs, FleetEffect, FleetEvent
+from orchestrator.elastic import ElasticJobs, FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 from orchestrator.tape.driver import STORY_LENGTH, Fold, Pending, story_of
 from orchestrator.tape.schema import Digest, FleetHeader, Header, Mark, Record, Tape, encode_header, encode_record

@@ -26,7 +26,7 @@ from typing import Any, cast
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
 from orchestrator.core.vocabulary import JobPolicy
-from orchestrator.elastic.jobs import ElasticPolicy, FleetEffect, FleetEvent
+from orchestrator.elastic import ElasticPolicy, FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 from orchestrator.tape.codec import decode, decode_tagged, to_json
 

@@ -24,13 +24,12 @@ import numpy as np
 from api.clocks import uptime
 from api.jobs.service import NOTHING_MORE
 from orchestrator.accounting import report
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core.commands import Command, Cordon
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.host.records import write_parameters
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import StatusDocument
+from orchestrator.status import NodeGroupRecord, StatusDocument
 from orchestrator.system.logbook import island_logbook, service_logbook
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.tape import codec

@@ -12,14 +12,12 @@ from api.auth.code import code_problems
 from api.jobs.path_check import fleet_problems, group_problems, sections_of
 from api.jobs.translate import job_of
 from api.storage.store import JobRow
-from api.terminal.summary import lines_that_matter
-from api.terminal.watch import line, render
-from orchestrator.actors.records import NodeGroupRecord
+from api.terminal.watch import line, lines_that_matter, render
 from orchestrator.core.commands import Kill
 from orchestrator.core.vocabulary import CommandId, IslandId
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.sections import IslandsSection
-from orchestrator.status import Helper, JobStatus
+from orchestrator.status import Helper, JobStatus, NodeGroupRecord
 from orchestrator.system.plain import finite
 from tests.api.installation import Installation
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken

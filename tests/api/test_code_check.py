@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api.jobs.code_check import absent_functions
+from api.jobs.submission import absent_functions
 from orchestrator.specification.config import parse_job
 from orchestrator.system import user_packages
 

@@ -19,9 +19,9 @@ from api.jobs.status_cache import FRESH_S
 from api.metrics.exposition import Metrics
 from api.schemas import Job
 from api.storage.store import Store
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core import commands
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError
+from orchestrator.status import NodeGroupRecord
 from tests.api.clockwork import Clockwork, connect
 from tests.api.installation import ROOT, Installation
 from tests.api.test_restart import kill_service

@@ -10,10 +10,9 @@ import pytest
 from rich.text import Text
 
 from api.commands import jobs as command
-from api.commands.wide import island_table
 from api.schemas import Island, Job, JobSummary
-from api.terminal.screen import Screen
-from api.terminal.watch import last_merge, render
+from api.terminal.listing import Screen
+from api.terminal.watch import island_table, last_merge, render
 
 REASON = "a: its own code failed: " + "a word after the other, " * 60
 PLACE = "/data/runs/with/a/rather/long/path/" + "folder/" * 20

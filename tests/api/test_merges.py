@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from api.client import Client
-from api.merges.history import JOBS_MAX, MergeHistories, because, merge_of
 from api.run.folder import Run
+from api.run.merges import JOBS_MAX, MergeHistories, because, merge_of
 from orchestrator.accounting.explanation import REFUSALS_LISTED_MAX, Explanation, Explanations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e

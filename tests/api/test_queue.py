@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.jobs.queue import QueuedJob, Resources, Wants, decide, wants_of
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.specification.sections import IslandsSection
+from orchestrator.status import NodeGroupRecord
 
 NAMES = ("asia", "europe", "mars")
 rooms = st.builds(Resources, st.integers(4, 16).map(lambda n: n / 4), st.integers(0, 2))

@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.errors import InfrastructureError
-from orchestrator.status import StatusDocument
+from orchestrator.status import NodeGroupRecord, StatusDocument
 from tests.api.clockwork import Clockwork
 
 CONTROL = "tests.attack.ports:connect"

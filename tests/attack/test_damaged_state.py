@@ -17,9 +17,8 @@ import httpx
 import pytest
 
 from api.http.eventstream import frames
-from api.run.folder import Run
+from api.run.folder import Run, examine
 from api.run.logs import Logbook, LogReader, newest
-from api.run.status import examine
 from orchestrator.errors import NotFound
 from orchestrator.specification.bounds import ISLANDS_MAX
 from orchestrator.system.logbook import logbooks

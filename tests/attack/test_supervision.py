@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from api.chaos.run_threads import FAILURES_MAX, RunThread
+from api.chaos.active_run import FAILURES_MAX, RunThread
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosRunRow, ChaosStore
 from api.jobs.background_loop import BackgroundLoop

@@ -25,8 +25,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from api.http.refusals import error_of
-from api.terminal.screen import Screen
+from api.client import error_of
+from api.terminal.listing import Screen
 from orchestrator.errors import TooManyFailures
 from orchestrator.system import printable
 from orchestrator.system.logbook import write_printable

@@ -19,7 +19,7 @@ import numpy as np
 from learners import jax_trainer
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.parameters import tensors
-from orchestrator.parameters.journal.storage import Facts, Journal
+from orchestrator.parameters.journal import Facts, Journal
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.sections import SynchroniserSection

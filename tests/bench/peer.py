@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter
 
 from learners.plain_arrays import restored
-from orchestrator.actors.interfaces import IslandInterface
+from orchestrator.actors import IslandInterface
 from orchestrator.channel.client import ChannelClient
 from orchestrator.channel.frames import Ticket
 from orchestrator.core.vocabulary import Epoch

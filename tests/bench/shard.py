@@ -32,7 +32,7 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CodecName
-from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.journaled_store import MERGES_PER_STATE
 from orchestrator.parameters.outer_optimizer import Nesterov
 from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep

@@ -9,8 +9,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from api.routes import chaos as routes
-from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, PLANNED, TAKES, describe
-from orchestrator.chaos.plan import FaultSection
+from orchestrator.chaos.plan import ISLANDLESS, NEEDS, PLANNED, TAKES, FaultSection, describe
 from orchestrator.core import faults
 from orchestrator.core.commands import Inject
 from orchestrator.core.faults import CLASSES, Fault, JobFault, Kind, LinkFault, fault_of, flat

@@ -14,7 +14,7 @@ import yaml
 from api.installation.home import Home
 from api.installation.service_restart import kill_and_start_again
 from orchestrator.chaos.plan import parse
-from orchestrator.chaos.schedule import schedule
+from orchestrator.chaos.runner import schedule
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, RequestError
 from tests import forked

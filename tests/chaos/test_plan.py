@@ -11,7 +11,7 @@ import yaml
 
 from orchestrator.chaos.plan import check_fleet, parse
 from orchestrator.chaos.plan import parse_comparison as compare
-from orchestrator.chaos.schedule import schedule
+from orchestrator.chaos.runner import schedule
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from tests.chaos.plans import FLEET, RANDOM_KILLS, document, plan
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.chaos.runner import ChaosRunner
-from orchestrator.chaos.schedule import schedule
+from orchestrator.chaos.runner import ChaosRunner, schedule
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from tests.chaos.plans import FLEET, plan
 

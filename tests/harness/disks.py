@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.parameters.journal.storage import SUFFIX
+from orchestrator.parameters.journal import SUFFIX
 from tests.swarm.disk import Died, DiskFault, Operation, SimulatedDisk
 
 __all__ = ["Died", "FaultyDisk"]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import Command, Inject, Kill, Scale, island_of, kind_of
@@ -22,7 +21,7 @@ from orchestrator.host.state_view import core_status
 from orchestrator.simulation.plan import Capacity, WorldPlan
 from orchestrator.simulation.world import World
 from orchestrator.specification.config import JobSpec
-from orchestrator.status import CommandStatus, JobStatus, StatusDocument
+from orchestrator.status import CommandStatus, JobStatus, NodeGroupRecord, StatusDocument
 from orchestrator.tape import codec
 from orchestrator.tape.driver import Fold
 

@@ -14,7 +14,7 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
 from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier
-from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.specification.sections import SynchroniserSection

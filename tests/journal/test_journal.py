@@ -29,11 +29,11 @@ from orchestrator.core.vocabulary import (
     WeightedPayload,
 )
 from orchestrator.errors import DataError
+from orchestrator.parameters import journal as storage
 from orchestrator.parameters import tensors
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
 from orchestrator.parameters.codec.registry import codec as coder
-from orchestrator.parameters.journal import storage
-from orchestrator.parameters.journal.storage import (
+from orchestrator.parameters.journal import (
     ENTRIES_PER_SEGMENT,
     Journal,
     lost_merges,

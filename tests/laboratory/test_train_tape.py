@@ -16,9 +16,9 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted, CaughtUp, Progress
 from orchestrator.core.vocabulary import Instant
-from orchestrator.elastic.jobs import ElasticPolicy
+from orchestrator.elastic import ElasticPolicy
 from orchestrator.errors import InvalidJobSpec
-from orchestrator.laboratory import matching, trace_reader, train_tape
+from orchestrator.laboratory import trace_reader, train_tape
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.laboratory.training_trace import Exported
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind
@@ -230,7 +230,7 @@ def test_a_tape_whose_islands_adopted_otherwise_is_refused(recorded: str, asked:
         pass
     tape = sink.tape(Header(spec.name, spec.policy()))
     with pytest.raises(InvalidJobSpec, match=f"Set it to {recorded}"):
-        matching.match(tape, job(adoption=asked))
+        train_tape.match(tape, job(adoption=asked))
 
 
 def test_a_tape_that_lost_an_adoption_is_refused() -> None:
@@ -238,7 +238,7 @@ def test_a_tape_that_lost_an_adoption_is_refused() -> None:
     adopted = [n for n, record in enumerate(tape.records) if isinstance(e.report_of(record.event), Adopted)]
     gone = adopted[len(adopted) // 2]
     with pytest.raises(InvalidJobSpec, match="contradicts itself"):
-        matching.match(replace(tape, records=tape.records[:gone] + tape.records[gone + 1 :]), job())
+        train_tape.match(replace(tape, records=tape.records[:gone] + tape.records[gone + 1 :]), job())
 
 
 def test_a_tape_without_its_beginning_and_one_without_merges_are_refused() -> None:
@@ -248,29 +248,29 @@ def test_a_tape_without_its_beginning_and_one_without_merges_are_refused() -> No
         (tape.records[:8], "has no merge"),
     ):
         with pytest.raises(InvalidJobSpec, match=told):
-            matching.match(replace(tape, records=records), job())
+            train_tape.match(replace(tape, records=records), job())
 
 
 def test_a_fleets_tape_is_refused() -> None:
     header = FleetHeader("fleet", ElasticPolicy(blocks=()), {}, 0)
     with pytest.raises(InvalidJobSpec, match="level: protocol"):
-        matching.match(Tape(header, ()), job())
+        train_tape.match(Tape(header, ()), job())
 
 
 def test_a_tape_that_breaks_off_is_trained_as_far_as_it_goes() -> None:
     whole = world(1, "rebase").run().tape
     half = replace(whole, records=whole.records[: len(whole.records) // 2])
-    match = matching.match(half, job(adoption="rebase"))
+    match = train_tape.match(half, job(adoption="rebase"))
     assert any("ends before its job" in note for note in match.notes)
     assert 0 < train(half, match.spec).merge_count < train(whole, match.spec).merge_count
 
 
 def test_the_budget_is_the_jobs_where_it_was_reached_and_what_the_tape_trained_where_not() -> None:
     whole = world(2, "rebase", calm_at=5.0).run().tape
-    ended = matching.match(whole, job(150, adoption="rebase"))
+    ended = train_tape.match(whole, job(150, adoption="rebase"))
     assert ended.spec.horizon_steps == 200
     half = replace(whole, records=whole.records[: len(whole.records) // 2])
-    broken_off = matching.match(half, job(150, adoption="rebase"))
+    broken_off = train_tape.match(half, job(150, adoption="rebase"))
     assert broken_off.spec.horizon_steps == broken_off.trace.tokens_trained // (ISLANDS * TOKENS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from orchestrator.laboratory import matching
+from orchestrator.laboratory import train_tape
 from orchestrator.laboratory.in_process_trainers import MakeTrainer
 from orchestrator.laboratory.tape_training import TapeTraining, Trained
 from orchestrator.simulation.plan import WorldPlan, sample_policy
@@ -41,7 +41,7 @@ def world(seed: int, adoption: str, fault_count: int = 8, kind: type[World] = Wo
 
 
 def train(tape: Tape, spec: JobSpec, make_trainer: MakeTrainer = QuadraticTrainer) -> Trained:
-    training = TapeTraining(spec, matching.match(tape, spec).trace, make_trainer)
+    training = TapeTraining(spec, train_tape.match(tape, spec).trace, make_trainer)
     for _ in training.run():
         pass
     assert training.trained is not None

@@ -16,7 +16,7 @@ from typing import Any
 from learners import checkpointing
 from learners.group import link
 from learners.island_arrays import HeldPieces
-from orchestrator.actors.interfaces import MeetingPlace, Rank
+from orchestrator.actors import MeetingPlace, Rank
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, PART_BYTES_MAX, decode_part
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version

@@ -9,8 +9,8 @@ import optax
 import pytest
 from optax.contrib import MuonDimensionNumbers
 
+from learners import optimizers
 from learners.inner_step import DescentCheck
-from learners.optimizers import inner
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import Role
 from orchestrator.specification.config import parse_job
@@ -27,22 +27,22 @@ def test_the_learning_rate_is_optaxs_warm_up_and_cosine():
         init_value=0.0, peak_value=0.1, warmup_steps=10, decay_steps=100, end_value=0.02
     )
     for step in range(10, 130):
-        assert inner.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step)), rel=1e-5)
+        assert optimizers.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step)), rel=1e-5)
     for step in range(10):  # ours trains from the first step on: its step 0 is optax's step 1
-        assert inner.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step + 1)), rel=1e-5)
+        assert optimizers.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step + 1)), rel=1e-5)
 
 
 def test_without_warm_up_and_past_the_horizon_the_rate_is_still_defined():
     for schedule in ("cosine", "linear", "wsd"):
         cold = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=0, schedule=schedule)
-        assert inner.learning_rate(cold, 1, 0) == pytest.approx(0.1)
-        assert inner.learning_rate(cold, 100, 10**6) == pytest.approx(0.02)
+        assert optimizers.learning_rate(cold, 1, 0) == pytest.approx(0.1)
+        assert optimizers.learning_rate(cold, 100, 10**6) == pytest.approx(0.02)
 
 
 def test_the_linear_rate_is_optaxs_line() -> None:
     line = optax.linear_schedule(0.1, 0.02, transition_steps=90)
     rates = [
-        inner.learning_rate(section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="linear"), 100, step)
+        optimizers.learning_rate(section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="linear"), 100, step)
         for step in range(10, 120)
     ]
     assert rates == pytest.approx([float(line(step)) for step in range(110)], rel=1e-5)
@@ -51,10 +51,10 @@ def test_the_linear_rate_is_optaxs_line() -> None:
 def test_the_wsd_rate_is_constant_up_to_its_last_part() -> None:
     wsd = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="wsd", decay_ratio=0.25)
     line = optax.linear_schedule(0.1, 0.02, transition_steps=25, transition_begin=75)
-    rates = [inner.learning_rate(wsd, 100, step) for step in range(10, 120)]
+    rates = [optimizers.learning_rate(wsd, 100, step) for step in range(10, 120)]
     assert rates == pytest.approx([float(line(step)) for step in range(10, 120)], rel=1e-5)
     never = section(lr=0.1, warmup_steps=0, schedule="wsd", decay_ratio=0.0)
-    assert [inner.learning_rate(never, 100, step) for step in (0, 99, 500)] == [0.1] * 3
+    assert [optimizers.learning_rate(never, 100, step) for step in (0, 99, 500)] == [0.1] * 3
 
 
 TENSORS = {
@@ -98,14 +98,14 @@ def test_two_scaled_updates_equal_optaxs_own_optimizer_after_clipping(kind: str)
     if kind == "muon":  # optax's own moves all else by Adam with Nesterov's momentum
         adamw, _ = two_steps(optax.chain(optax.clip_by_global_norm(1.0), REFERENCES["adamw"]), 1.0)
         expected |= {name: adamw[name] for name in ("embed", "gain")}
-    got, _ = two_steps(inner.build(section(kind=kind)), 0.1)
+    got, _ = two_steps(optimizers.build(section(kind=kind)), 0.1)
     for name in TENSORS:
         np.testing.assert_allclose(got[name], expected[name], rtol=2e-5, atol=1e-6)
 
 
 def test_without_a_clip_norm_gradients_are_not_clipped() -> None:
     expected, _ = two_steps(REFERENCES["lion"], 1.0)
-    got, _ = two_steps(inner.build(section(kind="lion", clip_norm=None)), 0.1)
+    got, _ = two_steps(optimizers.build(section(kind="lion", clip_norm=None)), 0.1)
     for name in TENSORS:
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-6)
 
@@ -113,10 +113,10 @@ def test_without_a_clip_norm_gradients_are_not_clipped() -> None:
 def test_muon_moves_each_layer_and_expert_of_a_stack_as_a_matrix_of_its_own() -> None:
     generator = np.random.default_rng(0)
     stack = jnp.asarray(generator.standard_normal((2, 3, 4, 5)), jnp.float32)
-    optimizer = inner.build(section(kind="muon", clip_norm=None), {"stack": Role(stacked_axes=2)})
+    optimizer = optimizers.build(section(kind="muon", clip_norm=None), {"stack": Role(stacked_axes=2)})
     gradient = {"stack": jnp.asarray(generator.standard_normal(stack.shape), jnp.float32)}
     whole, _ = optimizer.update(gradient, optimizer.init({"stack": stack}), {"stack": stack})
-    plain = inner.build(section(kind="muon", clip_norm=None))
+    plain = optimizers.build(section(kind="muon", clip_norm=None))
     for index in np.ndindex(2, 3):
         one = {"w": stack[index]}
         alone, _ = plain.update({"w": gradient["stack"][index]}, plain.init(one), one)
@@ -125,7 +125,7 @@ def test_muon_moves_each_layer_and_expert_of_a_stack_as_a_matrix_of_its_own() ->
 
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_every_moment_of_a_tensors_shape_lies_under_the_tensors_name(kind: str) -> None:
-    _, state = two_steps(inner.build(section(kind=kind)), 0.1)
+    _, state = two_steps(optimizers.build(section(kind=kind)), 0.1)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         key = getattr(path[-1], "key", None)
         assert leaf.size <= 3 or key in TENSORS  # else a count, or the coefficients of Muon's polynomial
@@ -139,7 +139,7 @@ def test_the_first_group_that_fits_a_tensor_sets_its_rate_and_its_decay() -> Non
     ]
     own = {**DECAYS, "blocks.0.up": False}
     rates = {"blocks.0.up": 0.5, "large": 2.0, "embed": 0.0, "gain": 1.0}
-    got, _ = two_steps(inner.build(section(groups=groups)), 0.1)
+    got, _ = two_steps(optimizers.build(section(groups=groups)), 0.1)
     for name, rate in rates.items():
         reference = optax.chain(
             optax.clip_by_global_norm(1.0), optax.adamw(0.1 * rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=own)
@@ -150,7 +150,7 @@ def test_the_first_group_that_fits_a_tensor_sets_its_rate_and_its_decay() -> Non
 def test_a_group_that_applies_to_no_tensor_is_refused() -> None:
     groups = [{"role": "matrix"}, {"tensors": "large"}]
     with pytest.raises(ConfigurationError, match=r"groups\.1 applies to no tensor.*blocks\.0\.up"):
-        inner.build(section(groups=groups)).init(TENSORS)
+        optimizers.build(section(groups=groups)).init(TENSORS)
 
 
 def whole(section: dict[str, Any]) -> optax.GradientTransformation:
@@ -183,7 +183,7 @@ def nothing(section: dict[str, Any]) -> None: ...
 )
 def test_a_factorys_updates_are_added_as_they_are(factory: str, fields: dict[str, Any], reference: Any) -> None:
     """Without a second decay, and clipped only where ``clip_norm`` is written."""
-    got, _ = two_steps(inner.build(section(factory=f"{__name__}:{factory}", **fields)), 1.0)
+    got, _ = two_steps(optimizers.build(section(factory=f"{__name__}:{factory}", **fields)), 1.0)
     expected, _ = two_steps(reference, 1.0)
     for name in TENSORS:
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-5)
@@ -191,7 +191,7 @@ def test_a_factorys_updates_are_added_as_they_are(factory: str, fields: dict[str
 
 def test_the_rates_of_groups_multiply_a_factorys_updates() -> None:
     own = section(factory=f"{__name__}:own_rate", groups=[{"tensors": "large", "lr_ratio": 0.0}])
-    got, _ = two_steps(inner.build(own), 1.0)
+    got, _ = two_steps(optimizers.build(own), 1.0)
     expected, _ = two_steps(optax.adamw(0.1), 1.0)
     np.testing.assert_array_equal(got["large"], TENSORS["large"])
     np.testing.assert_allclose(got["gain"], expected["gain"], rtol=1e-5)
@@ -206,20 +206,20 @@ def test_a_groups_decay_beside_a_factory_is_refused() -> None:
 def test_a_setting_that_the_factory_never_reads_is_refused(field: str) -> None:
     """It would change nothing, without a word."""
     with pytest.raises(ConfigurationError, match=rf"{field} is 0\.25, but the factory .* never reads it"):
-        inner.build(section(factory=f"{__name__}:own_rate", **{field: 0.25}))
+        optimizers.build(section(factory=f"{__name__}:own_rate", **{field: 0.25}))
 
 
 def test_a_factorys_updates_are_scaled_by_the_part_of_the_schedule_that_they_are_at() -> None:
     own = section(factory=f"{__name__}:whole", lr=0.1, lr_final_ratio=0.2, warmup_steps=10)
-    assert inner.update_scale(own, 100, 0) == pytest.approx(0.1)
-    assert inner.update_scale(own, 100, 10) == pytest.approx(1.0)
-    assert inner.update_scale(own, 100, 100) == pytest.approx(0.2)
-    assert inner.update_scale(SECTION, 100, 0) == inner.learning_rate(SECTION, 100, 0)
+    assert optimizers.update_scale(own, 100, 0) == pytest.approx(0.1)
+    assert optimizers.update_scale(own, 100, 10) == pytest.approx(1.0)
+    assert optimizers.update_scale(own, 100, 100) == pytest.approx(0.2)
+    assert optimizers.update_scale(SECTION, 100, 0) == optimizers.learning_rate(SECTION, 100, 0)
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_updates_of_every_kind_point_downhill(kind: str) -> None:
-    optimizer = inner.build(section(kind=kind))
+    optimizer = optimizers.build(section(kind=kind))
     gradient = {name: jnp.asarray(np.random.default_rng(0).standard_normal(a.shape)) for name, a in TENSORS.items()}
     updates, _ = optimizer.update(gradient, optimizer.init(TENSORS), TENSORS)
     assert sum(float(jnp.sum(updates[name] * gradient[name])) for name in TENSORS) < 0
@@ -255,7 +255,7 @@ def with_noise(section: dict[str, Any]) -> optax.GradientTransformation:
 
 def test_a_state_that_is_no_numbers_is_refused_with_what_to_keep_instead() -> None:
     with pytest.raises(ConfigurationError, match=r"keeps a jax\.random\.key .* Keep jax\.random\.key_data"):
-        inner.build(section(factory=f"{__name__}:with_noise")).init(TENSORS)
+        optimizers.build(section(factory=f"{__name__}:with_noise")).init(TENSORS)
 
 
 @pytest.mark.parametrize(("steps", "most"), [(1, 0), (9, 4), (10**9, 1_000)])
@@ -277,7 +277,7 @@ def test_an_optimizer_that_moves_nothing_for_half_a_job_is_refused(steps: int, m
 )
 def test_a_factory_of_something_else_is_refused(factory: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        inner.build(section(factory=factory))
+        optimizers.build(section(factory=factory))
 
 
 def test_a_step_of_the_schedule_is_one_of_every_island_that_the_job_begins_with(make_job) -> None:

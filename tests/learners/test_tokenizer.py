@@ -14,8 +14,8 @@ from learners import tokenizer, tokenizer_training
 from learners.corpus import joined, split, text_bytes
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, OutsideRoots
-from orchestrator.models.huggingface.tokenizer import end_of_text_of
-from orchestrator.models.huggingface.tokenizer import files_of as exported_files
+from orchestrator.models.huggingface.export import end_of_text_of
+from orchestrator.models.huggingface.export import files_of as exported_files
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import AllowedRoots

@@ -20,7 +20,7 @@ from learners.text import Text
 from learners.tokenizer import SPACE
 from orchestrator.core.vocabulary import NO_FLAWS
 from orchestrator.errors import ConfigurationError
-from orchestrator.models.huggingface.tokenizer import end_of_text_of
+from orchestrator.models.huggingface.export import end_of_text_of
 from orchestrator.specification.sections import DataSection
 from orchestrator.system.roots import EVERYTHING, AllowedRoots
 from orchestrator.text import data_index, tokenizer_file

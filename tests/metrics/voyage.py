@@ -16,19 +16,18 @@ import numpy as np
 
 from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
 from orchestrator.accounting.series import Histogram
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId
 from orchestrator.errors import NotFound
 from orchestrator.parameters import tensors
-from orchestrator.parameters.journal.storage import Facts, Journal
+from orchestrator.parameters.journal import Facts, Journal
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import Helper, StatusDocument
+from orchestrator.status import Helper, NodeGroupRecord, StatusDocument
 from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 

@@ -22,7 +22,7 @@ from orchestrator.errors import InternalError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName, codec
 from orchestrator.parameters.holding import EVERYTHING
-from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.journaled_store import recovered
 from orchestrator.parameters.outer_optimizer import Nesterov
 from orchestrator.parameters.outer_state import Averaging, NotFinite, OuterState, OuterStep

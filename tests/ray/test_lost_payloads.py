@@ -23,7 +23,7 @@ from orchestrator.core.vocabulary import (
 from orchestrator.errors import InternalError
 from orchestrator.host.job_context import JobContext, Timers
 from orchestrator.parameters import outer_optimizer, wire_format
-from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.specification.config import parse_job

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from orchestrator.actors.interfaces import ModelOutline
+from orchestrator.actors import ModelOutline
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.host.job_context import JobContext
-from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.specification.config import parse_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.elastic.jobs import DuringStall
+from orchestrator.elastic import DuringStall
 from orchestrator.simulation.distributions import parse
 from orchestrator.simulation.fleet import DISTRIBUTIONS, FleetPlan, Scavenged, System
 from orchestrator.tape.schema import Digest, FleetHeader, Footer, encode_footer, encode_header

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.elastic.jobs import (
+from orchestrator.elastic import (
     AwaitSlice,
     BeginStall,
     Block,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.elastic.jobs import BeginStall, DuringStall, SliceFailed
+from orchestrator.elastic import BeginStall, DuringStall, SliceFailed
 from orchestrator.errors import DataError
 from orchestrator.simulation.fleet import FleetPlan, System
 from orchestrator.simulation.fleet_world import FleetTape, FleetWorld, fleet_header

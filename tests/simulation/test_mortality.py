@@ -27,7 +27,7 @@ from orchestrator.core.effects import Effect, ReleasePayload
 from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Epoch, FragmentId, RefusalReason, RoundPhase, Version
-from orchestrator.parameters.journal.storage import Content, Facts, Journal, OuterGradient
+from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradient
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.replica.outbox import NumberedReports

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.elastic.jobs import DuringStall
+from orchestrator.elastic import DuringStall
 from orchestrator.simulation import oracles
 from orchestrator.simulation.distributions import UNITS, Constant, LogNormal, Uniform
 from orchestrator.simulation.fleet import FleetPlan, System

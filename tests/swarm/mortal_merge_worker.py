@@ -20,11 +20,11 @@ from orchestrator.errors import InternalError
 from orchestrator.host.retry import Retrier
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
-from orchestrator.parameters.journal.storage import Facts, Journal
+from orchestrator.parameters.journal import Facts, Journal
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.parameters.wire_format import EncodedTensors, encoded
-from orchestrator.simulation.merge_worker import MergeWorker, MergeWorld
+from orchestrator.simulation.world import MergeWorker, MergeWorld
 from orchestrator.specification.config import JobSpec, parse_job
 
 SIZE = 3

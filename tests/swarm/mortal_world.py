@@ -23,7 +23,7 @@ from orchestrator.core.vocabulary import FragmentId, IslandState, JobPhase, JobP
 from orchestrator.errors import DataError, Fenced
 from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
-from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.outer_state import OuterStep
 from orchestrator.simulation.island import Host, SimulatedIsland
 from orchestrator.simulation.plan import WorldPlan

@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId, JobPhase
 from orchestrator.errors import NotFound
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import StatusDocument
+from orchestrator.status import NodeGroupRecord, StatusDocument
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_results

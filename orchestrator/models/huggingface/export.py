@@ -1,13 +1,27 @@
 """A job's merged parameters as a Hugging Face checkpoint: ``config.json``, ``model.safetensors``, and the tokenizer's files.
 
 Tensors are read part by part from the job's safetensors file and written at once, so at most one layer of one tensor is in
-memory. Where the job's file comes from is known elsewhere.
+memory. The caller knows where the job's file and the checkpoint's files come from.
+
+The tokenizer's side is the special tokens, and the files with which ``AutoTokenizer`` loads it:
+
+   tokenizer_config.json    the class that loads it, and the tokens around a document
+   tokenizer.json           that of the job; for bytes, one in which each byte is a token
+   tokenizer.model          SentencePiece's, that of the job
+   generation_config.json   that of the checkpoint that the job continued; generation also ends at the job's separator
+   chat_template.jinja, …   those of that checkpoint
+
+The checkpoint's tokenizer files are kept if the job has the same tokenizer. Otherwise the special tokens are those that the
+job trained with: the separator ends a text if it is a control token, and the token before documents begins one. The tokens
+of a text are those that the job trained on, except for control tokens: in training the content of a document was text,
+whereas transformers turns a ``<|endoftext|>`` into the token itself.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +30,22 @@ from numpy.typing import NDArray
 
 from orchestrator.errors import DataError, UnfitWeights
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
-from orchestrator.models.huggingface import configuration, files, tokenizer
+from orchestrator.models.huggingface import configuration, files
+from orchestrator.models.huggingface.configuration import IDS
 from orchestrator.models.huggingface.files import TensorFile
 from orchestrator.models.huggingface.layout import Sources, sources_of
-from orchestrator.models.huggingface.origin import CONFIG, Origin
+from orchestrator.models.huggingface.origin import CONFIG, GENERATION, OF_THE_TOKENIZER, TOKENIZER_CONFIG, Origin
+from orchestrator.specification.bounds import BYTES
 from orchestrator.specification.sections import BUILT_IN_TRAINER, ModelSection
 from orchestrator.system.roots import EVERYTHING
+from orchestrator.text.tokenizer_file import TokenizerFile
 from orchestrator.text.tokenizer_file import read as read_tokenizer
+
+JSON, PIECES = "tokenizer.json", "tokenizer.model"
+SENTENCEPIECE_CLASS = "SentencePieceBackend"
+"""transformers' other classes split by their own rules; this one uses SentencePiece."""
+VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+"""Bytes that byte-level tokenizers write as the character with that number; the others follow from 256 on (GPT-2)."""
 
 
 def write(
@@ -48,7 +71,7 @@ def write(
     data, file = spec["data"], None
     if tokenizer_path is not None:
         file = read_tokenizer(EVERYTHING, str(tokenizer_path.absolute()))
-    special, notes = tokenizer.special_tokens_of(file, data, origin)
+    special, notes = special_tokens_of(file, data, origin)
     text = None if origin is None else origin.config
     document = configuration.document_of(network, data["sequence_length"], special.ids, text)
     own = files.read_header(lambda: source.open("rb"))
@@ -89,3 +112,112 @@ def _values(own: TensorFile, sources: Mapping[str, Sources]) -> Iterator[NDArray
         for index in each.names:
             part = own.read(name, index)
             yield part.T if each.turned else part
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Special tokens for an export. ``ids`` are for config.json; ``files`` are the tokenizer's files, by name."""
+
+    ids: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+
+def special_tokens_of(
+    file: TokenizerFile | None, data: Mapping[str, Any], origin: Origin | None = None
+) -> tuple[SpecialTokens, list[str]]:
+    """Return the tokenizer's part of an export, and notes for the user.
+
+    ``file`` is that of the job; None if its tokens are bytes, or if it is gone. ``data`` is the job's
+    section.
+    """
+    end, begin = end_of_text_of(file, data["separator"]), begin_of_text_of(file, data.get("begin_token"))
+    ids: dict[str, Any] = {"eos_token_id": end, "bos_token_id": begin}
+    files = files_of(file, end, begin) if file is not None or data["tokenizer"] == BYTES else {}
+    if origin is None:
+        return SpecialTokens(ids, files), []
+    notes = [f"{name} of {origin.folder} could not be kept: {reason}." for name, reason in sorted(origin.lost.items())]
+    if not _is_same(file, data, origin):
+        if dropped := [name for name in origin.files if name in (GENERATION, *OF_THE_TOKENIZER)]:
+            notes.append(
+                f"The job's tokenizer differs from that of {origin.folder}, so {', '.join(dropped)} are left out."
+            )
+        return SpecialTokens(ids, files), notes
+    ids |= {name: origin.config[name] for name in IDS if origin.config.get(name) is not None}
+    if file is not None:
+        files |= {name: origin.files[name].encode() for name in OF_THE_TOKENIZER if name in origin.files}
+        if file.is_sentencepiece and TOKENIZER_CONFIG in origin.files:
+            files[TOKENIZER_CONFIG] = _json(
+                {**origin.mapping(TOKENIZER_CONFIG), "tokenizer_class": SENTENCEPIECE_CLASS}
+            )
+    generation = origin.mapping(GENERATION)
+    ends = generation.get("eos_token_id") or ids["eos_token_id"]
+    ends = [*ends] if isinstance(ends, list) else [ends]
+    if end is not None and end not in ends:
+        generation["eos_token_id"] = [*(each for each in ends if each is not None), end]
+        notes.append(f"Generation also ends at token {end}, which separated the documents.")
+    if generation:
+        files[GENERATION] = _json(generation)
+    return SpecialTokens(ids, files), notes
+
+
+def files_of(file: TokenizerFile | None, end_of_text: int | None, begin_of_text: int | None = None) -> dict[str, bytes]:
+    """Return the tokenizer's files by name; without a file, those for bytes.
+
+    ``end_of_text`` and ``begin_of_text`` are the tokens around a document, if they are control tokens.
+    """
+    config: dict[str, Any] = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
+    if file is None:
+        return {TOKENIZER_CONFIG: _json(config), JSON: _json(_of_bytes())}
+    if end_of_text is not None:
+        config["eos_token"] = file.text_of(end_of_text)
+    if begin_of_text is not None:
+        config |= {"bos_token": file.text_of(begin_of_text), "add_bos_token": True}
+    if file.is_sentencepiece:
+        return {TOKENIZER_CONFIG: _json(config | {"tokenizer_class": SENTENCEPIECE_CLASS}), PIECES: file.content}
+    return {TOKENIZER_CONFIG: _json(config), JSON: file.content}
+
+
+def end_of_text_of(file: TokenizerFile | None, separator: int | None) -> int | None:
+    """Return the job's separator if it is a control token: text, such as a newline, does not show that a model has ended."""
+    if file is None:
+        return None
+    token = file.end_of_text if separator is None else separator
+    return token if token in file.control_tokens else None
+
+
+def begin_of_text_of(file: TokenizerFile | None, begin_token: int | str | None) -> int | None:
+    """Return the token before the job's documents, if it is a control token."""
+    return (
+        begin_token
+        if file is not None and isinstance(begin_token, int) and begin_token in file.control_tokens
+        else None
+    )
+
+
+def _is_same(file: TokenizerFile | None, data: Mapping[str, Any], origin: Origin) -> bool:
+    """Return whether the job has the checkpoint's tokenizer. If the checkpoint has none, any with its vocabulary's ids."""
+    if data["tokenizer"] == BYTES:
+        return False
+    digest = data.get("tokenizer_digest") or (None if file is None else file.digest)
+    return not origin.tokenizers or digest in origin.tokenizers.values()
+
+
+def _of_bytes() -> Mapping[str, Any]:
+    invisible = iter(range(256, 512))
+    characters = [chr(byte if byte in VISIBLE else next(invisible)) for byte in range(256)]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {text: byte for byte, text in enumerate(characters)}, "merges": []},
+    }
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.accounting.ledger import ROLLED_BACK
-from orchestrator.actors.interfaces import IslandInterface
+from orchestrator.actors import IslandInterface
 from orchestrator.core import commands, saving
 from orchestrator.core.events import MergeCompleted
 from orchestrator.core.messages import Adopted

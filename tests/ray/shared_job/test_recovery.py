@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from orchestrator.accounting.ledger import ROLLED_BACK
-from orchestrator.actors.interfaces import IslandInterface
+from orchestrator.actors import IslandInterface
 from orchestrator.core import events
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import FragmentRestored, FromJournal
 from orchestrator.core.vocabulary import Epoch, FragmentId
-from orchestrator.parameters.journal.storage import Journal, sizes_of
+from orchestrator.parameters.journal import Journal, sizes_of
 from orchestrator.runtime import cluster
 from orchestrator.runtime.settings import island_name
 from orchestrator.system.logbook import service_logbook

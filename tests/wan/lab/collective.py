@@ -113,12 +113,12 @@ class Learner:
         return np.concatenate([np.asarray(gradient[name]).ravel() for name in sorted(self._shapes)])
 
     def descend(self, gradient: Vector) -> None:
-        from learners.optimizers import inner
+        from learners import optimizers
 
         parts = dict(zip(sorted(self._shapes), np.split(gradient, self._cuts), strict=True))
         tensors = {name: part.reshape(self._shapes[name]) for name, part in parts.items()}
         job = self._spec.job
-        scale = inner.update_scale(job.training.inner_optimizer, job.horizon_steps, self._steps)
+        scale = optimizers.update_scale(job.training.inner_optimizer, job.horizon_steps, self._steps)
         self._parameters, self._state = self._update(self._parameters, self._state, tensors, scale)
         self._steps += 1
 
@@ -145,11 +145,10 @@ class Learner:
     def _prepare_descent(self) -> None:
         import jax
 
-        from learners import model
-        from learners.optimizers import inner
+        from learners import model, optimizers
 
         built = model.build(self._spec)
-        optimizer = inner.build(self._spec.job.training.inner_optimizer, built.roles)
+        optimizer = optimizers.build(self._spec.job.training.inner_optimizer, built.roles)
         self._parameters: Any = built.initialise(self._spec.job.seed)
         self._state: Any = optimizer.init(self._parameters)
         self._gradient = jax.jit(jax.grad(built.loss))

@@ -1,13 +1,19 @@
-"""The calls that an island's process answers: to the synchroniser, to the controller, and to islands that catch up.
+"""The interfaces of the actors of a job, and typed calls to them.
 
-``learners.island.Island`` is the one implementation, and says what each of them does.
+    reply = island.call(IslandInterface.reports, epoch, read, acknowledged, POLL_S)
+    reports = ray.get(reply, timeout=3.0)       # list[tuple[int, IslandReport]]
 
-The calls that a job's synchroniser answers to the control port, and to the job's controller.
+``ActorHandle`` calls the methods of an actor's class or interface by name, so that type checkers compare name, arguments and
+answer. The interfaces are those of actors whose class the caller does not import, because it is heavy or in a package
+above. The classes say what each method does:
 
-``runtime.synchroniser_actor.SynchroniserActor`` implements them and says what each of them does. A service asks without
-importing that: it may be of another build than the synchroniser, and needs nothing of a job's machinery.
+    IslandInterface        learners.island.Island; the synchroniser, the controller and islands that catch up call it
+    EvaluatorInterface     learners.evaluator.Evaluator
+    SynchroniserInterface  runtime.synchroniser_actor.SynchroniserActor; the control port and the controller call it. The
+                           service may be of another build than the synchroniser, and needs nothing of a job's machinery
 
-The calls that a job's evaluator answers, which ``learners.evaluator.Evaluator`` implements.
+Names of methods travel between builds and stay as they are. Names of arguments do not travel, so interfaces take them by
+position.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from orchestrator.core.messages import IslandReport
 from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, SourceLoss, Version
@@ -25,9 +31,38 @@ from orchestrator.status import StatusDocument
 from orchestrator.system.logbook import Logbook
 
 if TYPE_CHECKING:
+    import ray  # a process that joins a cluster imports it, once its environment is set
+
     from orchestrator.channel.endpoint import Carried, Membership
     from orchestrator.parameters.holding import Holding
     from orchestrator.parameters.parts import Bounds
+
+ActorT = TypeVar("ActorT")
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+Measured = tuple[float, int, float, float | None, tuple[SourceLoss, ...]]
+"""Loss in nats per token, of how many sequences, the seconds taken, bits per byte, and by source."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorHandle(Generic[ActorT]):
+    """``ray_handle`` is Ray's own, on which nothing is typed."""
+
+    ray_handle: Any
+
+    def call(
+        self,
+        method: Callable[Concatenate[ActorT, Arguments], Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> ray.ObjectRef[Answer]:
+        """Call the method and return at once with the reply to come. Raises AttributeError where the actor has none."""
+        reply: ray.ObjectRef[Answer] = getattr(self.ray_handle, method.__name__).remote(*arguments, **named)
+        return reply
+
+    def has(self, method: Callable[Concatenate[ActorT, Arguments], Answer]) -> bool:
+        """Return whether the actor, which may be of another build, has this method."""
+        return hasattr(self.ray_handle, method.__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +75,6 @@ class ModelOutline:
     @property
     def parameter_count(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
-
-
-Measured = tuple[float, int, float, float | None, tuple[SourceLoss, ...]]
-"""Loss in nats per token, of how many sequences, the seconds taken, bits per byte, and by source."""
 
 
 class EvaluatorInterface(Protocol):

@@ -1,4 +1,6 @@
-"""The inner optimizer of a job specification, in optax's convention: updates are added to the parameters.
+"""The inner optimizer: what one island does with a gradient, and at which learning rate.
+
+Optax's convention: updates are added to the parameters.
 
    kind     gradient ─▶ clipped by global norm ─▶ direction ─▶ + weight decay · θ ─▶ × lr_ratio of its group ─▶ × −1
    factory  gradient ─▶ clipped, if `clip_norm` is set ─▶ the factory's optimizer ─▶ × lr_ratio of its group

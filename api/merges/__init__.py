@@ -1,1 +1,0 @@
-"""Merges and their explanations, from a job's tape."""
