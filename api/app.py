@@ -55,12 +55,14 @@ def create_app(
     restart_service: RestartService = no_restart,
     taken_down: Path | None = None,
     roots: AllowedRoots = NOTHING_MORE,
+    certificate: Path | None = None,
 ) -> FastAPI:
     """Return the REST API for this control port and store. Jobs write below ``runs_dir``.
 
     Jobs may name code of ``packages``, and files below ``roots`` and in ``runs_dir``. ``loopback``: the API can be reached
     only from this machine. At most ``jobs_max`` jobs run at a time; the others are queued. ``restart_service`` carries out
     the fault ``kill_api``. ``taken_down`` is the file that exists after the installation was stopped on purpose.
+    ``certificate`` is the file of the service's own one, whose expiry the metrics show.
     """
     service = Service(control, store, runs_dir, packages, jobs_max, roots)
     access = AccessStore(store.engine)
@@ -94,7 +96,7 @@ def create_app(
     app.state.chaos = plans
     app.state.access = access
     app.state.tokens = Tokens(access)
-    app.state.metrics = Metrics(service, store)
+    app.state.metrics = Metrics(service, store, certificate)
     app.state.job_list = JobList(service, store)
     app.state.parameters = Parameters(service, control)
     app.state.seats = Seats()

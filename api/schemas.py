@@ -171,6 +171,7 @@ class NodeGroup(Answer):
     cpus: float
     cpus_free: float
     accelerators: int
+    nodes_leaving: int = Field(default=0, description="how many of the nodes are about to go")
     cordoned: bool = Field(default=False, description="whether nothing new is placed there")
     cordoned_by: str | None = None
 

@@ -124,6 +124,7 @@ def serve(
                 restart_service=restart_of(place),
                 taken_down=place.taken_down,
                 roots=roots,
+                certificate=binding.certificate,
             )
             app.state.tokens.leave_first(place)
             place.write_address(binding.url(listener), runs, binding.certificate)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards import goodput, islands, operations, synchroniser
+from dashboards import goodput, islands, oncall, operations, synchroniser
 
 FOLDER = Path(__file__).resolve().parent
 
 
 def rendered() -> Iterator[tuple[Path, str]]:
     """Each file with what belongs into it."""
-    for module in (goodput, synchroniser, islands, operations):
+    for module in (oncall, goodput, synchroniser, islands, operations):
         name = module.__name__.rpartition(".")[2]
         text = JSONEncoder(sort_keys=True, indent=2).encode(module.dashboard().build())
         yield FOLDER / f"{name}.json", text + "\n"

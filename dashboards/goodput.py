@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.panels import BAD, CALM, DULL, GOOD, JOB, RATE, WARN, Panel, Query, board, curves, figure, ranking
+from dashboards.panels import (
+    BAD,
+    CALM,
+    DULL,
+    GOOD,
+    JOB,
+    RATE,
+    TOKENS,
+    WARN,
+    Panel,
+    Query,
+    board,
+    curves,
+    figure,
+    most,
+    ranking,
+)
 
 CLASS_COLOURS = {
     "productive": "green",
@@ -55,7 +71,7 @@ def _headline() -> list[Panel]:
         figure(
             "Merged tokens",
             "Tokens that reach a merge, per second: the rate at which the model learns.",
-            "cps",
+            TOKENS,
             Query(f"sum by (atoll_job) (rate(atoll_tokens_merged_total{{{JOB}}}[{RATE}]))", "{{atoll_job}}"),
         ),
         figure(
@@ -118,7 +134,7 @@ def _tokens() -> list[Panel]:
         curves(
             "Raw and merged tokens",
             "Tokens per second as trained and as merged. The difference is lost or in flight.",
-            "cps",
+            TOKENS,
             Query(f"sum(rate(atoll_tokens_trained_total{{{JOB}}}[{RATE}]))", "trained"),
             Query(f"sum(rate(atoll_tokens_merged_total{{{JOB}}}[{RATE}]))", "merged"),
             colours={"trained": DULL, "merged": GOOD},
@@ -156,8 +172,8 @@ def _tokens() -> list[Panel]:
         ),
         curves(
             "Training loss by island",
-            "Loss of each island's last step, in nats per token. An island that leaves the others has diverged.",
+            "Loss of the last step, in nats per token, of the worst islands. One that leaves the others has diverged.",
             "none",
-            Query(f"atoll_training_loss_nats{{{JOB}}}", "{{island}}"),
+            Query(most(f"atoll_training_loss_nats{{{JOB}}}"), "{{island}}"),
         ),
     ]

@@ -4,7 +4,26 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.panels import BAD, CALM, GOOD, JOB, RATE, WARN, Panel, Query, board, curves, figure, quantiles, timeline
+from dashboards.panels import (
+    BAD,
+    CALM,
+    GOOD,
+    JOB,
+    MERGES,
+    RATE,
+    STEPS,
+    TOKENS,
+    WARN,
+    Panel,
+    Query,
+    board,
+    curves,
+    figure,
+    least,
+    most,
+    quantiles,
+    timeline,
+)
 
 STATES = (
     ("cordoned", "light-orange"),
@@ -100,25 +119,27 @@ def _steps() -> list[Panel]:
     return [
         curves(
             "Step rate",
-            "Inner steps per second of each island. The loss of another island must not affect it.",
-            "cps",
-            Query(f"rate(atoll_island_steps_total{{{JOB}}}[{RATE}])", "{{island}}"),
+            "Inner steps per second of the slowest islands. The loss of another island must not affect it.",
+            STEPS,
+            Query(least(f"rate(atoll_island_steps_total{{{JOB}}}[{RATE}])"), "{{island}}"),
             width=8,
         ),
         curves(
             "Step time",
-            "Recent duration of an inner step.",
+            "Recent duration of an inner step, of the slowest islands.",
             "s",
-            Query(f"atoll_island_step_seconds{{{JOB}}}", "{{island}}"),
+            Query(most(f"atoll_island_step_seconds{{{JOB}}}"), "{{island}}"),
             width=8,
         ),
         curves(
             "Steps behind",
-            "Steps by which each training island is behind the furthest. One far behind contributes late or stale work.",
+            "Steps by which islands are behind the furthest, the last first. Far behind, their work is late or stale.",
             "none",
             Query(
-                f"max by (atoll_job) (atoll_island_schedule_step{{{JOB}}}) "
-                f"- on (atoll_job) group_right () atoll_island_schedule_step{{{JOB}}}",
+                most(
+                    f"max by (atoll_job) (atoll_island_schedule_step{{{JOB}}}) "
+                    f"- on (atoll_job) group_right () atoll_island_schedule_step{{{JOB}}}"
+                ),
                 "{{island}}",
             ),
             width=8,
@@ -127,12 +148,12 @@ def _steps() -> list[Panel]:
             "Longest gap between steps",
             "Since the job started. It rises when an island is frozen, starved of CPU, or blocked by atoll.",
             "s",
-            Query(f"atoll_island_gap_max_seconds{{{JOB}}}", "{{island}}"),
+            Query(most(f"atoll_island_gap_max_seconds{{{JOB}}}"), "{{island}}"),
         ),
         curves(
             "Tokens by region",
             "Tokens trained per second.",
-            "cps",
+            TOKENS,
             Query(f"sum by (region) (rate(atoll_tokens_trained_total{{{JOB}}}[{RATE}]))", "{{region}}"),
             stacked=True,
         ),
@@ -145,15 +166,15 @@ def _text() -> list[Panel]:
             "Unreadable text",
             "Records and parts of files that islands have skipped. The island's log names them.",
             "none",
-            Query(f"atoll_island_unreadable_records_total{{{JOB}}}", "{{island}}"),
-            Query(f"atoll_island_cut_pieces_total{{{JOB}}}", "{{island}}, cut"),
+            Query(most(f"atoll_island_unreadable_records_total{{{JOB}}}"), "{{island}}"),
+            Query(most(f"atoll_island_cut_pieces_total{{{JOB}}}"), "{{island}}, cut"),
         ),
         curves(
             "Repeated and omitted text",
             "Sequences per second that are drawn twice in an epoch, or skipped in it.",
-            "cps",
-            Query(f"rate(atoll_island_repeated_sequences_total{{{JOB}}}[{RATE}])", "{{island}}, twice"),
-            Query(f"rate(atoll_island_omitted_sequences_total{{{JOB}}}[{RATE}])", "{{island}}, omitted"),
+            "suffix: sequences/s",
+            Query(most(f"rate(atoll_island_repeated_sequences_total{{{JOB}}}[{RATE}])"), "{{island}}, twice"),
+            Query(most(f"rate(atoll_island_omitted_sequences_total{{{JOB}}}[{RATE}])"), "{{island}}, omitted"),
         ),
     ]
 
@@ -162,38 +183,38 @@ def _contributions() -> list[Panel]:
     return [
         curves(
             "Since last in a merge",
-            "Time since a merge contained each island's work. A line that only rises: its work reaches no merge.",
+            "Longest times since a merge contained an island's work. A line that only rises: its work reaches no merge.",
             "s",
-            Query(f"atoll_island_last_merge_age_seconds{{{JOB}}}", "{{island}}"),
+            Query(most(f"atoll_island_last_merge_age_seconds{{{JOB}}}"), "{{island}}"),
             width=8,
         ),
         curves(
             "Merges",
-            "Merges per second that contain each island's work.",
-            "cps",
-            Query(f"rate(atoll_island_merges_total{{{JOB}}}[{RATE}])", "{{island}}"),
+            "Merges per second that contain an island's work, for the fewest.",
+            MERGES,
+            Query(least(f"rate(atoll_island_merges_total{{{JOB}}}[{RATE}])"), "{{island}}"),
             width=8,
         ),
         curves(
             "Refused by island",
             "Contributions refused, per second.",
             "cps",
-            Query(f'rate(atoll_contributions_total{{{JOB}, outcome="refused"}}[{RATE}])', "{{island}}"),
+            Query(most(f'rate(atoll_contributions_total{{{JOB}, outcome="refused"}}[{RATE}])'), "{{island}}"),
             width=8,
         ),
         curves(
             "Flagged islands",
             "Islands whose latest contributions were unreadable, not finite or far off, and how often each was replaced.",
             "none",
-            Query(f"atoll_island_flagged{{{JOB}}}", "{{island}} flagged"),
-            Query(f"atoll_island_quarantines_total{{{JOB}}}", "{{island}} quarantines"),
+            Query(most(f"atoll_island_flagged{{{JOB}}}"), "{{island}} flagged"),
+            Query(most(f"atoll_island_quarantines_total{{{JOB}}}"), "{{island}} quarantines"),
             width=8,
         ),
         curves(
             "Islands that hang",
             "Seconds in the current step if that is far beyond the usual. At the limit the island is ended.",
             "s",
-            Query(f"atoll_island_overdue_seconds{{{JOB}}} > 0", "{{island}}"),
+            Query(most(f"atoll_island_overdue_seconds{{{JOB}}} > 0"), "{{island}}"),
             width=8,
         ),
         curves(

@@ -46,7 +46,7 @@ def _now() -> list[Panel]:
             "Silent jobs",
             "Jobs whose synchroniser did not answer the last scrape.",
             "none",
-            Query("sum(1 - atoll_job_answers)", "silent"),
+            Query("sum(1 - atoll_job_answers) or vector(0)", "silent"),
             steps=((None, GOOD), (1, BAD)),
         ),
         figure(
@@ -76,7 +76,7 @@ def _commands() -> list[Panel]:
             Query("atoll_queue_oldest_seconds", "oldest"),
             Query("atoll_queue_oldest_seconds * atoll_queue_unschedulable", "unschedulable"),
             width=12,
-            colours={"in vain": BAD},
+            colours={"unschedulable": BAD},
         ),
         curves(
             "Commands",

@@ -9,22 +9,30 @@ Source: Grafana's best practices for dashboards (a row a question, the answer fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grafana_foundation_sdk.builders import bargauge, dashboard, prometheus, stat, statetimeline, timeseries
+from grafana_foundation_sdk.builders import bargauge, dashboard, prometheus, stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.builders import common as shared
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 JOB = 'atoll_job=~"$job"'
 RATE = "$__rate_interval"
 RESTARTS = f"sum by (atoll_job, island) (increase(atoll_island_restarts_total{{{JOB}}}[{RATE}])) > 0"
 """Marked on every dashboard: most of what bends a curve is an island that went or came back."""
+PAGE = "Where the service's page is, for links from jobs to it."
+RUNBOOK = "Where deploy/RUNBOOK.md can be read, for links from alerts to it."
 WIDTH = 24
 GOOD, WARN, BAD, CALM, DULL = "green", "orange", "red", "blue", "text"
+NOTHING = "none"
+"""Shown by a panel that has no data, which is the usual case for failures, losses of islands, and the like."""
+TOKENS, STEPS, MERGES = "si: tok/s", "suffix: steps/s", "suffix: merges/s"
+ISLANDS_MAX = 10
+"""Lines of single islands in a panel. More cannot be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,23 @@ class Query:
 
     expression: str
     legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: the values of ``expression``, or, without one, of the label ``name``.
+
+    A column without a title is not shown; its query brings labels for others. ``steps`` colour the cell from their value
+    on. ``words`` are shown in place of the values 0 and 1. ``link`` is where a click leads.
+    """
+
+    title: str
+    expression: str = ""
+    unit: str = "none"
+    name: str = ""
+    steps: Sequence[tuple[float | None, str]] = ()
+    words: tuple[str, str] | None = None
+    link: str = ""
 
 
 Panel = Any
@@ -69,6 +94,15 @@ def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequ
             .multi(True)
             .include_all(True)
             .all_value(".+")
+        )
+        .with_variable(
+            dashboard.TextBoxVariable("page").label("Page").description(PAGE).default_value("https://127.0.0.1:8470")
+        )
+        .with_variable(
+            dashboard.TextBoxVariable("runbook")
+            .label("Runbook")
+            .description(RUNBOOK)
+            .default_value("deploy/RUNBOOK.md")
         )
     )
     built = built.annotation(
@@ -156,6 +190,60 @@ def ranking(title: str, description: str, unit: str, query: Query, *, width: int
     )
 
 
+def listing(title: str, description: str, key: str, columns: Sequence[Column], *, width: int = WIDTH) -> Panel:
+    """A table with one row for each value of the label ``key``. Each column with an expression has one query."""
+    asked = [column for column in columns if column.expression]
+    shown = [column for column in columns if column.title]
+    panel = table.Panel()
+    # Grafana numbers the values only if there are several queries
+    values = [f"Value #{chr(ord('A') + n)}" for n in range(len(asked))] if len(asked) > 1 else ["Value"]
+    fields = [column.name or values[asked.index(column)] for column in shown]
+    transformations: list[tuple[str, dict[str, Any]]] = [
+        ("filterFieldsByName", {"include": {"names": fields}}),
+        (
+            "organize",
+            {
+                "indexByName": {field: number for number, field in enumerate(fields)},
+                "renameByName": {field: column.title for field, column in zip(fields, shown, strict=True)},
+            },
+        ),
+    ]
+    if len(asked) > 1:
+        transformations.insert(0, ("joinByField", {"byField": key, "mode": "outer"}))
+    for name, options in transformations:
+        panel = panel.with_transformation(models.DataTransformerConfig(id_val=name, options=options))
+    for column in shown:
+        panel = panel.override_by_name(column.title, list(_properties(column)))
+    for number, column in enumerate(asked):
+        target = prometheus.Dataquery().expr(column.expression).ref_id(chr(ord("A") + number))
+        panel = panel.with_target(target.datasource(SOURCE).instant().format(PromQueryFormat.TABLE))
+    return _common(panel, title, description, "none", (), width, 8)
+
+
+def _properties(column: Column) -> Iterator[models.DynamicConfigValue]:
+    yield models.DynamicConfigValue(id_val="unit", value=column.unit)
+    if column.steps:
+        yield models.DynamicConfigValue(id_val="thresholds", value=_thresholds(column.steps).build())
+        yield models.DynamicConfigValue(id_val="color", value={"mode": "thresholds"})
+        yield models.DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"})
+    if column.words:
+        options = {str(value): {"text": word, "index": value} for value, word in enumerate(column.words)}
+        yield models.DynamicConfigValue(id_val="mappings", value=[{"type": "value", "options": options}])
+    if column.link:
+        link = {"title": "Open", "url": column.link, "targetBlank": True}
+        yield models.DynamicConfigValue(id_val="links", value=[link])
+
+
+def most(expression: str) -> str:
+    """Return the query for the islands with the largest values."""
+    return f"topk({ISLANDS_MAX}, {expression})"
+
+
+def least(expression: str) -> str:
+    """Return the query for the islands with the smallest values."""
+    return f"bottomk({ISLANDS_MAX}, {expression})"
+
+
 def timeline(title: str, description: str, query: Query, states: Sequence[tuple[str, str]]) -> Panel:
     """A line for each series, coloured by its state; the values are the states' numbers, counted from 1."""
     options = {
@@ -191,7 +279,8 @@ def quantiles(metric: str, by: str = "", *, of: Sequence[float] = (0.5, 0.95)) -
 def _common(
     panel: Panel, title: str, description: str, unit: str, queries: Sequence[Query], width: int, height: int
 ) -> Panel:
-    panel = panel.title(title).description(description).unit(unit).datasource(SOURCE).span(width).height(height)
+    panel = panel.title(title).description(description).unit(unit).no_value(NOTHING).datasource(SOURCE)
+    panel = panel.span(width).height(height)
     for number, query in enumerate(queries):
         target = (
             prometheus.Dataquery().expr(query.expression).legend_format(query.legend).ref_id(chr(ord("A") + number))

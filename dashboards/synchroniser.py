@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.panels import BAD, GOOD, JOB, RATE, WARN, Panel, Query, board, curves, figure, quantiles
+from dashboards.panels import BAD, GOOD, JOB, MERGES, RATE, WARN, Panel, Query, board, curves, figure, most, quantiles
 
 MEAN_CONTRIBUTORS = (
     f"sum by (atoll_job) (rate(atoll_merge_contributors_sum{{{JOB}}}[{RATE}])) "
@@ -41,7 +41,7 @@ def _now() -> list[Panel]:
         figure(
             "Merges",
             "Merges of all fragments, per second.",
-            "cps",
+            MERGES,
             Query(f"sum by (atoll_job) (rate(atoll_merges_total{{{JOB}}}[{RATE}]))", "{{atoll_job}}"),
         ),
         figure(
@@ -214,10 +214,10 @@ def _traffic() -> list[Panel]:
         ),
         curves(
             "Line utilisation",
-            "Share of the time with a transfer under way on an island's line. Near 1: the line is saturated.",
+            "Share of the time with a transfer under way, on the busiest lines. Near 1: the line is saturated.",
             "percentunit",
             Query(
-                f"max by (island, direction) (rate(atoll_line_busy_seconds_total{{{JOB}}}[{RATE}]))",
+                most(f"max by (island, direction) (rate(atoll_line_busy_seconds_total{{{JOB}}}[{RATE}]))"),
                 "{{island}} {{direction}}",
             ),
         ),
@@ -236,8 +236,8 @@ def _traffic() -> list[Panel]:
             "Fragments that are published but have not arrived. Constantly all fragments: the line is too slow. "
             "Hindered: 1 while nothing gets through (a firewall, certificates, no answer); the job's status says why.",
             "none",
-            Query(f"sum by (island) (atoll_line_queued_fragments{{{JOB}}})", "{{island}}"),
-            Query(f"max by (island) (atoll_line_hindered{{{JOB}}})", "{{island}} hindered"),
+            Query(most(f"sum by (island) (atoll_line_queued_fragments{{{JOB}}})"), "{{island}}"),
+            Query(most(f"max by (island) (atoll_line_hindered{{{JOB}}})"), "{{island}} hindered"),
         ),
         curves(
             "Queued bytes",

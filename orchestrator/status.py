@@ -20,7 +20,7 @@ Bounds protect readers from damaged files. This module decides nothing, and impo
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, with_config
 from typing_extensions import TypedDict
@@ -396,6 +396,7 @@ class StatisticsFigures(TypedDict, total=False):
     recoveries: list[RecoveryFigures]
     recovery_s: dict[str, Any] | None
     synchroniser: SynchroniserFigures
+    failures: dict[str, int]
     bystander_gap_max_s: float | None
     bystander_gap: Gap | None
     faults: list[FaultFigures]
@@ -456,7 +457,7 @@ class JobStatus(Facts):
 class NodeGroupRecord(TypedDict):
     """A node group as the control port and the service exchange it: a set of nodes of one kind in one region.
 
-    Capacities are totals over its nodes; ``cpus_free`` is right now.
+    Capacities are totals over its nodes; ``cpus_free`` is right now. ``nodes_leaving`` of the nodes are about to go.
     """
 
     name: str
@@ -465,3 +466,12 @@ class NodeGroupRecord(TypedDict):
     cpus: float
     cpus_free: float
     accelerators: int
+    nodes_leaving: NotRequired[int]
+
+
+class CertificateRecord(TypedDict):
+    """A certificate that the cluster depends on. ``place`` says where it is in use; ``expires_at`` is in Unix seconds."""
+
+    place: str
+    expires_at: float
+    lifetime_s: float

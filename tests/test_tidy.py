@@ -414,6 +414,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.chaos",
             "orchestrator.specification",
             "orchestrator.text",
+            "orchestrator.certificates",
             "orchestrator.checkpoints",
             "orchestrator.models",
             "orchestrator.errors",

@@ -19,7 +19,7 @@ from typing import Protocol
 from orchestrator.core.commands import Command
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument
 from orchestrator.system.roots import AllowedRoots
 
 
@@ -32,6 +32,10 @@ class ControlPort(Protocol):
 
     def node_memory(self) -> list[NodeMemory]:
         """Return the memory for processes of every node, the head included; 0 if a node does not report it."""
+        ...
+
+    def certificates(self) -> list[CertificateRecord]:
+        """Return the certificates that the cluster depends on; none if it works without TLS."""
         ...
 
     def start_job(

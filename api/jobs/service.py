@@ -49,7 +49,7 @@ from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.specification.config import JobSpec
-from orchestrator.status import JobStatus, NodeGroupRecord
+from orchestrator.status import CertificateRecord, JobStatus, NodeGroupRecord
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import REPORT
 
@@ -120,6 +120,9 @@ class Service:
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return self._control.node_groups()
+
+    def certificates(self) -> list[CertificateRecord]:
+        return self._control.certificates()
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -55,8 +55,53 @@ _FAMILIES = (
         "How far the clock of the service's machine was set since the service started; negative if set back. Far from 0: "
         "times of day in jobs and in the audit trail are not comparable.",
     ),
+    Family(
+        "gauge",
+        "atoll_certificate_expiry_timestamp_seconds",
+        ("place",),
+        "When the certificate that is in use expires (Unix seconds): the service's, the head's, the first of a node group's "
+        "nodes, or the authority's. Connections fail from then on.",
+    ),
+    Family(
+        "gauge",
+        "atoll_certificate_lifetime_seconds",
+        ("place",),
+        "For how long that certificate was issued, so that an alert can tell a short-lived one from one that was forgotten.",
+    ),
+    # ── the cluster ───────────────────────────────────────────────────────────────────────────────────────────────
+    Family(
+        "gauge",
+        "atoll_head_up",
+        (),
+        "1 if the cluster's head answered this scrape. 0: no job can be watched or commanded, and nothing merges.",
+    ),
+    Family("gauge", "atoll_nodes", ("group", "region"), "Nodes of the group. A fall: machines have left or died."),
+    Family(
+        "gauge",
+        "atoll_nodes_leaving",
+        ("group", "region"),
+        "Nodes of the group that are about to go: islands leave them, and nothing is placed there.",
+    ),
+    Family(
+        "gauge",
+        "atoll_islands_wanted",
+        ("group",),
+        "Islands that running jobs want on nodes of the group, standbys included.",
+    ),
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
     Family("gauge", "atoll_jobs", ("state",), "Jobs that the service knows, by state."),
+    Family(
+        "counter",
+        "atoll_jobs_ended",
+        ("state", "reason"),
+        "Jobs that have ended since the service started, by their final state and what ended them.",
+    ),
+    Family(
+        "gauge",
+        "atoll_job_failed",
+        ("atoll_job", "reason"),
+        "1 for an hour after the job failed, unless it is deleted before: `atoll status` says why.",
+    ),
     Family(
         "gauge",
         "atoll_queue_oldest_seconds",
@@ -96,6 +141,12 @@ _FAMILIES = (
         "Restarts of the helper process after it died. A steady rise: it keeps failing; the job's page shows why.",
     ),
     Family("gauge", "atoll_job_token_budget", ("atoll_job",), "Tokens after which the job ends."),
+    Family(
+        "gauge",
+        "atoll_checkpoint_interval_seconds",
+        ("atoll_job",),
+        "Time from one checkpoint to the next by the specification, at the job's mean rate of merges so far.",
+    ),
     Family("gauge", "atoll_quorum_islands", ("atoll_job",), "Islands that a round needs before it may close (K)."),
     # ── goodput ───────────────────────────────────────────────────────────────────────────────────────────────────
     Family(
@@ -180,6 +231,12 @@ _FAMILIES = (
     ),
     Family(
         "counter", "atoll_island_restarts", ISLAND, "Times the island was placed again. A steady rise: it keeps dying."
+    ),
+    Family(
+        "counter",
+        "atoll_island_failures",
+        ISLAND,
+        "Times the island's process failed or was lost. Unlike restarts, it does not count those that left after a notice.",
     ),
     Family(
         "gauge", "atoll_island_flagged", ISLAND, "1 from an unusable or exploding contribution until a good one merges."

@@ -3,8 +3,9 @@
     JobsCollector ── at a scrape ──▶ store (which jobs), service (how each stands) ──▶ metrics.job ──▶ Prometheus
 
 Responsible for asking every live job once, together and in bounded time, so that one that hangs costs the scrape nothing
-but its own figures; and for showing an ended job a while longer, so that its last figures are scraped. Nothing is counted
-here: what a job says comes from its tape, and is the same after this process was killed.
+but its own figures; and for showing an ended job a while longer, so that its last figures are scraped. What a job says
+comes from its tape, and is the same after this process was killed. Only ended jobs are counted here, since this process
+started.
 
 Source: Prometheus, "Writing exporters" (a collector that reads at scrape time).
 
@@ -23,7 +24,7 @@ import platform
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
@@ -37,13 +38,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.clocks import Ages
 from api.jobs.background_loop import ProblemLog, reason_of
+from api.jobs.overseer import TAKEN_DOWN
 from api.jobs.service import Service
 from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples
-from api.schemas import ALIVE, JobState
+from api.schemas import ALIVE, FINAL, JobState
 from api.storage.store import JobRow, Store
-from orchestrator.status import JobStatus
-from orchestrator.system.run_folder import STATUS
+from orchestrator.certificates import folders
+from orchestrator.core.vocabulary import IslandState
+from orchestrator.errors import AtollError, ConfigurationError
+from orchestrator.status import CertificateRecord, JobStatus, NodeGroupRecord
+from orchestrator.system.run_folder import CRASH, STATUS, TAPE
+from orchestrator.system.threads import BoundedThreads
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_ROUTE = "(none)"
@@ -94,21 +100,38 @@ FRESH_S = 1.0
 """Two scrapers, or a person who reloads, cause one request to each job."""
 PATIENCE_S = 4.0
 """Below the scrape timeout of deploy/prometheus/prometheus.yml."""
+HEAD_PATIENCE_S = 1.0
+"""Beyond the wait for the jobs. The head answers within milliseconds, or not at all."""
 LINGER_S = 900.0
 BUILD = (importlib.metadata.version("atoll"), platform.python_version(), importlib.metadata.version("ray"))
 """The labels of ``atoll_build_info``."""
+FAILED_SHOWN_S = 3600.0
+"""How long a failed job is named: longer than a Prometheus that was away for a while needs to see it."""
+NOT_WANTED = frozenset({IslandState.STOPPED.value, IslandState.DRAINED.value, IslandState.FAILED.value})
+CERTIFICATE, CERTIFICATES = "the certificate of the service", "the certificates of the cluster"
+Cluster = tuple[list[NodeGroupRecord], list[CertificateRecord]]
+ENDINGS = (
+    (JobState.COMPLETED, "token_budget"),
+    (JobState.CANCELLED, "cancelled"),
+    (JobState.FAILED, "job"),
+    (JobState.FAILED, "crash"),
+    (JobState.FAILED, "not_started"),
+    (JobState.FAILED, "not_restarted"),
+    (JobState.FAILED, "taken_down"),
+)
+"""What ends a job. ``job``: it said itself why it cannot continue, such as an error in its code. ``crash``: our own bug."""
 SAMPLES_MAX = 500_000
 """The limit for one job: some thirty samples for each of at most 10,000 islands."""
 _KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
 class Metrics:
-    """The registry of one service process."""
+    """The registry of one service process. ``certificate`` is the file of its own one, if it serves HTTPS."""
 
-    def __init__(self, service: Service, store: Store) -> None:
+    def __init__(self, service: Service, store: Store, certificate: Path | None = None) -> None:
         self.registry = CollectorRegistry()
         self.request_seconds = request_seconds(self.registry)
-        self.registry.register(JobsCollector(service, store))
+        self.registry.register(JobsCollector(service, store, certificate))
         ProcessCollector(registry=self.registry)
 
     def exposition(self) -> bytes:
@@ -116,8 +139,8 @@ class Metrics:
 
 
 class JobsCollector(Collector):
-    def __init__(self, service: Service, store: Store) -> None:
-        self._service, self._store = service, store
+    def __init__(self, service: Service, store: Store, certificate: Path | None) -> None:
+        self._service, self._store, self._certificate = service, store, certificate
         self._pool = ThreadPoolExecutor(8, "metrics")
         self._questions: dict[str, Future[JobStatus | None]] = {}
         self._one_at_a_time = threading.Lock()
@@ -125,6 +148,12 @@ class JobsCollector(Collector):
         self._found: list[Metric] = []
         self._found_at = float("-inf")
         self._ages, self._endings = Ages(), Ages()
+        self._cluster_threads = BoundedThreads("the metrics of the cluster", 1)
+        self._cluster: Future[Cluster] | None = None
+        self._ended: dict[str, str | None] = {row.job: None for row in store.jobs(states=set(FINAL))}
+        """Every ended job with the reason, or None if it ended before this process started."""
+        self._ended_counts: Counter[tuple[str, str]] = Counter()
+        self._failed_at: dict[str, float] = {}
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not scrape."""
@@ -144,10 +173,19 @@ class JobsCollector(Collector):
         waiting = (row for row in rows if row.state == JobState.QUEUED and is_time(row.submitted_at))
         queued = [self._ages.of(row.job, row.submitted_at) for row in waiting]
         live = {row.job: row for row in rows if row.state in ALIVE}
+        question = self._ask_cluster()
         records = self._ask(live)
         samples_by_job = {row.job: self._samples_of(row, record) for row in rows if (record := records.get(row.job))}
         states = Counter(state_of(row, records.get(row.job)) for row in rows)
+        self._note_endings(rows, records)
         yield Sample("atoll_build_info", BUILD, 1)
+        yield from self._of_own_certificate()
+        yield from self._of_cluster(question, records.values())
+        for state, reason in ENDINGS:
+            yield Sample("atoll_jobs_ended", (state.value, reason), self._ended_counts[state.value, reason])
+        for job, noticed_at in self._failed_at.items():
+            if time.monotonic() - noticed_at < FAILED_SHOWN_S:
+                yield Sample("atoll_job_failed", (job, self._ended[job] or ""), 1)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
         yield Sample("atoll_queue_unschedulable", (), self._service.queue.unschedulable)
@@ -158,7 +196,66 @@ class JobsCollector(Collector):
             elif self._ended_lately(row) and (record := self._record(row)):
                 samples_by_job[row.job] = self._samples_of(row, record)
             yield from samples_by_job.get(row.job) or ()
-        self._problem_log.keep(f"job {row.job}" for row in rows)
+        self._problem_log.keep([CERTIFICATE, CERTIFICATES, *(f"job {row.job}" for row in rows)])
+
+    def _note_endings(self, rows: list[JobRow], records: Mapping[str, JobStatus]) -> None:
+        """Count each job once, when it is first seen ended. A deleted job stays counted."""
+        for row in rows:
+            if row.job in self._ended or not (state := state_of(row, records.get(row.job))).final:
+                continue
+            record = records.get(row.job) or self._record(row)
+            self._ended[row.job] = reason = ending_reason(row, state, record)
+            self._ended_counts[state.value, reason] += 1
+            if state is JobState.FAILED:
+                self._failed_at[row.job] = time.monotonic()
+        for gone in self._ended.keys() - {row.job for row in rows}:
+            del self._ended[gone]
+            self._failed_at.pop(gone, None)
+
+    def _of_own_certificate(self) -> Iterator[Sample]:
+        """Yield the facts of the file, of which the first certificate is the one that clients are shown."""
+        if self._certificate is None:
+            return
+        try:
+            facts = folders.described(self._certificate)[0]
+        except ConfigurationError as error:
+            self._problem_log.note(CERTIFICATE, reason_of(error))
+        else:
+            self._problem_log.settle(CERTIFICATE)
+            yield from of_certificate("service", facts.not_after.timestamp(), facts.lifetime_s)
+
+    def _ask_cluster(self) -> Future[Cluster]:
+        """Return the question to the head that is under way, or a new one."""
+        if self._cluster is None or self._cluster.done():
+            self._cluster = self._cluster_threads.begin(self._look)
+        return self._cluster
+
+    def _look(self) -> Cluster:
+        groups = self._service.node_groups()
+        try:
+            return groups, self._service.certificates()
+        except AtollError as error:
+            self._problem_log.note(CERTIFICATES, reason_of(error))
+            return groups, []
+
+    def _of_cluster(self, question: Future[Cluster], records: Iterable[JobStatus]) -> Iterator[Sample]:
+        """Yield what the head says of its nodes. It was asked together with the jobs, and has had as long to answer."""
+        try:
+            groups, certificates = question.result(HEAD_PATIENCE_S)
+        except Exception:  # reported as ``atoll_head_up``; /readyz says why
+            yield Sample("atoll_head_up", (), 0)
+        else:
+            yield Sample("atoll_head_up", (), 1)
+            for group in groups:
+                labels = (group["name"], group["region"])
+                yield Sample("atoll_nodes", labels, group["nodes"])
+                yield Sample("atoll_nodes_leaving", labels, group.get("nodes_leaving", 0))
+            for certificate in certificates:
+                yield from of_certificate(certificate["place"], certificate["expires_at"], certificate["lifetime_s"])
+        islands = (island for record in records if not record.view.has_decided for island in record.view.islands)
+        wanted = Counter(island.node_group for island in islands if island.state not in NOT_WANTED)
+        for name, count in sorted(wanted.items()):
+            yield Sample("atoll_islands_wanted", (name,), count)
 
     def _samples_of(self, row: JobRow, record: JobStatus) -> list[Sample] | None:
         """Return all samples of the record, or None if it is damaged, so that other jobs keep their metrics."""
@@ -203,6 +300,25 @@ def state_of(row: JobRow, record: JobStatus | None) -> JobState:
         return JobState(view.outcome or "failed") if view.phase == "finished" else JobState(view.phase)
     except ValueError:  # a damaged job does nothing
         return JobState.FAILED
+
+
+def of_certificate(place: str, expires_at: float, lifetime_s: float) -> Iterator[Sample]:
+    yield Sample("atoll_certificate_expiry_timestamp_seconds", (place,), expires_at)
+    yield Sample("atoll_certificate_lifetime_seconds", (place,), lifetime_s)
+
+
+def ending_reason(row: JobRow, state: JobState, record: JobStatus | None) -> str:
+    """Return the reason of ``ENDINGS`` for which the job ended."""
+    if state is not JobState.FAILED:
+        return next(reason for final, reason in ENDINGS if final is state)
+    folder = Path(row.run_dir)
+    if (folder / CRASH).exists():
+        return "crash"
+    if record is not None:
+        return "job"
+    if row.reason.startswith(TAKEN_DOWN):
+        return "taken_down"
+    return "not_restarted" if row.last_known or (folder / TAPE).exists() else "not_started"
 
 
 def checked(sample: Sample) -> Sample:

@@ -48,6 +48,8 @@ def samples(status: JobStatus, spec: Mapping[str, Any]) -> Iterator[Sample]:
     schedule = spec["synchroniser"]
     yield Sample("atoll_quorum_islands", (job,), schedule["quorum"])
     yield from _of_job(job, status)
+    if interval_s := checkpoint_interval_s(spec.get("checkpoints"), status):
+        yield Sample("atoll_checkpoint_interval_seconds", (job,), interval_s)
     yield from _of_islands(job, status)
     yield from _of_rounds(job, status)
     yield from _of_recoveries(job, status.statistics)
@@ -60,6 +62,17 @@ def samples(status: JobStatus, spec: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _of_lines(job, status, schedule["wire"])
     yield from _of_norms(job, status)
     yield from _of_commands(job, status)
+
+
+def checkpoint_interval_s(section: Mapping[str, Any] | None, status: JobStatus) -> float | None:
+    """Return the expected time between two checkpoints; None if the job makes none by itself, or has not merged yet."""
+    section = section or {}
+    merges, intervals = status.view.global_version, []
+    if every_s := section.get("every_s"):
+        intervals.append(float(every_s))
+    if (every_merges := section.get("every_merges")) and merges:
+        intervals.append(every_merges * status.at / merges)
+    return min(intervals, default=None)
 
 
 def _of_job(job: str, status: JobStatus) -> Iterator[Sample]:
@@ -109,6 +122,8 @@ def _of_islands(job: str, status: JobStatus) -> Iterator[Sample]:
         yield Sample("atoll_island_accelerators", labels, island.accelerator_count)
         yield Sample("atoll_island_overdue_seconds", labels, island.overdue_s)
         yield Sample("atoll_island_restarts", labels, island.restarts)
+        if "failures" in statistics:
+            yield Sample("atoll_island_failures", labels, statistics["failures"].get(name, 0))
         yield Sample("atoll_island_flagged", labels, bool(island.flag))
         yield Sample("atoll_island_quarantines", labels, island.quarantines)
         yield Sample("atoll_island_steps", labels, island.steps_total)

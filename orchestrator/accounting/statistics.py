@@ -39,7 +39,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.effects import Evaluate
 from orchestrator.core.events import EvaluationCompleted, EvaluationFailed
-from orchestrator.core.messages import CarriedReport, CatchUpFailure, CaughtUp, Progress
+from orchestrator.core.messages import CarriedReport, CatchUpFailure, CaughtUp, Drained, Progress
 from orchestrator.core.vocabulary import (
     NO_FLAWS,
     DataFlaws,
@@ -151,6 +151,9 @@ class Statistics:
     parameter_count: int | None
     deaths: int
     damages: int
+    failures: Counter[IslandId]
+    """Incarnations that failed, by island. One that left after a notice or a drain did not."""
+    _noticed: dict[IslandId, Incarnation]
     _epochs: Epochs
     outcome: str | None
     reason: str
@@ -176,6 +179,8 @@ class Statistics:
         self.training_loss = Series()
         self.parameter_count = None
         self.deaths = self.damages = 0
+        self.failures = Counter()
+        self._noticed = {}
         self._epochs = Epochs()
         self.outcome = None
         self.reason = ""
@@ -205,7 +210,10 @@ class Statistics:
         self.traffic.apply(event, effects)
         for change in changes:
             self._changed(change)
-        if isinstance(event, e.IslandReported):
+            self._count_failure(event, change)
+        if isinstance(event, e.NoticeReceived):
+            self._noticed[event.island] = event.incarnation
+        elif isinstance(event, e.IslandReported):
             if isinstance(event.report, Progress):
                 self._progressed(event.at, event.island, event.incarnation, event.report)
         elif isinstance(event, e.EvaluationCompleted):
@@ -254,6 +262,7 @@ class Statistics:
             "recoveries": [recovery.summary() for recovery in self.recoveries.all],
             "recovery_s": _slowest([recovery.summary() for recovery in self.recoveries.all]),
             "synchroniser": {"deaths": self.deaths, "damages": self.damages},
+            "failures": dict(sorted(self.failures.items())),
             **self.bystanders.summary(),
             "timeline": self._timeline(until),
             "traffic": self.traffic.summary(),
@@ -273,6 +282,14 @@ class Statistics:
         self._entered[change.island] = (change.at, change.after)
         if change.after in _AWAY and self.finished_at is None:
             self._harmed.add(change.island)
+
+    def _count_failure(self, event: e.Event, change: Change) -> None:
+        if change.before == ABSENT or change.after not in (IslandState.LOST.value, IslandState.FAILED.value):
+            return
+        noticed = isinstance(event, e.NoticeReceived) or self._noticed.get(change.island) == change.incarnation
+        drained = isinstance(event, e.IslandReported) and isinstance(event.report, Drained)
+        if not noticed and not drained:
+            self.failures[change.island] += 1
 
     def _progressed(self, at: Instant, island: IslandId, incarnation: Incarnation, report: Progress) -> None:
         life = self._lifecycle.lives.get(island)

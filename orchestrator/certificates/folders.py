@@ -56,6 +56,10 @@ class Described:
     not_after: datetime.datetime
     fingerprint: str
 
+    @property
+    def lifetime_s(self) -> float:
+        return (self.not_after - self.not_before).total_seconds()
+
     def days_left(self, now: datetime.datetime) -> int:
         """Return the whole days left; negative after the certificate has expired."""
         return (self.not_after - now).days
@@ -260,18 +264,22 @@ def described(path: Path) -> list[Described]:
             detail=f"{path} has no certificate. Give a folder with {CERTIFICATE} or {AUTHORITY_CERTIFICATE}, or a file."
         )
     return [
-        Described(
-            file.name,
-            _common_name(certificate.subject),
-            _common_name(certificate.issuer),
-            tuple(names_of(certificate)),
-            certificate.not_valid_before_utc,
-            certificate.not_valid_after_utc,
-            certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
-        )
+        facts_of(certificate, file.name)
         for file in there
         for certificate in _certificates(file, "Give a file in PEM format.")
     ]
+
+
+def facts_of(certificate: x509.Certificate, file: str = "") -> Described:
+    return Described(
+        file,
+        _common_name(certificate.subject),
+        _common_name(certificate.issuer),
+        tuple(names_of(certificate)),
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+        certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
+    )
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:

@@ -1,5 +1,8 @@
 """Tests a TLS connection to a server that this machine has not talked to before, so that a refusal is explained.
 
+It also reads the certificate that a server presents. A server of Ray's keeps the one with which it started, so its file on
+disk may be newer.
+
 Ray's own client only says "unavailable", whatever the reason, again and again. This module connects once with the machine's
 folder and reports what is wrong. It knows of the server only that it speaks gRPC, in which the server sends first: the
 first byte shows that it has accepted our certificate.
@@ -10,6 +13,8 @@ from __future__ import annotations
 import socket
 import ssl
 from pathlib import Path
+
+from cryptography import x509
 
 from orchestrator.certificates.folders import AUTHORITY_CERTIFICATE, CERTIFICATE, context_of
 from orchestrator.errors import ConfigurationError
@@ -62,6 +67,20 @@ def speaks_tls(host: str, port: int) -> bool:
         return _is_refusal(error)
     except OSError:
         return False
+
+
+def presented(host: str, port: int, folder: Path, within_s: float) -> x509.Certificate:
+    """Return the certificate that the server presents, even an expired one. Raises OSError if there is no handshake."""
+    context = context_of(folder, server_side=False)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection((host, port), within_s) as plain,
+        context.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        encoded = connection.getpeercert(binary_form=True)
+    if encoded is None:
+        raise ssl.SSLError(f"{host}:{port} presented no certificate")
+    return x509.load_der_x509_certificate(encoded)
 
 
 def _foreign_server(where: str, host: str, folder: Path, message: str) -> str:

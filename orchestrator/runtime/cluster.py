@@ -23,6 +23,8 @@ from tempfile import TemporaryFile
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.actors import ActorHandle
+from orchestrator.certificates import folders, peer
+from orchestrator.certificates.folders import Described
 from orchestrator.errors import InfrastructureError
 from orchestrator.runtime import settings
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -30,6 +32,7 @@ from orchestrator.runtime.placement import Leaving, Node
 from orchestrator.runtime.processes import is_own, run_folder
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL
 from orchestrator.specification.memory_budget import HEAD, NodeMemory
+from orchestrator.status import CertificateRecord
 from orchestrator.system import printable
 
 FREE_MIN_BYTES = 1 << 20
@@ -65,6 +68,7 @@ def disk_shortage(folder: Path | None) -> str:
 
 
 REACH_S = 1.0
+CERTIFICATE_THREADS_MAX = 32
 NEXT_TO_NOTHING: Mapping[str, Any] = {"num_cpus": 0, "memory": 1}
 """Ray's options for an actor that books nothing: a byte of memory. Whoever is to find a node for one that books nothing at
 all, Ray draws among the nodes that it believes alive. If that one died minutes ago nobody answers, and Ray asks on. For one
@@ -203,6 +207,37 @@ def node_reaches() -> dict[str, Reach]:
     with ThreadPoolExecutor(max(1, len(alive)), "reach") as pool:
         reaches = pool.map(lambda entry: reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]), alive)
         return dict(zip((entry["NodeID"] for entry in alive), reaches, strict=True))
+
+
+def certificates(head: str, folder: Path) -> list[CertificateRecord]:
+    """Return the certificates in use: the head's, in each node group the one that expires first, and the authority's.
+
+    ``folder`` is this machine's. A server that does not answer is left out; others report that.
+    """
+    import ray
+
+    host, _, port = head.rpartition(":")
+    servers = [("head", host, int(port))]
+    for node in ray.nodes():
+        group = node.get("Labels", {}).get(GROUP_LABEL, "")
+        if node["Alive"] and group:
+            servers.append((f"nodes of {group}", node["NodeManagerAddress"], node["NodeManagerPort"]))
+
+    def facts(server: tuple[str, str, int]) -> Described | None:
+        with suppress(OSError):
+            return folders.facts_of(peer.presented(*server[1:], folder, REACH_S))
+        return None
+
+    with ThreadPoolExecutor(min(len(servers), CERTIFICATE_THREADS_MAX), "certificates") as pool:
+        presented = [(place, fact) for (place, *_), fact in zip(servers, pool.map(facts, servers), strict=True) if fact]
+    presented.append(("authority", folders.described(folder / folders.AUTHORITY_CERTIFICATE)[0]))
+    first: dict[str, Described] = {}
+    for place, fact in sorted(presented, key=lambda one: one[1].not_after):
+        first.setdefault(place, fact)
+    return [
+        CertificateRecord(place=place, expires_at=fact.not_after.timestamp(), lifetime_s=fact.lifetime_s)
+        for place, fact in sorted(first.items())
+    ]
 
 
 def own_node_runs() -> bool:

@@ -9,6 +9,8 @@ to remember jobs: what has ended is in RUN_DIR/status.json.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +22,10 @@ from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import TOKEN, ClusterFile
-from orchestrator.runtime.settings import CONTROL_GROUP, synchroniser_name
+from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, synchroniser_name
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument
 from orchestrator.system import home_files
 from orchestrator.system.marks import BY_UP
 from orchestrator.system.roots import AllowedRoots
@@ -37,6 +39,7 @@ NOTHING_MORE = AllowedRoots()
 SAVE_BASE_S, SAVE_BYTES_PER_S_MIN = 120.0, 5_000_000
 """A write of Θ takes no longer than so long, and as its size says at this rate: a disk that is slower has stopped."""
 FLOAT32_BYTES = 4
+CERTIFICATES_FRESH_S = 300.0
 QUESTIONS_MAX = 16
 """To the head, at a time. Each is answered within milliseconds, or by nobody."""
 ACCELERATORS = ("GPU", "TPU")
@@ -63,6 +66,8 @@ class RayControlPort:
     def __init__(self, head: ClusterFile | None = None, private: Sequence[Path] = ()) -> None:
         self._head, self._private = head, private
         self._secret = _secret_of(head)
+        self._certificates: list[CertificateRecord] = []
+        self._certificates_at = -math.inf
         self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
 
     def node_groups(self) -> list[NodeGroupRecord]:
@@ -76,14 +81,16 @@ class RayControlPort:
                 remedy=f"{self._node_remedy()}; jobs train on meanwhile.",
             )
         groups: dict[str, NodeGroupRecord] = {}
+        leaving = self._ask_head(cluster.leaving_nodes)
         for node in self._ask_head(cluster.nodes):
             if not node.group or node.group == CONTROL_GROUP:
                 continue
             empty = NodeGroupRecord(
-                name=node.group, region=node.region, nodes=0, cpus=0.0, cpus_free=0.0, accelerators=0
+                name=node.group, region=node.region, nodes=0, cpus=0.0, cpus_free=0.0, accelerators=0, nodes_leaving=0
             )
             group = groups.setdefault(node.group, empty)
             group["nodes"] += 1
+            group["nodes_leaving"] += node.id in leaving
             group["cpus"] += node.total.get("CPU", 0.0)
             group["cpus_free"] += node.free.get("CPU", 0.0)
             group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
@@ -96,6 +103,17 @@ class RayControlPort:
 
     def node_memory(self) -> list[NodeMemory]:
         return self._ask_head(cluster.node_memory)
+
+    def certificates(self) -> list[CertificateRecord]:
+        """Return the certificates that the cluster's machines use. They are read again every ``CERTIFICATES_FRESH_S``."""
+        authorities = self._head.environment.get(AUTHORITIES_VARIABLE) if self._head is not None else None
+        if self._head is None or not authorities:
+            return []
+        address, folder = self._head.address, Path(authorities).parent
+        if time.monotonic() - self._certificates_at > CERTIFICATES_FRESH_S:
+            self._certificates = self._ask_head(lambda: cluster.certificates(address, folder))
+            self._certificates_at = time.monotonic()
+        return self._certificates
 
     def start_job(
         self,

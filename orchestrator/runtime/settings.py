@@ -129,6 +129,10 @@ def ray_environment(
     }
 
 
+AUTHORITIES_VARIABLE = "RAY_TLS_CA_CERT"
+"""Its file is in the machine's folder of certificates."""
+
+
 def tls_environment(certificates: Path) -> dict[str, str]:
     """Ray's servers require a certificate of each caller, and its clients compare the server's with the address they call.
 
@@ -139,7 +143,7 @@ def tls_environment(certificates: Path) -> dict[str, str]:
         "RAY_USE_TLS": "1",
         "RAY_TLS_SERVER_CERT": str(certificates / folders.CERTIFICATE),
         "RAY_TLS_SERVER_KEY": str(certificates / folders.KEY),
-        "RAY_TLS_CA_CERT": str(certificates / folders.AUTHORITY_CERTIFICATE),
+        AUTHORITIES_VARIABLE: str(certificates / folders.AUTHORITY_CERTIFICATE),
     }
 
 

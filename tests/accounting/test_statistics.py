@@ -12,6 +12,9 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, parse_timer
+from orchestrator.host.state_view import core_status
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
+from orchestrator.simulation.world import World
 
 from .dictation import POLICY, Dictation
 
@@ -179,3 +182,19 @@ def test_the_report_has_every_name_that_users_were_promised():
     assert promised <= report.keys()
     assert report["loss_unigram"] == 3.1
     assert set(report["recovery_s"]) >= {"detect", "place", "start", "connect", "transfer", "first_merge", "total"}
+
+
+def test_only_incarnations_that_failed_are_failures_not_those_that_left_after_a_notice():
+    """The real core in the simulated world: some islands die, others are told in time that their node goes."""
+    weather = [
+        Fault(2.0, FaultKind.NOTICE, "asia", duration=10.0),
+        Fault(3.0, FaultKind.CRASH, "europe"),
+        Fault(12.0, FaultKind.NOTICE, "asia", duration=10.0),
+        Fault(13.0, FaultKind.CRASH, "europe"),
+        Fault(14.0, FaultKind.NOTICE, "us-west", duration=0.1),  # too short to hand over its work
+        Fault(22.0, FaultKind.CRASH, "asia"),
+    ]
+    world = World(sample_policy(4, steps=1000), WorldPlan((0.05,) * 4, faults=tuple(weather)), seed=3).run(until=40.0)
+    restarts = {island.island: island.restarts for island in core_status(world.core.state, world.now).islands}
+    assert restarts == {"us-east": 0, "us-west": 1, "europe": 2, "asia": 3}
+    assert world.statistics.summary()["failures"] == {"asia": 1, "europe": 2}

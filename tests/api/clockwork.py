@@ -29,7 +29,7 @@ from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.host.records import write_parameters
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument
 from orchestrator.system.logbook import island_logbook, service_logbook
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.tape import codec
@@ -59,6 +59,9 @@ class Clockwork:
         """As ``memory.json`` in the folder has it; nobody says anything where there is none."""
         path = self._folder / "memory.json"
         return [NodeMemory(**row) for row in json.loads(path.read_text())] if path.exists() else []
+
+    def certificates(self) -> list[CertificateRecord]:
+        return []
 
     def start_job(
         self,

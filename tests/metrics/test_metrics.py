@@ -14,13 +14,16 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.jobs.overseer import TAKEN_DOWN
 from api.jobs.service import Service
 from api.metrics import exposition as metrics
 from api.metrics.catalogue import FAMILIES
 from api.metrics.exposition import Metrics
-from api.metrics.job import samples
+from api.metrics.job import checkpoint_interval_s, samples
+from api.schemas import JobState
 from api.storage.store import Store
 from orchestrator.accounting.goodput import CLASSES
+from orchestrator.certificates import folders
 from orchestrator.core import commands
 from orchestrator.status import FragmentNorms, JobStatus
 from tests.api.clockwork import connect
@@ -156,6 +159,93 @@ def test_an_ended_job_is_shown_until_its_last_figures_were_scraped(tmp_path: Pat
     desk.store.close()
 
 
+def test_each_end_of_a_job_is_counted_once_and_a_failed_job_is_named_until_it_is_deleted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "FRESH_S", 0.0)
+    registry = Metrics(desk.service, desk.store)
+
+    def scrape() -> Exposition:
+        return Exposition(registry.exposition().decode())
+
+    assert set(scrape().all("atoll_jobs_ended_total").values()) == {0.0}, "a rise from zero must be visible as one"
+    desk.store.move_job(desk.job, "running", "failed", reason="its disk is gone", last_known={"epoch": 1})
+    for _ in range(2):
+        told = scrape()
+        assert told.one("atoll_jobs_ended_total", state="failed", reason="not_restarted") == 1
+        assert told.one("atoll_job_failed", atoll_job=desk.job) == 1
+    started_later = desk.scrape()
+    assert set(started_later.all("atoll_jobs_ended_total").values()) == {0.0}, "it failed before that process started"
+    desk.store.remove_job(desk.job)
+    told = scrape()
+    assert told.all("atoll_job_failed") == {}
+    assert told.one("atoll_jobs_ended_total", state="failed", reason="not_restarted") == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "reason"),
+    [
+        ({"crash.txt": "a bug"}, "crash"),
+        ({"tape.jsonl": "{}"}, "not_restarted"),
+        ({}, "not_started"),
+    ],
+)
+def test_a_failed_job_says_what_ended_it(desk: Desk, left: dict[str, str], reason: str) -> None:
+    row = desk.store.job(desk.job)
+    assert row is not None
+    folder = desk.folder / "left"
+    folder.mkdir()
+    for name, content in left.items():
+        (folder / name).write_text(content)
+    row.run_dir, row.state, row.last_known = str(folder), "failed", None
+    assert metrics.ending_reason(row, JobState.FAILED, None) == reason
+    row.reason = f"{TAKEN_DOWN} Submit it again."
+    assert metrics.ending_reason(row, JobState.FAILED, None) == ("crash" if reason == "crash" else "taken_down")
+
+
+def test_the_head_and_its_nodes_are_shown_and_a_head_that_is_gone_is_down(desk: Desk) -> None:
+    told = wait_until(lambda: (t := desk.scrape()).all("atoll_islands_wanted") and t)
+    assert told.one("atoll_head_up") == 1
+    nodes = told.all("atoll_nodes")
+    assert set(nodes) == {(name, name) for name in ("us-east", "us-west", "europe", "asia")}
+    assert told.all("atoll_nodes_leaving") == dict.fromkeys(nodes, 0.0)
+    assert told.all("atoll_islands_wanted") == {(name,): 1.0 for name, _ in nodes}
+    (desk.folder / "clockwork" / "cluster-is-gone").touch()
+    gone = desk.scrape()
+    assert gone.one("atoll_head_up") == 0
+    assert gone.all("atoll_nodes") == {}
+
+
+def test_the_certificate_of_the_service_is_shown_with_its_end_and_a_damaged_one_breaks_no_scrape(
+    desk: Desk, tmp_path: Path
+) -> None:
+    folders.make_authority(tmp_path / "authority", "fleet")
+    folders.issue(tmp_path / "authority", tmp_path / "machine", ["localhost"], 30)
+    certificate = tmp_path / "machine" / "tls.crt"
+    registry = Metrics(desk.service, desk.store, certificate)
+    told = Exposition(registry.exposition().decode())
+    left_s = told.one("atoll_certificate_expiry_timestamp_seconds", place="service") - time.time()
+    assert left_s == pytest.approx(30 * 86400, abs=3600)
+    assert told.one("atoll_certificate_lifetime_seconds", place="service") == pytest.approx(30 * 86400, abs=2 * 86400)
+    certificate.write_text("damaged")
+    told = Exposition(Metrics(desk.service, desk.store, certificate).exposition().decode())
+    assert told.all("atoll_certificate_expiry_timestamp_seconds") == {}
+    assert told.one("atoll_head_up") == 1
+
+
+def test_checkpoints_are_expected_as_often_as_the_specification_says(desk: Desk) -> None:
+    record = wait_until(lambda: (r := desk.control.status(desk.job))["view"]["global_version"] > 3 and r)
+    status = JobStatus.model_validate(record)
+    mean_s = status.at / status.view.global_version
+    for section, interval_s in (
+        (None, None),
+        ({"every_merges": 0, "every_s": 0.0}, None),
+        ({"every_merges": 10, "every_s": 0.0}, pytest.approx(10 * mean_s)),
+        ({"every_merges": 10**9, "every_s": 60.0}, pytest.approx(60.0)),
+    ):
+        assert checkpoint_interval_s(section, status) == interval_s
+
+
 def test_a_record_of_an_earlier_build_is_shown_as_far_as_it_goes(desk: Desk) -> None:
     record = json.loads(json.dumps(desk.control.status(desk.job)))
     for name in ("traffic", "round_seconds", "journal_seconds"):
@@ -223,8 +313,9 @@ def test_a_disk_that_refuses_the_journal_is_told_until_it_takes_it(desk: Desk) -
 
 def test_every_family_of_the_catalogue_is_exported_with_its_labels_and_help(voyaging: Voyaging) -> None:
     told = Exposition(wait_until(lambda: "atoll_recovery_part" in (text := voyaging.metrics()) and text))
-    of_text = {"atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats"}  # a simulated job has none
-    for family in (family for family in FAMILIES.values() if family.name not in of_text):
+    absent = {"atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats"}  # a simulated job has no text,
+    absent |= {"atoll_job_failed", "atoll_checkpoint_interval_seconds"}  # and neither failures nor checkpoints
+    for family in (family for family in FAMILIES.values() if family.name not in absent):
         assert family.name in told.families, family.name
         exported = told.families[family.name]
         assert (exported.type, exported.documentation) == (family.kind, family.help)

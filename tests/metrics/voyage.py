@@ -27,12 +27,13 @@ from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import Helper, NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, Helper, NodeGroupRecord, StatusDocument
 from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 PACE = 5.0
 """Seconds over there for a second here."""
+YEAR_S = 365 * 86400.0
 PAST_S = 30.0
 """How old a job is when it is first looked at."""
 CRASH_EVERY_S, CRASHES = 5.0, 100
@@ -56,6 +57,9 @@ class Voyages:
 
     def node_memory(self) -> list[NodeMemory]:
         return []
+
+    def certificates(self) -> list[CertificateRecord]:
+        return [CertificateRecord(place="head", expires_at=time.time() + YEAR_S, lifetime_s=YEAR_S)]
 
     def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
         with self._one_at_a_time:

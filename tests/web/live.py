@@ -16,7 +16,7 @@ from orchestrator.core.vocabulary import CommandId, JobPhase
 from orchestrator.errors import NotFound
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_results
@@ -38,6 +38,9 @@ class Live:
         return GROUPS
 
     def node_memory(self) -> list[NodeMemory]:
+        return []
+
+    def certificates(self) -> list[CertificateRecord]:
         return []
 
     def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
