@@ -157,6 +157,7 @@ class JobFacts(ProgressFacts):
 
     pause_reason: str | None = Field(description="set while no fragment can merge")
     epoch: Count
+    quorum: Count = Field(default=1, description="contributions that a merge needs now: K")
 
 
 class CoreStatus(JobFacts):

@@ -156,7 +156,7 @@ def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
             "interval_steps": sync.interval_steps,
             "fragments": sync.fragments,
             "overlap_steps": sync.overlap_steps,
-            "quorum": sync.quorum,
+            "quorum": spec.quorum,
             "wire": sync.wire.model_dump(),
             "outer_optimizer": sync.outer_optimizer.model_dump(),
         },

@@ -46,7 +46,7 @@ def samples(status: JobStatus, spec: Mapping[str, Any]) -> Iterator[Sample]:
     """Yield all samples of a status. ``spec`` is the job's, for the quorum and the codec, which no event repeats."""
     job = status.job_id
     schedule = spec["synchroniser"]
-    yield Sample("atoll_quorum_islands", (job,), schedule["quorum"])
+    yield Sample("atoll_quorum_islands", (job,), status.view.quorum)
     yield from _of_job(job, status)
     if interval_s := checkpoint_interval_s(spec.get("checkpoints"), status):
         yield Sample("atoll_checkpoint_interval_seconds", (job,), interval_s)

@@ -67,6 +67,7 @@ _JOB = _JOB_SUMMARY | {
     "after_s": 82.4,
     "pause_reason": None,
     "epoch": 1,
+    "quorum": 1,
     "loss_train": 1.905,
     "islands": [_ISLAND],
     "fragments": [{"fragment": 0, "version": 19, "phase": "collecting", "offered": ["europe"], "step": 408}],

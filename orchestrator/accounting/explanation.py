@@ -173,7 +173,11 @@ class Explanations:
             current.quorum_at = at
 
     def _has_quorum(self, current: _Round) -> bool:
-        return len(current.offered) >= self._policy.quorum
+        return len(current.offered) >= self._quorum
+
+    @property
+    def _quorum(self) -> int:
+        return self._policy.quorum_of(self._lifecycle.training_count)
 
     def _refused(self, effect: f.RefuseContribution, at: Instant) -> None:
         c = effect.contribution
@@ -201,7 +205,7 @@ class Explanations:
             fragment=effect.fragment,
             version=effect.version,
             step=effect.step,
-            quorum=self._policy.quorum,
+            quorum=self._policy.quorum if effect.reason is CloseReason.FINAL_FLUSH else self._quorum,
             opened_at=quorum_at if current.opened_at is None else current.opened_at,
             quorum_at=quorum_at,
             grace_until=current.grace_until,

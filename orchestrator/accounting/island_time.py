@@ -83,10 +83,12 @@ class Lifecycle:
 
     lives: dict[IslandId, IslandStatus]
     finished_at: Instant | None
+    training_count: int
 
     def __init__(self, islands: tuple[IslandId, ...]) -> None:
         self.lives = {island: IslandStatus() for island in islands}
         self.finished_at = None
+        self.training_count = 0
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> list[Change]:
         changes: list[Change] = []
@@ -168,6 +170,8 @@ class Lifecycle:
         if after == life.state:
             return
         changes.append(Change(at, island, life.incarnation, life.state, after))
+        training = IslandState.TRAINING.value
+        self.training_count += (after == training) - (life.state == training)
         life.state, life.since = after, at
 
 

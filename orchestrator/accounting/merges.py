@@ -19,7 +19,7 @@ from orchestrator.accounting.series import Epochs, Histogram
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.schedule import next_due
-from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, JobPolicy, Version
+from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, JobPolicy, Version, quorum_of
 
 ROUND_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 JOURNAL_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -63,7 +63,7 @@ class Merges:
     contributors: list[Counter[int]]
     refusals: Counter[str]
     islands: Counter[IslandId]
-    _quorum: int
+    _quorum: tuple[int, float]
     _due: tuple[int, int]
     _rounds: list[_Round]
     _steps: list[int]
@@ -79,7 +79,7 @@ class Merges:
         self.contributors = [Counter() for _ in range(policy.fragment_count)]
         self.refusals = Counter()
         self.islands = Counter()
-        self._quorum = policy.quorum
+        self._quorum = (policy.quorum, policy.quorum_ratio)
         self._due = (policy.fragment_count, policy.sync_interval_steps)
         self._rounds = [self._next_round(FragmentId(p), 0) for p in range(policy.fragment_count)]
         self._steps = [0] * policy.fragment_count
@@ -89,7 +89,8 @@ class Merges:
         self._journal_seconds = Histogram(JOURNAL_BOUNDS_S)
         self._merge_seconds = 0.0
 
-    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...], training_count: int) -> None:
+        """Take one step in; ``training_count`` islands train after it."""
         if isinstance(event, e.MergeCompleted):
             self._completed(event)
         elif self._epochs.begins(event):
@@ -104,7 +105,8 @@ class Merges:
                 current.islands.add(c.island)
                 current.began_at = event.at if current.began_at is None else current.began_at
                 current.on_time = current.on_time or c.step >= current.due_step
-                if current.closable_at is None and current.on_time and len(current.islands) >= self._quorum:
+                has_quorum = len(current.islands) >= quorum_of(*self._quorum, training_count)
+                if current.closable_at is None and current.on_time and has_quorum:
                     current.closable_at = event.at
             elif isinstance(effect, f.RefuseContribution):
                 self.refusals[effect.reason.value] += 1

@@ -203,7 +203,7 @@ class Statistics:
             return
         self.at = event.at
         changes = self._lifecycle.apply(event, effects)
-        self.merges.apply(event, effects)
+        self.merges.apply(event, effects, self._lifecycle.training_count)
         self.recoveries.apply(event, effects, changes)
         self.bystanders.apply(event)
         self.data_flaws.apply(event)

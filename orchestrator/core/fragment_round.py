@@ -55,13 +55,18 @@ where the paper is silent; clipping against a running median is a habit of robus
 
 The grace window: how long a round may wait after quorum, within the slack that the overlap leaves.
 
-    slack = τ·ξ_step − (ξ_quorum + ξ_sync)        grace = clip(γ·slack, 0, cap·ξ_step)
+    slack = τ·ξ_step − (ξ_quorum + ξ_sync)        grace = clip(γ·slack, floor·ξ_step, cap·ξ_step)
 
 The ξ are exponential moving averages of what was seen: an inner step, the time from a round's first contribution to its
 quorum, and the time from a round's closing to its result's first adoption. Before the first inner step is known the slack
 is unknown, and the window is zero.
 
-Source: Decoupled DiLoCo, arXiv:2604.21428 (adaptive grace window). The cap in steps is ours; the paper's is about one.
+Without a floor, an overload feeds itself. Synchronising takes longer, so no slack is left, merges wait for nobody, and the
+islands that come later offer their work again, which is more load. K as a part of the training islands, and a floor of the
+window, keep merges whole, and therefore rarer, until the load is over.
+
+Source: Decoupled DiLoCo, arXiv:2604.21428 (adaptive grace window). The cap in steps is ours; the paper's is about one. The
+floor is ours.
 """
 
 from __future__ import annotations
@@ -118,7 +123,8 @@ def grace_window(pace: Pace, policy: JobPolicy) -> Duration | None:
     if pace.step is None:
         return 0.0
     slack = policy.overlap_steps * pace.step - ((pace.quorum or 0.0) + (pace.sync or 0.0))
-    return min(max(policy.grace_margin * slack, 0.0), policy.grace_cap_steps * pace.step)
+    window = max(policy.grace_margin * slack, policy.grace_floor_steps * pace.step)
+    return min(window, policy.grace_cap_steps * pace.step)
 
 
 def _average(before: Duration | None, value: Duration, decay: float) -> Duration:

@@ -160,6 +160,15 @@ class JobState:
         return frozenset(i.id for i in self.islands.values() if i.live or (ending and i.gives))
 
     @property
+    def quorum(self) -> int:
+        """Return K: how many contributions an open round needs before it may close.
+
+        The last rounds need the fixed number only: islands whose work is all merged offer nothing to them.
+        """
+        ending = self.phase is JobPhase.FINISHING
+        return self.policy.quorum if ending else self.policy.quorum_of(len(self.live))
+
+    @property
     def job_islands(self) -> tuple[Island, ...]:
         """Return all islands but standbys, and but scale-up slots that were never used."""
         return tuple(i for i in self.islands.values() if i.id not in self.standbys and (i.wanted or i.incarnation))
@@ -192,7 +201,7 @@ class JobState:
 
     def pause_reason(self) -> str | None:
         """Return why no fragment can merge at present, or None."""
-        live, quorum = len(self.live), self.policy.quorum
+        live, quorum = len(self.live), self.quorum
         if self.phase is not JobPhase.RUNNING:
             return None
         if live < quorum:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil
 from types import MappingProxyType
 from typing import NewType
 
@@ -388,17 +389,24 @@ class StepLimits:
         return max(self.limit_s, self.ratio * usual_seconds if usual_seconds > 0 else self.first_s)
 
 
+def quorum_of(quorum: int, ratio: float, training_count: int) -> int:
+    """Return K while so many islands train: the fixed number, or this part of them, rounded up, if that is more."""
+    return max(quorum, ceil(round(ratio * training_count, 6)))
+
+
 @dataclass(frozen=True, slots=True)
 class JobPolicy:
     """Everything the core may know of the job: frozen, stored in the tape's header.
 
     islands                 those that the specification names, scale-up slots included
-    quorum                  K: a round may close once this many islands have contributed
+    quorum                  K: a round may close once this many islands have contributed, and not before
+    quorum_ratio            K is also at least this part of the training islands, rounded up
     fragment_count          P
     sync_interval_steps     H: inner steps between two synchronisations of one fragment
     overlap_steps           τ: inner steps by which communication overlaps compute
     grace_margin            γ in [0, 1): the part of the slack that may be spent waiting
     grace_cap_steps         longest grace window, in inner steps; ``None`` waits for everyone (synchronous baselines)
+    grace_floor_steps       shortest grace window, in inner steps, even where there is no slack; at most the longest
     staleness_max           how many versions behind the current one a contribution's base may be
     token_budget            the job ends when its islands have trained this many tokens together
     evaluation_every_merges  ask for an evaluation each time this many fragments have merged; 0 for the ends only
@@ -444,3 +452,9 @@ class JobPolicy:
     evaluation: EvaluationPolicy = EvaluationPolicy()
     outer_rate: OuterRatePolicy = OuterRatePolicy()
     step_limits: StepLimits = field(default=StepLimits(), metadata=UNWRITTEN_DEFAULT)
+    quorum_ratio: float = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
+    grace_floor_steps: float = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
+
+    def quorum_of(self, training_count: int) -> int:
+        """Return K while so many islands train."""
+        return quorum_of(self.quorum, self.quorum_ratio, training_count)

@@ -101,6 +101,7 @@ def core_status(state: JobState, at: Instant) -> CoreStatus:
         reason=state.reason,
         pause_reason=state.pause_reason(),
         epoch=state.epoch,
+        quorum=state.quorum,
         token_budget=state.policy.token_budget,
         tokens_trained=state.tokens_trained,
         global_version=state.global_version,

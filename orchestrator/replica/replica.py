@@ -352,10 +352,10 @@ class Replica:
         return self._adopt()
 
     def offer_due(self) -> tuple[OfferFragment, ...]:
-        """Offer the fragments whose due point the logical clock has passed."""
+        """Offer the fragments whose due point the logical clock has passed, but for those that wait after earlier offers."""
         due = schedule.due(self.offered_step, self.step, self.policy.fragment_count, self.policy.interval_steps)
         self.offered_step = self.step
-        return self._offer(due) if due else ()
+        return self._offer(p for p in due if self.fragments[p].due_again()) if due else ()
 
     def _offer_all(self) -> tuple[OfferFragment, ...]:
         self.offered_step = self.step

@@ -90,6 +90,12 @@ for no other can be merged. An island that is cut off goes on offering, and keep
 dropped be the merged one, the published value replaces the island's own."""
 
 
+DUE_POINTS_BETWEEN_OFFERS_MAX = 4
+"""An island that adopts nothing offers less and less often, down to this. Either its offers are refused, because newer
+versions have not reached it, or a round holds its offer and waits for others. To offer all the same work again, and a little
+more, at every due point would add load just where there is too much."""
+
+
 class Trained(NamedTuple):
     """Inner steps and tokens."""
 
@@ -131,7 +137,8 @@ class FragmentWork:
     ``origin`` is what the island had trained when this work began: less than at the adoption if own work was kept, and
     negative if a checkpoint brought work along. ``offers`` holds the latest offers since the adoption, each with what the
     island had trained by then; ``latest_offer`` is the number of the fragment's latest offer, ``offers_before`` that of the
-    island's latest one before the adoption. ``fetched`` are those whose bytes the synchroniser asked for.
+    island's latest one before the adoption. ``fetched`` are those whose bytes the synchroniser asked for. ``due_points``
+    counts those since the adoption.
     """
 
     version: Version = Version(0)
@@ -140,6 +147,15 @@ class FragmentWork:
     latest_offer: int = 0
     offers_before: int = 0
     fetched: set[int] = field(default_factory=set)
+    due_points: int = 0
+
+    def due_again(self) -> bool:
+        """Count one more due point since ``version`` was adopted. Return whether the fragment is offered at this one.
+
+        The first due points after an adoption are: 1, 2, 4, and every fourth then.
+        """
+        self.due_points += 1
+        return self.due_points in (1, 2) or self.due_points % DUE_POINTS_BETWEEN_OFFERS_MAX == 0
 
     def since_origin(self, trained: Trained) -> Trained:
         """The paper's c_steps and c_tokens of an island that has trained so much in all."""
@@ -184,5 +200,5 @@ class FragmentWork:
         """The fragment stands on ``version``, with so much own work on it."""
         self.version = version
         self.origin = Trained(trained.steps - own_work.steps, trained.tokens - own_work.tokens)
-        self.offers, self.fetched = {}, set()
+        self.offers, self.fetched, self.due_points = {}, set(), 0
         self.offers_before = offers_before

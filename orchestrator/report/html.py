@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from orchestrator.core.vocabulary import CloseReason
+from orchestrator.core.vocabulary import CloseReason, quorum_of
 from orchestrator.report.charts import goodput_chart, loss_chart, merges_chart, timeline_chart
 from orchestrator.report.page import card, cards, document, header, table, tile, tiles
 from orchestrator.report.words import count, loss, percent, plural, seconds
@@ -247,10 +247,11 @@ def _megabytes(size: int) -> str:
 def _footer(report: Report) -> str:
     policy = report["policy"]
     cap = policy["grace_cap_steps"]
+    quorum = quorum_of(policy["quorum"], policy.get("quorum_ratio", 0.0), policy["islands"])
     grace = "no limit on the grace window" if cap is None else f"a grace window of at most {cap:g} steps"
     return (
         f"<footer>{policy['fragments']} fragments, each synchronised every {policy['interval_steps']} steps with an "
-        f"overlap of {policy['overlap_steps']} steps; quorum {policy['quorum']} of {policy['islands']}, {grace}. "
+        f"overlap of {policy['overlap_steps']} steps; quorum {quorum} of {policy['islands']}, {grace}. "
         "A token counts as merged once a version of the parameters contains it. "
         f"Job {escape(str(report.get('job_id') or '–'))}.</footer>"
     )

@@ -302,7 +302,7 @@ class LiveJob:
         if view.phase != "running":
             return None
         training = [island.island for island in view.islands if island.state == IslandState.TRAINING]
-        return pause_reason(lines.islands, training, self.policy.quorum)
+        return pause_reason(lines.islands, training, view.quorum)
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
         """Queue the command that ``document`` is the plain form of; its outcome appears among the status's commands.

@@ -115,12 +115,12 @@ def _windows(spec: JobSpec) -> Iterator[Problem]:
     """
     sync = spec.synchroniser
     cap, overlap = sync.grace_cap_steps, sync.overlap_steps
-    if cap is None or sync.quorum >= spec.island_count:
+    if cap is None or spec.quorum >= spec.island_count:
         return
     for name, value in (("overlap_steps", overlap), ("grace_margin", sync.grace_margin), ("grace_cap_steps", cap)):
         if value == 0:
             message = (
-                f"is 0 with quorum {sync.quorum} of {spec.island_count} islands: no merge waits for the other islands."
+                f"is 0 with quorum {spec.quorum} of {spec.island_count} islands: no merge waits for the other islands."
             )
             yield Problem(f"synchroniser.{name}", message, "Raise it, or raise the quorum.")
             return
@@ -215,7 +215,7 @@ def _thin(line: Line, demand: Demand, settings: SyncSettings, where: str) -> Ite
 def _slow(spec: JobSpec, line: Line, demand: Demand, settings: SyncSettings, where: str) -> Iterator[Problem]:
     sync, meets = spec.synchroniser, meeting(line, demand, settings)
     cap = sync.grace_cap_steps
-    if meets is None or cap is None or sync.quorum >= spec.island_count or meets.way_steps < TRAVEL_STEPS_MIN:
+    if meets is None or cap is None or spec.quorum >= spec.island_count or meets.way_steps < TRAVEL_STEPS_MIN:
         return
     if meets.grace_cap_steps > cap or meets.overlap_steps > sync.overlap_steps:
         message = f"is {cap:g} with overlap_steps {sync.overlap_steps}: over {where} a fragment travels for "

@@ -72,11 +72,13 @@ def policy(
     islands: int,
     *,
     quorum: int = 1,
+    quorum_ratio: float = 0.0,
     fragments: int = 24,
     interval_steps: int = 24,
     overlap_steps: int = 2,
     grace_cap_steps: float | None = 1.0,
     grace_margin: float = 0.8,
+    grace_floor_steps: float = 0.0,
 ) -> JobPolicy:
     """Return the policy of a job that never ends and never gives up an island. The defaults are the paper's main setting."""
     names = [f"learner-{n}" for n in range(islands)]
@@ -87,8 +89,10 @@ def policy(
         sync_interval_steps=interval_steps,
         overlap_steps=overlap_steps,
         quorum=quorum,
+        quorum_ratio=quorum_ratio,
         grace_margin=grace_margin,
         grace_cap_steps=grace_cap_steps,
+        grace_floor_steps=grace_floor_steps,
         token_budget=2**62,
         evaluation_every_merges=0,
         suspect_timeout_s=600.0,

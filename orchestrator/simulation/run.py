@@ -239,11 +239,13 @@ def job_policy(spec: SimulationSpec, islands: int) -> JobPolicy:
     policy = protocol.policy(
         islands,
         quorum=sync.quorum,
+        quorum_ratio=sync.quorum_ratio_of(islands),
         fragments=sync.fragments,
         interval_steps=sync.interval_steps,
         overlap_steps=sync.overlap_steps,
         grace_cap_steps=sync.grace_cap_steps,
         grace_margin=sync.grace_margin,
+        grace_floor_steps=sync.grace_floor_steps_of(islands),
     )
     return replace(policy, staleness_max=sync.staleness_max)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -233,12 +233,10 @@ def names() -> list[str]:
 
 def _kind(name: str) -> TypeAdapter[Any] | None:
     """Return the type of a setting's value, or None if there is no such setting."""
-    source = policy_source.source_of(SETTINGS[name], JobSpec) if name in SETTINGS else None
-    source = "synchroniser.adoption" if name == "adoption" else source
-    if source is None or (described := policy_source.field_at(source, JobSpec)) is None:
-        return None
-    annotated: Any = Annotated[described.annotation, described]
-    return TypeAdapter(annotated)
+    bounds: Any = policy_source.bounds_of(SETTINGS[name], JobSpec) if name in SETTINGS else None
+    if name == "adoption" and (described := policy_source.field_at("synchroniser.adoption", JobSpec)) is not None:
+        bounds = described.annotation
+    return None if bounds is None else TypeAdapter(bounds)
 
 
 def _parsed(text: str) -> Any:

@@ -78,11 +78,7 @@ POLICY_BOUNDS: Mapping[str, Any] = {
 def _policy_bounds(path: str) -> Any:
     if path in POLICY_BOUNDS:
         return POLICY_BOUNDS[path]
-    source = policy_source.source_of(path, JobSpec)
-    field = None if source is None else policy_source.field_at(source, JobSpec)
-    if field is None:
-        return None
-    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    return policy_source.bounds_of(path, JobSpec)
 
 
 def policy_part(policy: type[Any]) -> type[Section]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.specification import device_mesh, documents, policy_source
 from orchestrator.specification.bounds import (
@@ -86,6 +86,17 @@ class JobSpec(Section):
     @property
     def island_count(self) -> int:
         return sum(section.count for section in self.islands)
+
+    @property
+    def islands_max(self) -> int:
+        """Return the number of islands that the job may be scaled up to."""
+        return sum(max(section.count, section.count_max or 0) for section in self.islands)
+
+    @property
+    def quorum(self) -> int:
+        """Return K while all islands train."""
+        sync = self.synchroniser
+        return quorum_of(sync.quorum, sync.quorum_ratio_of(self.islands_max), self.island_count)
 
     @property
     def token_budget(self) -> int:
@@ -355,6 +366,13 @@ def _quorum_problems(job: JobSpec) -> Iterable[Problem]:
         remedy = f"Lower it to at most {count}, or add islands."
         yield Problem(
             "synchroniser.quorum", f"is {job.synchroniser.quorum}, but the job has {counted(count, 'island')}.", remedy
+        )
+    floor, cap = job.synchroniser.grace_floor_steps, job.synchroniser.grace_cap_steps
+    if floor is not None and cap is not None and floor > cap:
+        yield Problem(
+            "synchroniser.grace_floor_steps",
+            f"is {floor:g}, above grace_cap_steps ({cap:g}).",
+            "The shortest grace window must not be above the longest: lower grace_floor_steps, or raise grace_cap_steps.",
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, Union, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -40,7 +40,13 @@ RENAMED: Mapping[str, str] = {
     "outer_rate.final_ratio": "synchroniser.outer_optimizer.lr_final_ratio",
 }
 """Fields of the specification, by the fields of the policy that have another name."""
+DEFAULTED: Mapping[str, Callable[[Any], Any]] = {
+    "quorum_ratio": lambda job: job.synchroniser.quorum_ratio_of(job.islands_max),
+    "grace_floor_steps": lambda job: job.synchroniser.grace_floor_steps_of(job.islands_max),
+}
+"""Fields of the policy whose default depends on the job: the specification may leave them None, the policy may not."""
 COMPUTED: Mapping[str, Callable[[Any], Any]] = {
+    **DEFAULTED,
     "token_budget": lambda job: job.token_budget,
     "moving_average_decay": lambda job: 0.9,
     "evaluation.time_ratio_max": lambda job: job.evaluation.time_ratio,
@@ -74,6 +80,21 @@ def field_at(path: str, spec: type[BaseModel]) -> FieldInfo | None:
             return None
         (spec,) = models
     return spec.model_fields.get(name)
+
+
+def bounds_of(path: str, spec: type[BaseModel]) -> Any:
+    """Return the annotated type of a setting of the policy, with the bounds of the specification; None if it has none.
+
+    None is no value of a setting whose default depends on the job.
+    """
+    source = source_of(path, spec)
+    described = None if source is None else field_at(source, spec)
+    if described is None:
+        return None
+    kind: Any = described.annotation
+    if path in DEFAULTED:
+        kind = Union[tuple(option for option in get_args(kind) if option is not type(None)) or (kind,)]  # noqa: UP007
+    return Annotated[kind, *described.metadata] if described.metadata else kind
 
 
 def filled(policy: type[Filled], job: BaseModel, under: str = "", **places: Any) -> Filled:

@@ -338,6 +338,12 @@ class WireSection(Section):
         return {"up": wire, "down": wire}
 
 
+QUORUM_BY_RATIO_ABOVE = 4
+HALF_OF_ISLANDS = 0.5
+GRACE_FLOOR_STEPS = 0.5
+"""Source: docs/decisions/0217-a-merge-needs-half-of-the-islands-above-four.md"""
+
+
 class SynchroniserSection(Section):
     """The parameters of Decoupled DiLoCo, arXiv:2604.21428; the symbols are in ``JobPolicy``.
 
@@ -348,9 +354,19 @@ class SynchroniserSection(Section):
     fragments: FragmentCount = 8
     interval_steps: RoundSteps = 24
     overlap_steps: RoundStepsOrNone = 4
-    quorum: IslandCount = 1
+    quorum: IslandCount = Field(default=1, description="islands that a merge needs at least")
+    quorum_ratio: Ratio | None = Field(
+        default=None,
+        description="a merge needs at least this part of the training islands; if absent, half of them in jobs of more than "
+        "four islands that leave quorum at 1, and otherwise what quorum says",
+    )
     grace_margin: RatioBelowOne = 0.8
     grace_cap_steps: RoundStepsRatio | None = 3.0
+    grace_floor_steps: RoundStepsRatio | None = Field(
+        default=None,
+        description="a merge waits at least so long for more than the quorum; if absent, half a step where the quorum is a "
+        "part of the training islands, and otherwise 0",
+    )
     staleness_max: VersionCount = 0
     averaging: Literal["radial", "mean"] = "radial"
     outer_optimizer: OuterOptimizerSection = OuterOptimizerSection()
@@ -358,6 +374,19 @@ class SynchroniserSection(Section):
     durability: DurabilitySection = DurabilitySection()
     adoption: Literal["replace", "mix", "rebase"] = "rebase"
     mix_alpha: Ratio = 0.5
+
+    def quorum_ratio_of(self, islands_max: int) -> float:
+        """Return the part of the training islands that a merge needs, in a job of up to so many islands."""
+        if self.quorum_ratio is not None:
+            return self.quorum_ratio
+        return HALF_OF_ISLANDS if islands_max > QUORUM_BY_RATIO_ABOVE and self.quorum == 1 else 0.0
+
+    def grace_floor_steps_of(self, islands_max: int) -> float:
+        """Return the shortest grace window in inner steps, in a job of up to so many islands."""
+        if self.grace_floor_steps is not None:
+            return self.grace_floor_steps
+        floor = GRACE_FLOOR_STEPS if self.quorum_ratio_of(islands_max) > 0 else 0.0
+        return floor if self.grace_cap_steps is None else min(floor, self.grace_cap_steps)
 
 
 class MeshSection(Section):

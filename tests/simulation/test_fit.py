@@ -48,6 +48,7 @@ def stormy():
         Fault(16.0, FaultKind.CUT, ASIA, 3.0),
         Fault(20.0, FaultKind.KILL_AND_KEEP_AWAY, EUROPE),
         Fault(24.0, FaultKind.READD, EUROPE),
+        *(Fault(28.0 + 3.0 * n, FaultKind.KILL, ASIA) for n in range(4)),
     )
     return _world(replace(WIDE, token_budget=3 * WIDE.token_budget // 2), faults=faults)
 

@@ -55,6 +55,7 @@ SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
 NOTICES = FaultKind.NOTICE.value
 HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
+QUORUM_RATIO, OVERLOAD = "quorum by ratio", "overload"
 """Features added later still. Hangs are only in seeds above those whose decisions are recorded."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS} - {FaultKind.READD}
 FEATURES = (
@@ -121,6 +122,7 @@ class _Draw:
         self.measuring = Random(f"atoll swarm {seed} measuring")
         self.notices = Random(f"atoll swarm {seed} notices")
         self.hangs = Random(f"atoll swarm {seed} hangs")
+        self.overload = Random(f"atoll swarm {seed} overload")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
@@ -130,6 +132,7 @@ class _Draw:
         features |= {MEASURING_ISLANDS} if self.measuring.random() < 0.5 else set()
         features |= {NOTICES} if self.notices.random() < 0.5 else set()
         features |= {HANGS} if seed >= HANGS_FROM_SEED and self.hangs.random() < 0.5 else set()
+        features |= {feature for feature in (QUORUM_RATIO, OVERLOAD) if self.overload.random() < 0.3}
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -154,9 +157,12 @@ class _Draw:
                 self.hangs.uniform(0.2, SILENCE_MAX_S / 2), self.hangs.uniform(2.0, 10.0), SILENCE_MAX_S
             )
             policy = replace(policy, step_limits=limits)
+        if self.on(QUORUM_RATIO):
+            ratio, floor_steps = self.overload.choice((0.25, 0.5, 1.0)), self.overload.choice((0.0, 0.5, 2.0))
+            policy = replace(policy, quorum_ratio=ratio, grace_floor_steps=floor_steps)
         if self.on(MEASURING_ISLANDS):
-            ratio = self.measuring.choice((None, 0.05, 1.0))
-            policy = replace(policy, evaluation=EvaluationPolicy(24, ratio, on_islands=True))
+            time_ratio = self.measuring.choice((None, 0.05, 1.0))
+            policy = replace(policy, evaluation=EvaluationPolicy(24, time_ratio, on_islands=True))
             patience += (self.fragments + 1) * _longest(plan.evaluate_s)  # whoever measures trains later
         if self.on(STANDBYS):
             policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
@@ -324,7 +330,14 @@ class _Draw:
             late_timer=self._probability("late timers", 0.5),
             diverged=self._probability("diverged islands", 0.5),
             failed_evaluation=self._probability("failed evaluations", 1.0),
+            overload=self._overload() if self.on(OVERLOAD) else None,
         )
+
+    def _overload(self) -> tuple[Instant, Instant, Duration]:
+        """Draw when the machine is overloaded, and how long a payload takes then: there are two of them to an offer."""
+        since, until = sorted(self.overload.uniform(0.0, self.calm_at) for _ in range(2))
+        payloads_per_second = 2 * min(1.0, self.fragments / self.interval) * sum(1.0 / step_s for step_s in self.step_s)
+        return since, until, self.overload.uniform(0.5, 4.0) / payloads_per_second
 
 
 def _longest(latency: Latency) -> float:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import JobPolicy, RefusalReason
+from orchestrator.core.vocabulary import Duration, Instant, JobPolicy, RefusalReason
 from orchestrator.simulation.island import Host, SimulatedIsland
 from orchestrator.simulation.links import OVERTAKEN_S
-from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.plan import Latency, WorldPlan
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import Fold
 from tests.swarm.residue_ledger import ResidueLedger
@@ -24,13 +24,18 @@ GHOST_S = (0.1, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class EventFaults:
-    """Probabilities per occasion. ``diverged`` makes an unusable payload one that is not finite."""
+    """Probabilities per occasion. ``diverged`` makes an unusable payload one that is not finite.
+
+    ``overload`` is no probability: from its first instant to its second, all payloads of the job pass one after the other
+    through a machine that takes its third figure, in seconds, for each.
+    """
 
     echo: float = 0.0
     ghost: float = 0.0
     late_timer: float = 0.0
     diverged: float = 0.0
     failed_evaluation: float = 0.0
+    overload: tuple[Instant, Instant, Duration] | None = None
 
 
 class RoughWorld(World):
@@ -43,10 +48,19 @@ class RoughWorld(World):
     ) -> None:
         super().__init__(policy, plan, seed, folds=folds)
         self._event_faults = event_faults
+        self._busy_until: Instant = 0.0
 
     def host_of(self, process: SimulatedIsland) -> Host:
         process.observer = ResidueLedger()
         return super().host_of(process)
+
+    def draw(self, latency: Latency) -> float:
+        seconds = super().draw(latency)
+        since, until, takes = self._event_faults.overload or (0.0, 0.0, 0.0)
+        if not since <= self.now < until or latency not in (self.plan.pull_s, self.plan.delivery_s):
+            return seconds
+        self._busy_until = min(max(self._busy_until, self.now) + takes, until)
+        return seconds + self._busy_until - self.now
 
     def tell(self, event: e.Event) -> None:
         if isinstance(event, e.TimerFired) and self.chance(self._event_faults.late_timer):

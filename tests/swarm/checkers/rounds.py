@@ -10,7 +10,7 @@ Source: Decoupled DiLoCo, arXiv:2604.21428 (minimum quorum, token weighting w = 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from math import fsum, isclose
+from math import ceil, fsum, isclose
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -199,7 +199,9 @@ class Rounds:
         )
         next_one = effect.version == current.version + 1 and not current.inputs
         require(next_one, "versions rise by one, one merge at a time", (effect, current.version))
-        require(len(inputs) >= self._policy.quorum, "no merge is below quorum", effect)
+        at_once = effect.reason is CloseReason.NO_GRACE_LEFT  # later, more islands may train than when it was reached
+        least = self._quorum if at_once else self._policy.quorum
+        require(len(inputs) >= least, "no merge is below quorum", (effect, least))
         same = sorted(item.payload for item in effect.inputs) == sorted(c.payload for c in inputs)
         require(same, "a round merges exactly what it admitted", (effect, inputs))
         step = max(current.step, *(c.step for c in inputs))
@@ -267,7 +269,7 @@ class Rounds:
     def _waits_for_somebody(self, current: Round) -> None:
         """While the job runs. When it ends, every flush moves the rounds on."""
         over = self._islands.ending or self._islands.finished or self.going_back
-        if over or len(current.open) < self._policy.quorum or current.inputs:
+        if over or len(current.open) < self._quorum or current.inputs:
             return
         present = self._on_time(current)
         if not present:
@@ -275,6 +277,12 @@ class Rounds:
         require(not self._islands.live <= present, "a round waits for somebody", (current, self._islands.live))
         timed = self._policy.grace_cap_steps is None or self._timers.awaits(GraceTimer(current.fragment))
         require(timed, "a round with its quorum has a deadline", current)
+
+    @property
+    def _quorum(self) -> int:
+        """How many contributions a round needs while these islands train. When the job ends, the fixed number is enough."""
+        part = ceil(self._policy.quorum_ratio * len(self._islands.live) - 1e-9)
+        return self._policy.quorum if self._islands.ending else max(self._policy.quorum, part)
 
     def _on_time(self, current: Round) -> Set[IslandId]:
         """Who contributed at or after the first due point past the last merge; everybody, when the job ends."""
