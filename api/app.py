@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -96,7 +97,8 @@ def create_app(
     app.state.chaos = plans
     app.state.access = access
     app.state.tokens = Tokens(access)
-    app.state.metrics = Metrics(service, store, certificate)
+    folders = [runs_dir, *([taken_down.parent] if taken_down else []), Path(tempfile.gettempdir())]
+    app.state.metrics = Metrics(service, store, certificate, folders)
     app.state.job_list = JobList(service, store)
     app.state.parameters = Parameters(service, control)
     app.state.seats = Seats()

@@ -145,4 +145,17 @@ def _service() -> list[Panel]:
             Query("atoll_clock_set_seconds", "{{instance}}"),
             width=8,
         ),
+        curves(
+            "Run folders by kind",
+            "Size of the files of live jobs and of those that ended lately.",
+            "bytes",
+            Query("sum by (kind) (atoll_run_bytes)", "{{kind}}"),
+            stacked=True,
+        ),
+        curves(
+            "Largest run folders",
+            "The five jobs with the largest folders.",
+            "bytes",
+            Query("topk(5, sum by (atoll_job) (atoll_run_bytes))", "{{atoll_job}}"),
+        ),
     ]

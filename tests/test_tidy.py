@@ -213,6 +213,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.elastic",
             "orchestrator.errors",
             "pydantic",
+            "zstandard",
         }
     ),
     "orchestrator.simulation": frozenset(

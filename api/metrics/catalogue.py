@@ -88,6 +88,13 @@ _FAMILIES = (
         ("group",),
         "Islands that running jobs want on nodes of the group, standbys included.",
     ),
+    Family(
+        "gauge",
+        "atoll_disk_free_bytes",
+        ("path",),
+        "Free space where the service's machine keeps runs, the home, and temporary files. Near 0: tapes and journals "
+        "cannot be written, and no merge is announced until there is room. Remove ended jobs, or set a retention.",
+    ),
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
     Family("gauge", "atoll_jobs", ("state",), "Jobs that the service knows, by state."),
     Family(
@@ -139,6 +146,13 @@ _FAMILIES = (
         "atoll_helper_restarts",
         ("atoll_job", "helper"),
         "Restarts of the helper process after it died. A steady rise: it keeps failing; the job's page shows why.",
+    ),
+    Family(
+        "gauge",
+        "atoll_run_bytes",
+        ("atoll_job", "kind"),
+        "Size of the job's files in its run folder on the service's machine, by kind: tape, journal, logs, checkpoints, "
+        "parameters, other. A tape of 64 islands grows by some 15 MB an hour. Faster: see the guide's page Retention.",
     ),
     Family("gauge", "atoll_job_token_budget", ("atoll_job",), "Tokens after which the job ends."),
     Family(

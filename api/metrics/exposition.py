@@ -24,7 +24,7 @@ import platform
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
@@ -42,6 +42,7 @@ from api.jobs.overseer import TAKEN_DOWN
 from api.jobs.service import Service
 from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples
+from api.run.folder import free_bytes, run_bytes
 from api.schemas import ALIVE, FINAL, JobState
 from api.storage.store import JobRow, Store
 from orchestrator.certificates import folders
@@ -103,6 +104,7 @@ PATIENCE_S = 4.0
 HEAD_PATIENCE_S = 1.0
 """Beyond the wait for the jobs. The head answers within milliseconds, or not at all."""
 LINGER_S = 900.0
+SIZES_FRESH_S = 30.0
 BUILD = (importlib.metadata.version("atoll"), platform.python_version(), importlib.metadata.version("ray"))
 """The labels of ``atoll_build_info``."""
 FAILED_SHOWN_S = 3600.0
@@ -126,21 +128,46 @@ _KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram
 
 
 class Metrics:
-    """The registry of one service process. ``certificate`` is the file of its own one, if it serves HTTPS."""
+    """The registry of one service process. ``certificate`` is the file of its own one, if it serves HTTPS.
 
-    def __init__(self, service: Service, store: Store, certificate: Path | None = None) -> None:
+    ``folders`` are those whose free space is reported.
+    """
+
+    def __init__(
+        self, service: Service, store: Store, certificate: Path | None = None, folders: Sequence[Path] = ()
+    ) -> None:
         self.registry = CollectorRegistry()
         self.request_seconds = request_seconds(self.registry)
-        self.registry.register(JobsCollector(service, store, certificate))
+        self.registry.register(JobsCollector(service, store, certificate, folders))
         ProcessCollector(registry=self.registry)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
 
 
+class RunSizes:
+    """The sizes of runs, measured at most every ``SIZES_FRESH_S``: a folder may have thousands of files."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, tuple[float, dict[str, int]]] = {}
+
+    def of(self, row: JobRow) -> dict[str, int]:
+        measured_at, sizes = self._sizes.get(row.job, (float("-inf"), {}))
+        if time.monotonic() - measured_at > SIZES_FRESH_S:
+            sizes = run_bytes(Path(row.run_dir))
+            self._sizes[row.job] = (time.monotonic(), sizes)
+        return sizes
+
+    def keep(self, jobs: Iterable[str]) -> None:
+        """Forget the sizes of all others."""
+        there = set(jobs)
+        self._sizes = {job: sizes for job, sizes in self._sizes.items() if job in there}
+
+
 class JobsCollector(Collector):
-    def __init__(self, service: Service, store: Store, certificate: Path | None) -> None:
-        self._service, self._store, self._certificate = service, store, certificate
+    def __init__(self, service: Service, store: Store, certificate: Path | None, folders: Sequence[Path]) -> None:
+        self._service, self._store, self._certificate, self._folders = service, store, certificate, folders
+        self._sizes = RunSizes()
         self._pool = ThreadPoolExecutor(8, "metrics")
         self._questions: dict[str, Future[JobStatus | None]] = {}
         self._one_at_a_time = threading.Lock()
@@ -190,7 +217,15 @@ class JobsCollector(Collector):
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
         yield Sample("atoll_queue_unschedulable", (), self._service.queue.unschedulable)
         yield Sample("atoll_clock_set_seconds", (), self._service.clock.check())
+        for folder in self._folders:
+            if (free := free_bytes(folder)) is not None:
+                yield Sample("atoll_disk_free_bytes", (str(folder),), free)
+        self._sizes.keep(row.job for row in rows)
         for row in rows:
+            if row.job in live or row.job in samples_by_job or self._ended_lately(row):
+                yield from (
+                    Sample("atoll_run_bytes", (row.job, kind), size) for kind, size in self._sizes.of(row).items()
+                )
             if row.job in live:
                 yield Sample("atoll_job_answers", (row.job,), samples_by_job.get(row.job) is not None)
             elif self._ended_lately(row) and (record := self._record(row)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
@@ -24,8 +25,10 @@ from api.run.logs import LogReader, Logs, logs_of, newest
 from api.run.merges import MergeHistories, merge_of, summary_of
 from api.run.records import TapeReader
 from api.schemas import Merge, Merges
-from orchestrator.errors import NotFound
+from orchestrator.errors import DataError, NotFound
+from orchestrator.tape.schema import CHECKSUM_AT_END, CONTINUATION_BYTES, Digest, Footer, continuation_at, encode_footer
 
+log = logging.getLogger(__name__)
 merges_router = APIRouter(prefix="/v1/jobs/{job}/merges", tags=["records"], route_class=runs_in(RECORDS))
 NUMBER_MAX = 2**53
 Number = Annotated[int, Path(ge=0, le=NUMBER_MAX)]
@@ -110,7 +113,8 @@ async def follow_events(
     """
     run = await RECORDS.run(service.run, job, key=job)
     reader = TapeReader(run.tape, after if last_event_id is None else last_event_id)
-    events = tell(reader, lambda: has_ended(service.run, run.job), follow)
+    first = await RECORDS.run(reader.read, key=job)  # refuses a damaged tape while the answer can still say so
+    events = tell(first, reader, lambda: has_ended(service.run, run.job), follow)
     return Stream(request, events, eventstream.CONTENT_TYPE, {"X-Accel-Buffering": "no"})
 
 
@@ -124,26 +128,42 @@ def download_tape(request: Request, job: str, service: ServiceHere) -> Response:
     except OSError as error:
         detail = f"Job {run.job} has no readable tape: {error.strerror}."
         raise NotFound(detail=detail, remedy="The tape is created when the job's processes start.") from error
-    if run.ended():
+    sealed = continuation_at(tape.read(CONTINUATION_BYTES)) is not None
+    tape.seek(0)
+    if run.ended() and not sealed:
         return File(request, tape, NDJSON, filename=name)
     tape.close()
-    # It grows while it is sent, so its length is unknown; a partly written line is not sent.
+    reader = TapeReader(run.tape)
+    first = reader.read()  # raises DataError now, and not in the middle of the answer, if its first segment is damaged
+    # It grows while it is sent, or is unpacked, so its length is unknown; a partly written line is not sent.
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Stream(request, chunks_in(RECORDS, whole_lines(TapeReader(run.tape))), NDJSON, headers)
+    return Stream(request, chunks_in(RECORDS, whole_lines(first, reader)), NDJSON, headers)
 
 
-def whole_lines(reader: TapeReader) -> Iterator[bytes]:
-    while lines := reader.read():
-        yield b"\n".join([*lines, b""])
+def whole_lines(lines: list[bytes], reader: TapeReader) -> Iterator[bytes]:
+    """Yield what was read and what follows, as one file. Its footer's digest is that of all its lines."""
+    digest = Digest()
+    while lines:
+        if reader.sealed:
+            lines[-1] = b""
+        chunk = b"\n".join([*lines, b""]) if not reader.sealed else b"\n".join(lines)
+        digest.add_all(CHECKSUM_AT_END.sub(b"}\n", chunk))
+        yield chunk
+        if reader.sealed:
+            yield f"{encode_footer(Footer(reader.n, digest.hex()))}\n".encode()
+        lines = reader.read()
 
 
-async def tell(reader: TapeReader, ended: Callable[[], bool], follow: bool) -> AsyncIterator[bytes]:
-    """Yield the events. ``ended`` is checked before the last read, so that nothing written before the end is missed."""
+async def tell(lines: list[bytes], reader: TapeReader, ended: Callable[[], bool], follow: bool) -> AsyncIterator[bytes]:
+    """Yield what was read and what follows as events, up to a damaged segment.
+
+    ``ended`` is checked before the last read, so that nothing written before the end is missed.
+    """
     over = await STREAMS.run(ended)
     yield eventstream.RETRY
     told_at = time.monotonic()
     while True:
-        if lines := await STREAMS.run(reader.read):
+        if lines:
             yield eventstream.frames(lines)
             told_at = time.monotonic()
         elif over or reader.sealed:
@@ -157,6 +177,11 @@ async def tell(reader: TapeReader, ended: Callable[[], bool], follow: bool) -> A
                 over = await STREAMS.run(ended)
                 yield eventstream.KEEP_ALIVE
                 told_at = time.monotonic()
+        try:
+            lines = await STREAMS.run(reader.read)
+        except DataError as error:
+            log.warning("an event stream stops: %s", error)
+            return
 
 
 def has_ended(run_of: Callable[[str], Run], job: str) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -29,7 +30,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.status import JobStatus
-from orchestrator.system.run_folder import REPORT, REPORT_PAGE, SPECIFICATION, STATUS, TAPE
+from orchestrator.system.run_folder import (
+    CHECKPOINTS,
+    JOURNAL,
+    LOGS,
+    PARAMETERS,
+    REPORT,
+    REPORT_PAGE,
+    SEALED,
+    SNAPSHOT,
+    SPECIFICATION,
+    STATUS,
+    TAPE,
+)
 
 BYTES_MAX = 64 << 20
 """A job of 10,000 islands and as many recoveries leaves half of it."""
@@ -54,6 +67,44 @@ class Run:
     def ended(self) -> bool:
         """Return whether the job has ended, by store and disk, so that nothing more is written here."""
         return self.settled or read_status(self.folder) is not None
+
+
+BYTES_KINDS: Mapping[str, str] = {
+    TAPE: "tape",
+    SEALED: "tape",
+    SNAPSHOT: "tape",
+    JOURNAL: "journal",
+    LOGS: "logs",
+    CHECKPOINTS: "checkpoints",
+    PARAMETERS: "parameters",
+}
+OTHER_KIND = "other"
+"""What the files of a run are for, by the first part of their names; all that are not listed are of this kind."""
+
+
+def run_bytes(run_dir: Path) -> dict[str, int]:
+    """Return the size of a run's files by kind, 0 where there are none. Links are not followed."""
+    sizes = dict.fromkeys((*BYTES_KINDS.values(), OTHER_KIND), 0)
+    folders = [(run_dir, "")]
+    while folders:
+        folder, kind = folders.pop()
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                of_entry = kind or BYTES_KINDS.get(entry.name, OTHER_KIND)
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append((Path(entry.path), of_entry))
+                    else:
+                        sizes[of_entry] += entry.stat(follow_symlinks=False).st_size
+    return sizes
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return how much an unprivileged process may still write there; None if the folder is missing."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 def prepare_run_dir(run_dir: Path, spec: Mapping[str, Any]) -> None:

@@ -10,16 +10,22 @@ from __future__ import annotations
 import re
 import zlib
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from api.run.folder import open_below
+from api.run.folder import open_below, read_below
+from orchestrator.errors import DataError
+from orchestrator.tape.schema import CONTINUATION_BYTES, SEGMENT_BYTES_MAX, Continuation, Mark, continuation_at
+from orchestrator.tape.sealing import begin_of, require_chain, require_link, unsealed
+from orchestrator.tape.storage import sealed_path
 
 CHUNK_BYTES = 256 * 1024
 """The most that one ``read`` takes from the disk: a few hundred records, so that a long tape blocks no thread."""
 
 LINE_BYTES_MAX = 16 << 20
 """The longest record. Longer data without a line end is damage, and nothing behind it is read."""
+NOWHERE = Mark(0, 0, "")
 _NUMBER = re.compile(rb'\{"n":(\d{1,18}),')
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 _CONTROL = re.compile(rb"[\x00-\x1f]")
@@ -35,33 +41,108 @@ class TapeReader:
         """The number of the last record read, or the starting point."""
         self.sealed = False
         """Whether the footer was read. Nothing follows it."""
-        self._offset: int | None = 0 if after == 0 else None
+        self._segment: int | None = 1 if after == 0 else None
+        self._offset = 0
+        self._behind_header = False
+        """Whether ``_offset`` counts from the end of the segment's header, which was not read yet."""
+        self._lines: bytes | None = None
+        """The sealed segment that is being read."""
+        self._seen: tuple[int, int, int] | None = None
+        """The plain segment when it had nothing new."""
         self._endless = False
 
     def read(self) -> list[bytes]:
-        """Return the new whole lines without line ends; none if there is nothing new, or no readable tape."""
+        """Return the new whole lines without line ends; none if there is nothing new, or no readable tape.
+
+        Raises DataError, with its path, for a sealed segment that is missing or damaged.
+        """
         with suppress(OSError):
-            size = self.path.lstat().st_size
-            if not self._endless and (self._offset is None or size > self._offset):
+            about = self.path.lstat()
+            state = about.st_ino, about.st_size, about.st_mtime_ns
+            if not self._endless and state != self._seen:
                 with open_below(self.path.parent, self.path.name) as file:
-                    return self._read(file, size)
+                    lines = self._read(file, about.st_size)
+                self._seen = None if lines else state
+                return lines
         return []
 
     def _read(self, file: BinaryIO, size: int) -> list[bytes]:
-        if self._offset is None:
-            self._offset = offset_after(file, self.n, size)
+        newest = continuation_at(file.read(CONTINUATION_BYTES))
+        number = newest.segment if newest else 1
+        if self._segment is None:
+            self._find(file, size, newest)
+        while newest is not None and self._segment is not None and self._segment < number:
+            if lines := self._read_sealed(self._segment, newest):
+                return self._taken(lines)
+        if self._segment != number:
+            return []  # there is another tape in its place
+        if self._behind_header:
+            file.seek(0)
+            self._offset, self._behind_header = self._offset + len(file.readline(LINE_BYTES_MAX)), False
         file.seek(self._offset)
         chunk = b""
         while b"\n" not in chunk and len(chunk) < LINE_BYTES_MAX and (more := file.read(CHUNK_BYTES)):
             chunk += more
         self._endless = b"\n" not in chunk and len(chunk) >= LINE_BYTES_MAX
-        whole = chunk[: chunk.rfind(b"\n") + 1]
+        return self._taken(chunk[: chunk.rfind(b"\n") + 1])
+
+    def _taken(self, whole: bytes) -> list[bytes]:
         self._offset += len(whole)
         lines = whole.split(b"\n")[:-1]
         for line in lines:
             self.n = max(self.n, number_of(line) or 0)
         self.sealed = self.sealed or any(line.startswith(_FOOTER) for line in lines[-1:])
         return lines
+
+    # ── sealed segments ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _find(self, file: BinaryIO, size: int, newest: Continuation | None) -> None:
+        """Find the first line after record ``n``: its segment by bisection, and its place there likewise."""
+        if newest is None or self.n >= newest.after.count:
+            self._segment, self._offset = newest.segment if newest else 1, offset_after(file, self.n, size)
+            return
+        low, high = (
+            1,
+            newest.segment,
+        )  # the segment ``low`` begins before, or with, what is looked for, ``high`` does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            begin = begin_of(*unsealed(middle, self._load))
+            low, high = (middle, high) if begin is not None and begin.after.count <= self.n else (low, middle)
+        _, lines = unsealed(low, self._load)
+        self._segment, self._offset = low, offset_after(BytesIO(lines), self.n, len(lines))
+
+    def _read_sealed(self, number: int, newest: Continuation) -> bytes:
+        """Return the next whole lines of the sealed segment; none at its end, and then the next segment is the current."""
+        if self._lines is None:
+            self._lines = self._checked(number, newest)
+        if self._behind_header:
+            self._offset, self._behind_header = self._offset + self._lines.find(b"\n") + 1, False
+        if self._offset < len(self._lines):
+            end = self._lines.rfind(b"\n", self._offset, self._offset + CHUNK_BYTES) + 1
+            return self._lines[self._offset : end or self._lines.find(b"\n", self._offset) + 1]
+        # what was read of the plain segment behind the place of the cut is the beginning of the next one
+        self._segment, self._offset, self._behind_header = number + 1, self._offset - len(self._lines), True
+        self._lines = None
+        return b""
+
+    def _checked(self, number: int, newest: Continuation) -> bytes:
+        """Return the lines of a sealed segment that is the one which its successor continues. Raises DataError."""
+        try:
+            name, lines = unsealed(number, self._load)
+            link = newest if number + 1 == newest.segment else begin_of(*unsealed(number + 1, self._load))
+            require_link(name, lines, link.after if link is not None else NOWHERE)
+        except DataError:
+            require_chain(newest, self._load)
+            raise
+        return lines
+
+    def _load(self, number: int) -> tuple[str, bytes]:
+        path = sealed_path(self.path, number)
+        try:
+            return str(path), read_below(self.path.parent, str(path.relative_to(self.path.parent)), SEGMENT_BYTES_MAX)
+        except FileNotFoundError as error:
+            raise DataError(detail=f"{path} is missing, and {self.path} continues it.") from error
 
 
 def number_of(line: bytes) -> int | None:

@@ -1,6 +1,6 @@
 """A job's tape and journal while its synchroniser lives: created, or recovered where the last one died.
 
-    RUN_DIR/tape.jsonl     every event and what was decided on it
+    RUN_DIR/tape.jsonl     every event and what was decided on it, with older segments in RUN_DIR/tape.sealed/
     RUN_DIR/snapshot       core and folds at one step of it
     RUN_DIR/journal/       Θ and momentum of every fragment, by version
     RUN_DIR/boot           which start of the machine the job began in, for durability async
@@ -43,12 +43,23 @@ from orchestrator.parameters.journaled_store import recovered, state_at
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.disk import Disk, LocalDisk
-from orchestrator.system.run_folder import BOOT, CHECKPOINTS, CLOCK, JOURNAL, PARAMETERS, REPORT, SNAPSHOT, STATUS, TAPE
+from orchestrator.system.run_folder import (
+    BOOT,
+    CHECKPOINTS,
+    CLOCK,
+    JOURNAL,
+    PARAMETERS,
+    REPORT,
+    SEALED,
+    SNAPSHOT,
+    STATUS,
+    TAPE,
+)
 from orchestrator.tape.driver import Fold, Pending
 from orchestrator.tape.replay import Recovered, recover
 from orchestrator.tape.schema import Header, decode_header
 from orchestrator.tape.snapshot import Snapshot
-from orchestrator.tape.storage import TapeWriter, read_snapshot
+from orchestrator.tape.storage import TapeWriter, beginning, read_snapshot
 
 log = logging.getLogger(__name__)
 AGE_MAX_S = 1e9
@@ -146,12 +157,6 @@ def open_files(
         raise
 
 
-def beginning(path: Path, disk: Disk, size: int = 1 << 15) -> bytes:
-    """The beginning of a file, with at least its first line if it has one."""
-    raw = disk.read(path, 0, size)
-    return raw if b"\n" in raw[:-1] or len(raw) < size else beginning(path, disk, 2 * size)
-
-
 def uptime() -> float:
     """Seconds since the machine was started, those in which it slept included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -205,8 +210,7 @@ def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
     traces = [name for name in (SNAPSHOT, *LEFT_AT_THE_END) if name in files]
     if segments := [name for name in disk.files(run_dir / JOURNAL) if name.endswith(SUFFIX)]:
         traces.append(f"{JOURNAL} with {len(segments)} files")
-    if (run_dir / CHECKPOINTS).is_dir() and any((run_dir / CHECKPOINTS).iterdir()):
-        traces.append(CHECKPOINTS)
+    traces += [name for name in (SEALED, CHECKPOINTS) if (run_dir / name).is_dir() and any((run_dir / name).iterdir())]
     if traces:
         lacks = "has no whole first line" if files.get(TAPE) else "is empty" if TAPE in files else "is missing"
         raise DataError(

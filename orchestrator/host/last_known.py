@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from orchestrator.accounting.goodput import Goodput
@@ -26,8 +27,9 @@ from orchestrator.parameters.journal import PREFIX_BYTES, facts_of, parse_segmen
 from orchestrator.status import JobStatus
 from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.system.run_folder import JOURNAL, SNAPSHOT, TAPE
-from orchestrator.tape.schema import Header, Record, decode_header, decode_line
-from orchestrator.tape.storage import read_snapshot
+from orchestrator.tape.schema import Header, Record, continuation_at, decode_header, decode_line
+from orchestrator.tape.sealing import begin_of
+from orchestrator.tape.storage import beginning, read_snapshot, sealed_lines
 
 log = logging.getLogger(__name__)
 
@@ -119,16 +121,27 @@ def last_known(run_dir: Path, policy: JobPolicy, started_at: float, disk: Disk |
 
 
 def _read_tape(run_dir: Path, disk: Disk, last: LastKnown) -> None:
-    for number, line in enumerate(_lines(run_dir / TAPE, disk)):
+    for number, line in enumerate(chain(_sealed_lines(run_dir / TAPE, disk, last), _lines(run_dir / TAPE, disk))):
         try:
             text = line.decode()
-            if number == 0 and isinstance(header := decode_header(text), Header):
+            if (number == 0 or continuation_at(line)) and isinstance(header := decode_header(text), Header):
                 last.started_at = header.started_at or last.started_at
                 last.epoch = max(last.epoch, header.epoch)
             elif number and isinstance(record := decode_line(text), Record):
                 last.apply(record)
         except Exception:
             last.whole = False  # what is summed over every event is summed up to here only
+
+
+def _sealed_lines(path: Path, disk: Disk, last: LastKnown) -> Iterator[bytes]:
+    """Yield the lines of the sealed segments before the first that cannot be read."""
+    try:
+        newest = begin_of(str(path), beginning(path, disk))
+        for _, lines in sealed_lines(path, newest, disk) if newest is not None else ():
+            yield from lines.splitlines()
+    except (DataError, OSError) as error:
+        last.whole = False
+        log.warning("sealed segments of the tape are not read: %s", error)
 
 
 def _read_snapshot(run_dir: Path, disk: Disk, last: LastKnown) -> None:

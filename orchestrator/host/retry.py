@@ -6,10 +6,12 @@ train on either way, keep their work and offer it again. Continuing without eith
     Retrier          repeats a write, and says what it waits for
     RetryingSink     the tape as the driver's sink; makes a new epoch durable before it is announced
     PeriodicSync     durability sync: the tape survives a loss of power      NoSync   async: the death of the process only
-    SnapshotWriter   writes a snapshot of core and folds every so many records, in a thread of its own
+    SnapshotWriter   writes a snapshot of core and folds every so many records, in a thread of its own, and seals the tape
+                     up to it
 
 A restart replays only the records behind the last snapshot. Nothing depends on one: if a snapshot cannot be written, the
-one before stays.
+one before stays. A segment of the tape is sealed only after the snapshot at its end is durable. So a restart reads
+sealed segments only if its snapshot cannot be used.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from orchestrator.errors import InfrastructureError, first_line, in_words
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.tape.driver import Driver
-from orchestrator.tape.schema import Record
+from orchestrator.tape.schema import Mark, Record
+from orchestrator.tape.sealing import SEAL_BYTES
 from orchestrator.tape.snapshot import Snapshot, encode
 from orchestrator.tape.storage import TapeWriter, build, write_snapshot
 
@@ -152,33 +155,74 @@ class NoSync:
 
 
 class SnapshotWriter:
-    """``consider`` and ``close`` are for the pump. There is one for the first ``before`` records."""
+    """``consider`` and ``close`` are for the pump. There is one for the first ``before`` records.
 
-    def __init__(self, path: Path, tape: TapeWriter, before: int, every: int, disk: Disk | None = None) -> None:
+    One is due after ``every`` records, and also once the plain segment of the tape has grown by ``seal_bytes``, so that it
+    can be sealed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tape: TapeWriter,
+        before: int,
+        every: int,
+        disk: Disk | None = None,
+        seal_bytes: int = SEAL_BYTES,
+    ) -> None:
         self._path, self._tape, self._every, self._disk = path, tape, every, disk or LocalDisk()
-        self._count = before
+        self._count, self._seal_bytes, self._size = before, seal_bytes, 0
+        self._sealed: Mark | None = None
         self._writing = ThreadPoolExecutor(1, "snapshot")
         self._under_way: Future[None] | None = None
 
     def consider(self, driver: Driver[Synchroniser], at: Instant) -> None:
         """Take one if it is due. The state of core and folds is copied before this returns."""
-        if driver.count - self._count < self._every or (self._under_way and not self._under_way.done()):
+        if self._under_way and not self._under_way.done():
             return
-        self._count = driver.count
+        if (sealed := self._sealed) is not None:
+            self._sealed = None
+            self._cut(sealed)
+        mark = self._tape.mark
+        if driver.count - self._count < self._every and mark.size - self._size < self._seal_bytes:
+            return
+        self._count, self._size = driver.count, mark.size
         try:
-            raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
+            raw = encode(Snapshot(mark, at, driver.core, driver.folds), build())
         except Exception:
             log.exception("no snapshot could be made of step %d", driver.count)
             return
-        self._under_way = self._writing.submit(self._write, raw)
+        self._under_way = self._writing.submit(self._write, raw, mark)
 
     def close(self) -> None:
         """The job is over: no synchroniser will recover it."""
-        self._writing.shutdown(wait=True)
+        self.let_go()
         self._disk.remove(self._path)
 
-    def _write(self, raw: bytes) -> None:
+    def let_go(self) -> None:
+        """Wait for what is being written. Nothing is removed: another synchroniser goes on from it."""
+        self._writing.shutdown(wait=True)
+
+    def _write(self, raw: bytes, mark: Mark) -> None:
         try:
             write_snapshot(self._path, raw, self._disk)
         except Exception as error:
             log.warning("a snapshot of %d bytes cannot be written: %s: %s", len(raw), type(error).__name__, error)
+            return
+        if mark.size < self._seal_bytes:
+            return
+        try:
+            self._tape.seal(mark)
+        except Exception as error:
+            log.warning("the tape cannot be sealed up to record %d: %s: %s", mark.count, type(error).__name__, error)
+        else:
+            self._sealed = mark
+
+    def _cut(self, sealed: Mark) -> None:
+        """Let the tape go on in a new segment. If it cannot, it goes on in this one, and is sealed anew later."""
+        try:
+            self._tape.cut(sealed)
+        except OSError as error:
+            log.warning("the tape cannot go on in a new segment: %s", error)
+        else:
+            self._size = 0

@@ -29,7 +29,7 @@ from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutc
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line, in_words, origin
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
-from orchestrator.host.job_files import JobFiles, beginning, open_files
+from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.last_known import last_known
 from orchestrator.host.state_view import StateView
 from orchestrator.runtime import cluster
@@ -45,6 +45,7 @@ from orchestrator.system.run_folder import CRASH, TAPE
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.replay import Recovered
 from orchestrator.tape.schema import Header, decode_header
+from orchestrator.tape.storage import beginning
 
 log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 30.0

@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
@@ -73,6 +74,14 @@ class Disk(Protocol):
         """Replace the file's content durably; after a failure it has its previous content."""
         ...
 
+    def replace_held(self, path: Path, data: bytes) -> HeldFile:
+        """Replace a file that this process holds, and hold the new one in its place: at no time can another process hold it.
+
+        After a failure the file has its previous content. Otherwise a loss of power leaves one of the two contents, the
+        new one once it is synced; what was appended to the old one and not synced may be gone.
+        """
+        ...
+
     def remove(self, path: Path) -> None:
         """Remove the file, if it exists."""
         ...
@@ -126,6 +135,21 @@ class LocalDisk:
         beside.replace(path)
         _sync(path.parent)
 
+    def replace_held(self, path: Path, data: bytes) -> HeldFile:
+        beside = path.with_name(f"{path.name}.next")
+        beside.unlink(missing_ok=True)  # what a process left that died here
+        file = _LocalFile(beside, new=True)
+        try:
+            file.append(data)
+            file.sync_content()
+            beside.replace(path)
+        except BaseException:
+            file.close()
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
+        return file  # its next sync makes the new name durable
+
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
@@ -158,8 +182,11 @@ class _LocalFile:
         self._file.truncate(size)
         self._file.seek(size)
 
-    def sync(self) -> None:
+    def sync_content(self) -> None:
         os.fsync(self._file.fileno())
+
+    def sync(self) -> None:
+        self.sync_content()
         if not self._named:
             _sync(self._folder)
             self._named = True

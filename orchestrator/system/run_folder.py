@@ -12,6 +12,7 @@ ORIGIN = "origin.json"
 TOKENIZER = "tokenizer"
 RESUMED = "resumed.json"
 TAPE = "tape.jsonl"
+SEALED = "tape.sealed"
 SNAPSHOT = "snapshot"
 JOURNAL = "journal"
 BOOT = "boot"
@@ -67,9 +68,15 @@ FILES = (
         "synced before anything depends on it",
     ),
     RunFile(
+        f"{SEALED}/NUMBER.zst",
+        "older segments of a long tape, compressed",
+        "after a snapshot, once the tape has 4 MiB",
+        "synced before the tape is cut",
+    ),
+    RunFile(
         SNAPSHOT,
         "the state of core and accounts at one record of the tape",
-        "every `durability.snapshot_every_records` records",
+        "every `durability.snapshot_every_records` records, or 4 MiB of tape",
         "not required: the tape holds all of it",
     ),
     RunFile(

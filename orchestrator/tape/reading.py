@@ -1,4 +1,4 @@
-"""The parser of a tape's bytes, which tells a torn end from a damaged middle. It does not know files (``storage``).
+"""The parser of a segment's bytes, which tells a torn end from a damaged middle. It does not know files (``storage``).
 
 The part that a snapshot covers is checked by its digest only, and neither decoded nor held.
 
@@ -10,15 +10,15 @@ damaged one are searched for evidence that it was synced (``was_synced``).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.events import MergeCompleted, SynchroniserRestarted
 from orchestrator.errors import DataError
 from orchestrator.tape.schema import (
-    CHECKSUM,
+    CHECKSUM_AT_END,
+    Continuation,
     Digest,
     FleetHeader,
     Footer,
@@ -26,7 +26,7 @@ from orchestrator.tape.schema import (
     Mark,
     Record,
     Tape,
-    decode_header,
+    decode_begin,
     decode_line,
     without_checksum,
 )
@@ -54,21 +54,24 @@ def was_synced(before: Iterable[Record], after: Iterable[str]) -> bool:
     return False
 
 
-_CHECKSUM_AT_END = re.compile(re.escape(CHECKSUM.encode()) + rb'[0-9a-f]{8}"\}\n')
-
-
 @dataclass(slots=True)
 class TapePrefix:
-    """The beginning of a tape as far as it was read: its header and ``count`` records, ``size`` bytes in all.
+    """The beginning of a segment as far as it was read: its header and the records up to ``count``, ``size`` bytes in all.
 
     ``lines`` is the digest of the lines, which the footer has; ``raw`` that of the bytes as they are in the file.
     """
 
     header: Header | FleetHeader
+    continuation: Continuation | None = None
     count: int = 0
     size: int = 0
     lines: Digest = field(default_factory=Digest)
     raw: Digest = field(default_factory=Digest)
+
+    @property
+    def first(self) -> int:
+        """The number of the last record before this segment."""
+        return self.continuation.after.count if self.continuation else 0
 
     def add(self, line: bytes, plain: str) -> None:
         self.lines.add(plain)
@@ -76,14 +79,16 @@ class TapePrefix:
         self.size += len(line) + 1
 
 
-def parse_whole(name: str, raw: bytes, *, after_power_loss: bool = False) -> tuple[TapePrefix, Tape]:
-    """A tape's bytes, from its header on; otherwise as ``parse``."""
-    begin, newline, rest = raw.partition(b"\n")
+def begin(name: str, raw: bytes) -> TapePrefix:
+    """The prefix of a segment's bytes up to its first record."""
+    line, newline, _ = raw.partition(b"\n")
     if not newline:
         raise DataError(detail=f"{name} holds no complete line, so it is no tape.")
-    prefix = TapePrefix(decode_header(_text(begin)))
-    prefix.add(begin, without_checksum(_text(begin)))
-    return prefix, parse(name, prefix, rest, after_power_loss=after_power_loss)
+    header, continuation = decode_begin(_text(line))
+    prefix = TapePrefix(header, continuation)
+    prefix.count = prefix.first
+    prefix.add(line, without_checksum(_text(line)))
+    return prefix
 
 
 def up_to(mark: Mark, chunks: Iterable[bytes]) -> TapePrefix | None:
@@ -93,22 +98,26 @@ def up_to(mark: Mark, chunks: Iterable[bytes]) -> TapePrefix | None:
         raw.add_all(chunk)
         whole, newline, rest = (rest + chunk).rpartition(b"\n")
         first = first or whole.partition(b"\n")[0]
-        lines.add_all(_CHECKSUM_AT_END.sub(b"}\n", whole + newline))
+        lines.add_all(CHECKSUM_AT_END.sub(b"}\n", whole + newline))
     if raw.hex() != mark.digest:
         return None
-    return TapePrefix(decode_header(_text(first)), mark.count, mark.size, lines, raw)
+    return TapePrefix(*decode_begin(_text(first)), mark.count, mark.size, lines, raw)
 
 
-def parse(name: str, prefix: TapePrefix, rest: bytes, *, after_power_loss: bool = False) -> Tape:
+def parse(
+    name: str, prefix: TapePrefix, rest: bytes, *, after_power_loss: bool = False, sealed: Sequence[Record] = ()
+) -> Tape:
     """Parse ``rest``, the bytes behind ``prefix``, which grows by the whole lines of it.
 
-    ``after_power_loss``: its end may be what a loss of power left. Raises DataError as ``read_tape``.
+    ``after_power_loss``: its end may be what a loss of power left. ``sealed`` are all records of the segments before this
+    one, which the tape begins with then. Raises DataError as ``read_tape``.
     """
     *whole, broken = rest.split(b"\n")
     torn = f"the last line breaks off after {len(broken)} characters; it was left out" if broken else None
-    before, records = prefix.count, list[Record]()
+    before, records = prefix.count - len(sealed), list(sealed)
+    number_before = 1 + prefix.count - prefix.first
     for index, raw in enumerate(whole, start=1):
-        line, number, last = _text(raw), 1 + before + index, index == len(whole) and not broken
+        line, number, last = _text(raw), number_before + index, index == len(whole) and not broken
         try:
             decoded = decode_line(line)
         except DataError as error:

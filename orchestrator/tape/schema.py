@@ -5,18 +5,24 @@
     …
     {"end": 1234, "digest": "…"}
 
+The tape of a long job is a chain of *segments* (``sealing``). Each is such a file, but for the footer, which only the newest
+one has. The header of every segment but the first says how the one before it ends:
+
+    {"schema": "atoll-tape/2", "segment": 2, "after": {"count": …, "size": …, "digest": "…"}, "job": …, …}
+
 A *fleet tape* (simulated failures of slices, ``orchestrator/elastic``) has the same lines; its header says "fleet": true,
 its policy is an ``ElasticPolicy``, and it holds the plan and the seed that made it.
 
 Responsible for: what the lines say and how they are chained. Refuses to know: files (``storage``), and what the records
-mean. The digest is blake2b over header and records, newlines included, checksums not; a tape without a footer was not
-closed. ``crc`` distinguishes a damaged line from a good one, also where it can still be parsed; fleet tapes and older ones
-have none.
+mean. The footer's digest is blake2b over header and records of its file, newlines included, checksums not; a tape without
+a footer was not closed. ``crc`` distinguishes a damaged line from a good one, also where it can still be parsed; fleet tapes
+and older ones have none.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +37,18 @@ from orchestrator.errors import DataError
 from orchestrator.tape.codec import decode, decode_tagged, to_json
 
 SCHEMA = "atoll-tape/1"
+SCHEMA_CONTINUED = "atoll-tape/2"
+"""The schema of a segment that continues another: earlier builds refuse it by name."""
+CONTINUATION_BYTES = 256
+"""The header of such a segment says within so many bytes what it continues."""
+_CONTINUED = re.compile(
+    rb'\{"schema":"%s","segment":(\d{1,9}),"after":\{"count":(\d{1,18}),"size":(\d{1,18}),"digest":"([0-9a-f]{32})"\},'
+    % SCHEMA_CONTINUED.encode()
+)
 CHECKSUM = ',"crc":"'
+CHECKSUM_AT_END = re.compile(re.escape(CHECKSUM.encode()) + rb'[0-9a-f]{8}"\}\n')
+SEGMENT_BYTES_MAX = 256 << 20
+"""The largest segment that is unpacked. Writers seal far smaller ones (``sealing.SEAL_BYTES``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +99,14 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """``segment`` is the number of a tape's segment, from 2. ``after`` is the end of the one before, in its own file."""
+
+    segment: int
+    after: Mark
+
+
+@dataclass(frozen=True, slots=True)
 class Tape:
     """A tape in memory. ``torn`` says what is wrong with its last line, if anything is.
 
@@ -124,13 +149,16 @@ class Digest:
         return str(self._hash.hexdigest())
 
 
-def encode_header(header: Header | FleetHeader) -> str:
+def encode_header(header: Header | FleetHeader, continuation: Continuation | None = None) -> str:
     if isinstance(header, FleetHeader):
         about = {"schema": SCHEMA, "fleet": True, "job": header.job, "seed": header.seed}
         return to_json({**about, "plan": header.plan, "policy": header.policy})
+    schema: dict[str, Any] = {"schema": SCHEMA}
+    if continuation is not None:
+        schema = {"schema": SCHEMA_CONTINUED, "segment": continuation.segment, "after": continuation.after}
     return to_json(
         {
-            "schema": SCHEMA,
+            **schema,
             "job": header.job,
             "epoch": header.epoch,
             "started_at": header.started_at,
@@ -165,9 +193,39 @@ def encode_footer(footer: Footer) -> str:
 
 def decode_header(line: str) -> Header | FleetHeader:
     """Raises DataError unless the line is the header of a tape this build can read."""
+    return decode_begin(line)[0]
+
+
+def decode_begin(line: str) -> tuple[Header | FleetHeader, Continuation | None]:
+    """Decode a file's first line; the second value is None for a tape's first segment. Raises DataError."""
     data = _parse(without_checksum(line), "the header")
+    if data.get("schema") == SCHEMA_CONTINUED:
+        return _header(data), _continuation(data)
     if data.get("schema") != SCHEMA:
         raise DataError(detail=f"this is no tape of schema {SCHEMA!r}: its first line says {data.get('schema')!r}.")
+    return _header(data), None
+
+
+def continuation_at(beginning: bytes) -> Continuation | None:
+    """Return what a segment that begins with these bytes continues, without decoding its header; None if nothing."""
+    if (match := _CONTINUED.match(beginning)) is None:
+        return None
+    return Continuation(int(match[1]), Mark(int(match[2]), int(match[3]), match[4].decode()))
+
+
+def _continuation(data: Mapping[str, Any]) -> Continuation:
+    try:
+        segment, after = data["segment"], data["after"]
+        mark = Mark(after["count"], after["size"], after["digest"])
+        sound = type(segment) is type(mark.count) is type(mark.size) is int and isinstance(mark.digest, str)
+    except (KeyError, TypeError) as error:
+        raise DataError(detail=f"the tape's header does not say what it continues: {error!r}.") from error
+    if not sound or segment < 2 or mark.count < 0 or not 0 < mark.size <= SEGMENT_BYTES_MAX:
+        raise DataError(detail=f"the tape's header cannot continue segment {segment!r:.20} after {after!r:.80}.")
+    return Continuation(segment, mark)
+
+
+def _header(data: Mapping[str, Any]) -> Header | FleetHeader:
     try:
         if data.get("fleet"):
             return FleetHeader(data["job"], decode(ElasticPolicy, data["policy"]), data["plan"], data["seed"])

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -30,9 +31,10 @@ from api.terminal.record_text import EFFECTS, EVENTS, fields_of, sentence, tell
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import CommandRequested, Event, IslandReported
 from orchestrator.core.messages import CarriedReport
-from orchestrator.errors import InfrastructureError, NotFound, ServiceUnreachable, Unauthenticated
+from orchestrator.errors import AtollError, InfrastructureError, NotFound, ServiceUnreachable, Unauthenticated
 from orchestrator.tape.codec import REPORTED, REQUESTS, name_of
-from orchestrator.tape.storage import read_tape
+from orchestrator.tape.schema import CHECKSUM_AT_END
+from orchestrator.tape.storage import TapeWriter, read_tape
 from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -166,6 +168,47 @@ def test_the_tape_is_downloaded_whole_or_by_range_and_whole_lines_while_it_grows
     assert not rest
     assert [json.loads(line)["n"] for line in lines[1:]] == list(range(1, len(lines)))
     client.cancel(job)
+
+
+@pytest.fixture
+def sealed(service: Installation, ended: str) -> Iterator[Path]:
+    """The ended job's run folder, whose tape is three segments for the length of a test."""
+    path = service.runs / ended / "tape.jsonl"
+    tape = read_tape(path)
+    path.rename(path.with_name("whole.jsonl"))
+    with TapeWriter(path, tape.header) as writer:
+        for record in tape.records:
+            writer.append(record)
+            if record.n in (20, 40):
+                mark = writer.mark
+                writer.seal(mark)
+                writer.cut(mark)
+    yield path.parent
+    path.with_name("whole.jsonl").replace(path)
+    shutil.rmtree(path.with_name("tape.sealed"))
+
+
+def test_a_sealed_tape_is_downloaded_and_followed_as_the_one_file_that_it_was(
+    http: httpx.Client, client: Client, ended: str, sealed: Path
+) -> None:
+    answer = http.get(f"/v1/jobs/{ended}/tape")
+    assert CHECKSUM_AT_END.sub(b"}\n", answer.content) == (sealed / "whole.jsonl").read_bytes()
+    assert f"{ended}.tape.jsonl" in answer.headers["content-disposition"]
+    count = len(answer.content.splitlines()) - 2
+    assert [record.n for record in client.events(ended, follow=False)] == list(range(1, count + 1))
+    assert [record.n for record in client.events(ended, after=30, follow=False)] == list(range(31, count + 1))
+
+
+def test_a_damaged_segment_of_a_tape_is_named_instead_of_being_sent(
+    http: httpx.Client, client: Client, ended: str, sealed: Path
+) -> None:
+    segment = sealed / "tape.sealed" / "00000001.zst"
+    segment.write_bytes(segment.read_bytes()[:-5])
+    answer = http.get(f"/v1/jobs/{ended}/tape")
+    assert answer.status_code >= 400
+    assert "00000001.zst is damaged" in answer.json()["detail"]
+    with pytest.raises(AtollError, match=r"00000001\.zst is damaged"):
+        list(client.events(ended, follow=False))
 
 
 def test_a_job_that_wrote_nothing_yet_has_no_records_and_no_tape(

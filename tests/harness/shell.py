@@ -37,6 +37,7 @@ from orchestrator.replica.replica import Publication as Arrived
 from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.system.disk import Disk
 from orchestrator.system.run_folder import SNAPSHOT
+from orchestrator.tape.sealing import SEAL_BYTES
 from tests.harness.disks import Died
 from tests.harness.job import Job
 from tests.harness.saver import Saver
@@ -116,6 +117,8 @@ class Shell(Job):
     The clock moves with every event, and the effects of an event are carried out before the next.
     """
 
+    seal_bytes = SEAL_BYTES
+
     def __init__(
         self,
         folder: Path,
@@ -135,7 +138,9 @@ class Shell(Job):
         super().__init__(self.files.core, (self.files.pending, goodput), self, past.count if past else 0)
         self.now = past.at if past else 0.0
         every = job.synchroniser.durability.snapshot_every_records
-        self.snapshots = SnapshotWriter(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
+        self.snapshots = SnapshotWriter(
+            folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk, self.seal_bytes
+        )
         self.shard = ParameterShard(self.files.journal, self.files.epoch, self._retry)
         self.published: dict[int, Publication] = {}
         self.read = dict.fromkeys(islands, 0)
@@ -154,6 +159,7 @@ class Shell(Job):
 
     def die(self) -> None:
         """Leave what a killed process leaves: its files, unlocked."""
+        self.snapshots.let_go()
         self.files.tape.let_go()
         if isinstance(self.disk, SimulatedDisk):
             self.disk.lose_process()

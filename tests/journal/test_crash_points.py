@@ -14,11 +14,13 @@ import pytest
 
 from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored
+from orchestrator.system.run_folder import SEALED, SNAPSHOT
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.harness.disks import Died, FaultyDisk
 from tests.harness.lives import Lives
-from tests.harness.shell import FRAGMENTS, POINTS, Fate
+from tests.harness.shell import FRAGMENTS, POINTS, Fate, Shell
+from tests.swarm.disk import DiskFault, Operation, SimulatedDisk
 
 STEPS = 14
 SNAPSHOTS = {"durability": {"snapshot_every_records": 7}}
@@ -118,6 +120,33 @@ def test_many_deaths_at_random_points_lose_and_double_nothing(tmp_path: Path, se
     outcome = run(tmp_path, reached, **(SNAPSHOTS if seed % 2 else {}))
     assert outcome.deaths > 0
     assert outcome.bits() == undisturbed()[0]
+    assert_sound(outcome, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_deaths_and_losses_of_power_while_the_tape_is_sealed_lose_nothing_either(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every few records a segment of the tape is sealed; process or power go at random points, half of them in between."""
+    chance = random.Random(seed)
+
+    def fault(operation: Operation, path: Path) -> DiskFault | None:
+        of_sealing = operation is Operation.REPLACE and path.name != SNAPSHOT
+        return chance.choice((DiskFault.BEFORE, DiskFault.AFTER)) if of_sealing and chance.random() < 0.2 else None
+
+    def reached(_: str) -> None:
+        if chance.random() < 0.01:
+            raise Died
+
+    monkeypatch.setattr(Shell, "seal_bytes", 4000)
+    disk = SimulatedDisk(fault)
+    outcome = run(tmp_path, reached, disk, (lambda: disk.lose_power(chance)) if seed % 2 else (lambda: None))
+    assert outcome.deaths > 0
+    assert len(disk.files(tmp_path / SEALED)) > 3
+    if seed % 2:
+        assert [version for version, *_ in outcome.bits()] == [2, 2, 2]
+    else:
+        assert outcome.bits() == undisturbed()[0]
     assert_sound(outcome, tmp_path)
 
 

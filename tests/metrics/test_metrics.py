@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from api.metrics import exposition as metrics
 from api.metrics.catalogue import FAMILIES
 from api.metrics.exposition import Metrics
 from api.metrics.job import checkpoint_interval_s, samples
+from api.run.folder import run_bytes
 from api.schemas import JobState
 from api.storage.store import Store
 from orchestrator.accounting.goodput import CLASSES
@@ -85,6 +87,52 @@ def test_totals_are_the_jobs_own_and_go_on_after_a_restart(desk: Desk) -> None:
             for labels, value in before.all(f"{family.name}_total", atoll_job=desk.job).items():
                 assert after.all(f"{family.name}_total", atoll_job=desk.job)[labels] >= value
     assert sum(before.all("atoll_tokens_merged_total", atoll_job=desk.job).values()) > 0
+
+
+def test_the_size_of_a_run_is_counted_by_kind_and_links_lead_nowhere(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    sizes = {
+        "tape.jsonl": 10,
+        "tape.sealed/00000001.zst": 200,
+        "journal/a.journal": 3000,
+        "logs/islands/asia-1.log": 40_000,
+        "checkpoints/1/asia/arrays": 500_000,
+        "merged.safetensors": 6_000_000,
+        "report.json": 7,
+    }
+    for name, size in {**sizes, "../elsewhere/large": 10**6}.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(bytes(size))
+    (run / "logs" / "a link").symlink_to(elsewhere)
+    counted = run_bytes(run)
+    link = (run / "logs" / "a link").lstat().st_size
+    assert counted == {
+        "tape": 210,
+        "journal": 3000,
+        "logs": 40_000 + link,
+        "checkpoints": 500_000,
+        "parameters": 6_000_000,
+        "other": 7,
+    }
+    assert sum(run_bytes(tmp_path / "missing").values()) == 0
+
+
+def test_a_scrape_has_the_size_of_each_run_and_the_free_space_of_each_folder(desk: Desk) -> None:
+    folders = [desk.folder, desk.folder / "missing"]
+    told = Exposition(Metrics(desk.service, desk.store, folders=folders).exposition().decode())
+    assert told.all("atoll_disk_free_bytes").keys() == {(str(desk.folder),)}
+    assert told.one("atoll_disk_free_bytes", path=str(desk.folder)) == pytest.approx(
+        shutil.disk_usage(desk.folder).free, rel=0.2
+    )
+    assert set(told.all("atoll_run_bytes", atoll_job=desk.job)) == {
+        ("tape",),
+        ("journal",),
+        ("logs",),
+        ("checkpoints",),
+        ("parameters",),
+        ("other",),
+    }
+    assert told.one("atoll_run_bytes", atoll_job=desk.job, kind="other") > 0
 
 
 def test_every_island_second_is_in_one_class_and_they_add_up_to_the_jobs_age(desk: Desk) -> None:

@@ -26,7 +26,7 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.groups import DEFAULT_GROUPS
 from orchestrator.runtime.settings import CLUSTER_MARKER, synchroniser_name
-from orchestrator.tape.reading import parse_whole
+from orchestrator.tape.reading import begin, parse
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import Record, decode_line
 from orchestrator.tape.storage import read_tape
@@ -68,7 +68,8 @@ class GrowingTape:
             self._records += fresh
         else:
             self._last_at, raw = 0, self._lines_from(0)
-            self._records = list(parse_whole(str(self._path), raw)[1].records)
+            prefix = begin(str(self._path), raw)
+            self._records = list(parse(str(self._path), prefix, raw[prefix.size :]).records)
         self._last_line = raw[raw[:-1].rfind(b"\n") + 1 :]
         self._last_at += len(raw) - len(self._last_line)
         return self._records

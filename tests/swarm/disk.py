@@ -24,7 +24,7 @@ class Died(BaseException):
 
 
 class DiskFault(StrEnum):
-    """The fault of one operation. ``TORN`` and ``FULL`` are for appends, ``ERROR`` is for syncs."""
+    """The fault of one operation. ``TORN`` is for appends, ``FULL`` for appends and replacements, ``ERROR`` for syncs."""
 
     BEFORE = "before"
     """The process dies before the operation."""
@@ -39,6 +39,7 @@ class DiskFault(StrEnum):
 class Operation(StrEnum):
     APPEND = "append"
     SYNC = "sync"
+    REPLACE = "replace"
 
 
 FaultSource = Callable[[Operation, Path], DiskFault | None]
@@ -59,6 +60,8 @@ class _Content:
     synced: int = 0
     named: bool = False
     holes: list[tuple[int, int]] = field(default_factory=list)
+    previous: _Content | None = None
+    """What a loss of power may bring back, until this is synced."""
 
     def truncate(self, size: int) -> None:
         del self.data[size:]
@@ -74,7 +77,7 @@ class SimulatedDisk:
         self.refused = self.spoilt = 0
         self._contents: dict[Path, _Content] = {}
         self._removed: dict[Path, _Content] = {}
-        self._held: set[Path] = set()
+        self._held: dict[Path, SimulatedFile] = {}
         self._boots = 1
 
     # ── a disk ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,8 +93,7 @@ class SimulatedDisk:
         if path in self._held:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", str(path))
         self._contents.setdefault(path, _Content())
-        self._held.add(path)
-        return SimulatedFile(self, path)
+        return self._hold(path)
 
     def append(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
         content = self._contents.setdefault(path, _Content())
@@ -116,7 +118,7 @@ class SimulatedDisk:
         if fault is DiskFault.ERROR:
             content.holes.append((content.synced, len(content.data)))
             raise OSError(errno.EIO, "Input/output error", str(path))
-        content.synced, content.named = len(content.data), True
+        content.synced, content.named, content.previous = len(content.data), True, None
         self._removed = {gone: old for gone, old in self._removed.items() if gone.parent != path.parent}
         if fault is DiskFault.AFTER:
             raise Died
@@ -133,7 +135,15 @@ class SimulatedDisk:
 
     def replace(self, path: Path, data: bytes) -> None:
         """Write beside the file, sync and rename, so that no intermediate state is ever visible."""
-        self._contents[path] = _Content(bytearray(data), synced=len(data), named=True)
+        self._replace(path, _Content(bytearray(data), synced=len(data), named=True))
+
+    def replace_held(self, path: Path, data: bytes) -> SimulatedFile:
+        """Replace the file, whose new name is durable only once it is synced."""
+        if path not in self._held:
+            raise ValueError(f"{path} is not held")
+        new = _Content(bytearray(data), synced=len(data), previous=self._contents[path])
+        self._replace(path, new)
+        return self._hold(path)
 
     def remove(self, path: Path) -> None:
         content = self._contents.pop(path, None)
@@ -145,8 +155,9 @@ class SimulatedDisk:
 
     # ── what befalls it ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def let_go(self, path: Path) -> None:
-        self._held.discard(path)
+    def let_go(self, path: Path, file: SimulatedFile) -> None:
+        if self._held.get(path) is file:
+            del self._held[path]
 
     def lose_process(self) -> None:
         """Release all files: their process is gone."""
@@ -158,6 +169,9 @@ class SimulatedDisk:
         self._boots += 1
         for path in sorted(self._contents):
             content = self._contents[path]
+            while content.previous is not None and (chance is None or chance.random() < 0.5):
+                content = self._contents[path] = content.previous
+            content.named, content.previous = content.named or content.previous is not None, None
             rest = len(content.data) - content.synced
             size = content.synced + (chance.randint(0, rest) if chance else 0)
             if not content.named and (chance is None or chance.random() < 0.5):
@@ -173,6 +187,18 @@ class SimulatedDisk:
             if chance is not None and chance.random() < 0.5:
                 self._contents.setdefault(path, self._removed[path])
         self._removed.clear()
+
+    def _hold(self, path: Path) -> SimulatedFile:
+        file = self._held[path] = SimulatedFile(self, path)
+        return file
+
+    def _replace(self, path: Path, content: _Content) -> None:
+        fault = self._befalls(Operation.REPLACE, path)
+        if fault is DiskFault.FULL:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        self._contents[path] = content
+        if fault is DiskFault.AFTER:
+            raise Died
 
     def _befalls(self, operation: Operation, path: Path) -> DiskFault | None:
         fault = self.fault_source(operation, path)
@@ -207,7 +233,7 @@ class SimulatedFile:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._disk.let_go(self._path)
+            self._disk.let_go(self._path, self)
 
 
 def _spoil(content: _Content, chance: Random) -> bool:

@@ -68,11 +68,11 @@ class DiskFaults:
         if self._death is not None:
             self._operations -= 1
             if self._operations == 0:
-                torn = operation is Operation.SYNC and self._death.fault is DiskFault.TORN
+                torn = operation is not Operation.APPEND and self._death.fault is DiskFault.TORN
                 return DiskFault.AFTER if torn else self._death.fault
         if self._refusing:
             self._refusing -= 1
-            return DiskFault.FULL if operation is Operation.APPEND else DiskFault.ERROR
+            return DiskFault.ERROR if operation is Operation.SYNC else DiskFault.FULL
         return None
 
     def arm(self, death: Death) -> bool:
