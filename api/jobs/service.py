@@ -346,7 +346,10 @@ class Service:
         return answer
 
     def _snapshot(self, row: JobRow, patience_s: float = PATIENCE_S) -> StatusSnapshot:
-        snapshot = self.statuses.recent(row, patience_s)
+        return self._built(row, self.statuses.recent(row, patience_s))
+
+    def _built(self, row: JobRow, snapshot: StatusSnapshot) -> StatusSnapshot:
+        """Return the snapshot with its answer."""
         if snapshot.answer is None and snapshot.record is None and row.summary and (summary := summary_in(row, Job)):
             snapshot.answer = summary
         elif snapshot.answer is None:
@@ -387,7 +390,10 @@ class Service:
         if row.state == JobState.QUEUED:
             return self._outlined(row, {"queue_position": self.queue.place(row.job), "reason": self.queue.why(row.job)})
         try:
-            return summary_of(self._answer(row, LIST_PATIENCE_S))
+            snapshot = self._built(row, self.statuses.listed(row) or self.statuses.recent(row, LIST_PATIENCE_S))
+            assert snapshot.answer is not None, "a snapshot has an answer"
+            snapshot.summary = snapshot.summary or summary_of(snapshot.answer)
+            return snapshot.summary
         except InfrastructureError as error:
             return self._outlined(row, {"reason": f"its state is currently unknown: {error}"})
         except Exception as error:

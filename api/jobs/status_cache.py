@@ -29,7 +29,7 @@ from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
 
-from api.schemas import ALIVE, Job
+from api.schemas import ALIVE, Job, JobSummary
 from api.storage.store import JobRow
 from orchestrator.errors import AtollError, InfrastructureError, PreconditionFailed
 from orchestrator.status import JobStatus
@@ -81,6 +81,9 @@ FRESH_S = 0.25
 """Well below what people notice, and well above the time of an answer."""
 STALE_MAX_S = 1.0
 """While one reader waits for a slow job, the others get a snapshot of at most this age."""
+LIST_FRESH_S, LIST_STALE_MAX_S = 1.0, 5.0
+"""The list of jobs asks a job once a second at most. It shows a snapshot of up to five seconds rather than wait for the
+next, unless the job has had a command since."""
 SILENT_S = 2.0
 """A job that did not answer is not asked again for this long. Readers get an error at once."""
 PATIENCE_S = 15.0
@@ -106,6 +109,7 @@ class StatusSnapshot:
         self.generation = generation
         self.error = error
         self.answer: Job | None = None
+        self.summary: JobSummary | None = None
 
     @cached_property
     def body(self) -> bytes:
@@ -159,11 +163,19 @@ class StatusCache:
             detail = f"The synchroniser of job {row.job} has not answered for {since_s:.1f} s."
             raise InfrastructureError(detail=detail, remedy="Try again. Training continues meanwhile.") from error
 
+    def listed(self, row: JobRow) -> StatusSnapshot | None:
+        """Return the snapshot that a list may show without waiting, or None if it has to wait for one."""
+        cached = self._snapshots.get(row.job)
+        if cached is None or cached.error is not None or row.state not in ALIVE:
+            return None
+        is_recent = time.monotonic() - cached.asked_at <= LIST_STALE_MAX_S
+        return cached if is_recent and cached.generation == self._generation(row.job) else None
+
     def ask_all(self, rows: Iterable[JobRow]) -> None:
         """Query all living jobs of these at the same time, so that a reader of all waits only for the slowest."""
         for row in rows:
             now, cached = time.monotonic(), self._snapshots.get(row.job)
-            if row.state in ALIVE and (cached is None or now - cached.asked_at > FRESH_S):
+            if row.state in ALIVE and (cached is None or now - cached.asked_at > LIST_FRESH_S):
                 with suppress(InfrastructureError):  # reading that job raises it
                     self._request(row, now)
 

@@ -13,7 +13,7 @@ import pytest
 
 from api.client import Client
 from api.jobs import status_cache
-from api.jobs.status_cache import FRESH_S, STALE_MAX_S, StatusCache
+from api.jobs.status_cache import FRESH_S, LIST_FRESH_S, LIST_STALE_MAX_S, STALE_MAX_S, StatusCache
 from api.storage.store import JobRow
 from orchestrator.errors import InfrastructureError
 from tests.api.installation import Installation
@@ -136,3 +136,26 @@ def test_nobody_sees_an_older_state_than_another_has_seen(monkeypatch: pytest.Mo
     first, fresh = statuses.recent(row), statuses.fresh(row)
     assert first.record != fresh.record
     assert statuses.recent(row) is fresh
+
+
+def test_a_list_asks_a_job_once_a_second_and_waits_for_it_only_after_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, generation = 0.0, 0
+    monkeypatch.setattr(status_cache, "time", SimpleNamespace(monotonic=lambda: now))
+    asked, row = Asked(), JobRow(job="a-1", state="running")
+    asked.gate.set()
+    statuses = StatusCache(asked, lambda _: generation)
+    assert statuses.listed(row) is None
+    first = statuses.recent(row)
+    now = LIST_FRESH_S * 0.9
+    statuses.ask_all([row])
+    assert (statuses.listed(row), asked.count) == (first, 1)
+    asked.gate.clear()
+    now = LIST_FRESH_S * 1.1
+    statuses.ask_all([row])
+    wait_until(lambda: asked.count == 2)
+    assert statuses.listed(row) is first, "the next answer is under way, and no list waits for it"
+    generation = 1
+    assert statuses.listed(row) is None, "a command has changed the job since"
+    generation, now = 0, LIST_STALE_MAX_S * 1.1
+    assert statuses.listed(row) is None
+    asked.gate.set()
