@@ -117,8 +117,12 @@ site: $(STAMP)  ## build the documents as a site in build/site (installs Materia
 LOCKED := --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet
 lock: $(STAMP)  ## resolve the dependencies again and rewrite the lock files
 	@$(BIN)/python -m pip install --quiet uv
-	@$(BIN)/uv pip compile pyproject.toml --extra dev $(LOCKED) --upgrade --output-file requirements.lock
-	@$(BIN)/uv pip compile pyproject.toml --extra text --constraint requirements.lock $(LOCKED) --output-file requirements-image.lock
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --extra stores $(LOCKED) --upgrade --output-file requirements.lock
+	@$(BIN)/uv pip compile pyproject.toml --extra text --extra stores --constraint requirements.lock $(LOCKED) \
+		--output-file requirements-image.lock
+	@for extra in cuda tpu; do $(BIN)/uv pip compile pyproject.toml --extra $$extra --extra text --extra stores \
+		--constraint requirements.lock $(LOCKED) --python-platform x86_64-manylinux_2_31 \
+		--output-file requirements-$$extra.lock || exit 1; done
 	@printf 'hatchling\ncython\nsetuptools\n' | \
 		$(BIN)/uv pip compile - --constraint requirements.lock $(LOCKED) --output-file requirements-build.lock
 	@echo mkdocs-material | $(BIN)/uv pip compile - $(LOCKED) --universal --upgrade --output-file docs/site.lock
