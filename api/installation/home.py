@@ -7,9 +7,9 @@
     token           an admin token for the owner of the folder
     taken-down      the installation was stopped on purpose; removed once the next service has failed its jobs
 
-Light enough to be imported by every command. The sample files (jobs, node groups, chaos plans) are in ``deploy`` of a
-checkout, or in the package itself of an installed wheel (``pyproject.toml``, force-include). ``roots_of`` is used both by
-``atoll up``, which refuses an unusable root before it starts anything, and by the service.
+Light enough to be imported by every command. The sample files (jobs, node groups, chaos plans), the alerts and the
+dashboards are in a checkout, or in the package itself of an installed wheel (``pyproject.toml``, force-include).
+``roots_of`` is used both by ``atoll up``, which refuses an unusable root before it starts anything, and by the service.
 
 It also starts the processes that outlive their starter: the service, and what brings it back.
 
@@ -74,6 +74,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = _PACKAGE / "deploy" if (_PACKAGE / "deploy").is_dir() else _PACKAGE.parent / "deploy"
 CONFIGS = FOLDER / "configs"
 PLANS = FOLDER / "plans"
+ALERTS = FOLDER / "prometheus" / "alerts.yml"
+DASHBOARDS = FOLDER / "dashboards" if (FOLDER / "dashboards").is_dir() else FOLDER.parent / "dashboards"
 
 
 SERVICE_MODULE = "api.serve"

@@ -86,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--resources", default="{}", help="JSON: amounts by name")
     arguments.add_argument("--labels", default="{}", help="JSON: texts by name")
     arguments.add_argument("--packages", action="append", default=[], help="a folder of packages that jobs may name")
+    arguments.add_argument("--pass-environment", action="append", default=[], help="a variable that islands get")
     arguments.add_argument("--own-address", default="", help="of this machine, as the others see it")
     arguments.add_argument("--until", type=float, default=None, help="seconds since 1970")
     arguments.add_argument("--lead", type=float, default=120.0, help="seconds of draining before that")
@@ -391,7 +392,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     """Return the environment of a node's processes. Clouds are asked for notices unless this environment says otherwise."""
     passed = {name: os.environ[name] for name in (notices.SOURCES_VARIABLE, notices.URL_VARIABLE) if name in os.environ}
     return {
-        **built(os.environ),
+        **built(os.environ, options.pass_environment),
         **ray_environment(
             Path(options.token_file).resolve(),
             options.partition_tolerance,

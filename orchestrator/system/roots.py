@@ -311,6 +311,8 @@ def store_of(allowed: Allowed) -> tuple[Any, str]:
         store, path = fsspec.core.url_to_fs(str(allowed.place))
     except Exception as error:
         detail = f"{allowed.place} cannot be reached: {in_words(error)}."
+        if isinstance(error, ImportError):
+            detail += " For s3:// and gs://, run `pip install 'atoll[stores]'` on every node."
         raise ConfigurationError(detail=detail) from error
     return store, str(path)
 

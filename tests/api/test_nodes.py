@@ -107,6 +107,14 @@ def test_a_machine_asks_its_cloud_unless_it_is_told_not_to(monkeypatch: pytest.M
     assert "SECRET_KEY" not in join.environment(options)
 
 
+def test_a_machine_passes_on_the_variables_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["--address", "h:1", "--token-file", "t", "--group", "g", "--region", "r"]
+    monkeypatch.setenv("AWS_PROFILE", "training")
+    assert "AWS_PROFILE" not in join.environment(join.parser().parse_args(said))
+    options = join.parser().parse_args([*said, "--pass-environment", "AWS_PROFILE"])
+    assert join.environment(options)["AWS_PROFILE"] == "training"
+
+
 # ── the files ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -267,7 +267,7 @@ def answers(installation: Installation) -> bool:
 
 
 @pytest.mark.parametrize(
-    "root", ["reference::http://127.0.0.1:9/x", "http://127.0.0.1:9/x", "s3://no-package-for-it/x", "HOME"]
+    "root", ["reference::http://127.0.0.1:9/x", "http://127.0.0.1:9/x", "az://no-package-for-it/x", "HOME"]
 )
 def test_up_refuses_a_root_that_can_be_none_and_starts_nothing(tmp_path: Path, root: str) -> None:
     installation = Installation(tmp_path)

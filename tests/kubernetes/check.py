@@ -1,19 +1,24 @@
-"""Hold rendered manifests against the real schemas: ``make kubernetes-check``, in an environment aside.
+"""Hold rendered manifests and charts against the real schemas, and against Helm: ``make kubernetes-check``.
 
-    python tests/kubernetes/check.py [--crd FILE]... MANIFESTS...
+    python tests/kubernetes/check.py [--crd PATH]... MANIFESTS.yaml...
 
     Kubernetes' own kinds    the schemas of its release, strictly: kubernetes-validate (a package of the environment aside)
-    pods of a RayCluster     the same, as a Pod of each template
-    PodMonitor               the model of prometheus-operator: cloudcoil-models-prometheus-operator (likewise)
-    RayCluster               the CRD that KubeRay ships, given by --crd; no package has it, and without it this is said
+    everything else          the CRD, given by --crd (a file, or a folder of them) or else downloaded from its project
+    their pods               the same as Kubernetes' own, as a Pod of each template
+    PodMonitor               without its CRD, the model of prometheus-operator (cloudcoil-models-prometheus-operator)
+    charts                   Helm itself (helm-python-sdk): lint, the same manifests as those printed, refusals.
+                             The chart of MANIFESTS.yaml is in the folder MANIFESTS
 
-A CRD that is given outranks a package. Fields that a schema does not have are faults, although a server would drop them.
+Without a kind's CRD and without internet the check says so. Fields that a schema does not have are faults, although a server
+would drop them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,28 @@ import yaml
 
 VERSION = "1.31"
 RELEASED = "the schemas of Kubernetes " + VERSION
+GITHUB = "https://raw.githubusercontent.com"
+CRDS = {
+    "RayCluster": "ray-project/kuberay/v1.7.0/helm-chart/kuberay-operator/crds/ray.io_rayclusters.yaml",
+    "LeaderWorkerSet": "kubernetes-sigs/lws/v0.9.0/config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
+    **{
+        kind: "prometheus-operator/prometheus-operator/v0.93.0/example/prometheus-operator-crd/"
+        f"monitoring.coreos.com_{kind.lower()}s.yaml"
+        for kind in ("PodMonitor", "PrometheusRule")
+    },
+    **{
+        kind: f"GoogleCloudPlatform/prometheus-engine/v0.9.1-rc.3/charts/operator/crds/monitoring.googleapis.com_{name}.yaml"
+        for kind, name in (("PodMonitoring", "podmonitorings"), ("Rules", "rules"))
+    },
+}
+"""Where each project keeps its CRD, in the release that is checked against."""
+DOWNLOAD_S = 20
+POD_TEMPLATES = (
+    ("template",),
+    ("headGroupSpec", "template"),
+    ("workerGroupSpecs", "template"),
+    ("leaderWorkerTemplate", "workerTemplate"),
+)
 
 
 def main() -> None:
@@ -29,18 +56,26 @@ def main() -> None:
     parser.add_argument("--crd", type=Path, action="append", default=[])
     parser.add_argument("manifests", type=Path, nargs="+")
     options = parser.parse_args()
-    crds = {crd["spec"]["names"]["kind"]: crd for path in options.crd for crd in documents(path)}
+    files = [file for path in options.crd for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
+    crds = {crd["spec"]["names"]["kind"]: crd for file in files for crd in documents(file)}
+    read = [(path, manifest) for path in options.manifests for manifest in documents(path)]
+    for kind in sorted({manifest["kind"] for _, manifest in read} & CRDS.keys() - crds.keys()):
+        if crd := downloaded(kind):
+            crds[kind] = crd
     problems, without = [], set()
-    for path in options.manifests:
-        for manifest in documents(path):
-            named = f"{path.name}: {manifest['kind']} {manifest['metadata']['name']}"
-            by, found = checked(manifest, crds)
-            problems += [f"{named}: {problem}" for problem in found]
-            if by is None:
-                without.add(manifest["kind"])
-            print(f"{named}: {'not checked as a whole' if by is None else by}")
+    for path, manifest in read:
+        named = f"{path.name}: {manifest['kind']} {manifest['metadata']['name']}"
+        by, found = checked(manifest, crds)
+        problems += [f"{named}: {problem}" for problem in found]
+        if by is None:
+            without.add(manifest["kind"])
+        print(f"{named}: {'not checked as a whole' if by is None else by}")
     for kind in sorted(without):
         print(f"No schema of {kind} is at hand: give its CRD with --crd. Its pods were checked.")
+    for folder in (path.with_suffix("") for path in options.manifests):
+        found = list(of_chart(folder, documents(folder.with_suffix(".yaml"))))
+        problems += [f"chart {folder.name}: {problem}" for problem in found]
+        print(f"chart {folder.name}: {len(found)} problems by Helm")
     print("\n".join(problems) or "No problem was found.")
     sys.exit(bool(problems))
 
@@ -49,23 +84,84 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
+def downloaded(kind: str) -> dict[str, Any] | None:
+    """The kind's CRD from its project, or None without internet."""
+    try:
+        with urllib.request.urlopen(f"{GITHUB}/{CRDS[kind]}", timeout=DOWNLOAD_S) as answer:
+            return dict(yaml.safe_load(answer.read()))
+    except OSError:
+        return None
+
+
 def checked(manifest: dict[str, Any], crds: dict[str, dict[str, Any]]) -> tuple[str | None, list[str]]:
     """By what it was held, if by anything as a whole, and what is wrong with it."""
     kind = manifest["kind"]
+    if kind not in CRDS:
+        return RELEASED, of_kubernetes(manifest)
     of_pods = [problem for pod in pods_of(manifest) for problem in of_kubernetes(pod)]
     if kind in crds:
         return "its CRD", of_crd(manifest, crds[kind]) + of_pods
     if kind == "PodMonitor":
         return "the model of prometheus-operator", of_pod_monitor(manifest)
-    if kind == "RayCluster":
-        return None, of_pods
-    return RELEASED, of_kubernetes(manifest)
+    return None, of_pods
 
 
 def pods_of(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if manifest["kind"] == "RayCluster":
-        for group in (manifest["spec"]["headGroupSpec"], *manifest["spec"]["workerGroupSpecs"]):
-            yield {"apiVersion": "v1", "kind": "Pod", **group["template"]}
+    for path in POD_TEMPLATES:
+        found = [manifest["spec"]]
+        for name in path:
+            found = [each for one in found for each in as_list(one.get(name))]
+        yield from ({"apiVersion": "v1", "kind": "Pod", **template} for template in found)
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def of_chart(folder: Path, printed: list[dict[str, Any]]) -> Iterator[str]:
+    """What Helm says of the chart, and what differs from the manifests that were printed."""
+    import helm_python
+
+    (namespace,) = {manifest["metadata"]["namespace"] for manifest in printed}
+    result = helm_python.lint(str(folder), namespace=namespace)
+    yield from (f"lint: {message}" for message in problems_of_lint(result))
+    with helm_python.Chart.load(str(folder)) as chart:
+        rendered = made_by(chart, {}, namespace)
+        for manifest in printed:
+            if manifest not in rendered:
+                yield f"{manifest['kind']} {manifest['metadata']['name']} differs from what is printed"
+        if len(rendered) != len(printed):
+            yield f"gives {len(rendered)} manifests instead of {len(printed)}"
+        image = "elsewhere/atoll:9.9.9"
+        if json.dumps(made_by(chart, {"image": image}, namespace)) != json.dumps(rendered).replace(
+            json.dumps(chart.values["image"]), json.dumps(image)
+        ):
+            yield "does not render another image in place of its own"
+        for given, place, words in (
+            ({"partition_tolerance_s": 30}, namespace, "partition_tolerance_s differs"),
+            ({"runs": {"gib": 77}}, namespace, "runs differs"),
+            ({}, "elsewhere", "was rendered for"),
+            ({"imgae": "x"}, namespace, "imgae"),
+            ({"image": 7}, namespace, "image"),
+        ):
+            try:
+                made_by(chart, given, place)
+                yield f"accepts {given} in the namespace {place}"
+            except helm_python.HelmError as error:
+                if words not in str(error):
+                    yield f"refuses {given} with other words: {error}"
+
+
+def problems_of_lint(result: Any) -> list[str]:
+    messages = result["messages"] if isinstance(result, dict) else result.messages
+    return [str(message) for message in messages if "icon is recommended" not in str(message)]
+
+
+def made_by(chart: Any, given: dict[str, Any], namespace: str) -> list[dict[str, Any]]:
+    """The manifests that Helm makes of the chart with these values."""
+    chart.validate_schema(given)
+    texts = chart.render(given, name="check", namespace=namespace).values()
+    return [document for text in texts for document in yaml.safe_load_all(text) if document]
 
 
 def of_kubernetes(manifest: dict[str, Any]) -> list[str]:

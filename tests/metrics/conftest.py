@@ -1,7 +1,12 @@
-"""A service with a job that is under way, and a Prometheus that scrapes it with the deployed configuration."""
+"""A service with a job that is under way, and a Prometheus that scrapes it as prometheus-operator has it scraped.
+
+The scrape has the deployed authorization, and the relabelling that the operator makes of our PodMonitor; the rules are those
+of our PrometheusRule. So queries and alerts rest on no name that only a configuration of ours would give.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +17,9 @@ import httpx
 import pytest
 import yaml
 
+from api.commands.kubernetes import shipped_files
+from orchestrator.kubernetes.manifests import rendered
+from orchestrator.kubernetes.values import Values
 from orchestrator.system.ports import free_port
 from tests.api.installation import ROOT, Installation
 from tests.programs import required
@@ -20,8 +28,13 @@ from tests.waiting import wait_until
 DEPLOYED = ROOT / "deploy" / "prometheus"
 SCRAPES_MIN = 6
 SCRAPE_EVERY = "1s"
-SCRAPE_JOB = "monitoring/atoll-service"
-"""As the Prometheus operator names what a PodMonitor scrapes: no query and no alert may rest on our own name."""
+VALUES = {
+    "image": "atoll:1",
+    "insecure": True,
+    "clusters": [{"name": "home", "region": "local", "head": {}}],
+    "groups": [{"name": "one", "cpus": 1, "memory_gib": 1.0}],
+    "monitoring": {"namespace": "monitoring"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,10 @@ class Prometheus:
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
 
+    def rules(self) -> list[dict[str, Any]]:
+        answer = httpx.get(f"{self.url}/api/v1/rules").json()
+        return [rule for group in answer["data"]["groups"] for rule in group["rules"]]
+
     def ready(self) -> bool:
         try:
             return httpx.get(f"{self.url}/-/ready").status_code == 200
@@ -88,19 +105,70 @@ class Prometheus:
         return bool(found)
 
 
+def discovered_labels(labels: dict[str, str]) -> dict[str, str]:
+    return {f"__meta_kubernetes_pod_label_{re.sub('[^A-Za-z0-9_]', '_', key)}": value for key, value in labels.items()}
+
+
+def operated() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the operator makes of a rendered PodMonitor, for a target of ours, and the rendered rules.
+
+    The names are those of its generator (pkg/prometheus/promcfg.go). The labels that discovery would give the target are
+    those of the rendered pod.
+    """
+    values = Values.model_validate(VALUES)
+    manifests = {each["kind"]: each for each in rendered(values, values.home, shipped_files())}
+    monitor, pod = manifests["PodMonitor"], manifests["Deployment"]["spec"]["template"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (container,) = pod["spec"]["containers"]
+    name = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
+    discovered = {
+        **discovered_labels(pod["metadata"]["labels"]),
+        "__meta_kubernetes_namespace": values.namespace,
+        "__meta_kubernetes_pod_name": "atoll-service-5c8f-x2x",
+        "__meta_kubernetes_pod_container_name": container["name"],
+        "__meta_kubernetes_pod_container_port_name": container["ports"][0]["name"],
+    }
+    chosen = discovered_labels(monitor["spec"]["selector"]["matchLabels"]).items()
+    keeping = [{"action": "keep", "source_labels": [key], "regex": value} for key, value in chosen]
+    copied = {"namespace": "namespace", "container": "pod_container_name", "pod": "pod_name"}
+    scrape = {
+        "job_name": f"podMonitor/{name}/0",
+        "honor_labels": False,
+        "metrics_path": endpoint["path"],
+        "static_configs": [{"labels": discovered}],
+        "relabel_configs": [
+            {"source_labels": ["job"], "target_label": "__tmp_prometheus_job_name"},
+            *keeping,
+            {
+                **{"action": "keep", "source_labels": ["__meta_kubernetes_pod_container_port_name"]},
+                "regex": endpoint["port"],
+            },
+            *(
+                {"source_labels": [f"__meta_kubernetes_{source}"], "target_label": target}
+                for target, source in copied.items()
+            ),
+            {"target_label": "job", "replacement": name},
+            {"target_label": "endpoint", "replacement": endpoint["port"]},
+        ],
+    }
+    return scrape, manifests["PrometheusRule"]["spec"]
+
+
 @pytest.fixture(scope="session")
 def prometheus(voyaging: Voyaging, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """It has scraped a few times. Its own port, its own storage; ended by its process."""
     program, folder = required("prometheus"), tmp_path_factory.mktemp("prometheus")
     document = yaml.safe_load((DEPLOYED / "prometheus.yml").read_text())
     document["global"] |= {"scrape_interval": SCRAPE_EVERY, "scrape_timeout": SCRAPE_EVERY, "evaluation_interval": "1s"}
-    document["rule_files"] = [str(DEPLOYED / "alerts.yml")]
-    (scraped,) = document["scrape_configs"]
-    assert "honor_labels" not in scraped
-    scraped["job_name"] = SCRAPE_JOB
-    scraped["static_configs"] = [{"targets": [voyaging.url.removeprefix("http://")]}]
-    scraped["authorization"]["credentials_file"] = str(voyaging.credentials)
+    document["rule_files"] = [str(folder / "rules.yml")]
+    (deployed,) = document["scrape_configs"]
+    scrape, rules = operated()
+    scrape["static_configs"][0]["targets"] = [voyaging.url.removeprefix("http://")]
+    scrape["authorization"] = {**deployed["authorization"], "credentials_file": str(voyaging.credentials)}
+    document["scrape_configs"] = [scrape]
+    (folder / "rules.yml").write_text(yaml.safe_dump(rules))
     (folder / "prometheus.yml").write_text(yaml.safe_dump(document))
+    subprocess.run([required("promtool"), "check", "config", folder / "prometheus.yml"], check=True)
     port = free_port()
     command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]

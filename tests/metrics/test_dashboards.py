@@ -16,6 +16,7 @@ from dashboards.build import rendered
 from dashboards.panels import WIDTH
 from orchestrator.core.vocabulary import IslandState
 from tests.metrics.conftest import Prometheus
+from tests.waiting import wait_until
 
 FILES = dict(rendered())
 BOARDS = {path.stem: json.loads(text) for path, text in FILES.items()}
@@ -143,3 +144,15 @@ def test_a_query_returns_data_from_a_real_scrape(expression: str, prometheus: Pr
     assert "$" not in asked
     values = [float(series["value"][1]) for series in prometheus.query(asked)]
     assert any(math.isfinite(value) for value in values), f"{asked} returned {values}"
+
+
+def test_an_operators_scrape_has_no_series_twice_and_every_rule_can_be_evaluated(prometheus: Prometheus) -> None:
+    (target,) = prometheus.query("up")
+    names = {"job": "atoll/atoll-service", "namespace": "atoll", "container": "service", "endpoint": "http"}
+    assert names.items() <= target["metric"].items()
+    assert prometheus.query('{__name__=~"atoll_.+", exported_job!=""}') == []
+    assert prometheus.query('count by (__name__, job) ({__name__=~"atoll_.+", job!="atoll/atoll-service"})') == []
+    (dropped,) = prometheus.query("scrape_samples_scraped - scrape_samples_post_metric_relabeling")
+    assert float(dropped["value"][1]) == 0
+    wait_until(lambda: all(rule["health"] != "unknown" for rule in prometheus.rules()))
+    assert {rule["name"]: rule.get("lastError") for rule in prometheus.rules() if rule["health"] != "ok"} == {}

@@ -111,6 +111,26 @@ def test_what_a_wheel_is_made_of_is_copied_before_it_is_made() -> None:
     assert {*wheel["packages"], *wheel["force-include"]} <= copied
 
 
+def locked(name: str) -> dict[str, str]:
+    """The versions in a lock file, by package."""
+    lines = (ROOT / f"requirements{name}.lock").read_text().splitlines()
+    pinned = (line.split()[0].partition("==") for line in lines if "==" in line and line[:1].isalnum())
+    return {package.partition("[")[0]: version for package, _, version in pinned}
+
+
+@pytest.mark.parametrize(("extra", "runtime"), [("cuda", "jax-cuda13-plugin"), ("tpu", "libtpu")])
+def test_an_accelerators_image_has_its_runtime_and_otherwise_what_the_image_has(extra: str, runtime: str) -> None:
+    image, accelerated = locked("-image"), locked(f"-{extra}")
+    assert image.items() <= accelerated.items(), "its packages are installed after those of the image"
+    assert runtime in accelerated
+    assert runtime not in image
+
+
+def test_the_image_has_what_opens_buckets_in_the_versions_that_tests_use() -> None:
+    assert {"s3fs", "gcsfs"} <= locked("-image").keys()
+    assert locked("-image").items() <= locked("").items()
+
+
 def test_the_program_of_every_container_is_where_it_is_looked_for() -> None:
     (target,) = [rest.split()[-1] for rest in arguments("COPY") if rest.startswith("deploy/node.py")]
     assert arguments("ENTRYPOINT") == [f'["python", "-I", "-u", "{target}"]']
