@@ -27,7 +27,7 @@ from api.jobs.background_loop import BackgroundLoop
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.job_list import JobList
-from api.jobs.overseer import Overseer
+from api.jobs.overseer import RESTART_SILENT_AFTER_MIN, Overseer
 from api.jobs.parameters import Parameters
 from api.jobs.service import NOTHING_MORE, Service
 from api.jobs.status_cache import Readiness
@@ -57,17 +57,21 @@ def create_app(
     taken_down: Path | None = None,
     roots: AllowedRoots = NOTHING_MORE,
     certificate: Path | None = None,
+    restart_silent_after_min: float = RESTART_SILENT_AFTER_MIN,
 ) -> FastAPI:
     """Return the REST API for this control port and store. Jobs write below ``runs_dir``.
 
     Jobs may name code of ``packages``, and files below ``roots`` and in ``runs_dir``. ``loopback``: the API can be reached
     only from this machine. At most ``jobs_max`` jobs run at a time; the others are queued. ``restart_service`` carries out
     the fault ``kill_api``. ``taken_down`` is the file that exists after the installation was stopped on purpose.
-    ``certificate`` is the file of the service's own one, whose expiry the metrics show.
+    ``certificate`` is the file of the service's own one, whose expiry the metrics show. A synchroniser that does not answer
+    for ``restart_silent_after_min`` is restarted; 0: never.
     """
     service = Service(control, store, runs_dir, packages, jobs_max, roots)
     access = AccessStore(store.engine)
-    overseer = Overseer(control, store, service.cordons, service.record, service.roots, taken_down)
+    overseer = Overseer(
+        control, store, service.cordons, service.record, service.roots, taken_down, restart_silent_after_min
+    )
     plans = ChaosRuns(service, store, restart_service)
 
     @asynccontextmanager

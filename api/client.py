@@ -52,6 +52,7 @@ from api.schemas import (
     NodeGroupChange,
     NodeGroups,
     ProblemDocument,
+    Restart,
     TapeRecord,
     Token,
     TokenList,
@@ -216,6 +217,10 @@ class Client:
 
     def cancel(self, job: str) -> Command:
         return self.send(job, commands.Cancel())
+
+    def restart(self, job: str) -> Restart:
+        """End the process of the job's synchroniser, even one that hangs; a new one continues from its files."""
+        return self._post(f"/v1/jobs/{quote(job, safe='')}/restart", Restart)
 
     def command(self, job: str, command: str) -> Command:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/commands/{quote(command, safe='')}", Command)

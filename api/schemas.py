@@ -286,6 +286,13 @@ class Scale(BaseModel):
     count: IslandCountFromZero
 
 
+class Restart(Answer):
+    """The restart of a job's synchroniser: which process was ended, and what continues. Islands train meanwhile."""
+
+    job: str
+    detail: str
+
+
 class NodeGroupChange(Answer):
     """A node group as it is from now on, and the commands by which the jobs that run were told."""
 

@@ -27,6 +27,7 @@ from api.installation.home import DATABASE_VARIABLE, KINDS, Home, roots_of
 from api.installation.service_restart import restart_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
+from api.jobs.overseer import RESTART_SILENT_AFTER_MIN
 from api.storage.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
 from orchestrator.system import printable, user_packages
@@ -49,6 +50,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{kind}", action="append", default=[], metavar="ROOT", help=what)
     parser.add_argument(
         "--jobs-max", type=int, default=JOBS_MAX, help="most jobs that run at a time; others are queued"
+    )
+    parser.add_argument(
+        "--restart-silent-after",
+        type=float,
+        default=RESTART_SILENT_AFTER_MIN,
+        metavar="MINUTES",
+        help="restart the synchroniser of a job that has not answered for this long; 0: never",
     )
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
@@ -78,7 +86,16 @@ def main(arguments: list[str] | None = None) -> int:
             store_history.begin_anew(Home(options.home), database)
         roots = roots_of(options.home, options.runs, options.checkpoints, options.data, database, options.key)
         serve(
-            options.home, options.runs, binding, listener, options.control, database, packages, options.jobs_max, roots
+            options.home,
+            options.runs,
+            binding,
+            listener,
+            options.control,
+            database,
+            packages,
+            options.jobs_max,
+            roots,
+            options.restart_silent_after,
         )
     except AtollError as error:
         print(printable.lines(str(error)), file=sys.stderr)
@@ -99,6 +116,7 @@ def serve(
     packages: tuple[str, ...],
     jobs_max: int,
     roots: AllowedRoots,
+    restart_silent_after_min: float,
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
     home, runs = home.resolve(), runs.resolve()
@@ -125,6 +143,7 @@ def serve(
                 taken_down=place.taken_down,
                 roots=roots,
                 certificate=binding.certificate,
+                restart_silent_after_min=restart_silent_after_min,
             )
             app.state.tokens.leave_first(place)
             place.write_address(binding.url(listener), runs, binding.certificate)

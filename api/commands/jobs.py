@@ -254,6 +254,21 @@ def cancel(
         conclude(client, client.cancel(job), as_json)
 
 
+def restart(
+    job: JobArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Restart the synchroniser of a running job, even one that hangs. It continues from tape and journal.
+
+    Islands train meanwhile, and no merged work is lost. The job's epoch rises.
+    """
+    with connect(home, url) as client:
+        answer = client.restart(job)
+    if as_json:
+        print_json(answer.model_dump(mode="json"))
+    else:
+        say(f"{answer.job}: {answer.detail}")
+
+
 def delete(
     job: JobArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
@@ -311,7 +326,7 @@ def tell_end(job: Job) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (submit, jobs, status, watch, cancel, delete, report):
+    for command in (submit, jobs, status, watch, cancel, restart, delete, report):
         app.command(rich_help_panel="Jobs")(command)
     negative = {"ignore_unknown_options": True}  # a negative number is an argument, not an option
     app.command(rich_help_panel="Jobs", context_settings=negative)(prioritise)

@@ -81,6 +81,16 @@ def up(
             "--jobs-max", min=1, max=10_000, help="Most jobs that run at a time; others are queued. Default: 16."
         ),
     ] = None,
+    restart_silent_after: Annotated[
+        float | None,
+        typer.Option(
+            "--restart-silent-after",
+            min=0,
+            max=100_000,
+            metavar="MINUTES",
+            help="Restart the synchroniser of a job that has not answered for this long; 0: never. Default: 5.",
+        ),
+    ] = None,
     partition_tolerance: Annotated[
         float | None,
         typer.Option(
@@ -134,6 +144,7 @@ def up(
         new_store,
         partition_tolerance,
         tuple(pass_environment or ()),
+        restart_silent_after,
     )
     bring_up(wanted, say)
 

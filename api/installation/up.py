@@ -79,6 +79,8 @@ class Installation:
     """How long a region may be cut off without Ray ending its islands; None for the default."""
     passed: tuple[str, ...] = ()
     """Environment variables that its processes get besides those that they need."""
+    restart_silent_after_min: float | None = None
+    """After how many silent minutes a job's synchroniser is restarted; 0: never; None for the default."""
 
     @property
     def with_cluster(self) -> bool:
@@ -316,6 +318,8 @@ def options_of(wanted: Installation) -> list[str]:
             options += [kind, root]
     if wanted.jobs_max is not None:
         options += ["--jobs-max", str(wanted.jobs_max)]
+    if wanted.restart_silent_after_min is not None:
+        options += ["--restart-silent-after", str(wanted.restart_silent_after_min)]
     return options
 
 

@@ -60,6 +60,14 @@ class ControlPort(Protocol):
         """
         ...
 
+    def restart_job(self, job_id: str) -> str:
+        """End the process of the job's synchroniser, even one that hangs, so that a new one continues from its files.
+
+        Return what was ended. Raises NotFound if there is no such process, and InfrastructureError if the process could not
+        be reached.
+        """
+        ...
+
     def save_parameters(self, job_id: str) -> str:
         """Make the running job write its current Θ into its run folder, and return the file's name. The caller removes it.
 

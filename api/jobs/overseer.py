@@ -7,7 +7,11 @@
 
 After a power loss, or when every process was killed, the next cluster knows no jobs; tape and journal survive. Each of these
 arrows is taken once, whatever is killed when: a process that dies while it starts a job leaves it ``starting``, and the next
-process settles it. A job that does not answer, or whose synchroniser Ray restarts, is left alone.
+process settles it. A job whose synchroniser Ray restarts is left alone.
+
+A synchroniser that exists and does not answer for minutes hangs: its process is ended, and Ray makes a new one that
+continues from tape and journal. That is not done to a job that was paused when it was last heard: it waits for its disk or
+its islands, and a restart brings neither. If the new one is silent as well, each attempt waits twice as long as the last.
 
 The file ``taken_down`` exists from a deliberate stop of the installation until the jobs that ran then have been failed,
 because a user who stops everything does not expect the next start to undo that.
@@ -26,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -39,7 +44,7 @@ from api.jobs.translate import SenselessAnswer, last_known_of
 from api.run.folder import Run, damage_of_status, is_there, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
-from orchestrator.errors import AtollError, InfrastructureError
+from orchestrator.errors import AtollError, InfrastructureError, NotFound
 from orchestrator.specification.config import parse_job
 from orchestrator.status import JobStatus
 from orchestrator.system.roots import AllowedRoots
@@ -48,6 +53,9 @@ logger = logging.getLogger(__name__)
 
 POLL_EVERY_S = 5.0
 TRIES_MAX = 3
+RESTART_SILENT_AFTER_MIN = 5.0
+"""Far longer than the longest merge of a large fragment keeps a synchroniser from answering."""
+RESTART_WAIT_MAX_S = 3600.0
 LIVES_MAX = 20
 """A job that was restarted this often without being seen alive dies at once each time, and is failed."""
 WRITE_EVERY_S = 30.0
@@ -67,6 +75,14 @@ class Presence(Enum):
     SILENT = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Since when a job does not answer, or since the last attempt to restart it, and when to restart it."""
+
+    since: float
+    restart_at: float
+
+
 class Overseer:
     """``record`` returns a job's status record, or None if it does not run and left no final state."""
 
@@ -78,10 +94,16 @@ class Overseer:
         record: Callable[[JobRow], JobStatus | None],
         roots: AllowedRoots,
         taken_down: Path | None = None,
+        restart_silent_after_min: float = RESTART_SILENT_AFTER_MIN,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._roots = roots
         self._control, self._store, self._cordons, self._record = control, store, cordons, record
         self._taken_down = taken_down
+        self._restart_silent_after_s, self._clock = 60.0 * restart_silent_after_min, clock
+        self._silences: dict[str, Silence] = {}
+        self._paused: set[str] = set()
+        """Jobs that were paused when they were last heard."""
         self._pool = ThreadPoolExecutor(8, "overseer")
         self._loop = BackgroundLoop(self.check, "overseer", POLL_EVERY_S)
         self._closing = False
@@ -170,6 +192,8 @@ class Overseer:
             self._complain(row, f"{UNSEEN} {reason_of(error)}", error)
             return Presence.THERE
         try:
+            self._silences.pop(row.job, None)
+            (self._paused.discard if record.view.pause_reason is None else self._paused.add)(row.job)
             self._progress[row.job] = last_known_of(record)
             self._tries.pop(row.job, None)
             if not record.view.has_decided:
@@ -187,7 +211,24 @@ class Overseer:
         elif presence is Presence.GONE and taken_down:
             self._fail(row, JobState.RUNNING, TAKEN_DOWN)
         elif presence is Presence.GONE:
+            self._silences.pop(row.job, None)
             self._go_on(row)
+        else:
+            self._end_silence(row)
+
+    def _end_silence(self, row: JobRow) -> None:
+        """Restart a synchroniser that has not answered for long."""
+        now = self._clock()
+        silence = self._silences.setdefault(row.job, Silence(now, now + self._restart_silent_after_s))
+        if not self._restart_silent_after_s or row.job in self._paused or now < silence.restart_at or self._closing:
+            return
+        wait_s = min(2 * (silence.restart_at - silence.since), RESTART_WAIT_MAX_S)
+        self._silences[row.job] = Silence(now, now + wait_s)
+        logger.warning("job %s has not answered for %.0f s; restarting its synchroniser", row.job, now - silence.since)
+        try:
+            logger.warning("job %s: %s", row.job, self._control.restart_job(row.job))
+        except (InfrastructureError, NotFound) as error:  # the head is down as well, or Ray is making it again
+            logger.warning("job %s: its synchroniser could not be restarted: %s", row.job, error)
 
     def _go_on(self, row: JobRow) -> None:
         run_dir = Path(row.run_dir)
@@ -273,7 +314,8 @@ class Overseer:
         self._written[job] = (now, progress)
 
     def _forget_all_but(self, running: set[str]) -> None:
-        for per_job in (self._progress, self._written, self._tries, self._lives):
+        self._paused &= running
+        for per_job in (self._progress, self._written, self._tries, self._lives, self._silences):
             for job in per_job.keys() - running:
                 del per_job[job]
         self._problem_log.keep({str(self._taken_down), *(f"job {job}" for job in running)})

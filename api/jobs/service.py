@@ -9,6 +9,7 @@ row's last summary should the run folder be gone.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -36,13 +37,14 @@ from api.jobs.translate import (
     job_of,
     plans_of,
     readable,
+    state_of,
     status_in,
     still_writing,
     summary_of,
     unreadable,
 )
 from api.run.folder import Run, damage_of_status, has_report, open_below, parsed, read_status
-from api.schemas import ALIVE, FINAL, Checkpoint, Command, Island, Job, JobState, JobSummary
+from api.schemas import ALIVE, FINAL, Checkpoint, Command, Island, Job, JobState, JobSummary, Restart
 from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
@@ -52,6 +54,8 @@ from orchestrator.specification.config import JobSpec
 from orchestrator.status import CertificateRecord, JobStatus, NodeGroupRecord
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import REPORT
+
+logger = logging.getLogger(__name__)
 
 REPORT_BYTES_MAX = 64 << 20
 LIST_PATIENCE_S = 1.5
@@ -277,6 +281,33 @@ class Service:
         if needs_look:
             self.queue.wake()  # the command may have freed capacity
         return self.command(row.job, stored.command)
+
+    def restart(self, job: str, caller: str) -> Restart:
+        """End the synchroniser's process of a running job, even one that hangs. A new one continues from its files.
+
+        Raises Conflict if the job is queued or starting, or has ended.
+        """
+        row = self._row(job)
+        state = JobState(row.state)
+        if record := read_status(Path(row.run_dir)):
+            state = state_of(record.view)
+        if state.final:
+            detail = f"Job {row.job} is already {state}; it has no synchroniser to restart."
+            raise Conflict(detail=detail, remedy=f"To continue its work, submit it with `--resume {row.job}`.")
+        if state in (JobState.QUEUED, JobState.STARTING):
+            raise Conflict(
+                detail=f"Job {row.job} is still {state}; it has no synchroniser to restart.",
+                remedy="Wait until it runs, or cancel it.",
+            )
+        try:
+            detail = self._control.restart_job(row.job)
+        except NotFound as error:
+            raise Conflict(
+                detail=f"No synchroniser of job {row.job} runs right now.",
+                remedy="Wait a moment: the service starts one from the run folder by itself.",
+            ) from error
+        logger.warning("job %s: %s (asked by %s)", row.job, detail, caller)
+        return Restart(job=row.job, detail=detail)
 
     def command(self, job: str, command: str) -> Command:
         """Return a command with its outcome, if that is known."""

@@ -250,6 +250,10 @@ SHAPES: dict[str, Any] = {
     "Merges": {"merges": [_MERGE_SUMMARY], "next_cursor": "5:40"},
     "NewToken": _TOKEN | {"token": "atoll_…"},
     "NodeGroupChange": {"node_group": _NODE_GROUP, "commands": []},
+    "Restart": {
+        "job": "demo-3ef8s",
+        "detail": "process 27391 of its synchroniser was ended; a new one continues from tape and journal",
+    },
     "NodeGroups": {"node_groups": [_NODE_GROUP]},
     "Token": _TOKEN,
     "TokenList": {"tokens": [_TOKEN]},

@@ -29,7 +29,7 @@ from api.routes.dependencies import (
     accepted,
     versioned,
 )
-from api.schemas import Checkpoints, Command, Commands, Job, JobCheck, Jobs, JobState, RollbackOptions, Scale
+from api.schemas import Checkpoints, Command, Commands, Job, JobCheck, Jobs, JobState, Restart, RollbackOptions, Scale
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import NodeGroupId
 from orchestrator.specification import documents
@@ -148,6 +148,15 @@ def cancel_job(
 ) -> Command:
     """Stop a job without waiting for the work in flight. It still writes its report. A queued job is cancelled at once."""
     return accepted(service.submit_command(job, commands.Cancel(), caller, idempotency_key, if_match), response)
+
+
+@router.post("/{job}/restart", status_code=202)
+def restart_job(job: str, service: ServiceHere, caller: Caller = ANONYMOUS) -> Restart:
+    """End the process of a running job's synchroniser, even one that hangs. A new one continues from tape and journal.
+
+    Islands train meanwhile, and no merged work is lost. 409 if the job is queued, or has ended.
+    """
+    return service.restart(job, caller)
 
 
 @router.post("/{job}/scale", status_code=202)

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -314,6 +315,21 @@ def address_of(actor: ActorHandle[ActorT]) -> tuple[str, int] | None:
 
     address = state.actor_table(actor.ray_handle._actor_id.hex()).get("Address", {})
     return (address["IPAddress"], address["Port"]) if address.get("IPAddress") else None
+
+
+@dataclass(frozen=True, slots=True)
+class ActorProcess:
+    node_id: str
+    pid: int
+
+
+def process_of(actor: ActorHandle[ActorT]) -> ActorProcess | None:
+    """Return the process of the actor as the head knows it, whether it answers or not; None while there is none."""
+    from ray._private.state import state  # no public equivalent without the dashboard
+
+    entry = state.actor_table(actor.ray_handle._actor_id.hex())
+    node_id, pid = entry.get("Address", {}).get("NodeID", ""), entry.get("Pid", 0)
+    return ActorProcess(node_id, pid) if entry.get("State") == "ALIVE" and node_id and pid else None
 
 
 def actor_named(name: str) -> ActorHandle[Any] | None:

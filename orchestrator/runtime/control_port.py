@@ -157,6 +157,36 @@ class RayControlPort:
         document = codec.encode_command(command)
         self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.submit, command_id, caller, document)
 
+    def restart_job(self, job_id: str) -> str:
+        """SIGKILL the synchroniser's process, by the agent of its node. Ray makes it again, and it continues from its files.
+
+        A process that hangs or is stopped cannot end itself, so Ray's own request to the actor would not do.
+        """
+        import ray
+
+        from orchestrator.runtime.node_agent import NodeAgent
+        from orchestrator.runtime.node_agents import node_agent_of
+
+        def synchroniser() -> cluster.ActorProcess | None:
+            actor = cluster.actor_named(synchroniser_name(job_id))
+            return None if actor is None else cluster.process_of(actor)
+
+        process = self._ask_head(synchroniser)
+        if process is None:
+            raise _not_here(job_id)
+        agent = self._ask_head(lambda: node_agent_of(process.node_id))
+        try:
+            ended = ray.get(agent.call(NodeAgent.kill, process.pid, math.inf), timeout=ANSWER_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise InfrastructureError(
+                detail=f"The synchroniser of job {job_id} is process {process.pid} on the head, where the node's agent does "
+                f"not answer: {in_words(error)}",
+                remedy=f"End it by hand: `kill -KILL {process.pid}` on the head's machine.",
+            ) from error
+        if not ended:
+            raise _not_here(job_id)
+        return f"process {process.pid} of its synchroniser was ended; a new one continues from tape and journal"
+
     def save_parameters(self, job_id: str) -> str:
         """Θ as it stands is in a new file of the job's run folder, of this name. Raises Conflict before there is Θ."""
         parameter_count = sum(self.status(job_id)["fragment_parameters"])

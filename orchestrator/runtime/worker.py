@@ -5,6 +5,9 @@
 ``import ray`` is most of what an island's, or any actor's, start costs, and a quarter of it are ``requests``, which Ray asks
 cloud machines with TPUs who they are, and ``jsonschema``, which looks at runtime environments. Here they are imported when
 somebody first uses them. Source: ``import ray`` of Ray 2.60, 0.29 s of processor time instead of 0.40.
+
+The title of the process, which `ps` shows, ends with the name of its actor (``ray::Island.reports demo-3ef8s:asia:2``).
+Ray's own titles have the class alone, which is the same for every job and island.
 """
 
 from __future__ import annotations
@@ -13,10 +16,14 @@ import importlib
 import importlib.util
 import runpy
 import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 MODULE = "orchestrator.runtime.worker"
+RAY_PROGRAM = "default_worker.py"
+IDLE = "ray::IDLE"
 LATE = ("requests", "jsonschema")
 
 
@@ -37,10 +44,27 @@ def import_late(name: str) -> None:
         sys.modules[name].__spec__ = specification
 
 
+def name_titles() -> None:
+    """Add the actor's name to every title that Ray gives this process."""
+    ray: Any = importlib.import_module("ray")
+    ray_worker: Any = importlib.import_module("ray._private.worker")
+    change_title = ray_worker._changeproctitle
+
+    def change_named_title(title: str, next_title: str) -> AbstractContextManager[None]:
+        name = ray.get_runtime_context().get_actor_name() if title != IDLE else ""
+        suffix = f" {name}" if name else ""
+        changed: AbstractContextManager[None] = change_title(title + suffix, next_title + suffix)
+        return changed
+
+    ray_worker._changeproctitle = change_named_title
+
+
 def main() -> None:
     for name in LATE:
         import_late(name)
     del sys.argv[0]
+    if Path(sys.argv[0]).name == RAY_PROGRAM:
+        name_titles()
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -133,6 +133,17 @@ class Clockwork:
                     raise InfrastructureError(detail=f"Job {job_id} cannot end: {error}") from error
         return status
 
+    def restart_job(self, job_id: str) -> str:
+        """A synchroniser that hangs (``jobs-are-silent``) answers again."""
+        self._fail_if("cluster-is-gone")
+        with self._changing(job_id) as record:
+            if not record:
+                raise NotFound(detail=f"No job {job_id} runs here.")
+        (self._folder / "jobs-are-silent").unlink(missing_ok=True)
+        with (self._folder / "restarts").open("a") as restarts:
+            restarts.write(f"{job_id}\n")
+        return "process 1 of its synchroniser was ended; a new one continues from tape and journal"
+
     def save_parameters(self, job_id: str) -> str:
         with self._changing(job_id) as record:
             if not record:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,99 @@ def test_a_job_that_does_not_answer_is_left_alone(desk: Desk) -> None:
     desk.overseer.check()
     assert (desk.control.asked, desk.state()[0]) == ([], "running")
     assert desk.taken_down.exists(), "whether it is gone is not known yet"
+
+
+class Minutes:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def after(self, minutes: float) -> None:
+        self.now_s += 60.0 * minutes
+
+
+def restarts(desk: Desk) -> int:
+    path = desk.folder / "restarts"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def overseer_of(desk: Desk, clock: Minutes, **settings: float) -> Overseer:
+    service = desk.service
+    return Overseer(desk.control, desk.store, service.cordons, service.record, service.roots, clock=clock, **settings)
+
+
+def test_a_synchroniser_that_is_silent_for_minutes_is_restarted_and_its_job_continues(desk: Desk) -> None:
+    clock = Minutes()
+    overseer = overseer_of(desk, clock)
+    overseer.check()
+    (desk.folder / "jobs-are-silent").touch()
+    for minutes in (0.0, 4.9):
+        clock.after(minutes)
+        overseer.check()
+        assert restarts(desk) == 0
+    clock.after(0.2)
+    overseer.check()
+    assert restarts(desk) == 1
+    overseer.check()
+    assert desk.state()[0] == "running"
+    (desk.folder / "jobs-are-silent").touch()
+    overseer.check()
+    clock.after(4.9)
+    overseer.check()
+    assert restarts(desk) == 1, "it answered in between, so this silence is a new one"
+    overseer.close()
+
+
+def test_a_synchroniser_that_stays_silent_is_restarted_less_and_less_often(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, attempts = Minutes(), []
+    overseer = overseer_of(desk, clock)
+    monkeypatch.setattr(desk.control, "restart_job", lambda job: attempts.append(clock.now_s) or "ended")
+    (desk.folder / "jobs-are-silent").touch()
+    for _ in range(60):
+        overseer.check()
+        clock.after(1.0)
+    waits = [round((after - before) / 60) for before, after in pairwise([1000.0, *attempts])]
+    assert waits == [5, 10, 20]
+    overseer.close()
+
+
+def test_a_head_that_is_down_gets_no_restarts_and_stops_no_round(desk: Desk) -> None:
+    clock = Minutes()
+    overseer = overseer_of(desk, clock)
+    for name in ("jobs-are-silent", "cluster-is-gone"):
+        (desk.folder / name).touch()
+    for _ in range(3):
+        overseer.check()
+        clock.after(6.0)
+    assert (restarts(desk), desk.state()[0]) == (0, "running")
+    overseer.close()
+
+
+@pytest.mark.parametrize("why", ["it is paused", "the setting is 0"])
+def test_a_silent_job_is_not_restarted_if(desk: Desk, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Minutes()
+    overseer = overseer_of(desk, clock, **({"restart_silent_after_min": 0.0} if "setting" in why else {}))
+    if "paused" in why:
+        live = desk.control.status
+
+        def paused(job: str) -> dict[str, Any]:
+            status = live(job)
+            return status | {"view": status["view"] | {"pause_reason": "its disk is full"}}
+
+        monkeypatch.setattr(desk.control, "status", paused)
+    overseer.check()
+    (desk.folder / "jobs-are-silent").touch()
+    for _ in range(5):
+        overseer.check()
+        clock.after(30.0)
+    assert restarts(desk) == 0
+    overseer.close()
 
 
 @pytest.mark.parametrize("checkpoints", [0, 1])

@@ -254,3 +254,17 @@ def test_a_service_that_cannot_start_says_why_and_leaves_nothing(cold: Installat
     said = cold.atoll("up", "--control", "no.such.module:connect", code=1)
     assert "no.such.module" in said
     assert not cold.home.running()
+
+
+def test_a_command_restarts_the_synchroniser_of_a_running_job_and_of_no_other(warm: Installation) -> None:
+    running = json.loads(warm.atoll("submit", warm.spec_file(), "--json"))["job"]
+    assert "continues from tape and journal" in warm.atoll("restart", running)
+    answer = json.loads(warm.atoll("restart", running, "--json"))
+    assert (answer["job"], "was ended" in answer["detail"]) == (running, True)
+    warm.atoll("cancel", running)
+    with warm.client() as client:
+        wait_until(lambda: client.job(running).state == "cancelled")
+    refused = warm.atoll("restart", running, code=None)
+    assert "already cancelled" in refused
+    assert f"--resume {running}" in refused
+    assert "does not exist" in warm.atoll("restart", "no-such-job", code=None)

@@ -74,6 +74,9 @@ class Voyages:
         with self._one_at_a_time:
             self._job(job_id).submit(command_id, caller, command)
 
+    def restart_job(self, job_id: str) -> str:
+        raise NotFound(detail=f"No synchroniser of job {job_id} runs here.")
+
     def close(self) -> None:
         pass
 

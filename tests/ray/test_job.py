@@ -12,9 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from orchestrator.errors import NotFound
 from orchestrator.host import records
 from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
@@ -134,3 +136,33 @@ signal.pause()
     assert_sound(job)
     tokens = status["goodput"]["tokens"]
     assert tokens["trained"] == tokens["merged"] + tokens["discarded"]
+
+
+def test_a_synchroniser_that_hangs_is_restarted_on_request_and_titles_of_processes_name_job_and_island(
+    start: Start, port: RayControlPort
+) -> None:
+    """It is stopped, so it can neither answer nor end itself."""
+    job = start(synthetic(steps=10**9, groups=("us-east", "asia")))
+    for island in ("us-east", "asia"):
+        job.wait_for_merge(island, 1)
+    islands = {island: job.island(island)["pid"] for island in ("us-east", "asia")}
+    hanging = job.pid_of_synchroniser()
+    assert title_of(hanging).startswith("ray::SynchroniserActor")
+    assert title_of(hanging).endswith(f" {job.id}:synchroniser")
+    for island, pid in islands.items():
+        assert title_of(pid).endswith(f" {job.id}:{island}:1")
+    stop(hanging)
+    assert str(hanging) in port.restart_job(job.id)
+    status = job.status_once_back()
+    assert status["view"]["epoch"] == 2
+    assert job.pid_of_synchroniser() != hanging
+    back = job.restarts()[0].at
+    for island, pid in islands.items():
+        job.wait_until(lambda island=island: (job.island(island)["last_merge_at"] or 0.0) > back, "a merge of each")
+        assert job.island(island)["pid"] == pid, "it trained all the while"
+    with pytest.raises(NotFound):
+        port.restart_job("no-such-job")
+
+
+def title_of(pid: int) -> str:
+    return " ".join(psutil.Process(pid).cmdline()).strip()

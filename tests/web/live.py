@@ -53,6 +53,9 @@ class Live:
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
         self._job(job_id).submit(CommandId(command_id), caller, command)
 
+    def restart_job(self, job_id: str) -> str:
+        raise NotFound(detail=f"No synchroniser of job {job_id} runs here.")
+
     def close(self) -> None:
         for job in self._jobs.values():
             job.stop()
