@@ -111,6 +111,10 @@ class JobSummary(ProgressFacts, JobOverview):
     run_dir: str
     priority: int = Field(default=0, description="higher ones start first")
     queue_position: int | None = Field(default=None, description="1: the next to start; null: not in the queue")
+    silent: bool = Field(
+        default=False,
+        description="it does not answer: its islands are not known, and its other figures are as last seen, if at all",
+    )
     last_known: bool = Field(
         default=False, description="its version, epoch and tokens are as last seen: it could not tell its end itself"
     )

@@ -138,7 +138,7 @@ def jobs(
         print_json({"jobs": [job.model_dump(mode="json") for job in jobs]})  # as the API answers
     elif jobs:
         console_for(output).print(_table(jobs, output == "wide"))
-        for line in _waiting(jobs):
+        for line in (*_silent(jobs), *_waiting(jobs)):
             say(line)
     elif state or name:
         say("no job matches")
@@ -152,7 +152,7 @@ def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json
     from api.terminal.lists import Poller, emit, show
 
     def draw(jobs: list[JobSummary]) -> Group:
-        return Group(_table(jobs, output == "wide"), *_waiting(jobs))
+        return Group(_table(jobs, output == "wide"), *_silent(jobs), *_waiting(jobs))
 
     with until_interrupted():
         if as_json or output == "json":
@@ -167,13 +167,27 @@ def _table(jobs: list[JobSummary], wide: bool) -> Listing:
     table = Listing(*COLUMNS, *(WIDE if wide else ()), prose=("results in", "why"))
     for job in jobs:
         share = f"{job.tokens_trained:,} ({100 * job.tokens_trained / job.token_budget:.0f} %)"
+        if job.silent:
+            share = f"≥ {share}" if job.last_known else UNKNOWN
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
         goodput = "–" if job.goodput_ratio is None else f"{100 * job.goodput_ratio:.1f} %"
         submitted = time.strftime("%m-%d %H:%M", time.localtime(job.submitted_at))
-        islands = f"{job.islands_training}/{job.island_count}"
-        state = f"{job.state} #{job.queue_position}" if job.queue_position else job.state
+        islands = f"{UNKNOWN if job.silent else job.islands_training}/{job.island_count}"
+        state = f"{job.state} #{job.queue_position}" if job.queue_position else str(job.state)
+        state = f"{state}, silent" if job.silent else state
         table.add_row(job.job, state, islands, share, loss, goodput, submitted, *(_wide_cells(job) if wide else ()))
     return table
+
+
+def _silent(jobs: list[JobSummary]) -> list[str]:
+    """Return a line for each reason why jobs do not answer. What is shown of them is as last seen."""
+    by_reason: dict[str, list[str]] = {}
+    for job in jobs:
+        if job.silent:
+            by_reason.setdefault(job.reason.replace(job.job, "it"), []).append(job.job)
+    return [
+        f"{_named(names)} {'do' if len(names) > 1 else 'does'} not answer: {why}" for why, names in by_reason.items()
+    ]
 
 
 def _waiting(jobs: list[JobSummary]) -> list[str]:
@@ -193,6 +207,7 @@ def _named(names: list[str]) -> str:
 
 
 NAMED_MAX = 3
+UNKNOWN = "?"
 COLUMNS = ("job", "state", "islands", "tokens", "loss", "goodput", "submitted")
 WIDE = ("by", "ran for", "version", "results in", "why")
 

@@ -268,3 +268,22 @@ def test_a_command_restarts_the_synchroniser_of_a_running_job_and_of_no_other(wa
     assert "already cancelled" in refused
     assert f"--resume {running}" in refused
     assert "does not exist" in warm.atoll("restart", "no-such-job", code=None)
+
+
+def test_the_list_says_of_a_job_that_does_not_answer_that_it_is_not_known_instead_of_zeros(cold: Installation) -> None:
+    cold.up()
+    job = json.loads(cold.atoll("submit", cold.spec_file(), "--json"))["job"]
+    with cold.client() as client:
+        wait_until(lambda: client.job(job).islands_training == 4)
+    answering = cold.atoll("jobs")
+    assert "4/4" in answering
+    assert "silent" not in answering
+    (cold.home.path / "clockwork" / "jobs-are-silent").touch()
+    listing = wait_until(lambda: "silent" in (shown := cold.atoll("jobs")) and shown)
+    (line,) = [line for line in listing.splitlines() if f"{job} " in line and "running" in line]
+    assert "running, silent" in line
+    assert "?/4" in line
+    assert " 0 (0 %)" not in line
+    assert f"{job} does not answer" in listing
+    (summary,) = json.loads(cold.atoll("jobs", "--json"))["jobs"]
+    assert summary["silent"] is True
