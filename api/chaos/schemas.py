@@ -93,7 +93,7 @@ class ShownPlan(Answer):
     name: str
     about: str = Field(description="the first sentence of the comment that its file begins with")
     faults: list[str] = Field(description="what it does, in words, an entry each")
-    keeps: int = Field(description="the blast radius: so many islands go on training whatever it does")
+    keeps: int = Field(description="the blast radius: at least this many islands continue to train")
     objectives: list[str]
     text: str = Field(description="the plan as it is written, YAML")
 

@@ -122,7 +122,7 @@ def test_a_plan_that_cannot_be_used_is_refused_with_every_problem_and_starts_not
         with pytest.raises(NotFound, match="attrition"):
             client.start_shipped_chaos(job, "no-such-plan")
         assert client.chaos_runs(job) == []
-        with pytest.raises(NotFound, match="No plan ran"):
+        with pytest.raises(NotFound, match="No plan has run"):
             client.chaos_run(job)
         client.cancel(job)
         wait_until(lambda: client.job(job).state == "cancelled")
