@@ -182,7 +182,9 @@ class ChaosRuns:
         row = self._book.run(job_id, run)
         if row is None:
             detail = (
-                f"No plan has run against {job_id}." if run == "latest" else f"Job {job_id} has no run {run!r} of a plan."
+                f"No plan has run against {job_id}."
+                if run == "latest"
+                else f"Job {job_id} has no run {run!r} of a plan."
             )
             raise NotFound(detail=detail, remedy=f"`atoll chaos runs {job_id}` lists them.")
         return row
