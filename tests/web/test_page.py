@@ -124,7 +124,7 @@ def test_losses_by_source_and_what_was_amiss_with_the_text_are_shown(visit: Visi
         for number, name in enumerate(("web", "code", "a-source-with-quite-a-long-name", "books"))
     ]
     remark = (
-        "3 records or pieces of files could not be read and were passed over, "
+        "3 records or pieces of files could not be read and were skipped, "
         "1,204 sequences were drawn a second time in the same epoch"
     )
 
