@@ -68,7 +68,7 @@ class InitialModel(Protocol):
 
 
 class ShardWorker:
-    """``context.failed`` is called when the job cannot continue: no initial parameters, no room for them, or a bug in a merge.
+    """``context.failed`` is called when the job cannot go on: no initial parameters, no room for them, or a bug in a merge.
 
     ``node_memory`` is what the nodes have: a job that begins is held against it once its model is known.
     """
