@@ -6,7 +6,7 @@ well under half a second, because what a command needs is imported when it runs.
     exit code   meaning
     0           done
     1           it failed: the job, the command, the replay, or the machinery
-    2           your mistake: a specification, an option, a name that does not exist
+    2           invalid input: a specification, an option, a name that does not exist
     3           the service does not answer
     130         interrupted (Ctrl-C)
 """
@@ -51,7 +51,7 @@ app = typer.Typer(
     name=PROGRAM,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Elastic orchestration of Decoupled DiLoCo training. Exit codes: 0 done, 1 failed, 2 your mistake, "
+    help="Elastic orchestration of Decoupled DiLoCo training. Exit codes: 0 done, 1 failed, 2 invalid input, "
     "3 the service does not answer. For completion run `atoll --install-completion`, then open a new shell.",
 )
 

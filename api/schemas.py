@@ -67,19 +67,21 @@ class Answer(BaseModel):
 class Island(Answer, IslandFacts):
     """One island of a job."""
 
-    hosts: int = Field(default=1, description="how many processes it is, each on a node of its own")
-    mesh: dict[str, int] = Field(default={}, description="the axes of its devices that are longer than one")
+    hosts: int = Field(default=1, description="number of its processes, each on a separate node")
+    mesh: dict[str, int] = Field(default={}, description="the axes of its device mesh that are longer than 1")
     steps_per_second: float | None = None
     last_merge_after_s: float | None = None
-    spare: bool = Field(default=False, description="a scale-up slot that was never filled: a name and a data shard")
-    line: Line | None = Field(default=None, description="null before it has one")
+    spare: bool = Field(
+        default=False, description="a scale-up slot that was never filled: only a name and a data shard"
+    )
+    line: Line | None = Field(default=None, description="null until it has one")
 
 
 class Fragment(Answer, FragmentStatus):
     """One fragment of a job."""
 
-    update_norm: float | None = Field(default=None, description="norm of what the last outer step changed")
-    residue_norm: float | None = Field(default=None, description="norm of what the codec of updates still owes")
+    update_norm: float | None = Field(default=None, description="norm of the last outer step's change")
+    residue_norm: float | None = Field(default=None, description="norm of what the codec of updates has not sent yet")
 
 
 class LossPoint(Answer):
@@ -109,14 +111,15 @@ class JobSummary(ProgressFacts, JobOverview):
     loss: float | None = Field(description="newest held-out loss, nats per token")
     goodput_ratio: float | None
     run_dir: str
-    priority: int = Field(default=0, description="higher ones start first")
+    priority: int = Field(default=0, description="jobs of higher priority start first")
     queue_position: int | None = Field(default=None, description="1: the next to start; null: not in the queue")
     silent: bool = Field(
         default=False,
         description="it does not answer: its islands are not known, and its other figures are as last seen, if at all",
     )
     last_known: bool = Field(
-        default=False, description="its version, epoch and tokens are as last seen: it could not tell its end itself"
+        default=False,
+        description="its version, epoch and tokens are the last known ones, because it did not report its own end",
     )
 
 
@@ -129,7 +132,7 @@ class ProblemItem(Answer):
 class Job(JobFacts, JobSummary):
     """Everything about one job."""
 
-    after_s: float | None = Field(description="the instant of this picture, in seconds since the job was created")
+    after_s: float | None = Field(description="the time of this status, in seconds since the job was created")
     loss_train: float | None = Field(description="mean training loss of the islands' last steps, nats per token")
     islands: list[Island]
     fragments: list[Fragment]
@@ -137,15 +140,15 @@ class Job(JobFacts, JobSummary):
     goodput: GoodputFigures
     statistics: StatisticsFigures
     report_ready: bool
-    resumed_from: str | None = Field(default=None, description="the checkpoint that the job goes on from")
-    wire: dict[str, str] = Field(default={}, description="the codecs, up of contributions and down of updates")
+    resumed_from: str | None = Field(default=None, description="the checkpoint that the job resumed from")
+    wire: dict[str, str] = Field(default={}, description="the codecs: `up` for contributions, `down` for updates")
     schedule: dict[str, int] = Field(
-        default={}, description="fragments, and their interval_steps and overlap_steps, as the specification has them"
+        default={}, description="fragments, interval_steps and overlap_steps of the specification"
     )
-    helpers: list[Helper] = Field(default=[], description="the job's other processes; none before it has answered")
-    resume_refused: list[str] = Field(default=[], description="newer checkpoints that are not sound, and why")
+    helpers: list[Helper] = Field(default=[], description="the job's other processes; empty until it has answered")
+    resume_refused: list[str] = Field(default=[], description="newer checkpoints that are damaged, and why")
     warnings: list[ProblemItem] = Field(
-        default=[], description="what of the specification is allowed, and most likely not what its author wants"
+        default=[], description="settings of the specification that are valid but probably a mistake"
     )
 
 
@@ -155,8 +158,8 @@ class JobCheck(Answer):
     name: str
     island_count: int
     token_budget: int
-    steps: int = Field(description="of each island, if all are equally fast")
-    specification: dict[str, Any] = Field(description="with every default, and what the service fills in")
+    steps: int = Field(description="steps of each island, if all are equally fast")
+    specification: dict[str, Any] = Field(description="with all defaults, and the fields that the service fills in")
 
 
 class Jobs(Answer):
@@ -195,9 +198,9 @@ class Command(Answer):
     requested_at: float
     state: CommandState
     detail: str
-    node_group: str | None = Field(default=None, description="of a scale, cordon or uncordon")
+    node_group: str | None = Field(default=None, description="for scale, cordon and uncordon")
     count: int | None = Field(
-        default=None, description="of a scale: how many islands; of a rollback: to which checkpoint"
+        default=None, description="scale: the number of islands; rollback: the number of the checkpoint"
     )
 
 
@@ -223,7 +226,7 @@ class Contributor(Answer):
     token_count: int
     base_version: int
     staleness: int = Field(description="versions between its base and the one that was current")
-    weight: float = Field(description="its share of the average; the weights of a merge sum to one")
+    weight: float = Field(description="its share of the average; the weights of a merge add up to 1")
     arrived_after_s: float
     on_time: bool = Field(description="false: made before the round's due point")
 
@@ -243,7 +246,7 @@ class Refusal(Answer):
 
 class Absence(Answer):
     island: str
-    state: str = Field(description="of the island, when the round closed")
+    state: str = Field(description="the island's state when the round closed")
 
 
 class MergeSummary(Answer):
@@ -251,9 +254,9 @@ class MergeSummary(Answer):
 
     fragment: int
     version: int = Field(description="the version that the merge made")
-    islands: list[str] = Field(description="whose contributions are in it")
+    islands: list[str] = Field(description="islands with a contribution in it")
     reason: str = Field(description="why it closed: everyone_in, grace_over, no_grace_left or final_flush")
-    because: str = Field(description="the same in plain words, with who was late or away")
+    because: str = Field(description="the same in words, with the islands that were late or away")
     closed_after_s: float
     merged_after_s: float | None = Field(description="null while the outer step is being taken")
 
@@ -263,11 +266,11 @@ class Merge(MergeSummary):
 
     step: int = Field(description="logical step of the result")
     quorum: int
-    opened_after_s: float = Field(description="the first contribution on time")
-    quorum_after_s: float = Field(description="from here on the round could have closed")
-    grace_window_s: float | None = Field(description="how long it might wait after quorum; null if it did not")
+    opened_after_s: float = Field(description="time of the first contribution that was on time")
+    quorum_after_s: float = Field(description="from then on the round could close")
+    grace_window_s: float | None = Field(description="how long it could wait after quorum; null if it could not")
     grace_used_s: float
-    detail: str = Field(description="the synchroniser's own words on why it closed")
+    detail: str = Field(description="the synchroniser's reason for closing it")
     contributors: list[Contributor]
     absent: list[Absence]
     refusals: list[Refusal]
@@ -330,7 +333,7 @@ class Checkpoint(Answer):
     after_s: float = Field(description="seconds since the job was created")
     global_version: int
     tokens_trained: int
-    islands: list[str] = Field(description="whose state it holds")
+    islands: list[str] = Field(description="islands with a state in it")
     bytes: int
 
 

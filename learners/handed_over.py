@@ -92,7 +92,7 @@ class PublishedFragments:
                     arrays = self._holding.added_to(arrays, wire_format.parse(payload))
                 if digest(arrays) != checked_digest:
                     log.error(
-                        "updates of fragment %d to version %d gave other bits than the synchroniser's; it is sent whole",
+                        "updates of fragment %d to version %d gave other bits than the synchroniser; it will be sent whole",
                         fragment,
                         version,
                     )

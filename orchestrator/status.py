@@ -67,7 +67,9 @@ class IslandFacts(Facts):
         "stopped or failed"
     )
     reason: str = Field(description="why the island is in this state")
-    incarnation: Count = Field(default=0, description="which life of the island: one more each time it is placed again")
+    incarnation: Count = Field(
+        default=0, description="number of the island's current process: one more each time it is placed again"
+    )
     node: str = ""
     pid: int | None = None
     step: Count = Field(default=0, description="logical step")
@@ -75,10 +77,14 @@ class IslandFacts(Facts):
     tokens_total: Count = 0
     loss: float | None = Field(default=None, description="training loss of the last step, nats per token")
     restarts: Count = 0
-    flag: str = Field(default="", description="what is wrong with what it contributes; empty once good work is merged")
-    quarantines: Count = Field(default=0, description="times it was replaced for that, since an operator re-added it")
-    standby: bool = Field(default=False, description="no island yet: a process that waits to take a lost one's place")
-    overdue_s: Seconds = Field(default=0.0, description="seconds in one step, far beyond the usual; 0 while it steps")
+    flag: str = Field(default="", description="what is wrong with its contributions; empty once good work is merged")
+    quarantines: Count = Field(
+        default=0, description="times it was replaced because of them, since an operator re-added it"
+    )
+    standby: bool = Field(default=False, description="not an island yet: a process that waits to replace a lost island")
+    overdue_s: Seconds = Field(
+        default=0.0, description="seconds in the current step if that is far beyond the usual; else 0"
+    )
 
 
 class IslandStatus(IslandFacts):
@@ -95,17 +101,15 @@ class Line(Facts):
 
     up_payloads: Count
     up_bytes: Count
-    up_busy_seconds: Seconds = Field(description="how long contributions were under way")
+    up_busy_seconds: Seconds = Field(description="time with a contribution in transfer")
     down_payloads: dict[str, Count] = Field(description="by kind, as down_bytes")
     down_bytes: dict[str, Count] = Field(
         description="update: in the codec of updates; values: whole float32 values; state: those of every fragment"
     )
-    down_busy_seconds: Seconds = Field(description="how long publications were under way")
-    queued_fragments: Count = Field(description="published for the island and not arrived, right now")
+    down_busy_seconds: Seconds = Field(description="time with a publication in transfer")
+    queued_fragments: Count = Field(description="published for the island and not arrived yet")
     queued_bytes: Count
-    trouble: str | None = Field(
-        default=None, description="what is in the way of its payloads right now, and the remedy"
-    )
+    trouble: str | None = Field(default=None, description="what obstructs its payloads now, and the remedy")
 
 
 class LinesStatus(Facts):
@@ -204,8 +208,8 @@ class Helper(Facts):
 
     name: str
     condition: str = Field(description="running, silent or dead")
-    reason: str = Field(description="what is wrong with it, and what comes next; empty while it runs")
-    restarts: Count = Field(description="times it was made again")
+    reason: str = Field(description="what is wrong with it, and what happens next; empty while it runs")
+    restarts: Count = Field(description="times it was restarted")
 
 
 # ── figures of the folds ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -77,7 +77,7 @@ def test_google_is_not_asked_again_and_again_but_held_until_there_is_a_change() 
 def test_advice_to_rebalance_counts_only_where_it_is_wanted() -> None:
     machine = MachineMetadata("aws", rebalance={"noticeTime": "2026-10-27T08:22:00Z"})
     with serving(machine), watching(machine, "aws,aws-rebalance") as notice:
-        assert "advises" in notice().cause
+        assert "recommends" in notice().cause
         assert notices.AwsQuestion(Metadata(*address(machine.url)))() is None
 
 

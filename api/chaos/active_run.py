@@ -145,7 +145,7 @@ class ActiveRun:
             conduct.look(at, training, dict)  # of no figures, no condition to abort holds
         again = [_fault_in(decision.plain()) for decision in conduct.decisions]
         if again != [_fault_in(decision.decision) for decision in rows]:
-            raise DataError(detail=f"What was decided in {self._run} is not what this build would have decided.")
+            raise DataError(detail=f"The decisions of {self._run} differ from those of this build.")
         commands = self._commands()
         for n, (stored, decision) in enumerate(zip(rows, list(conduct.decisions), strict=True)):
             if (reason := stored.decision["spared"]) and not decision.skipped:
@@ -171,7 +171,7 @@ class ActiveRun:
         try:
             self._service.submit_command(self._job, Inject.of(fault.fault), self._caller, key)
         except InfrastructureError as error:
-            logger.warning("%s: %s could not be handed over: %s", self._run, fault.description(), error)
+            logger.warning("%s: %s could not be delivered: %s", self._run, fault.description(), error)
             return False
         except AtollError as error:
             self._skip(n, decision, str(error))
@@ -224,7 +224,7 @@ class ActiveRun:
         try:
             verdict = judge(self._conduct, report, self._reference)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-            reason = f"the job's report is damaged, and cannot be judged by ({in_words(error)})"
+            reason = f"the job's report is damaged, so there is no verdict ({in_words(error)})"
             self._tell(RunState.FAILED, reason=reason, ended_at=time.time())
             return True
         state = RunState.ABORTED if self._conduct.aborted else RunState.PASSED if verdict.passed else RunState.FAILED
@@ -366,11 +366,11 @@ class RunThread(threading.Thread):
                 self._complain(str(error))
                 return not self._end(RunState.FAILED, str(error))
             except Exception as error:
-                self._complain(f"begun again from its rows: {reason_of(error)}", error)
+                self._complain(f"restarted from its rows: {reason_of(error)}", error)
                 self._active = None
                 self._failures += 1
                 if self._failures >= FAILURES_MAX:
-                    return not self._end(RunState.FAILED, f"it cannot be conducted: {reason_of(error)}")
+                    return not self._end(RunState.FAILED, f"it cannot be run: {reason_of(error)}")
             return True
 
     def _end(self, state: RunState, reason: str) -> bool:
@@ -387,7 +387,7 @@ class RunThread(threading.Thread):
         if self._active is None:
             row = self._book.run(self._job, self._run_id)
             if row is None:
-                raise NotFound(detail=f"There is no run {self._run_id}.")
+                raise NotFound(detail=f"Run {self._run_id} does not exist.")
             self._active = self._rebuild(row)
         return self._active
 

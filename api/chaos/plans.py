@@ -38,7 +38,7 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
         raise ConfigurationError(detail=f"{detail} Give one of the two.")
     spec = parse_job(document)
     if spec.synchroniser.adoption == "mix":
-        raise ConfigurationError(detail="Simulated islands do not know adoption mix. Use rebase or replace.")
+        raise ConfigurationError(detail="Simulated islands do not support adoption mix. Use rebase or replace.")
     policy, parameters = spec.policy(_regions(), standbys=True), parameter_count_of(spec) or 0
     plan = WorldPlan(
         step_s=(spec.synthetic.step_s,) * len(policy.islands),

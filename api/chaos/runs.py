@@ -34,7 +34,7 @@ from orchestrator.specification.validation import problems_of
 LOSS_MAX = 1e6
 """Nats per token: a model of a million words that knows nothing has 14."""
 Reference = str | Mapping[str, Any] | None
-"""For ``loss_gap``: a job that nothing was done to and that has ended, or its report."""
+"""For ``loss_gap``: a job without faults that has ended, or its report."""
 
 
 class _ReferencePolicy(BaseModel):
@@ -139,7 +139,7 @@ class ChaosRuns:
             return row.verdict
         if row.ended_at is not None or row.state == RunState.STOPPED:
             detail = f"The run {row.run} has no verdict: it is {row.state}, {row.reason}."
-            raise Conflict(detail=detail, remedy="Start the plan anew.")
+            raise Conflict(detail=detail, remedy="Start the plan again.")
         remedy = f"It is judged by the job's report: follow the job with `atoll watch {row.job}`."
         raise Conflict(detail=f"The run {row.run} is {row.state}.", remedy=remedy)
 
@@ -151,7 +151,7 @@ class ChaosRuns:
         try:
             return page.render(verdict, report, row.text)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-            detail = f"The report of {row.job} is damaged: no page can be made of it ({type(error).__name__})."
+            detail = f"The report of {row.job} is damaged, so it has no page ({type(error).__name__})."
             raise DataError(detail=detail) from error
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,7 +160,7 @@ class ChaosRuns:
         """The figures of the reference that the verdict needs, checked before any fault is injected."""
         if reference is None:
             if any(objective.root == LOSS_GAP for objective in plan.objectives):
-                detail = f"{plan.name} has an objective of {LOSS_GAP}, which takes a job that nothing was done to."
+                detail = f"{plan.name} has an objective of {LOSS_GAP}, which needs a reference job without faults."
                 raise ConfigurationError(
                     detail=f"{detail} Give its id, or its report.json, as reference (--reference)."
                 )
@@ -173,7 +173,7 @@ class ChaosRuns:
             problem_list = "; ".join(
                 f"{problem.path}: {problem.message}" for problem in problems_of(error, unknown="")[:5]
             )
-            detail = f"The reference is no report of a job with a final held-out loss ({problem_list})."
+            detail = f"The reference is not the report of a job with a final held-out loss ({problem_list})."
             raise ConfigurationError(detail=f"{detail} Give the report.json of one that completed.") from error
         return report.model_dump()
 
@@ -182,7 +182,9 @@ class ChaosRuns:
         row = self._book.run(job_id, run)
         if row is None:
             detail = (
-                f"No plan ran against {job_id}." if run == "latest" else f"Job {job_id} has no run {run!r} of a plan."
+                f"No plan has run against {job_id}."
+                if run == "latest"
+                else f"Job {job_id} has no run {run!r} of a plan."
             )
             raise NotFound(detail=detail, remedy=f"`atoll chaos runs {job_id}` lists them.")
         return row

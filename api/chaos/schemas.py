@@ -48,7 +48,7 @@ class RunState(StrEnum):
 
 Reference = Annotated[
     Annotated[dict[str, Any], Field(max_length=REFERENCE_FIELDS_MAX)] | Word | None,
-    Field(description="for an objective of `loss_gap`: an ended job that nothing was done to, or its report.json"),
+    Field(description="for an objective of `loss_gap`: an ended job without faults, or its report.json"),
 ]
 
 
@@ -91,11 +91,11 @@ class ShownPlan(Answer):
     """A plan that comes with atoll."""
 
     name: str
-    about: str = Field(description="the first sentence of the comment that its file begins with")
-    faults: list[str] = Field(description="what it does, in words, an entry each")
-    keeps: int = Field(description="the blast radius: so many islands go on training whatever it does")
+    about: str = Field(description="the first sentence of the comment at the top of its file")
+    faults: list[str] = Field(description="its faults in words, one entry each")
+    keeps: int = Field(description="the blast radius: at least this many islands continue to train")
     objectives: list[str]
-    text: str = Field(description="the plan as it is written, YAML")
+    text: str = Field(description="the plan's text, in YAML")
 
 
 class ShownPlans(Answer):
@@ -107,10 +107,10 @@ class Fault(Answer):
 
     told: str = Field(description="the fault in words")
     kind: str
-    island: str = Field(description="empty for a fault of no island")
-    planned_s: float = Field(description="in seconds since the plan began")
-    duration_s: float = Field(description="of a fault that lasts; 0 of one that does not")
-    after_s: float | None = Field(description="when that is; null while the plan waits for its beginning")
+    island: str = Field(description="empty for a fault that affects no island")
+    planned_s: float = Field(description="seconds since the plan began")
+    duration_s: float = Field(description="duration of the fault; 0 if it is instantaneous")
+    after_s: float | None = Field(description="the same in job time; null while the plan waits to begin")
 
 
 class Decision(Answer):
@@ -123,7 +123,7 @@ class Decision(Answer):
     duration_s: float
     after_s: float = Field(description="when it was decided")
     spared: str = Field(description="why it was skipped; empty if it was injected")
-    command: str | None = Field(description="the command that it became, among those of the job")
+    command: str | None = Field(description="the job's command that injected it")
     outcome: CommandState | None
 
 
@@ -135,8 +135,8 @@ class ChaosRunSummary(Answer):
     requested_at: float
     state: RunState
     reason: str = Field(description="why it was aborted or stopped, or what its verdict waits for")
-    begun_after_s: float | None = Field(description="null while fewer islands train than the plan must leave, and one")
-    ended_at: float | None = Field(description="null while something is left to do for it")
+    begun_after_s: float | None = Field(description="null until more islands train than the plan must leave")
+    ended_at: float | None = Field(description="null until the run is complete")
     struck_count: int
     spared_count: int
 

@@ -22,7 +22,7 @@ from orchestrator.errors import Conflict
 class ChaosRunRow(Base):
     """``fleet`` is what targets are drawn from, each island as [island, node group, region, accelerators].
 
-    ``reference`` is what the verdict needs of the report of a job that nothing was done to (``loss_gap``).
+    ``reference`` has the figures that the verdict needs from the report of a job without faults (``loss_gap``).
     ``holds`` is the job while the run may inject faults, so that only one run does. ``ended_at`` (unix) is set once nothing
     is left to do for it; ``begun_at`` is in the job's seconds.
     """

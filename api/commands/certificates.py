@@ -32,18 +32,16 @@ MachineDays = Annotated[
     ),
 ]
 
-commands = typer.Typer(no_args_is_help=True, help="Certificates of machines, for TLS between them.")
+commands = typer.Typer(no_args_is_help=True, help="Manage the certificates of machines, for TLS between them.")
 
 
 @commands.command()
 def authority(
     folder: AuthorityArgument,
-    name: Annotated[
-        str, typer.Option("--name", help="The name of the authority, such as that of the fleet.")
-    ] = "atoll fleet",
+    name: Annotated[str, typer.Option("--name", help="Name of the authority, such as the fleet's.")] = "atoll fleet",
     days: AuthorityDays = AUTHORITY_DAYS,
 ) -> None:
-    """Make an authority. Its certificates let machines into the fleet, so keep its folder secret."""
+    """Create an authority. Its certificates let machines join the fleet, so keep its folder secret."""
     from orchestrator.certificates import folders
 
     if not 0 < len(name) <= 40 or not name.isprintable():
@@ -66,10 +64,10 @@ def issue(
     ],
     days: MachineDays = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace what the folder holds, as for a pod that starts again.")
+        bool, typer.Option("--replace", help="Replace the folder's content, for example for a restarted pod.")
     ] = False,
 ) -> None:
-    """Make a machine's folder: its key, its certificate, and whom it trusts. Copy it there, for its user alone."""
+    """Create a machine's folder: key, certificate and trusted authority. Copy it there, readable by its user only."""
     from orchestrator.certificates import folders
 
     for each in names:
@@ -86,7 +84,7 @@ def renew(
     folders_: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Machines' folders.", show_default=False)],
     days: MachineDays = None,
 ) -> None:
-    """Have certificates last again, with their keys and names, and trust whom the authority says now."""
+    """Renew machines' certificates, with the same keys and names, and update the authorities that they trust."""
     from orchestrator.certificates import folders
 
     days = folders.usual_days(authority) if days is None else days
@@ -97,7 +95,7 @@ def renew(
 
 @commands.command()
 def rotate(authority: AuthorityArgument, days: AuthorityDays = AUTHORITY_DAYS) -> None:
-    """Have a new authority issue from now on. Machines that know only the former one take its certificates, too."""
+    """Start issuing from a new authority. Machines that know only the old one also accept its certificates."""
     from orchestrator.certificates import folders
 
     folders.rotate(authority, days)
@@ -106,7 +104,7 @@ def rotate(authority: AuthorityArgument, days: AuthorityDays = AUTHORITY_DAYS) -
 
 @commands.command()
 def retire(authority: AuthorityArgument) -> None:
-    """Stop trusting the former authority, once every machine has a certificate of the new one and was restarted."""
+    """Stop trusting the old authority. Do this after every machine has a new certificate and was restarted."""
     from orchestrator.certificates import folders
 
     folders.retire(authority)
@@ -123,7 +121,7 @@ def show(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Say whose certificates these are, and how long they last. Exit code 1: one of them is not valid now."""
+    """Show the names and the validity of certificates. Exit code 1 if one of them is not valid now."""
     from orchestrator.certificates import folders
 
     now = datetime.now(UTC)

@@ -49,18 +49,18 @@ PlanArgument = Annotated[
     typer.Argument(metavar="PLAN", help="A file, or a shipped plan's name: `attrition`.", autocompletion=common.plans),
 ]
 PageOption = Annotated[
-    Path | None, typer.Option("--report", metavar="OUT.html", help="Where the verdict's page goes.", show_default=False)
+    Path | None, typer.Option("--report", metavar="OUT.html", help="File for the verdict's page.", show_default=False)
 ]
 ReferenceOption = Annotated[
     str | None,
     typer.Option(
         "--reference",
         metavar="JOB|FILE",
-        help="For loss_gap: a job that nothing was done to, or its report.json.",
+        help="For loss_gap: a job without faults, or its report.json.",
         show_default=False,
     ),
 ]
-RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="Which run; the job's newest if not said.")]
+RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="The run. Default: the job's newest.")]
 
 
 def run(
@@ -74,7 +74,7 @@ def run(
 ) -> None:
     """Run a plan against a live job, watch it to its end, and judge it. Exit code 0 passed, 1 failed, 2 a bad plan.
 
-    Ctrl-C ends the plan, lets stopped islands go on, and leaves the job running; then there is no verdict.
+    Ctrl-C ends the plan, lets stopped islands continue, and leaves the job running; then there is no verdict.
     """
 
     from api.terminal.watch import watch
@@ -117,7 +117,7 @@ def start(
 def status(
     job: JobArgument = "latest",
     run: RunOption = "latest",
-    watch: Annotated[bool, typer.Option("--watch", help="Stay, and tell what happens until it ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show what happens until the run ends.")] = False,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -178,7 +178,7 @@ def runs(
         print_json(summaries)
         return
     if not summaries:
-        say("no plan ran against this job")
+        say("no plan has run against this job")
         return
     from api.terminal.listing import Listing
 
@@ -246,7 +246,7 @@ def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
 
 
 def _ended(run: ChaosRun) -> str:
-    return f"the plan is {run.reason}; nothing more is done to the job: `atoll watch {run.job}`"
+    return f"the plan is {run.reason}; no further faults are injected: `atoll watch {run.job}`"
 
 
 def _folder(job: Job) -> Path:
@@ -304,7 +304,7 @@ def headline(run: ChaosRun) -> str:
     if run.next is None:
         coming = ""
     elif run.next.after_s is None:
-        coming = "; it begins when enough islands train"
+        coming = "; it begins when enough islands are training"
     else:
         coming = f"; next {run.next.told} at {run.next.after_s:.1f} s"
     done = f"{run.struck_count} of {run.fault_count} faults injected, {run.spared_count} skipped"
@@ -318,7 +318,7 @@ def lines(run: ChaosRun) -> list[str]:
     ]
 
 
-app = typer.Typer(no_args_is_help=True, help="Break things on purpose, and see whether the run survives.")
+app = typer.Typer(no_args_is_help=True, help="Inject faults on purpose, and check whether the job survives them.")
 
 
 @app.command()
@@ -326,7 +326,10 @@ def simulate(
     plan: PlanArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job, or a world that `atoll tape fit` wrote.")],
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=SEED_MAX, help="The world's; the faults are drawn from the plan's own.")
+        int,
+        typer.Option(
+            "--seed", min=0, max=SEED_MAX, help="Seed of the world; the plan's own seed determines the faults."
+        ),
     ] = 0,
     report: PageOption = None,
     as_json: JsonOption = False,
@@ -368,12 +371,12 @@ def kill(
 def stop(
     job: JobArgument,
     island: IslandArgument,
-    seconds: Annotated[float, typer.Option("--for", min=0.1, max=3600.0, help="Seconds until it goes on.")] = 6.0,
+    seconds: Annotated[float, typer.Option("--for", min=0.1, max=3600.0, help="Seconds until it continues.")] = 6.0,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """SIGSTOP an island for a while: it neither steps nor answers. It goes on by itself."""
+    """SIGSTOP an island for a while: it neither steps nor answers, and then continues by itself."""
     with connect(home, url) as client:
         conclude(client, client.inject(job, "stop", island, seconds), as_json)
 
@@ -382,20 +385,25 @@ def stop(
 def inject(
     job: JobArgument,
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="A plan's: cut, slow, corrupt, delay, drop, kill_node, …")
+        str, typer.Argument(metavar="KIND", help="Kind of fault: cut, slow, corrupt, delay, drop, kill_node, …")
     ],
-    island: Annotated[str | None, typer.Argument(metavar="ISLAND", help="None for kill_synchroniser.")] = None,
+    island: Annotated[
+        str | None, typer.Argument(metavar="ISLAND", help="The island; leave it out for kill_synchroniser.")
+    ] = None,
     seconds: Annotated[
-        float, typer.Option("--for", min=0.0, max=3600.0, help="How long it lasts; how late a payload comes.")
+        float,
+        typer.Option("--for", min=0.0, max=3600.0, help="Duration of the fault, or delay of a payload, in seconds."),
     ] = 0.0,
-    bytes_per_second: Annotated[float, typer.Option("--rate", min=0.0, max=1e15, help="Bytes/s of a slow link.")] = 0.0,
+    bytes_per_second: Annotated[
+        float, typer.Option("--rate", min=0.0, max=1e15, help="Rate of a slow link in bytes/s.")
+    ] = 0.0,
     payloads: Annotated[
-        int, typer.Option("--payloads", min=0, max=10_000, help="How many are corrupt, delayed or dropped.")
+        int, typer.Option("--payloads", min=0, max=10_000, help="Number of payloads to corrupt, delay or drop.")
     ] = 0,
     host: Annotated[
         int | None,
         typer.Option(
-            "--host", min=0, max=1023, help="Of kill_host: which of the island's, from 0.", show_default="last"
+            "--host", min=0, max=1023, help="For kill_host: number of the island's host, from 0.", show_default="last"
         ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
@@ -418,7 +426,7 @@ def go_on(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End before its time what chaos did to an island: SIGCONT, and its link is well again."""
+    """End all faults of an island now: send SIGCONT, and restore its link."""
     with connect(home, url) as client:
         conclude(client, client.inject(job, "continue", island), as_json)
 

@@ -41,7 +41,7 @@ def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
         return
     from api.terminal.listing import Listing
 
-    table = Listing("node group", "region", "nodes", "CPUs free", "accelerators", "takes islands")
+    table = Listing("node group", "region", "nodes", "CPUs free", "accelerators", "accepts islands")
     for group in groups:
         takes = f"no: cordoned by {group.cordoned_by}" if group.cordoned else "yes"
         cpus = f"{group.cpus_free:g} of {group.cpus:g}"
@@ -70,7 +70,7 @@ def _conclude(change: NodeGroupChange, as_json: bool) -> None:
         print_json(change)
         return
     group = change.node_group
-    state = f"cordoned by {group.cordoned_by}: nothing new is placed there" if group.cordoned else "takes islands"
+    state = f"cordoned by {group.cordoned_by}: nothing new is placed there" if group.cordoned else "accepts islands"
     jobs = ", ".join(command.job for command in change.commands) or "none"
     say(f"{group.name} {'is ' if group.cordoned else ''}{state}; jobs informed: {jobs}")
 

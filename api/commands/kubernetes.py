@@ -16,7 +16,7 @@ from orchestrator.errors import ConfigurationError
 if TYPE_CHECKING:
     from orchestrator.kubernetes.manifests import Shipped
 
-commands = typer.Typer(no_args_is_help=True, help="Manifests for Kubernetes.")
+commands = typer.Typer(no_args_is_help=True, help="Render manifests for Kubernetes.")
 
 
 @commands.command()

@@ -109,7 +109,7 @@ def join(
         typer.Option("--own-address", metavar="IP", help="This machine's address, as other machines reach it."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="A name for the node, for people.", show_default=False)
+        str | None, typer.Option("--name", help="Name of the node, for display.", show_default=False)
     ] = None,
     packages: PackagesOption = None,
     pass_environment: Annotated[
@@ -171,7 +171,7 @@ def leave(
     ] = 30,
     cause: Annotated[
         str, typer.Option("--cause", metavar="TEXT", help="The reason, shown to operators and kept on the tape.")
-    ] = "an operator takes the machine away",
+    ] = "an operator removes the machine",
     name: Annotated[
         str | None,
         typer.Option("--name", metavar="NODE", help="The node, by name or id, where several run.", show_default=False),

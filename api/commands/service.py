@@ -122,7 +122,7 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start the service and an embedded cluster, as far as they do not run already. HOME/token then holds an admin token."""
+    """Start the service and an embedded cluster if they are not running yet. HOME/token then holds an admin token."""
     os.umask(OWNER_ALONE)
     source = context.get_parameter_source("database")
     if source is not None and source.name == "COMMANDLINE":

@@ -185,7 +185,7 @@ def _read(tape: Path) -> Tape:
 
 
 def compare(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A comparison: a job, and the values to try.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A comparison file: a job, and the values to try.")],
     baselines: Annotated[
         list[str] | None,
         typer.Option(

@@ -38,7 +38,7 @@ def origin_of(job: str, run_dir: Path, spec: Mapping[str, Any], roots: AllowedRo
         raise Conflict(detail=error.detail, remedy="Remove the file. Then the checkpoint is read again.") from error
     folder = _initial_weights(spec)
     if folder is None:
-        raise NotFound(detail=f"Job {job} began without a checkpoint.")
+        raise NotFound(detail=f"Job {job} did not start from a checkpoint.")
     try:
         return origin.taken(folder, roots)
     except (AtollError, OSError) as error:

@@ -123,7 +123,7 @@ class Outbox:
         try:
             request = codec.decode_command(command.request)
         except DataError as error:
-            self._store.update_command(command.command, accepted=False, detail=f"it could not be handed over: {error}")
+            self._store.update_command(command.command, accepted=False, detail=f"it could not be delivered: {error}")
             return True
         if isinstance(request, Cancel) and self._store.cancel_queued(command):
             return True
@@ -146,7 +146,7 @@ class Outbox:
             self._failures[command.command] += 1
             if self._failures[command.command] < TRIES_MAX:
                 raise InfrastructureError(detail=f"{command.command} failed: {reason_of(error)}") from error
-            detail = f"it could not be handed over: {reason_of(error)}"
+            detail = f"it could not be delivered: {reason_of(error)}"
             self._store.update_command(command.command, accepted=False, detail=detail)
         else:
             self._store.update_command(command.command, delivered=True)

@@ -43,14 +43,14 @@ from orchestrator.status import (
 from orchestrator.system.plain import brief, finite
 from orchestrator.tape import codec as command_codec
 
-GONE = "nothing of it runs any more; it is about to be started again, and goes on from its run folder"
+GONE = "none of its processes is running; the service will restart it from its run folder"
 
 UNREADABLE_REMEDY = "Submit it again, and remove this one."
 LAST_KNOWN = {"epoch": 1, "global_version": 0, "tokens_trained": 0}
 """The figures that the store keeps of a job that trains, and the least value of each."""
 
 SCHEDULE = ("fragments", "interval_steps", "overlap_steps")
-WAITS = "its job has not taken it yet; it is handed over until it has"
+WAITS = "its job has not accepted it yet; the service keeps trying to deliver it"
 
 
 class SenselessAnswer(InfrastructureError):
@@ -67,7 +67,7 @@ def status_in(job: str, answer: object) -> JobStatus:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"])) or "it"
-        detail = f"What job {job} says of itself makes no sense ({brief(place)}: {first['msg']})."
+        detail = f"The status of job {job} is invalid ({brief(place)}: {first['msg']})."
         raise SenselessAnswer(detail=detail, remedy="Look at its log (`atoll logs`).") from error
 
 
@@ -218,9 +218,7 @@ def unreadable(row: JobRow, error: Exception) -> Job:
     """Return the answer about a job whose row is damaged: only what is certain. The job can be removed."""
     state = JobState(row.state) if row.state in JobState.__members__.values() else JobState.FAILED
     row = readable(row)
-    why = (
-        f"What the store has of it is damaged ({type(error).__name__}: {first_line(error)[:200]}). {UNREADABLE_REMEDY}"
-    )
+    why = f"Its row in the store is damaged ({type(error).__name__}: {first_line(error)[:200]}). {UNREADABLE_REMEDY}"
     nothing: dict[str, Any] = dict.fromkeys(
         ("started_at", "ended_at", "after_s", "pause_reason", "loss", "loss_train", "goodput_ratio")
     )
@@ -261,7 +259,7 @@ def state_of(view: CoreStatus) -> JobState:
 def still_writing(status: JobStatus) -> JobStatus:
     """Return the status of a job that has decided how it ends, and has not written all of its files yet."""
     view = status.view
-    reason = f"it ends as {view.outcome} ({view.reason}); its parameters and its report are being written"
+    reason = f"it is ending as {view.outcome} ({view.reason}); its parameters and its report are being written"
     return status.with_view(phase="finishing", reason=reason)
 
 
@@ -362,7 +360,7 @@ def plans_of(row: JobRow) -> tuple[list[Island], int, dict[str, dict[str, Any]],
             region=plan.region,
             accelerator_count=plan.accelerator_count,
             state="placing" if before else "lost",
-            reason=before or "nothing of the job runs",
+            reason=before or "none of the job's processes is running",
         )
         for plan in plans
     ]

@@ -189,7 +189,7 @@ _CHAOS_RUN = _CHAOS_RUN_SUMMARY | {
 }
 _SHOWN_PLAN = {
     "name": "one-kill",
-    "about": "asia dies once, and nobody else may notice.",
+    "about": "asia dies once, and no other island may be affected.",
     "faults": ["kill asia, at 20 s"],
     "keeps": 2,
     "objectives": ["bystander_gap_max_s < 2"],

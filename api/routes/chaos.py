@@ -56,7 +56,7 @@ def start_chaos_plan(
 ) -> ChaosRun:
     """Run a plan against a job, a shipped one or your own.
 
-    It begins when enough islands train, and is judged at the job's end. The service carries the plan on without its caller,
+    It begins when enough islands train, and is judged at the job's end. The service runs the plan without its caller,
     also through restarts. Each of its faults is a command of the job.
     422 names every problem of the plan; 409 while another plan runs against the job.
     """

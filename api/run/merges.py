@@ -167,7 +167,7 @@ def is_relevant(line: bytes) -> bool:
 
 def _instead(job: str, version: int, stands: Version | None) -> str:
     if stands is None:
-        return f"`atoll merges {job}` lists those there are."
+        return f"`atoll merges {job}` lists all merges."
     if 1 <= version <= stands:
         return f"It is older than the merges that are kept; the tape has it: GET /v1/jobs/{job}/tape."
-    return f"The fragment stands at version {stands}."
+    return f"The fragment is at version {stands}."

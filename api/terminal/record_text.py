@@ -186,7 +186,7 @@ def _times(merge: Merge) -> Table:
     grid.add_column(justify="right")
     window = "" if merge.grace_window_s is None else f" of at most {seconds(merge.grace_window_s)}"
     grid.add_row("opened", _at(merge.opened_after_s), "with the first contribution made at or after the due point")
-    grid.add_row("quorum", _at(merge.quorum_after_s), f"the {merge.quorum} that are enough, one of them on time")
+    grid.add_row("quorum", _at(merge.quorum_after_s), f"{merge.quorum} contributions had arrived, one of them on time")
     grid.add_row("closed", _at(merge.closed_after_s), f"after {seconds(merge.grace_used_s)} of grace{window}")
     if merge.merged_after_s is None:
         grid.add_row("merged", "–", "the outer step is being taken")

@@ -1,6 +1,6 @@
 /**
- * Faults on purpose: the run of a plan against the job, as it stands, and the ways to begin and to end one. Views, as those
- * of `views.js`; the service runs the plan, also when nobody looks.
+ * Chaos: the state of the newest plan that runs against the job, and the buttons that start and end one. Views, like those
+ * of `views.js`. The service runs the plan, whether or not the page is open.
  */
 
 import { badge, h } from "./dom.js";
@@ -21,8 +21,8 @@ export function chaos(run, job, mayChange) {
   const injects = run?.state === "waiting" || run?.state === "running";
   return [
     h("h2", { id: "chaos-title" }, "Chaos"),
-    h("p", { class: "sub" }, "Plans of faults, injected by the service: does the run survive?"),
-    run ? shown(run, job) : h("p", { class: "nothing" }, "No plan ran against this job."),
+    h("p", { class: "sub" }, "The service injects planned faults. Does the job survive them?"),
+    run ? shown(run, job) : h("p", { class: "nothing" }, "No plan has run against this job."),
     h(
       "div",
       { class: "buttons" },
@@ -49,7 +49,7 @@ function shown(run, job) {
       h(
         "table",
         {},
-        h("caption", {}, "What became of the faults, newest first"),
+        h("caption", {}, "Faults and their outcomes, newest first"),
         h("thead", {}, h("tr", {}, ["Fault", "Job time", ""].map((name, n) => h("th", { scope: "col" }, name || h("span", { class: "hidden" }, "Outcome"))))),
         h("tbody", {}, newest),
       ),
@@ -58,8 +58,8 @@ function shown(run, job) {
 
 function coming(run, job) {
   const { next } = run;
-  if (!next) return run.ended_at ? "" : "Nothing more is to come. The verdict follows the job's end.";
-  if (next.after_s === null) return "It begins when enough islands train.";
+  if (!next) return run.ended_at ? "" : "All faults have been handled. The verdict follows when the job ends.";
+  if (next.after_s === null) return "The plan starts when enough islands are training.";
   const wait = Math.max(0, next.after_s - (job.after_s ?? 0));
   return `Next: ${next.told} in ${wait < 120 ? `${Math.round(wait)} s` : seconds(wait)}.`;
 }
@@ -75,15 +75,15 @@ function line(fault, n) {
   );
 }
 
-/** What a shipped plan will do, for whoever has to say yes to it. */
+/** What a shipped plan will do, for the operator who has to confirm it. */
 export function consequences(plan) {
   return [
     plan.about && h("p", {}, sentence(plan.about)),
     h("h3", {}, "Faults"),
-    plan.faults.length ? h("ul", {}, plan.faults.map((fault) => h("li", {}, fault))) : h("p", {}, "None: what the job keeps when nothing happens to it."),
+    plan.faults.length ? h("ul", {}, plan.faults.map((fault) => h("li", {}, fault))) : h("p", {}, "None: a reference run without faults."),
     h("h3", {}, "Blast radius"),
-    h("p", {}, `At least ${plural(plan.keeps, "island")} of the job go${plan.keeps === 1 ? "es" : ""} on training, whatever the plan says.`),
-    h("h3", {}, "What must hold"),
+    h("p", {}, `At least ${plural(plan.keeps, "island")} of the job always continue${plan.keeps === 1 ? "s" : ""} to train.`),
+    h("h3", {}, "Objectives"),
     h("ul", {}, plan.objectives.map((objective) => h("li", {}, h("code", {}, objective)))),
   ];
 }

@@ -1,8 +1,8 @@
 /**
- * The three pictures of a job: held-out loss against tokens, where island time went, and islands over time.
+ * The three charts of a job: held-out loss against tokens, island time by class, and islands over time.
  *
- * Each takes the job as `GET /v1/jobs/{job}` answers it and the width it may fill. What a picture says is also said in
- * words: as its label, or in a table beside it.
+ * Each takes the job as `GET /v1/jobs/{job}` returns it, and the available width. The content of a chart is also given as
+ * text: in its label, or in a table beside it.
  */
 
 import { h, row, table } from "./dom.js";
@@ -11,7 +11,7 @@ import { CLASSES, STATES, count, loss, percent, plain, seconds } from "./words.j
 
 const nothing = (why) => h("p", { class: "nothing" }, why);
 
-/** Held-out loss of the merged parameters, over the islands' own training loss, and beside it that of other jobs. */
+/** Held-out loss of the merged parameters, the islands' own training loss, and the losses of other jobs. */
 export function lossChart(job, width, others = []) {
   const heldOut = job.loss_curve.filter((point) => point.loss !== null).map((point) => [point.tokens, point.loss, point.after_s]);
   const training = (job.statistics.training_loss_curve ?? []).filter((point) => point[1] !== null);
@@ -36,12 +36,12 @@ export function lossChart(job, width, others = []) {
     heldOut.length <= 60 && heldOut.map((point) => dot(...at(point), 3, "loss", pointWords(point))),
   );
   const keys = [["loss", "held-out loss, nats per token"]];
-  if (training.length > 1) keys.push(["training-loss", "training loss, as islands report it"]);
+  if (training.length > 1) keys.push(["training-loss", "training loss, as reported by islands"]);
   keys.push(...others.map((other) => [`beside-${other.look}`, `${other.job}: ${other.points.length ? loss(other.points.at(-1)[1]) : "not measured yet"}`]));
   return [legend(keys), drawn, textFlaws(job.statistics.data_flaws), bySource(job.statistics.evaluations)];
 }
 
-/** The newest loss per byte of text, and on each source where there are several. */
+/** The newest loss per byte of text, and per source if there are several. */
 function bySource(evaluations) {
   const perByte = evaluations?.bits_per_byte;
   const sources = (evaluations?.sources ?? []).map((one) => row(one.source, [loss(one.loss), loss(one.bits_per_byte)]));
@@ -51,7 +51,7 @@ function bySource(evaluations) {
   ];
 }
 
-/** What islands did not read of their text as it lies in its files. */
+/** The parts of their text that islands did not read as they are in the files. */
 function textFlaws(flaws) {
   return Boolean(flaws?.remark) && h("p", { class: "soft" }, `Of the text, ${flaws.remark}.`);
 }
@@ -67,7 +67,7 @@ function lossWords(points) {
 
 const CAUSES_SHOWN = 6;
 
-/** All island time in one bar, by class; below it what kept islands from being productive, as a table. */
+/** All island time in one bar, by class, and below it a table of what kept islands from being productive. */
 export function goodputChart(job, width) {
   const spent = job.goodput.island_seconds;
   if (!spent?.total) return nothing("No island has been placed yet.");
@@ -96,7 +96,7 @@ function causesTable(badput, total) {
 
 const ROW = 28;
 const LOW_ROW = 17;
-/** With more islands rows are low, so that a picture of many fits a screen or two. */
+/** With more islands the rows are lower, so that the chart fits a screen or two. */
 const HIGH_ROWS_MAX = 24;
 const UNITS = [
   { name: "seconds", seconds: 1, until: 300 },
@@ -122,7 +122,7 @@ export function timelineChart(job, width) {
     return box(across(from), top(island), Math.max(across(to) - across(from), 1), bar, `state-${state}`, told);
   });
   const back = (job.statistics.recoveries ?? []).filter(({ island }) => islands.includes(island));
-  const losses = back.filter(({ parts }) => parts.detect > 0); // the others were away by order, and re-added
+  const losses = back.filter(({ parts }) => parts.detect > 0); // the others were stopped by an operator, and re-added
   const crosses = losses.map(({ island, killed_at: at }) => {
     const [x, y] = [across(at), top(island) + bar / 2];
     return [line(x - 4, y - 4, x + 4, y + 4, "cross"), line(x - 4, y + 4, x + 4, y - 4, "cross")];

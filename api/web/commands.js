@@ -1,5 +1,5 @@
 /**
- * What an operator may ask from the page: the question before it, the request, and what became of it.
+ * The commands that an operator can give on the page: the question before each, the request, and its outcome.
  */
 
 import { consequences } from "./chaos.js";
@@ -10,39 +10,39 @@ import { plural } from "./words.js";
 
 const QUESTIONS = {
   kill: {
-    text: "Its process gets a SIGKILL, now and without warning. Work that is not in a merge yet is lost. The other islands go on training.",
-    box: "Keep it away until it is re-added",
+    text: "Its process gets a SIGKILL now, without warning. Work that is not in a merge yet is lost. The other islands continue to train.",
+    box: "Do not place it again until it is re-added",
     verb: "Kill",
     danger: true,
   },
   drain: {
-    text: "It offers the work it has, waits until that is in a merge, and then stops. Nothing is lost.",
+    text: "It offers its work, waits until that is merged, and then stops. Nothing is lost.",
     verb: "Drain",
   },
   freeze: {
-    text: "Chaos: its process is stopped (SIGSTOP) for so long, and then goes on by itself. The others should not notice.",
+    text: "Chaos: its process is stopped (SIGSTOP) for this long, and then continues by itself. The other islands should not be affected.",
     field: { label: "Seconds", value: 10, min: 1, max: 3600 },
     verb: "Freeze",
     danger: true,
   },
   readd: {
-    text: "It is placed again now. It catches up before it contributes.",
+    text: "It is placed again now, and catches up before it contributes.",
     verb: "Re-add",
   },
   scale: {
-    text: "Islands that come catch up before they contribute. Those that leave are drained, the last first; their work is kept.",
+    text: "New islands catch up before they contribute. Islands that leave are drained, the last first, and their work is kept.",
     verb: "Scale",
   },
   cordon: {
-    text: "Nothing new is placed there, in any job, until it is uncordoned. What trains there goes on; what is lost there waits.",
+    text: "No job places anything new there until it is uncordoned. Islands that train there continue; islands that are lost there wait.",
     verb: "Cordon",
   },
   uncordon: {
-    text: "Islands are placed there again, and at once those that wait for it.",
+    text: "Islands are placed there again, starting with those that wait for it.",
     verb: "Uncordon",
   },
   end: {
-    text: "No further fault is injected, and stopped islands continue. The job runs on. The plan will have no verdict.",
+    text: "No further fault is injected, stopped islands continue, and the job keeps running. The plan will have no verdict.",
     verb: "End",
     danger: true,
   },
@@ -51,8 +51,8 @@ const DECIDED_WITHIN_MS = 15_000;
 const LOOK_EVERY_MS = 400;
 
 /**
- * Asks whether it is meant, and hands it in. Answers with `{what, outcome}`, the second to be called for what became of it;
- * or with null if it was not meant.
+ * Asks for confirmation and sends the command. Returns `{what, outcome}`, where calling `outcome` waits for the result, or
+ * null if the operator cancelled.
  */
 export async function command(action, job, target) {
   const where = `/v1/jobs/${encodeURIComponent(job.job)}`;
@@ -66,7 +66,7 @@ export async function command(action, job, target) {
     case "cordon":
     case "uncordon": {
       const { node_group: group } = await post(`/v1/node-groups/${encodeURIComponent(target)}/${action}`);
-      return { what, outcome: async () => (group.cordoned ? "nothing new is placed there" : "it takes islands") };
+      return { what, outcome: async () => (group.cordoned ? "nothing new is placed there" : "islands can be placed there") };
     }
     case "end": {
       const ended = await post(`${where}/chaos/runs/latest/stop`);
@@ -91,12 +91,12 @@ async function startPlan(job, where) {
 
 function islandsField(job, group) {
   const { wanted, most } = counts(job, group);
-  return { label: "Islands", value: wanted, min: 0, max: most, hint: `It has ${wanted}; at most ${most}, as the job's specification says.` };
+  return { label: "Islands", value: wanted, min: 0, max: most, hint: `Now ${wanted}, at most ${most} by the job's specification.` };
 }
 
 const given = (what, asked) => ({ what, outcome: () => decided(asked) });
 
-/** What the job decided about a command; that it is pending if it takes too long. */
+/** The job's decision about a command, or "pending" if it takes too long. */
 async function decided(asked) {
   const where = `/v1/jobs/${encodeURIComponent(asked.job)}/commands/${encodeURIComponent(asked.command)}`;
   const until = performance.now() + DECIDED_WITHIN_MS;

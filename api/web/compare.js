@@ -1,13 +1,14 @@
 /**
- * Losses of other jobs beside those of the one that is shown: which are chosen, and their curves as last asked for.
+ * The losses of other jobs beside those of the job that is shown: which jobs are chosen, and their newest curves.
  *
- * Responsible for asking: once for a job that has ended, and again with every list for one that runs. `charts.js` draws.
+ * Responsible for fetching the curves: once for a job that has ended, and with every list for a running job. `charts.js`
+ * draws them.
  */
 
 import { h } from "./dom.js";
 import { get } from "./session.js";
 
-/** As many as there are looks for; more would not be told apart. */
+/** The number of line styles; more curves could not be told apart. */
 const BESIDE_MAX = 5;
 const OFFERED_MAX = 12;
 const FINAL = new Set(["completed", "cancelled", "failed"]);
@@ -15,7 +16,7 @@ const FINAL = new Set(["completed", "cancelled", "failed"]);
 export class Beside {
   #chosen = new Map(); // name → {job, state, look, points}, in the order in which they were chosen
 
-  /** Choose a job, or no longer; whether that could be done. */
+  /** Add or remove a job. Returns whether that was possible. */
   async toggle(name, chosen) {
     if (!chosen) return this.#chosen.delete(name);
     if (this.#chosen.size >= BESIDE_MAX) return false;
@@ -26,7 +27,7 @@ export class Beside {
     return true;
   }
 
-  /** Ask anew for those that may have learned something; forget those that the service has no longer. */
+  /** Refresh the curves of running jobs, and drop jobs that the service no longer has. */
   async look(jobs) {
     const known = new Set(jobs.map((job) => job.job));
     for (const name of [...this.#chosen.keys()]) if (!known.has(name)) this.#chosen.delete(name);
@@ -34,7 +35,7 @@ export class Beside {
     await Promise.all(running.map((one) => this.#ask(one.job)));
   }
 
-  /** The curves beside that of `shown`. */
+  /** The curves of all chosen jobs except `shown`. */
   curves(shown) {
     return [...this.#chosen.values()].filter((one) => one.job !== shown);
   }
@@ -65,7 +66,7 @@ export class Beside {
       "details",
       { class: "beside", "data-key": "beside" },
       h("summary", {}, h("span", {}, "Compare with other jobs")),
-      h("fieldset", {}, h("legend", { class: "hidden" }, "Jobs whose losses are drawn as well"), others.map(option)),
+      h("fieldset", {}, h("legend", { class: "hidden" }, "Jobs with losses to draw as well"), others.map(option)),
       full && h("p", { class: "soft" }, `${BESIDE_MAX} at a time.`),
     );
   }

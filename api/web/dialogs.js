@@ -1,7 +1,7 @@
 /**
- * The page's two questions: who are you, and are you sure. Each is a modal <dialog> and answers with a promise.
+ * The page's dialogs: one asks for a token, the other for a confirmation. Each is a modal <dialog> and returns a promise.
  *
- * The browser keeps the focus inside, closes it on Escape and gives the focus back; nothing of that is done here.
+ * The browser keeps the focus inside, closes the dialog on Escape and restores the focus; this module does none of that.
  */
 
 import { fill, h } from "./dom.js";
@@ -9,25 +9,25 @@ import { fill, h } from "./dom.js";
 const tokenDialog = document.getElementById("token");
 const confirmDialog = document.getElementById("confirm");
 
-/** The token that was typed, or null if none was given. `why` says why it is asked for. */
+/** The token that was typed, or null if there was none. `why` says why the page asks. */
 export async function askToken(why) {
   fill(
     tokenDialog,
     h(
       "form",
       { method: "dialog" },
-      h("h2", { id: "token-title" }, "Who is looking?"),
+      h("h2", { id: "token-title" }, "Sign in"),
       h("p", {}, why),
       h("label", { for: "token-field" }, "Token"),
       h("input", { id: "token-field", type: "password", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "token-hint" }),
       h(
         "p",
         { id: "token-hint", class: "soft" },
-        "The administrator's lies in the file ",
+        "The administrator's token is in the file ",
         h("code", {}, "token"),
-        " of the service's home folder; ",
+        " of the service's home folder. ",
         h("code", {}, "atoll token create"),
-        " makes others. It is kept in this tab only.",
+        " creates others. The token is kept in this tab only.",
       ),
       buttons("Continue", "primary", false),
     ),
@@ -40,7 +40,7 @@ export async function askToken(why) {
   return answer === "go" && given ? given : null;
 }
 
-/** Whether to go on, whether the box was ticked, and the number that was given: `{go, ticked, number}`. */
+/** Whether the operator confirmed, whether the box was ticked, and the number: `{go, ticked, number}`. */
 export async function confirm({ title, text, box, field, verb, danger }) {
   fill(
     confirmDialog,
@@ -63,7 +63,7 @@ export async function confirm({ title, text, box, field, verb, danger }) {
   return { go: answer === "go", ticked: Boolean(tick?.checked), number: Number(number?.value) };
 }
 
-/** The plan that was chosen, or null. `consequences` says in elements what a plan would do; it is shown before yes is said. */
+/** The plan that was chosen, or null. The dialog shows `consequences(plan)`, what the plan would do, before it is confirmed. */
 export async function choosePlan(plans, job, consequences) {
   const told = h("div", { id: "plan-told", role: "status", "aria-live": "polite" }, consequences(plans[0]));
   fill(
@@ -85,7 +85,7 @@ export async function choosePlan(plans, job, consequences) {
   return (await ask(confirmDialog)) === "go" ? chosen() : null;
 }
 
-/** Only one of them submits: it is what Enter in a field presses. */
+/** Only one of the buttons submits, so Enter in a field presses that one. */
 function buttons(verb, kind, careful) {
   return h(
     "div",

@@ -1,15 +1,15 @@
 /**
- * Elements as values, and one function that makes the document agree with them.
+ * Elements as values, and one function that updates the document to match them.
  *
- * A view returns fresh elements; `fill` changes the document only where it differs, so that focus, selection and open
- * disclosures stay. Children with a `data-key` are the same thing wherever they stand. Nothing here ever parses HTML: text
- * is text, so a name that somebody chose cannot become markup.
+ * A view returns new elements; `fill` changes the document only where it differs, so that focus, selection and open
+ * disclosures stay. Children with the same `data-key` are the same element, even if their order changes. Nothing here ever
+ * parses HTML: text is text, so a name that a user chose cannot become markup.
  */
 
 const SVG = "http://www.w3.org/2000/svg";
 const READER_OWNS = new Set(["open"]);
 
-/** An HTML element. Attributes that are null or false are left out; true means present. */
+/** An HTML element. Attributes that are null or false are omitted; true means present. */
 export const h = (name, attributes, ...children) => build(document.createElement(name), attributes, children);
 
 /** An SVG element. */
@@ -27,7 +27,7 @@ function present(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false && child !== "");
 }
 
-/** From here on `parent` has these children. */
+/** Give `parent` these children. */
 export function fill(parent, ...children) {
   const keyed = new Map([...parent.childNodes].filter(keyOf).map((child) => [keyOf(child), child]));
   let at = parent.firstChild;
@@ -77,7 +77,7 @@ const PATHS = {
   tick: "M3 8.5l3.5 3.5L13 4.5",
 };
 
-/** A small drawing beside a word that says the same. */
+/** A small icon beside a word with the same meaning. */
 export function icon(name) {
   const kind = name === "play" ? "icon solid" : "icon";
   return svg("svg", { class: kind, viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { d: PATHS[name] }));
@@ -88,10 +88,10 @@ export function badge(tone, iconName, word) {
   return h("span", { class: `badge ${tone}` }, icon(iconName), word);
 }
 
-/** A row of a table of figures: what it is about, then the figures. */
+/** A row of a table of figures: its name, then the figures. */
 export const row = (name, cells) => h("tr", { "data-key": name }, h("th", { scope: "row" }, name), cells.map((cell) => h("td", {}, cell)));
 
-/** A small table of figures, with what it says above it. */
+/** A small table of figures with a caption. */
 export function table(caption, heads, rows) {
   const head = heads.map((name) => h("th", { scope: "col" }, name));
   return h("table", { class: "shares" }, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));

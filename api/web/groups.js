@@ -1,6 +1,6 @@
 /**
- * The node groups that islands are placed on: which take anything new, how many islands of the job each has, and what
- * operators do about that. Views, as those of `views.js`.
+ * The node groups that islands are placed on: which are cordoned, how many islands of the job each has, and the buttons
+ * to scale and cordon. Views, like those of `views.js`.
  */
 
 import { badge, h } from "./dom.js";
@@ -8,7 +8,7 @@ import { plural } from "./words.js";
 
 const LEFT = new Set(["stopped", "drained", "draining"]);
 
-/** The islands of the job on a node group: `{training, wanted, most}`. */
+/** The numbers of the job's islands on a node group: `{training, wanted, most}`. */
 export function counts(job, group) {
   const there = job.islands.filter((island) => island.node_group === group && !island.standby);
   return {
@@ -22,13 +22,13 @@ export function counts(job, group) {
 export function groups(all, job, mayChange) {
   return [
     h("h2", { id: "groups-title" }, "Node groups"),
-    h("p", { class: "sub" }, "A cordoned one takes nothing new, in any job; what trains there goes on."),
+    h("p", { class: "sub" }, "No job places new islands on a cordoned group. Islands that train there continue."),
     h("ul", { class: "rows" }, all.map((group) => line(group, counts(job, group.name), mayChange))),
   ];
 }
 
 function line(group, islands, mayChange) {
-  const takes = group.cordoned ? badge("warn", "pause", `cordoned by ${group.cordoned_by}`) : badge("good", "tick", "takes islands");
+  const takes = group.cordoned ? badge("warn", "pause", `cordoned by ${group.cordoned_by}`) : badge("good", "tick", "accepts islands");
   const spares = islands.most > islands.wanted ? `, ${islands.most} at most` : "";
   const told = islands.most ? `${islands.training} of ${plural(islands.wanted, "island")} training${spares}` : "no island of this job";
   return h(

@@ -1,8 +1,8 @@
 /**
- * The page's one loop: something happened → look at the job, at most once a second → draw what changed.
+ * The page's one loop: an event arrives → fetch the job, at most once a second → draw what changed.
  *
- * The job's event stream says *that* something happened; what is shown comes from `GET /v1/jobs/{job}` alone, so that the
- * page can never disagree with the service. Without a stream it looks every few seconds. A tab nobody sees asks nothing.
+ * The job's event stream only says *that* something happened. Everything shown comes from `GET /v1/jobs/{job}`, so the page
+ * cannot disagree with the service. Without a stream it fetches every few seconds. A hidden tab fetches nothing.
  */
 
 import * as charts from "./charts.js";
@@ -22,7 +22,7 @@ const LOOK_AT_MOST_EVERY_MS = 1000;
 const LOOK_WITHOUT_STREAM_EVERY_MS = 5000;
 const LIST_EVERY_MS = 10_000;
 const TOAST_MS = 8000;
-/** Beyond every record's number: the stream begins with what happens from now on. */
+/** Larger than every record's number, so the stream begins with new events. */
 const FROM_NOW_ON = 2 ** 53;
 const FINAL = new Set(["completed", "cancelled", "failed"]);
 
@@ -39,7 +39,7 @@ let again = false;
 
 // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/** Look at the job soon: now if the last look is a second old, else when it will be. */
+/** Fetch the job soon: now if the last fetch was at least a second ago, else when it was. */
 function lookSoon() {
   if (document.hidden) return;
   if (looking) again = true;
@@ -68,7 +68,7 @@ async function look() {
   }
 }
 
-/** The newest run of a chaos plan, with what was decided in it; null if there is none. */
+/** The newest run of a chaos plan with its decisions, or null if there is none. */
 async function newestRun(path) {
   const { runs } = await get(`${path}/chaos/runs`);
   return runs.length ? get(`${path}/chaos/runs/${encodeURIComponent(runs[0].run)}`) : null;
@@ -87,7 +87,7 @@ function show(job, commands, run) {
 async function choose(name) {
   stop();
   page.live = "connecting";
-  if (!page.job) fill(place("headline"), h("div", { class: "title" }, h("h1", {}, name)), h("p", { class: "nothing" }, "Looking…"));
+  if (!page.job) fill(place("headline"), h("div", { class: "title" }, h("h1", {}, name)), h("p", { class: "nothing" }, "Loading…"));
   const job = await get(jobPath(name));
   if (job.job !== page.job?.job) {
     merges.forget();
@@ -114,7 +114,7 @@ async function listJobs() {
   if (document.hidden || !page.me) return;
   const [listed, fleet] = await Promise.all([get("/v1/jobs"), get("/v1/node-groups").catch(() => null)]);
   page.jobs = listed.jobs;
-  page.groups = fleet?.node_groups ?? page.groups; // while the cluster does not answer, as last known
+  page.groups = fleet?.node_groups ?? page.groups; // keep the last known groups while the cluster does not answer
   await beside.look(page.jobs);
   if (page.job) return drawBar();
   complain(null);
@@ -122,7 +122,7 @@ async function listJobs() {
   else draw();
 }
 
-/** The newest job that has begun: of one that waits in the queue there is nothing to see yet. */
+/** The newest job that has started: a queued job has nothing to show yet. */
 const begun = (jobs) => jobs.find((job) => job.state !== "queued") ?? jobs[0];
 
 /** The job that the address names, if the service has it. */
@@ -130,7 +130,7 @@ const asked = () => page.jobs?.find((job) => encodeURIComponent(job.job) === loc
 
 // ── who ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-const NEEDED = "The service shows its jobs to those who have a token.";
+const NEEDED = "You need a token to see the jobs of this service.";
 
 async function enter() {
   if (!token()) return signIn(NEEDED);
@@ -144,16 +144,16 @@ async function enter() {
 
 async function failed(error) {
   if (error instanceof Refused && error.status === 401) {
-    await signIn("The service does not know the token that was given, or no longer.");
+    await signIn("The service does not accept this token: it is unknown, expired or revoked.");
   } else {
     drawBar();
-    complain(error instanceof Refused ? error.message : "The service does not answer. Its jobs go on; this page tries again.");
+    complain(error instanceof Refused ? error.message : "The service does not answer. Its jobs continue, and this page keeps trying.");
   }
 }
 
 let asking = false;
 
-/** Forget who looked and what was shown, and ask. Several requests may be refused at once; one question is enough. */
+/** Forget the token and the data, and ask for a token. Several requests may be refused at once; one dialog is enough. */
 async function signIn(why) {
   if (asking) return;
   asking = true;
@@ -163,7 +163,7 @@ async function signIn(why) {
   clear();
   const given = await askToken(why);
   asking = false;
-  if (!given) return complain("Nothing is shown without a token.");
+  if (!given) return complain("Sign in to see the jobs of this service.");
   keep(given);
   return enter();
 }
@@ -181,7 +181,7 @@ async function act(action, target) {
   try {
     const asked = await command(action, page.job, target);
     if (!asked) return;
-    toast(`${asked.what}: asked`);
+    toast(`${asked.what}: requested`);
     lookSoon();
     toast(`${asked.what}: ${await asked.outcome()}`);
     await listJobs();
@@ -191,7 +191,7 @@ async function act(action, target) {
   }
 }
 
-/** A link cannot carry a token, so a report is fetched first and then saved. */
+/** A link cannot carry a token, so the page fetches a report first and then saves it. */
 async function save(path, name) {
   const address = await file(`${jobPath(page.job.job)}/${path}`);
   h("a", { href: address, download: `${page.job.job}${name}.html` }).click();
@@ -210,7 +210,7 @@ document.addEventListener("click", (event) => {
   else act(action, target);
 });
 
-// `toggle` does not bubble; a disclosure that opens is caught on its way down.
+// `toggle` does not bubble, so this listener captures it.
 document.addEventListener(
   "toggle",
   ({ target }) => target.dataset.merge && merges.toggled(jobPath(page.job.job), target.dataset.merge, target.open).catch(failed),
@@ -237,7 +237,7 @@ function draw() {
   fill(place("headline"), views.headline(job));
   fill(place("islands"), views.islands(job, mayChange()));
   drawLoss();
-  drawChart("goodput", "Where island time went", "Productive time is what reached a merge.", charts.goodputChart);
+  drawChart("goodput", "Where island time went", "Productive time is time that reached a merge.", charts.goodputChart);
   drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
   fill(place("lines"), views.lines(job));
   const alive = !FINAL.has(job.state);
@@ -249,10 +249,10 @@ function draw() {
   fill(place("commands"), views.commands(page.commands));
 }
 
-/** What has not been asked for yet is not said to be absent. */
+/** Show "Loading…" for parts that have not been fetched yet, instead of calling them empty. */
 function drawUnknown(alive) {
   for (const [id, title] of [["chaos", alive && "Chaos"], ["merges", "Last merges"], ["commands", "Commands"]]) {
-    fill(place(id), title && [h("h2", { id: `${id}-title` }, title), h("p", { class: "nothing" }, "Looking…")]);
+    fill(place(id), title && [h("h2", { id: `${id}-title` }, title), h("p", { class: "nothing" }, "Loading…")]);
   }
 }
 
@@ -289,7 +289,7 @@ function drawBar() {
   fill(place("who"), views.who(page.me, token() !== null));
 }
 
-/** Say aloud what changed in kind, not every figure. */
+/** Announce changes of state to screen readers, but not every figure. */
 function announce(before, now, runBefore, run) {
   const known = new Map(before?.islands.map((island) => [island.island, looks(island).word]));
   const changed = now.islands.filter((island) => known.has(island.island) && known.get(island.island) !== looks(island).word);

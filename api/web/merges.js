@@ -1,9 +1,9 @@
 /**
- * The newest merges of a job, each with its story for whoever opens it.
+ * The newest merges of a job, each with details that can be opened.
  *
- * The list is asked for together with the job; a story whenever its disclosure is opened, because a contribution that comes
- * too late is added to it afterwards. Nothing moves under a reader: the list holds still while it has the pointer or the
- * focus, and what was opened stays until it is closed.
+ * The list is fetched together with the job. Details are fetched whenever they are opened, because a contribution that comes
+ * too late is added to them afterwards. Nothing moves under a reader: the list does not change while it has the pointer or
+ * the focus, and open details stay until they are closed.
  */
 
 import { h } from "./dom.js";
@@ -18,7 +18,7 @@ export class Merges {
   #held;
   #changed;
 
-  /** `held` says whether somebody is reading the list; `changed` is called when a story has come. */
+  /** `held` says whether the list has the pointer or the focus; `changed` is called when details have arrived. */
   constructor(held, changed) {
     this.#held = held;
     this.#changed = changed;
@@ -51,12 +51,12 @@ export class Merges {
     const row = (merge) => disclosure(this.#opened.get(nameOf(merge)) ?? merge, job);
     return [
       h("h2", { id: "merges-title" }, "Last merges"),
-      h("p", { class: "sub" }, shown.length ? "Newest first. The list holds still while you point at it." : "No fragment has merged yet."),
+      h("p", { class: "sub" }, shown.length ? "Newest first. The list does not change while you point at it." : "No fragment has merged yet."),
       h("div", {}, shown.map(row)),
     ];
   }
 
-  /** The newest, then those that somebody keeps open. */
+  /** The newest merges, then those that are open. */
   #shown() {
     const names = new Set(this.#list.map(nameOf));
     return [...this.#list, ...[...this.#opened.values()].filter((merge) => !names.has(nameOf(merge)))];
@@ -78,7 +78,7 @@ function disclosure(merge, job) {
       h("span", { class: "soft because" }, sentence(merge.because)),
       h("span", { class: "when" }, (job.ended_at ? beforeTheEnd : ago)(Math.max(0, (job.after_s ?? 0) - merge.closed_after_s))),
     ),
-    h("div", { class: "inside" }, merge.contributors ? story(merge) : h("p", { class: "soft" }, "Asking …")),
+    h("div", { class: "inside" }, merge.contributors ? story(merge) : h("p", { class: "soft" }, "Loading…")),
   );
 }
 
@@ -86,7 +86,7 @@ function story(merge) {
   return [
     h("p", {}, timing(merge)),
     contributors(merge),
-    merge.absent.length > 0 && h("p", {}, `Not in it: ${merge.absent.map(({ island, state }) => `${island} (${state.replaceAll("_", " ")})`).join(", ")}.`),
+    merge.absent.length > 0 && h("p", {}, `Absent: ${merge.absent.map(({ island, state }) => `${island} (${state.replaceAll("_", " ")})`).join(", ")}.`),
     merge.refusal_count > 0 && refusals(merge),
     merge.digest && h("p", { class: "soft" }, "Digest ", h("code", {}, merge.digest)),
   ];
@@ -94,7 +94,7 @@ function story(merge) {
 
 function timing(merge) {
   const quorum = `Quorum of ${merge.quorum} after ${seconds(merge.quorum_after_s)} of the job`;
-  const grace = merge.grace_window_s === null ? "it did not wait for more" : `it waited ${seconds(merge.grace_used_s)} of ${seconds(merge.grace_window_s)} grace`;
+  const grace = merge.grace_window_s === null ? "it did not wait for others" : `it waited ${seconds(merge.grace_used_s)} of ${seconds(merge.grace_window_s)} grace`;
   const step = merge.merge_s === null ? "the outer step is being taken" : `the outer step took ${seconds(merge.merge_s)}`;
   return `${quorum}; ${grace}; ${step}.`;
 }
@@ -114,7 +114,7 @@ function contributors(merge) {
   return h(
     "table",
     { class: "shares" },
-    h("caption", {}, "Contributors: versions their base was behind, and how long they waited for the round to close"),
+    h("caption", {}, "Contributors, how many versions their base was behind, and how long they waited for the round to close"),
     h("thead", {}, h("tr", {}, head)),
     h("tbody", {}, merge.contributors.map(row)),
   );

@@ -1,8 +1,8 @@
 /**
- * A few words of SVG for plots: scales, ticks, axes. Coordinates in, elements out.
+ * A small set of SVG helpers for plots: scales, ticks, axes. They turn coordinates into elements.
  *
- * Drawings are made in the pixels of the place they stand in, so that text has the page's size on every width. Colours are
- * classes; the style sheet knows light and dark. The same ideas as orchestrator/report/charts.py.
+ * A drawing uses the pixels of its panel, so text has the page's size at every width. Colours are classes, which the style
+ * sheet defines for light and dark. The same ideas as orchestrator/report/charts.py.
  */
 
 import { h, svg } from "./dom.js";
@@ -31,7 +31,7 @@ export const text = (x, y, words, anchor = "start", kind = "tick") =>
 export const line = (x1, y1, x2, y2, kind) =>
   svg("line", { x1: fixed(x1), y1: fixed(y1), x2: fixed(x2), y2: fixed(y2), class: kind });
 
-/** A filled rectangle that says what it is when pointed at. */
+/** A filled rectangle with a tooltip. */
 export const box = (x, y, width, height, kind, told) =>
   svg("rect", { x: fixed(x), y: fixed(y), width: fixed(Math.max(0, width)), height, rx: 2, class: kind }, title(told));
 
@@ -41,7 +41,7 @@ export const dot = (x, y, radius, kind, told) =>
 export const path = (points, kind) =>
   svg("path", { d: `M${points.map(([x, y]) => `${fixed(x)} ${fixed(y)}`).join("L")}`, class: kind });
 
-/** Ticks below `y`, and what they measure at the right end. */
+/** Ticks below `y`, and the name of the axis at its right end. */
 export function xAxis(across, y, say, name) {
   const marks = ticks(across, Math.max(2, (across.stop - across.start) / 90));
   return [
@@ -55,11 +55,11 @@ export function xAxis(across, y, say, name) {
 export const yAxis = (up, left, right, say) =>
   ticks(up, 4).map((tick) => [line(left, up(tick), right, up(tick), "grid"), text(left - 7, up(tick) + 4, say(tick), "end")]);
 
-/** A whole picture; `told` is what a screen reader says of it. */
+/** A whole drawing; `told` is its text for screen readers. */
 export const drawing = (width, height, told, ...parts) =>
   svg("svg", { class: "drawing", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": told }, ...parts);
 
-/** Colour keys as text that wraps. */
+/** Colour keys as wrapping text. */
 export const legend = (entries) =>
   h("p", { class: "legend" }, entries.map(([kind, words]) => h("span", { class: "key" }, swatch(kind), words)));
 

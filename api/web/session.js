@@ -1,8 +1,8 @@
 /**
- * Asking the service, as whoever holds the token.
+ * Requests to the service, with the token.
  *
- * The token lives in this tab's sessionStorage: it ends with the tab and never stands in an address. A refusal becomes a
- * `Refused` with the service's problem document, so that its remedy can be shown.
+ * The token is kept in this tab's sessionStorage: it is gone when the tab is closed, and never part of an address. A refusal
+ * becomes a `Refused` with the service's problem document, so that the page can show its remedy.
  */
 
 const PLACE = "atoll-token";
@@ -18,7 +18,7 @@ export class Refused extends Error {
   }
 }
 
-/** Headers of every request. */
+/** The headers of every request. */
 export const identity = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
 
 export const get = async (path) => (await ask(path, { headers: identity() })).json();
@@ -26,14 +26,14 @@ export const get = async (path) => (await ask(path, { headers: identity() })).js
 /** A file, as an address that this page may link to. */
 export const file = async (path) => URL.createObjectURL(await (await ask(path, { headers: identity() })).blob());
 
-/** Asks for a change. The key makes a repeated request harmless. */
+/** Requests a change. The key makes a repeated request harmless. */
 export async function post(path, body) {
   const headers = { ...identity(), "Content-Type": "application/json", "Idempotency-Key": randomKey() };
   const answer = await ask(path, { method: "POST", headers, body: body === undefined ? undefined : JSON.stringify(body) });
   return answer.json();
 }
 
-// Not crypto.randomUUID: that exists only where the browser deems the address secure.
+// Not crypto.randomUUID: it exists only where the browser considers the address secure.
 const randomKey = () => [...crypto.getRandomValues(new Uint32Array(4))].map((n) => n.toString(36)).join("-");
 
 async function ask(path, options) {

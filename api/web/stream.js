@@ -1,8 +1,8 @@
 /**
  * A job's events as they are written: server-sent events over fetch, because EventSource cannot send a token.
  *
- * Responsible for staying connected: after a break it asks for what followed the last event it read, with growing pauses.
- * It does not look at what the events say: who hears of one asks the service how things stand.
+ * Responsible for staying connected: after a break it resumes after the last event that it read, with growing pauses. It
+ * does not interpret the events: its caller fetches the job when one arrives.
  *
  * Source: HTML Living Standard, 9.2 Server-sent events (the fields of an event stream, Last-Event-ID).
  */
@@ -13,8 +13,8 @@ const PAUSE_FIRST_MS = 500;
 const PAUSE_MAX_MS = 15_000;
 
 /**
- * Calls `hear.record()` for each record, `hear.state("live" | "away")` when that changes, `hear.end()` when the job's
- * tape is over. Answers with a function that stops it.
+ * Calls `hear.record()` for each record, `hear.state("live" | "away")` when that changes, and `hear.end()` at the end of the
+ * job's tape. Returns a function that stops it.
  */
 export function follow(path, hear) {
   const stopping = new AbortController();
@@ -41,7 +41,7 @@ async function stay(path, hear, signal) {
         if (event.name === "record") hear.record();
       }
     } catch {
-      // Whatever broke the stream (the service restarts, a proxy gave up), the answer is the same: try again later.
+      // Whatever broke the stream (the service restarts, a proxy gave up), try again later.
     }
     if (signal.aborted) return;
     hear.state("away");

@@ -1,8 +1,8 @@
 /**
- * The parts of the page that are words: the job's headline, its islands by region, and what operators asked of it.
+ * The parts of the page that are text: the job's headline, its islands by region, and the commands of operators.
  *
- * Views are functions of what the service answered; they ask for nothing and remember nothing. Buttons name what they do
- * in `data-action`; `main.js` listens.
+ * Views are functions of the service's answers; they fetch and store nothing. Buttons name their action in `data-action`;
+ * `main.js` handles it.
  */
 
 import { badge, h } from "./dom.js";
@@ -12,20 +12,20 @@ export { lines } from "./lines.js";
 
 const JOB_ICONS = { good: "play", busy: "dots", bad: "cross", calm: "pause" };
 
-/** The jobs to choose from; null where the service has not said yet which there are. */
+/** The jobs to choose from. `jobs` is null until the service has listed them. */
 export function jobOptions(jobs, chosen) {
   const option = (job) =>
     h("option", { value: job.job, selected: job.job === chosen, "data-key": job.job }, `${job.job} · ${place(job)} · ${day(job.submitted_at)}`);
   if (jobs?.length) return jobs.map(option);
-  return h("option", { value: "" }, jobs ? "no jobs yet" : "jobs not known yet");
+  return h("option", { value: "" }, jobs ? "no jobs yet" : "loading jobs");
 }
 
-/** Its state, and which in line it is while it waits. */
+/** The job's state, and its place in the queue while it waits. */
 const place = (job) => (job.queue_position ? `${job.state}, number ${job.queue_position}` : job.state);
 
-/** Who looks, and the way out. */
+/** The caller's name and role, and a button to sign in or out. */
 export function who(me, held) {
-  if (!me) return held ? null : h("button", { type: "button", class: "quiet", "data-action": "sign-in" }, "Give a token");
+  if (!me) return held ? null : h("button", { type: "button", class: "quiet", "data-action": "sign-in" }, "Sign in");
   return [
     h("span", { class: "person" }, h("b", {}, me.name), " ", h("span", { class: "role" }, me.role)),
     held && h("button", { type: "button", class: "quiet", "data-action": "sign-out" }, "Sign out"),
@@ -42,7 +42,7 @@ export function liveBadge(state) {
   return badge(...(LIVE[state] ?? ["calm", "dots", "connecting"]));
 }
 
-/** The job in one glance: what it is, how it is, five figures. */
+/** The job at a glance: its description, its state and five figures. */
 export function headline(job) {
   const tone = JOB_TONES[job.state] ?? "calm";
   const regions = new Set(job.islands.map((island) => island.region)).size;
@@ -68,7 +68,7 @@ export function headline(job) {
       ),
       tile("Held-out loss", loss(job.loss), `nats per token${job.loss_train === null ? "" : `; training ${loss(job.loss_train)}`}`),
       tile("Goodput", percent(job.goodput_ratio), "of island time reached a merge"),
-      tile("Global version", `${job.global_version}`, `${plural(job.fragments.length || job.schedule.fragments || 0, "fragment")}, all outer steps`),
+      tile("Global version", `${job.global_version}`, `outer steps of ${plural(job.fragments.length || job.schedule.fragments || 0, "fragment")}`),
       tile("Islands", `${job.islands_training} of ${job.island_count}`, "training now"),
     ),
   ];
@@ -77,10 +77,10 @@ export function headline(job) {
 const tile = (what, figure, ...notes) =>
   h("div", { class: "panel tile" }, h("dt", {}, what), h("dd", { class: "figure" }, figure), notes.map((note) => h("dd", { class: "note" }, note)));
 
-/** A region with more islands has a row of its own, and so has one that would stand alone in its row. */
+/** A region with more islands gets a whole row, and so does one that would be alone in its row. */
 const STACK_MAX = 3;
 
-/** In a job of more islands those that need nobody's eye are a line each, which opens to their card. */
+/** With more islands, each island that needs no attention is one line, which opens to its card. */
 const CARDS_MAX = 16;
 
 /** Islands as cards, grouped by region in the order of the job. */
@@ -100,7 +100,7 @@ export function islands(job, mayChange) {
   return [h("h2", { id: "islands-title" }, "Islands"), h("div", { class: "regions" }, regions.map(region))];
 }
 
-/** How many of them train, of those that are to. */
+/** How many of the islands train, of those that should. */
 const shares = (members) => `${members.filter((one) => one.state === "training").length}/${members.filter((one) => !one.spare && !one.standby).length}`;
 
 function byRegion(members) {
@@ -109,11 +109,11 @@ function byRegion(members) {
   return regions;
 }
 
-const SPARE = "A scale-up slot: it has a data shard, and no process before the job is scaled up.";
+const SPARE = "A scale-up slot: it has a data shard, but no process until the job is scaled up.";
 
 const uneasyFirst = (members) => [...members.filter((island) => !calm(island)), ...members.filter(calm)];
 
-/** Nothing is wrong with it, and nothing is under way. */
+/** Whether nothing is wrong with the island, and nothing is in progress. */
 const calm = (island) => island.spare || (!island.flag && ["training", "standby"].includes(island.state));
 
 function card(island, job, mayChange, crowded) {
@@ -122,7 +122,7 @@ function card(island, job, mayChange, crowded) {
   const merged = island.last_merge_after_s === null ? null : Math.max(0, (job.after_s ?? 0) - island.last_merge_after_s);
   const title = [h("h4", {}, island.island), badge(tone, icon, word)];
   const about = [
-    h("p", { class: "reason" }, island.spare ? SPARE : island.reason || "as it should be"),
+    h("p", { class: "reason" }, island.spare ? SPARE : island.reason || "no problem"),
     island.flag && h("p", { class: "notice flag" }, `Not used: ${island.flag}`),
     !island.spare && h(
       "dl",
@@ -147,7 +147,7 @@ const fact = (what, value, more) => h("div", {}, h("dt", {}, what), h("dd", { ti
 
 const AWAY = new Set(["stopped", "failed", "lost", "drained"]);
 
-/** What can be done with an island in its state. */
+/** The actions that the island's state allows. */
 function actions(island) {
   if (AWAY.has(island.state)) return ["readd"];
   return island.state === "training" ? ["freeze", "drain", "kill"] : ["kill"];
@@ -163,10 +163,10 @@ function button(action, island) {
 
 const OUTCOME = { accepted: ["good", "tick"], pending: ["busy", "dots"], refused: ["bad", "cross"], undelivered: ["warn", "question"] };
 
-/** What operators asked of the job, newest first. */
+/** The commands that operators gave for the job, newest first. */
 export function commands(all) {
   const title = h("h2", { id: "commands-title" }, "Commands");
-  if (!all.length) return [title, h("p", { class: "nothing" }, "Nobody has asked anything of this job.")];
+  if (!all.length) return [title, h("p", { class: "nothing" }, "No commands for this job yet.")];
   const newest = [...all].sort((one, other) => other.requested_at - one.requested_at).slice(0, 8);
   const row = (command) =>
     h(
@@ -179,6 +179,6 @@ export function commands(all) {
   const head = ["What", "Who, when", "Outcome"].map((name) => h("th", { scope: "col" }, name));
   return [
     title,
-    h("table", {}, h("caption", {}, "What operators asked, newest first"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, newest.map(row))),
+    h("table", {}, h("caption", {}, "Commands of operators, newest first"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, newest.map(row))),
   ];
 }

@@ -1,7 +1,7 @@
 /**
- * Numbers and states as people read them: one vocabulary for the whole page.
+ * Numbers and states as text: one vocabulary for the whole page.
  *
- * Responsible for words only; the same ones as the report's (orchestrator/report/words.py). It knows no element.
+ * Responsible for text only, the same as in the report (orchestrator/report/words.py). It creates no elements.
  */
 
 const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
@@ -26,7 +26,7 @@ export function seconds(value) {
   return size < 7200 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
-/** How long ago, without digits that change too fast to be read. */
+/** How long ago, without digits that change too fast to read. */
 export function ago(value) {
   if (value === null || value === undefined) return "not yet";
   if (value < 1) return "just now";
@@ -34,7 +34,7 @@ export function ago(value) {
   return value < 7200 ? `${Math.round(value / 60)} min ago` : `${Math.round(value / 3600)} h ago`;
 }
 
-/** The same in a job that has ended: its time stands still. */
+/** The same for a job that has ended, relative to its end. */
 export function beforeTheEnd(value) {
   if (value === null || value === undefined) return "never";
   return value < 1 ? "at the end" : `${ago(value).replace(" ago", "")} before the end`;
@@ -50,7 +50,7 @@ export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { ti
 export const day = (unix) => new Date(unix * 1000).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 
 /**
- * Every state of an island: its word, its tone (which is a colour) and its icon. None of the three stands alone.
+ * Every state of an island: its word, its tone (a colour) and its icon. The page never shows one without the others.
  * `flushed` occurs in the timeline only.
  */
 export const STATES = {
@@ -70,8 +70,8 @@ export const STATES = {
 const UNKNOWN = { tone: "calm", icon: "question" };
 
 /**
- * How to show an island. One that was lost stays red while it is placed and started again: it trains nothing, and whoever
- * looks once a second would otherwise miss a short loss.
+ * How to show an island. A lost island stays red while it is placed and started again: it does not train yet, and a page
+ * that is drawn once a second would otherwise miss a short loss.
  */
 export function looks(island) {
   if (island.spare) return { word: "spare", tone: "calm", icon: "pause" };

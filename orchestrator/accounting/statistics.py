@@ -497,10 +497,10 @@ def _plain(flaws: DataFlaws) -> dict[str, int]:
 
 def _remark(total: Mapping[str, int], sources: Iterable[SourceFlaws]) -> str:
     phrases = (
-        ("unreadable_records", "records or pieces of files could not be read and were passed over"),
+        ("unreadable_records", "records or pieces of files could not be read and were skipped"),
         ("cut_pieces", "pieces of files were cut for their size"),
         ("repeated_sequences", "sequences were drawn a second time in the same epoch"),
-        ("omitted_sequences", "sequences were passed over in their epoch"),
+        ("omitted_sequences", "sequences were skipped in their epoch"),
     )
     counts = [f"{total[kind]:,} {what}" for kind, what in phrases if total[kind]]
     counts += [
@@ -510,7 +510,7 @@ def _remark(total: Mapping[str, int], sources: Iterable[SourceFlaws]) -> str:
     ]
     remark = ", ".join(counts)
     if total["repeated_sequences"] or total["omitted_sequences"]:
-        remark += "; `atoll data index` counts the text, so that each comes once"
+        remark += "; `atoll data index` counts the text, so that each occurs once"
     return remark
 
 

@@ -361,7 +361,7 @@ def _unknown_figures(path: str, written: Any, figures: Sequence[str], where: str
             continue  # reported already
         if condition.root not in figures:
             near = ", ".join(get_close_matches(condition.root, figures)) or ", ".join(figures)
-            yield Problem(f"{path}.{n}", f"{condition.root!r} is no figure of {where}.", f"Use one of {near}.")
+            yield Problem(f"{path}.{n}", f"{condition.root!r} is not a figure of {where}.", f"Use one of {near}.")
 
 
 def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[Problem]:
@@ -375,7 +375,7 @@ def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[
     for n, fault in enumerate(plan.faults):
         path, target = f"faults.{n}.target", fault.target
         if target.name is not None and target.name not in names:
-            yield Problem(f"{path}.name", f"{target.name!r} is no island of the job.", f"Use {some_of(names)}.")
+            yield Problem(f"{path}.name", f"{target.name!r} is not an island of the job.", f"Use {some_of(names)}.")
         if target.region is not None and target.region not in regions:
             remedy = f"Use {some_of(sorted(regions))}."
             yield Problem(f"{path}.region", f"no island of the job is in {target.region!r}.", remedy)

@@ -30,10 +30,10 @@ NOT_HERE: Mapping[Kind, str] = {
     Kind.KILL_API: "a simulated job has no service",
 }
 _NOTES: Mapping[Kind, str] = {
-    Kind.KILL_SYNCHRONISER: "kill_synchroniser was not injected: the simulated job goes on as if it had its synchroniser "
+    Kind.KILL_SYNCHRONISER: "kill_synchroniser was not injected: the simulated job continues as if it had its synchroniser "
     "throughout, so only a live run shows what its loss costs",
     Kind.KILL_API: "kill_api was not injected: the simulated job has no service, and training asks nothing of one",
-    Kind.KILL_NODE: "kill_node: a node is taken for its whole node group here, its processes die at once, and there is "
+    Kind.KILL_NODE: "kill_node: a node stands for its whole node group here, its processes die at once, and there is "
     "always another node for them",
 }
 

@@ -78,7 +78,7 @@ def judge(
 ) -> Verdict:
     """The verdict on a plan's run, from what was done and the report of the job it was done to.
 
-    ``reference`` is the report of a job that nothing was done to; without one, ``loss_gap`` has no value.
+    ``reference`` is the report of a job without faults; without one, ``loss_gap`` has no value.
     """
     report = {**report, LOSS_GAP: loss_gap(report, reference)}
     notes = (*notes, *_unlike(report, reference))
@@ -102,7 +102,7 @@ def _unlike(report: Mapping[str, Any], reference: Mapping[str, Any] | None) -> I
     for name in ("token_budget", "islands"):
         own, other = report["policy"][name], reference["policy"][name]
         if own != other:
-            yield f"the reference has {name} {other} and this job {own}, so {LOSS_GAP} is not of the faults alone"
+            yield f"the reference has {name} {other} and this job {own}, so {LOSS_GAP} measures more than the faults"
 
 
 def _completed(report: Mapping[str, Any], end: Instant) -> Judged:
@@ -124,7 +124,7 @@ def _conducted(runner: ChaosRunner, end: Instant) -> list[Judged]:
 def _judged(objective: Comparison, report: Mapping[str, Any], runner: ChaosRunner, end: Instant) -> Judged:
     value = objective.value_in(report)
     if value is None:
-        detail = f"{objective.figure} has no value in this job's report, and what was not measured was not shown"
+        detail = f"{objective.figure} has no value in this job's report, so it was not shown to hold"
         return Judged(objective.text, False, None, objective.limit, None, end, detail)
     passed = objective.holds(value)
     margin = objective.limit - value if objective.sign.startswith("<") else value - objective.limit

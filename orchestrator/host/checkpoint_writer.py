@@ -211,7 +211,7 @@ class CheckpointWriter:
         try:
             on_disk = {number for name in self.root.folders() if (number := writing.number_of(name)) is not None}
         except Exception as error:
-            log.warning("nobody knows which checkpoints are there: %s", first_line(error))
+            log.warning("the checkpoints cannot be listed: %s", first_line(error))
             return
         for number in sorted(on_disk - needed):
             if number <= checkpoints.count:

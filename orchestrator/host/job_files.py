@@ -139,7 +139,7 @@ def open_files(
         past = recover(written, folds, snapshot)
         log.info("remembered %d steps, %d of them from a snapshot", past.count, past.before)
         if written.footer is not None and past.core.state.phase is not JobPhase.FINISHED:
-            detail = f"The job in {run_dir} was ended by a failure (see crash.txt there); it does not go on from that."
+            detail = f"The job in {run_dir} was ended by a failure (see crash.txt there); it cannot continue."
             raise ConfigurationError(detail=f"{detail} Submit it anew.")
         journal = _journal(run_dir, spec, policy, tape, disk)
         damage = [*journal.damage]
@@ -183,7 +183,7 @@ def elapsed(
     try:
         LocalDisk().replace(path, json.dumps({"boot": boot, "created_uptime_s": up - passed}).encode())
     except OSError as error:
-        log.warning("%s cannot be written, so that the next synchroniser goes by the time of day: %s", path, error)
+        log.warning("%s cannot be written, so the next synchroniser will use the time of day: %s", path, error)
     return passed
 
 
@@ -212,10 +212,10 @@ def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
         traces.append(f"{JOURNAL} with {len(segments)} files")
     traces += [name for name in (SEALED, CHECKPOINTS) if (run_dir / name).is_dir() and any((run_dir / name).iterdir())]
     if traces:
-        lacks = "has no whole first line" if files.get(TAPE) else "is empty" if TAPE in files else "is missing"
+        lacks = "has no complete first line" if files.get(TAPE) else "is empty" if TAPE in files else "is missing"
         raise DataError(
-            detail=f"The tape {run_dir / TAPE} {lacks}, but the job has run before: beside it lies {', '.join(traces)}. "
-            "It does not begin anew over what it had merged. Put the tape back from a copy."
+            detail=f"The tape {run_dir / TAPE} {lacks}, but the job has run before: its folder has {', '.join(traces)}. "
+            "Atoll does not start it over, because its merges would be lost. Restore the tape from a backup."
         )
 
 
@@ -232,17 +232,17 @@ def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
     try:
         return read_snapshot(path, disk)
     except DataError as error:
-        log.warning("everything is remembered from the tape: %s", error)
+        log.warning("the whole tape is replayed: %s", error)
         return None
 
 
 def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
     """Return whether the job may continue from this snapshot. One that does not fit still shows that the job has run."""
     if [type(fold) for fold in snapshot.folds] != [Pending, *map(type, folds)]:
-        log.warning("everything is remembered from the tape: the snapshot has other folds than this job's.")
+        log.warning("the whole tape is replayed: the snapshot's folds are not those of this job.")
         return False
     if snapshot.core.state.policy != policy:
-        log.warning("everything is remembered from the tape: the snapshot is that of another job or specification.")
+        log.warning("the whole tape is replayed: the snapshot belongs to another job or specification.")
         return False
     return True
 
@@ -257,8 +257,8 @@ def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
         same = False
     if not same:
         raise DataError(
-            detail="The machine was started anew since this job wrote its files. With durability async merges that islands "
-            "already hold may be lost, and nobody could tell; sync prevents it. Submit the job anew."
+            detail="The machine was restarted since this job wrote its files. With durability async, merges that islands "
+            "already hold may be lost without a trace; sync prevents this. Submit the job again."
         )
 
 
@@ -271,10 +271,11 @@ def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> No
     state = snapshot.core.state if snapshot else None
     in_snapshot = state is not None and state.tokens_before is None and state.global_version > 0
     if merged or in_snapshot:
-        evidence = f"the journal has merges of the fragments {merged}" if merged else "the snapshot knows of merges"
+        evidence = f"the journal has merges of the fragments {merged}" if merged else "the snapshot has merges"
         raise DataError(
-            detail=f"The tape {path} ends before the job had parameters, but {evidence}: it was cut, or is that of another "
-            "run. The job does not begin anew over what it had merged. Put the tape back from a copy."
+            detail=f"The tape {path} ends before the job had parameters, but {evidence}: it was truncated, or belongs to "
+            "another run. Atoll does not start the job over, because its merges would be lost. Restore the tape from a "
+            "backup."
         )
 
 
@@ -292,10 +293,10 @@ def _with_theta(files: JobFiles, spec: JobSpec) -> JobFiles:
     past, state = files.past, files.core.state
     assert past is not None
     over = state.phase is JobPhase.FINISHED
-    notes = [f"{JOURNAL}/{name} is no file of this job's journal: not read, and left alone" for name in files.foreign]
+    notes = [f"{JOURNAL}/{name} is not a file of this job's journal, and is ignored" for name in files.foreign]
     damage = "; ".join((*files.damage, *notes))
     for detail in files.damage:
-        log.warning("cut off, and gone on without: %s", detail)
+        log.warning("cut off as damaged; continuing without it: %s", detail)
     for note in notes:
         log.warning("%s. Move it out of the run folder.", note)
     first: list[Undated] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch, damage)]

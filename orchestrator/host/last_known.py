@@ -116,7 +116,7 @@ def last_known(run_dir: Path, policy: JobPolicy, started_at: float, disk: Disk |
         try:
             read(run_dir, disk, last)
         except Exception as error:
-            log.warning("what is left of the job cannot all be read: %s: %s", type(error).__name__, error)
+            log.warning("some files of the job cannot be read: %s: %s", type(error).__name__, error)
     return last
 
 

@@ -64,7 +64,7 @@ class Retrier:
                 work()
             except OSError as error:
                 if self._troubles.get(operation) != first_line(error):
-                    log.error("%s, and is tried again: %s", operation, error)
+                    log.error("%s; it will be tried again: %s", operation, error)
                 self._troubles[operation] = first_line(error)
             else:
                 self._troubles.pop(operation, None)

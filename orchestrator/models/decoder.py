@@ -83,9 +83,11 @@ class ExpertsSection(Section):
 
     count: ExpertCount
     active: ExpertCount
-    hidden_size: Width = Field(description="of one expert")
-    normalised: bool = Field(default=True, description="whether the weights of a token's experts add up to one")
-    balance_weight: Weight = Field(default=0.001, description="of the load-balance loss in what a step minimises")
+    hidden_size: Width = Field(description="size of one expert's hidden layer")
+    normalised: bool = Field(
+        default=True, description="scale the weights of a token's experts so that they add up to one"
+    )
+    balance_weight: Weight = Field(default=0.001, description="weight of the load-balance loss in the objective")
 
     @model_validator(mode="after")
     def _no_more_than_there_are(self) -> ExpertsSection:
@@ -108,24 +110,30 @@ class DecoderSection(Section):
     width: Width
     layer_count: LayerCount
     head_count: HeadCount
-    key_value_head_count: HeadCount = Field(description="divides head_count; each serves as many query heads")
+    key_value_head_count: HeadCount = Field(
+        description="must divide head_count; each serves an equal number of query heads"
+    )
     head_size: Annotated[int, Field(strict=True, ge=2, le=4096, multiple_of=2)]
-    hidden_size: Width | None = Field(default=None, description="of the hidden layer; absent with experts")
+    hidden_size: Width | None = Field(default=None, description="size of the hidden layer; absent with experts")
     experts: ExpertsSection | None = None
-    activation: Literal["silu", "gelu"] = Field(default="silu", description="of the gate: SwiGLU, or GeGLU (by tanh)")
+    activation: Literal["silu", "gelu"] = Field(
+        default="silu", description="activation of the gate: SwiGLU, or GeGLU (by tanh)"
+    )
     tied_embeddings: bool = True
-    embedding_scale: bool = Field(default=False, description="embeddings times the square root of width")
+    embedding_scale: bool = Field(default=False, description="multiply embeddings by the square root of width")
     norm_epsilon: Annotated[float, Field(strict=True, ge=1e-12, le=0.1)] = 1e-6
     gain_from_one: bool = False
     post_norms: bool = False
-    query_key_norm: bool = Field(default=False, description="an RMS norm of each head's query and key")
+    query_key_norm: bool = Field(default=False, description="apply an RMS norm to each head's query and key")
     rope_theta: Positive = 10_000.0
     rope_scaling: RopeScalingSection | None = None
     window: Annotated[int, Field(strict=True, ge=1, le=2**24)] | None = None
-    global_every: LayerCount = Field(default=6, description="for window")
-    window_rope_theta: Positive = Field(default=10_000.0, description="for layers with a window, which have no scaling")
+    global_every: LayerCount = Field(default=6, description="with window: every n-th layer has none")
+    window_rope_theta: Positive = Field(
+        default=10_000.0, description="for layers with a window; they have no rope_scaling"
+    )
     attention_scale: Positive | None = Field(
-        default=None, description="of the scores; one over the square root of head_size if absent"
+        default=None, description="scale of the scores; if absent, one over the square root of head_size"
     )
     attention_softcap: Positive | None = Field(default=None, description="scores s become c · tanh(s / c)")
     logit_softcap: Positive | None = None

@@ -63,9 +63,9 @@ def disk_shortage(folder: Path | None) -> str:
             pass
     except OSError as error:
         if error.errno == errno.EROFS:
-            return f"the disk under {folder}, Ray's folder, is read-only, so no process begins: mount it writable"
+            return f"the disk under {folder}, Ray's folder, is read-only, so no process can start: mount it writable"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"the disk under {folder}, Ray's folder, is full, so no process begins: make room on it" if full else ""
+    return f"the disk under {folder}, Ray's folder, is full, so no process can start: make room on it" if full else ""
 
 
 REACH_S = 1.0
@@ -96,7 +96,7 @@ def join(home: Path) -> None:
     if not cluster.answers():
         raise InfrastructureError(
             detail=f"The cluster at {cluster.address} does not answer.",
-            remedy=f"{cluster.head_remedy()}; jobs go on from their run folders.",
+            remedy=f"{cluster.head_remedy()}; jobs continue from their run folders.",
         )
     os.environ.update(cluster.environment)
     import ray  # not before its environment is set

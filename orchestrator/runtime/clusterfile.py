@@ -116,7 +116,7 @@ class ClusterFile:
         if secret is None:
             raise InfrastructureError(
                 detail=f"{problem}. No copy of it is left.",
-                remedy="Copy it from another machine of the cluster; or end all of the cluster and start it again.",
+                remedy="Copy it from another machine of the cluster; or end the whole cluster and start it again.",
             )
         try:
             made_state(self.state)

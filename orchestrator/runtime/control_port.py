@@ -218,7 +218,9 @@ class RayControlPort:
         if not actor.has(method):
             what = method.__name__
             detail = f"The synchroniser of job {job_id} was started by another build, which has no {what!r}."
-            raise Conflict(detail=detail, remedy="Training goes on; it understands this build once it was restarted.")
+            raise Conflict(
+                detail=detail, remedy="Training continues. After a restart of the synchroniser the request will work."
+            )
         try:
             return ray.get(actor.call(method, *arguments, **named), timeout=timeout_s)
         except ray.exceptions.RayTaskError as error:
@@ -228,9 +230,9 @@ class RayControlPort:
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise InfrastructureError(
                 detail=f"The synchroniser of job {job_id} does not answer: {in_words(error)}",
-                remedy=f"{no_room} Training goes on meanwhile."
+                remedy=f"{no_room} Training continues."
                 if (no_room := self._without_room())
-                else "Try again; training goes on meanwhile.",
+                else "Try again. Training continues.",
             ) from error
 
     def _without_room(self) -> str:
@@ -241,7 +243,7 @@ class RayControlPort:
         """Make the call and return its answer. Raises InfrastructureError: at once if nothing listens, else later."""
         if self._head is not None and not self._head.answers():
             raise InfrastructureError(
-                detail=f"The cluster's head at {self._head.address} does not answer: nobody listens there.",
+                detail=f"The cluster's head at {self._head.address} does not answer: no process listens there.",
                 remedy=f"{self._head.head_remedy()}; jobs train on meanwhile.",
             )
         self._keep_secret()
@@ -267,4 +269,4 @@ def _secret_of(head: ClusterFile | None) -> str:
 
 
 def _not_here(job_id: str) -> NotFound:
-    return NotFound(detail=f"Nothing of job {job_id} runs here.", remedy="If it has ended, its run folder tells how.")
+    return NotFound(detail=f"No process of job {job_id} runs here.", remedy="If it has ended, its run folder says why.")

@@ -157,7 +157,7 @@ class Controller:
             with self._lock:
                 self._actors[life] = actors
         if not actors:
-            return Unplaced(f"{section.node_group!r} has not {section.hosts} nodes free at once; it is tried again")
+            return Unplaced(f"{section.node_group!r} has fewer than {section.hosts} free nodes; it will be tried again")
         if self._over(life):
             self.end(island, incarnation)
             return UNWANTED

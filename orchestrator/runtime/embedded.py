@@ -114,7 +114,7 @@ def up(
         pass_on(cluster, passed)
         if give_packages(cluster, packages) and not is_fresh:
             _say(
-                "--packages: nodes that run already look in no other folder than before; `atoll down` first, for all to"
+                "--packages: nodes that are already running keep their folders; to change them, run `atoll down` first"
             )
         for _ in range(ATTEMPTS - 1):
             with suppress(InfrastructureError):  # a port that was free has been taken, say
@@ -296,7 +296,7 @@ def _remembered_groups(cluster: ClusterFile, wanted: tuple[NodeGroup, ...]) -> t
     try:
         return _read_groups(path)
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        _say(f"{path} is damaged ({first_line(error)}); the node groups given now take its place")
+        _say(f"{path} is damaged ({first_line(error)}); the node groups given now replace it")
         path.write_text(json.dumps([group.model_dump() for group in wanted]))
         return wanted
 
@@ -357,11 +357,11 @@ def _unregister_dead(program: RayProgram, place: Place, deadline: float) -> None
     lines = log_of(cluster, VERB).read_text(errors="replace").split("\n")
     if code != 0:
         _say(
-            f"the head did not say which nodes it takes for alive ({lines[-2:][0] or 'no answer'}). If some of those died, "
-            f"what it places may wait for them until its tolerance of partitions is over"
+            f"the head did not say which nodes it believes alive ({lines[-2:][0] or 'no answer'}). If some of them died, "
+            f"new processes may wait for them until the partition tolerance is over"
         )
     elif names := [name for name in lines if name]:
-        _say(f"the head has taken the dead nodes {', '.join(sorted(names))} from its books")
+        _say(f"the head has unregistered the dead nodes {', '.join(sorted(names))}")
 
 
 def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, Start], deadline: float) -> None:

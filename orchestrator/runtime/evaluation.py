@@ -108,7 +108,7 @@ class Evaluation:
         while True:
             call = self._actor(HEAD).call(method, *arguments, **named)
             while not ray.wait([call], timeout=SEED_REMINDER_S)[0]:
-                log.warning("the initial parameters are not there after %.0f s", time.monotonic() - began)
+                log.warning("there are no initial parameters after %.0f s", time.monotonic() - began)
             try:
                 return ray.get(call)
             except ActorDiedError as error:

@@ -157,7 +157,7 @@ class Joined:
             node = present or node
             gone_at = None if present is not None or node is None else gone_at or time.monotonic()
             if gone_at is not None and time.monotonic() - gone_at > GONE_S:
-                log.info("The node was drained, and is gone.")
+                log.info("The node was drained and has left.")
                 return 0
             self._decide(time.time())
             if self._deadline is not None and present is not None and not is_drained:
@@ -186,7 +186,7 @@ class Joined:
     def _leave(self, cause: str, deadline: float) -> None:
         self._cause = self._cause or cause
         self._deadline = min(deadline, self._deadline or deadline, self._options.until or deadline)
-        log.info("This node leaves: %s. Its islands have %.0f s.", cause, self._deadline - time.time())
+        log.info("This node is leaving: %s. Its islands have %.0f s.", cause, self._deadline - time.time())
 
     def _drain(self, node: LocalNode, deadline: float) -> bool:
         try:
@@ -198,10 +198,10 @@ class Joined:
 
     def _is_over(self, node: LocalNode | None, is_drained: bool, deadline: float) -> bool:
         if node is None or (is_drained and not node.works()):
-            log.info("Nothing works here any more.")
+            log.info("No process of a job runs here any more.")
             return True
         if time.time() >= deadline:
-            log.warning("The time is up, and something works here still.")
+            log.warning("The time is up, and a process of a job still runs here.")
             return True
         return False
 
@@ -227,7 +227,7 @@ class LocalNode:
         except Exception as error:  # whatever Ray raises where its head is away
             raise InfrastructureError(
                 detail=f"The head at {self.head} does not drain this node: {first_line(error)}.",
-                remedy="The node can be ended all the same; what its islands have not given by then is lost.",
+                remedy="You can still end the node, but work that its islands have not handed over by then is lost.",
             ) from error
 
     def end(self) -> None:

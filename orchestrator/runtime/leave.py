@@ -26,7 +26,11 @@ def main() -> None:
     except AtollError as error:
         print(f"atoll: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigurationError) else 1)
-    print("Nothing works on this node any more." if is_empty else "The time is over, and something works here still.")
+    print(
+        "No process of a job runs on this node any more."
+        if is_empty
+        else "The time is up, and a process of a job still runs here."
+    )
     sys.exit(not is_empty)
 
 

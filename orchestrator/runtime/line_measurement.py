@@ -115,7 +115,7 @@ def _introduced(line: socket.socket, key: bytes) -> None:
     _prepare(line)
     line.sendall(key)
     if _exactly(line, KEY_BYTES) != key:
-        raise ConnectionError("somebody else answers there")
+        raise ConnectionError("another program answers there")
 
 
 def _ping(line: socket.socket) -> float:

@@ -61,7 +61,7 @@ class LineProbe:
         return None
 
     def _problem(self, host: str, port: int, error: OSError) -> str:
-        return f"nothing comes through from {self._host} to {host}:{port}: {first_line(error)}. {REMEDY}"
+        return f"nothing gets through from {self._host} to {host}:{port}: {first_line(error)}. {REMEDY}"
 
 
 def lines(ports: tuple[int, int]) -> Iterator[dict[str, Any]]:

@@ -42,7 +42,7 @@ class NodeAgent:
         try:
             wanted = notices.settings(os.environ)
         except ConfigurationError as error:
-            log.error("nobody is asked for notices: %s", error)
+            log.error("notices are not polled: %s", error)
             return
         threading.Thread(target=notices.watch, args=(wanted, drain_own_node), name="notices", daemon=True).start()
 
@@ -90,7 +90,7 @@ def drain_own_node(notice: notices.Notice) -> None:
             cluster.drain_own_node(notice.cause, notice.deadline)
             return
         except Exception as error:  # whatever Ray raises while its head is away
-            log.warning("the node cannot be drained (%s), and goes all the same: %s", notice.cause, error)
+            log.warning("the node cannot be drained (%s), but goes away nevertheless: %s", notice.cause, error)
             time.sleep(AGAIN_S)
 
 

@@ -72,7 +72,7 @@ def crash(
     job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], JobStatus]
 ) -> None:
     """The job ends here, as failed. Islands would train on for nothing, so they are ended as well."""
-    log.critical("the job cannot go on", exc_info=error)
+    log.critical("the job cannot continue", exc_info=error)
     story = "".join(traceback.format_exception(error))
 
     def write_story() -> None:
@@ -197,7 +197,7 @@ def _end_orphans(islands: Mapping[IslandId, Island], interpreter: Interpreter, c
     try:
         lives = ray.get(controller.call(Controller.lives, there), timeout=LIVES_TIMEOUT_S)
     except (RayError, TimeoutError) as error:
-        log.warning("the controller does not say who lives: %s", first_line(error))
+        log.warning("the controller does not report which processes are alive: %s", first_line(error))
         return
     promoted = {island.current.process for island in islands.values() if island.state in WITH_PROCESS}
     for island_id, incarnation in lives:

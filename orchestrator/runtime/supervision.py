@@ -98,7 +98,7 @@ def sentence(health: Health, now: float) -> str:
     if health.condition is Condition.DEAD:
         wait = max(0.0, health.due_at - now)
         again = f" (death {health.deaths} in a row)" if health.deaths > 1 else ""
-        return f"its process died: {health.reason}; it is made again{f' in {wait:.0f} s' if wait >= 1 else ''}{again}"
+        return f"its process died: {health.reason}; it is restarted{f' in {wait:.0f} s' if wait >= 1 else ''}{again}"
     return ""
 
 
@@ -206,7 +206,7 @@ class Helper(Generic[ActorT]):
             self._handle, self._health = handle, begun(self._health, now)
             self._ping = self._pinged()
             self._lock.notify_all()
-        log.warning("the %s is made again (%d times so far)", self.name, self._health.restarts)
+        log.warning("the %s is restarted (%d times so far)", self.name, self._health.restarts)
         with suppress(RayError):  # it may die at once; the next look sees that
             self._on_made()
         return True
@@ -261,7 +261,7 @@ class Supervisor:
                 except Exception as error:  # the cluster may be away, which says nothing of the helper
                     reason = f"{type(error).__name__}: {first_line(error)}"
                     if reason != troubles.get(helper.name):  # it may stay so for hours
-                        log.warning("the %s cannot be looked after: %s", helper.name, reason, exc_info=error)
+                        log.warning("the %s cannot be supervised: %s", helper.name, reason, exc_info=error)
                     troubles[helper.name] = reason
                     continue
                 if not wanted:

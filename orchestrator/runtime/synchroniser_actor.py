@@ -315,14 +315,14 @@ class LiveJob:
         except DataError as error:
             detail = f"The synchroniser of job {self.context.job} cannot carry it out: {error}"
             raise Conflict(
-                detail=detail, remedy="It is of another build than the service; its job trains on."
+                detail=detail, remedy="It belongs to another build than the service. Its job continues to train."
             ) from error
         self._submit(CommandId(command), caller, request)
 
     def save_parameters(self) -> str:
         """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
         if not self.workers.shard.seeded:
-            raise Conflict(detail=f"Job {self.context.job} has no parameters yet.", remedy="Ask again once it trains.")
+            raise Conflict(detail=f"Job {self.context.job} has no parameters yet.", remedy="Try again once it trains.")
         parameters, versions = self.workers.shard.parameters()
         facts = {
             "job": self.context.job,
@@ -361,7 +361,7 @@ class LiveJob:
     def _fault_of(self, request: Inject) -> Fault:
         """Return the fault of a command, which may come from a later build. Raises Conflict for an unknown one."""
         if request.fault not in faults.NAMES:
-            detail = f"The synchroniser of job {self.context.job} knows no fault {request.fault!r}."
+            detail = f"The synchroniser of job {self.context.job} does not know the fault {request.fault!r}."
             raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(faults.NAMES))}.")
         return request.typed()
 

@@ -193,7 +193,7 @@ class WorldPart(Section):
 
 DETAIL = "this world cannot be simulated"
 UNKNOWN = "Remove it, or correct its spelling."
-MISSING = "Add it, or fit the world anew with `atoll tape fit`."
+MISSING = "Add it, or fit the world again with `atoll tape fit`."
 ROOM = 2.0
 """The file's ``duration`` is so many times the tape's: the job ends by its budget, under whatever policy."""
 ROOM_WITHOUT_END_S = 3600.0
@@ -292,7 +292,7 @@ def _between(part: WorldPart) -> Iterator[Problem]:
     for n, fault in enumerate(part.faults):
         if fault.island not in names:
             remedy = f"Name one of {some_of(names)}."
-            yield Problem(f"world.faults.{n}.island", f"{fault.island!r} is no island of this world.", remedy)
+            yield Problem(f"world.faults.{n}.island", f"{fault.island!r} is not an island of this world.", remedy)
     if part.policy.quorum > (most := len(part.islands)):
         message = f"is {part.policy.quorum}, but the world has {most} islands."
         yield Problem("world.policy.quorum", message, f"Lower it to at most {most}.")

@@ -19,7 +19,7 @@ class Section(BaseModel):
 # ── texts ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
-"""Without control characters: files cannot be called so, and terminals obey them."""
+"""Without control characters: they are not allowed in names of files, and control terminals."""
 
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 _FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
@@ -37,19 +37,19 @@ PATTERN_WORDS = {
 REMARK_CHARACTERS_MAX = 10_000
 
 Name = Annotated[str, Field(pattern=_NAME)]
-"""Of a job, an island, a node group: part of file names, labels and addresses."""
+"""The name of a job, an island or a node group: part of file names, labels and addresses."""
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
-"""Something's name where it is not ours to give: a field of a file, a region, an island of a tape."""
+"""A name that others choose: a field of a file, a region, an island of a tape."""
 WordOrNone = Annotated[str, Field(max_length=200, pattern=PRINTABLE)]
 Remark = Annotated[str, Field(max_length=REMARK_CHARACTERS_MAX)]
-"""A reason in words, of several lines perhaps."""
+"""A reason in words, which may have several lines."""
 Location = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
-"""A path or a URL. Linux takes no longer path."""
+"""A path or a URL. Linux accepts no longer path."""
 Function = Annotated[str, Field(max_length=200, pattern=_FUNCTION)]
-"""``package.module:function``, as it could be imported."""
+"""``package.module:function``, importable."""
 
 TensorPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=_TENSOR_PATTERN)]
-"""Of names of tensors, with ``*``, ``?`` and ``[…]`` as in a shell; it may begin with a star, and contain dots."""
+"""A pattern of tensor names, with ``*``, ``?`` and ``[…]`` as in a shell; it may begin with a star and contain dots."""
 Digest = Annotated[str, Field(pattern=_DIGEST)]
 
 # ── counts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -62,7 +62,7 @@ BUDGET_TOKENS_MAX = 10**18
 """A hundred thousand times what any model was trained on, and still below 2⁶³ with every sum made of it."""
 
 Seed = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
-"""Shuffling takes 32 bits, of which the shard's number is added."""
+"""Shuffling uses 32 bits, and adds the shard's number."""
 IslandCount = Annotated[int, Field(strict=True, ge=1, le=ISLANDS_MAX)]
 IslandCountFromZero = Annotated[int, Field(strict=True, ge=0, le=ISLANDS_MAX)]
 HostCount = Annotated[int, Field(strict=True, ge=1, le=1024)]
@@ -71,12 +71,12 @@ HostNumber = Annotated[int, Field(strict=True, ge=0, lt=1024)]
 AxisLength = Annotated[int, Field(strict=True, ge=1, le=2**16)]
 
 AcceleratorCount = Annotated[int, Field(strict=True, ge=0, le=1024)]
-"""Of one node, as an island runs on one: no node has a hundred."""
+"""Accelerators of one node; no node has a hundred."""
 NodeCount = Annotated[int, Field(strict=True, ge=1, le=1000)]
-"""Of one node group of an embedded cluster: each is a raylet on this machine."""
+"""Nodes of one group of an embedded cluster: each is a raylet on this machine."""
 MemoryGib = Annotated[float, Field(strict=True, ge=0.1, le=1e6, allow_inf_nan=False)]
 CpuCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
-"""Of one node."""
+"""Processors of one node."""
 
 BYTES = "bytes"
 """The tokenizer that needs no file."""
@@ -87,85 +87,85 @@ SECTION_BYTES = 1 << 30
 """As much of a streamed source as an island may have to count again after a restart; of more, epochs are estimated."""
 StoredBytes = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 SourceWeight = Annotated[float, Field(strict=True, ge=1e-3, le=1e6, allow_inf_nan=False)]
-"""Beside the other weights: a source has at least a thousandth of the largest, or it would hardly ever be drawn from."""
+"""Relative to the other weights: below a thousandth of the largest, a source would hardly ever be drawn from."""
 
 StepCount = Annotated[int, Field(strict=True, ge=1, le=10**12)]
 """Inner steps of one island: at a thousand a second, thirty years."""
 StepCountOrNone = Annotated[int, Field(strict=True, ge=0, le=10**12)]
 RoundSteps = Annotated[int, Field(strict=True, ge=1, le=10**6)]
-"""Inner steps between two merges of a fragment: the paper's are tens, and at a million islands are on their own for days."""
+"""Inner steps between two merges of a fragment: tens in the paper; with a million, islands would be alone for days."""
 RoundStepsOrNone = Annotated[int, Field(strict=True, ge=0, le=10**6)]
 VersionCount = Annotated[int, Field(strict=True, ge=0, le=10**6)]
-"""Versions that work may be late by: at a million it is of no use to anybody."""
+"""Versions by which work may be late: work that is a million versions late is useless."""
 FRAGMENTS_MAX = 10_000
 FragmentCount = Annotated[int, Field(strict=True, ge=1, le=FRAGMENTS_MAX)]
-"""The paper has 24; no model has ten thousand tensors worth sending alone. Each is a line of every answer about the job."""
+"""The paper has 24, and no model has ten thousand tensors worth sending alone. Each is a line of every status."""
 TokenCount = Annotated[int, Field(strict=True, ge=1, le=BUDGET_TOKENS_MAX)]
 SequenceCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
-"""In one batch of one island, or held out; see ``STEP_TOKENS_MAX``."""
+"""Sequences in one batch of one island, or held out; see ``STEP_TOKENS_MAX``."""
 MicrobatchCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
-"""In one batch of one island; as ``SequenceCount``."""
+"""Parts of one batch of one island; as ``SequenceCount``."""
 SequenceLength = Annotated[int, Field(strict=True, ge=1, le=2**20)]
-"""In tokens: a million is the longest context that anybody trains."""
+"""Tokens of a sequence: a million is the longest context in use."""
 ParameterCount = Annotated[int, Field(strict=True, ge=1, le=10**9)]
-"""Of a synthetic model, which islands and synchroniser hold several times: a thousand million are tens of gigabytes."""
+"""Parameters of a synthetic model, which islands and synchroniser hold several times: 10⁹ take tens of gigabytes."""
 StepRatio = Annotated[float, Field(strict=True, ge=2, le=1e6, allow_inf_nan=False)]
-"""How many times as long as the usual step."""
+"""A multiple of the usual step's duration."""
 MergeCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
-"""Merges between two of something: a job of years makes fewer, so it never comes."""
+"""Merges between two actions: a job of years makes fewer than the maximum, which therefore means never."""
 RecordCount = Annotated[int, Field(strict=True, ge=1, le=10**8)]
-"""Of a tape: more than a hundred million take an hour to replay."""
+"""Records of a tape: more than a hundred million take an hour to replay."""
 KeptCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 """Checkpoints that are kept, each with the parameters and every island's state."""
 RestartCount = Annotated[int, Field(strict=True, ge=0, le=1000)]
-"""In a row: each wait doubles the last, and a float holds 1,023 doublings."""
+"""Restarts in a row: each wait is twice the last one, and a float holds 1,023 doublings."""
 StreamCount = Annotated[int, Field(strict=True, ge=1, le=256)]
-"""Connections of one transfer: sixteen were no faster than eight, and a server attends to 256."""
+"""Connections of one transfer: sixteen were no faster than eight, and a server accepts 256."""
 Port = Annotated[int, Field(strict=True, ge=0, le=65_535)]
-"""Of TCP."""
+"""A TCP port."""
 StrikeCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 StrikeCountOrNone = Annotated[int, Field(strict=True, ge=0, le=10**6)]
-"""Bad contributions in a row, or quarantines: a million is as good as never."""
+"""Bad contributions in a row, or quarantines: a million practically means never."""
 IncarnationCount = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 
 # ── ratios, rates and sizes ───────────────────────────────────────────────────────────────────────────────────────────
 
 Ratio = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 TimeRatio = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
-"""Of one time to another. Who wants no bound may want a million."""
+"""The ratio of two times. A million practically means no limit."""
 RatioBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
-"""A decay, a momentum or a margin: at 1 nothing ever leaves, or nothing is left."""
+"""A decay, a momentum or a margin: at 1 nothing would ever decay, or nothing would be left."""
 LearningRate = Annotated[float, Field(strict=True, ge=1e-12, le=1000, allow_inf_nan=False)]
-"""Below, float32 does not change; above, no optimizer converges."""
+"""Below this range float32 parameters do not change; above it no optimizer converges."""
 RateRatio = Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=False)]
-"""Of a group's learning rate to that of all: at 0 its tensors stay as they are."""
+"""The ratio of a group's learning rate to the common one: at 0 its tensors do not change."""
 WeightDecay = Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=False)]
 GradientNorm = Annotated[float, Field(strict=True, ge=1e-9, le=1e9, allow_inf_nan=False)]
-"""What gradients are clipped to: 10⁹ clips nothing."""
+"""The norm to which gradients are clipped: 10⁹ clips nothing."""
 DisplacementRatio = Annotated[float, Field(strict=True, gt=1, le=1e12, allow_inf_nan=False)]
-"""So many times the usual: 10¹² is out of float32's reach from anything usual."""
+"""A multiple of the usual norm: 10¹² times any usual norm is beyond float32's range."""
 RoundStepsRatio = Annotated[float, Field(strict=True, ge=0, le=1e6, allow_inf_nan=False)]
 """Steps, or parts of one; as ``RoundSteps``."""
 Cpus = Annotated[float, Field(strict=True, ge=0.0001, le=10_000, allow_inf_nan=False)]
-"""What Ray books for one island: it counts in ten-thousandths."""
+"""Processors that Ray reserves for one island, in units of a ten-thousandth."""
 BytesPerSecond = Annotated[float, Field(strict=True, ge=1, le=1e15, allow_inf_nan=False)]
-"""From what moves nothing to what no network carries."""
+"""From a rate at which nothing arrives to more than any network carries."""
 ByteCount = Annotated[int, Field(strict=True, ge=0, le=2**53)]
-"""Eight petabytes; JSON's numbers are whole up to here."""
+"""Eight petabytes; JSON numbers are exact integers up to here."""
 Factor = Annotated[float, Field(strict=True, ge=1e-6, le=1e6, allow_inf_nan=False)]
-"""How many times as long something takes."""
+"""A factor by which something takes longer."""
 
 # ── durations, in seconds ─────────────────────────────────────────────────────────────────────────────────────────────
 
 DURATION_MAX_S = 1e12
-"""Of anything in virtual time: thirty thousand years. Microseconds of it are still whole in a float."""
+"""A duration in virtual time: at most thirty thousand years, in which a float still resolves microseconds."""
 
 Timeout = Annotated[float, Field(strict=True, ge=0.001, le=1e8, allow_inf_nan=False)]
-"""A deadline: a millisecond is below what a network takes; three years are for ever, and less than a lock can wait."""
+"""A deadline: a millisecond is less than a network needs; three years mean for ever, and a lock can wait that long."""
 Wait = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]
 """Like ``Timeout``; 0 means no limit."""
 StepSeconds = Annotated[float, Field(strict=True, ge=1e-6, le=86_400, allow_inf_nan=False)]
-"""Of one inner step: a microsecond is what an empty one takes, a day is longer than any job waits for its first merge."""
+"""The duration of an inner step: an empty one takes a microsecond, and no job waits a day for its first merge."""
 VirtualSeconds = Annotated[float, Field(strict=True, ge=0, le=DURATION_MAX_S, allow_inf_nan=False)]
 """In a world that was simulated or recorded."""
 VirtualSecondsAboveZero = Annotated[float, Field(strict=True, ge=1e-9, le=DURATION_MAX_S, allow_inf_nan=False)]

@@ -68,7 +68,8 @@ class JobSpec(Section):
     resume: ResumeSection | None = None
     synthetic: SyntheticSection = SyntheticSection()
     trainer: Function = Field(
-        BUILT_IN_TRAINER, description="makes an island's trainer; of a package that the service allows"
+        BUILT_IN_TRAINER,
+        description="function that creates an island's trainer, from a package that the service allows",
     )
     seed: Seed = 0
 

@@ -84,13 +84,13 @@ REFUSED_MAX = 100
 
 
 class ModelSection(Section):
-    """A preset; or a ``decoder`` of one's own; or ``factory: package.module:function`` of an installed package.
+    """The model: a preset, your own ``decoder``, or ``factory: package.module:function`` of an installed package.
 
-    ``vocabulary_size`` is for a tokenizer that has another one than the preset. ``initial_weights`` is a folder with the
-    weights of a model that fits, as Hugging Face's libraries write them (`config.json`, `model.safetensors`), from which the
-    job goes on; the node that evaluates must have it, below a root (`atoll up --data`). ``remat`` is what of a decoder's
-    layers is computed again for the gradient: ``dots`` all but matrix products, which takes less time, ``full`` all of it,
-    which takes the least memory.
+    Set ``vocabulary_size`` if the tokenizer's size differs from the preset's. ``initial_weights`` is a folder with weights
+    that fit the model, in the format of Hugging Face's libraries (`config.json`, `model.safetensors`); the job continues
+    from them. The evaluator's node must have the folder, below a root (`atoll up --data`). ``remat`` selects what a decoder
+    recomputes for the gradient: ``dots`` recomputes everything except matrix products, which costs less time; ``full``
+    recomputes everything, which takes the least memory.
     """
 
     preset: PresetName = "nano"
@@ -133,38 +133,39 @@ class ModelSection(Section):
 
 
 class SourceSection(Section):
-    """One kind of text of a streamed data set: ``weight`` is its part of all sequences, beside the weights of the others.
+    """One kind of text of a streamed data set. ``weight`` is its share of all sequences, relative to the other weights.
 
-    A file's name says how it is read, in capitals or not: .jsonl, .json, .ndjson and .jsonlines are JSON Lines (one object a
-    line), .parquet, .arrayrecord (a record is a text), or else text in UTF-8. JSON Lines and text may be compressed: .gz,
-    .gzip, .zst, .zstd. A file whose content is something else is refused. Parquet and JSON have the text in ``text_field``.
+    A file's name determines how it is read, regardless of case: .jsonl, .json, .ndjson and .jsonlines are JSON Lines (one
+    object per line), .parquet is Parquet, .arrayrecord is ArrayRecord (one text per record), and everything else is UTF-8
+    text. JSON Lines and text may be compressed: .gz, .gzip, .zst, .zstd. A file is refused if its content does not match
+    its name. In Parquet and JSON the text is in ``text_field``.
 
-    A file's name, behind the last slash, may be a pattern with ``*``, ``?`` and ``[…]``, but not of a store: the service
-    that takes the job puts the files in its place that it finds. Without ``held_out`` a part of the text is held out,
-    ``data.held_out_ratio``.
+    The part of a file's name after the last slash may be a pattern with ``*``, ``?`` and ``[…]``, except in a store. The
+    service replaces it by the files that it finds when the job is submitted. Without ``held_out``, the share
+    ``data.held_out_ratio`` of the text is held out.
     """
 
     name: Name
     files: Annotated[tuple[Location, ...], Field(min_length=1, max_length=FILES_MAX)]
     held_out: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = Field(
-        default=(), description="files, on which nobody trains, to measure the source's held-out loss on"
+        default=(), description="files for the source's held-out loss; no island trains on them"
     )
     weight: SourceWeight = 1.0
     text_field: Word = "text"
 
 
 class DataSection(Section):
-    """The text, and how it becomes tokens. ``source: builtin`` is the Python standard library's own source.
+    """The text, and its conversion to tokens. ``source: builtin`` is the source code of Python's standard library.
 
-    ``source: files`` takes the same kinds of files, and each island holds all of their text, 2.5 times its size: for some
-    100 MB, at most 2 GiB. ``source: streamed`` reads ``sources`` a few megabytes at a time, and each island only its own
-    part of them.
+    ``source: files`` accepts the same kinds of files as ``sources``. Each island holds all of the text, which takes 2.5
+    times its size in memory; use it for some 100 MB, and at most 2 GiB. ``source: streamed`` reads ``sources`` a few
+    megabytes at a time, and each island reads only its own part.
 
-    The commands of ``atoll`` take files relative to the specification; over REST they must be absolute, or URLs of a store
-    (s3://…, gs://…). Every island's node must have or reach them, below a root (`atoll up --data`). So it is with
-    ``tokenizer``: `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of SentencePiece; and with
-    ``index``, which `atoll data index` makes. Without it islands count streamed text as they read it, and the length of an
-    epoch is estimated where an island's part of a source has more than 1 GiB.
+    The commands of ``atoll`` accept paths relative to the specification; over REST they must be absolute, or URLs of a store
+    (s3://…, gs://…). The node of every island must be able to read the files, below a root (`atoll up --data`). The same
+    applies to ``tokenizer``, which is `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of
+    SentencePiece, and to ``index``, which `atoll data index` creates. Without an index islands count streamed text as they
+    read it, and the length of an epoch is estimated if an island's part of a source has more than 1 GiB.
     """
 
     source: Literal["builtin", "files", "streamed"] = "builtin"
@@ -173,46 +174,47 @@ class DataSection(Section):
     text_field: Word = Field(default="text", description="for source: files")
     tokenizer: Location = "bytes"
     tokenizer_digest: Digest | None = Field(
-        default=None, description="of the tokenizer's file; the service fills it in"
+        default=None, description="digest of the tokenizer's file; filled in by the service"
     )
     separator: TokenId | None = Field(
         default=None,
-        description="the token between two documents; if absent the control token that ends a text, which the service "
-        "fills in",
+        description="the token between two documents; if absent, the control token that ends a text, filled in by the "
+        "service",
     )
     begin_token: TokenId | Literal["tokenizer", "none"] = Field(
         default="tokenizer",
-        description="the token before each document; `tokenizer` is the one that the tokenizer itself puts before a text, "
-        "if it does, and the service fills it in",
+        description="the token before each document; `tokenizer`: the one that the tokenizer itself puts before a text, if "
+        "any, filled in by the service",
     )
     index: Location | None = Field(
-        default=None, description="of a streamed data set: the tokens of its pieces, counted"
+        default=None, description="index of a streamed data set, with the token counts of its pieces"
     )
-    index_digest: Digest | None = Field(default=None, description="of the index; the service fills it in")
+    index_digest: Digest | None = Field(default=None, description="digest of the index; filled in by the service")
     stored_bytes: Annotated[tuple[StoredBytes, ...], Field(max_length=SOURCES_MAX)] = Field(
         default=(),
-        description="of each source's files on the service's machine, where there is no index; the service fills it in",
+        description="size of each source's files on the service's machine, if there is no index; filled in by the service",
     )
     sequence_length: SequenceLength = 128
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
     unreadable_max: UnreadableCount = Field(
         default=0,
-        description="records that are not UTF-8 or have no text, and pieces of files, that an island passes over; one more "
+        description="unreadable records (not UTF-8, or without text) and pieces of files that an island may skip; one more "
         "ends the job",
     )
 
 
 class OptimizerGroupSection(Section):
-    """Tensors with a learning rate or a weight decay of their own: those that ``tensors`` and ``role`` both fit.
+    """A group of tensors with its own learning rate or weight decay. It contains the tensors that match both ``tensors``
+    and ``role``.
 
-    ``tensors`` is a pattern of names, with ``*`` and ``?``; ``role`` is what they are for. Each may be left out, not both.
+    ``tensors`` is a pattern of names, with ``*`` and ``?``; ``role`` is the tensors' purpose. At least one is required.
     """
 
     tensors: TensorPattern | None = None
     role: Literal["embedding", "matrix", "vector"] | None = None
-    lr_ratio: RateRatio = Field(default=1.0, description="multiplies the learning rate, for the decay as well")
+    lr_ratio: RateRatio = Field(default=1.0, description="factor of the learning rate, also for the decay")
     weight_decay: WeightDecay | None = Field(
-        default=None, description="that of all if absent, which spares embeddings and vectors"
+        default=None, description="if absent, the common weight decay, which excludes embeddings and vectors"
     )
 
     @model_validator(mode="after")
@@ -223,34 +225,34 @@ class OptimizerGroupSection(Section):
 
 
 class InnerOptimizerSection(Section):
-    """The optimizer of every island's inner steps, with its schedule: linear warm-up, then by ``schedule`` down to
+    """The optimizer of every island's inner steps, with its schedule: a linear warm-up, then a decay by ``schedule`` to
     ``lr · lr_final_ratio`` at the end of the job's token budget.
 
-    ``muon`` moves matrices by Muon and all else by AdamW, at one learning rate: that of AdamW. Lion's wants to be a third to
-    a tenth of that. Of ``groups`` the first that fits a tensor counts.
+    ``muon`` updates matrices by Muon and everything else by AdamW, at one learning rate, that of AdamW. For Lion use a third
+    to a tenth of AdamW's rate. The first of the ``groups`` that matches a tensor applies.
 
-    ``factory`` is ``package.module:function``, in place of ``kind``. It gets this section as a dictionary and returns a
-    whole optax optimizer, such as ``optax.adamw(3e-4)``: its updates are added to the parameters. Learning rate and weight
-    decay are the optimizer's own; the schedule multiplies its updates by a factor that is 1 after warm-up and
-    ``lr_final_ratio`` at the end. Gradients are clipped only if ``clip_norm`` is written. A job whose factory ascends fails
-    at its first step.
+    ``factory`` is ``package.module:function``, and replaces ``kind``. It gets this section as a dictionary and returns a
+    complete optax optimizer, such as ``optax.adamw(3e-4)``, whose updates are added to the parameters. The optimizer has its
+    own learning rate and weight decay; the schedule multiplies its updates by a factor that is 1 after warm-up and
+    ``lr_final_ratio`` at the end. Gradients are clipped only if ``clip_norm`` is set. A job with a factory that ascends
+    fails at its first step.
     """
 
     kind: Literal["adamw", "muon", "lion", "adafactor"] = "adamw"
     factory: Function | None = None
     lr: LearningRate = 2e-3
     lr_final_ratio: Ratio = 0.1
-    warmup_steps: StepCountOrNone = Field(default=50, description="steps of every island")
+    warmup_steps: StepCountOrNone = Field(default=50, description="steps of each island")
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     decay_ratio: Ratio = Field(
-        default=0.2, description="for wsd: the last part of the budget, over which the rate falls"
+        default=0.2, description="for wsd: the share of the budget at its end during which the rate falls"
     )
-    beta1: RatioBelowOne = Field(default=0.9, description="of AdamW and Lion")
-    beta2: RatioBelowOne = Field(default=0.95, description="of AdamW and Lion, which wants 0.99")
-    momentum: RatioBelowOne = Field(default=0.95, description="of Muon")
+    beta1: RatioBelowOne = Field(default=0.9, description="for AdamW and Lion")
+    beta2: RatioBelowOne = Field(default=0.95, description="for AdamW and Lion; use 0.99 for Lion")
+    momentum: RatioBelowOne = Field(default=0.95, description="for Muon")
     weight_decay: WeightDecay = 0.1
     clip_norm: GradientNorm | None = Field(
-        default=1.0, description="of all gradients together; null, as without it beside a factory: none is clipped"
+        default=1.0, description="limit of the norm of all gradients; null, the default with a factory: no limit"
     )
     groups: Annotated[tuple[OptimizerGroupSection, ...], Field(max_length=GROUPS_MAX)] = ()
 
@@ -277,12 +279,12 @@ class TrainingSection(Section):
     """The inner steps of one island. ``batch_size`` is in sequences for one island.
 
     With ``accumulation`` a step processes its batch in that many equal parts, one after another: activations take less
-    memory, and the result is the same. ``z_loss`` times the mean of log²Z is added to what decoder models minimise, Z being
-    the sum of exponentials of a position's logits (arXiv:2204.02311, section 5): it is no part of the loss that is reported.
+    memory, and the result is the same. Decoder models add ``z_loss`` times the mean of log²Z to their objective, where Z is
+    the sum of the exponentials of a position's logits (arXiv:2204.02311, section 5). Reported losses do not include it.
     """
 
     batch_size: SequenceCount = 8
-    accumulation: MicrobatchCount = Field(default=1, description="parts of a batch; it divides batch_size")
+    accumulation: MicrobatchCount = Field(default=1, description="number of parts of a batch; must divide batch_size")
     z_loss: Ratio = 0.0
     inner_optimizer: InnerOptimizerSection = InnerOptimizerSection()
 
@@ -290,8 +292,8 @@ class TrainingSection(Section):
 class OuterOptimizerSection(Section):
     """The outer optimizer applies the average of the islands' displacements at each merge.
 
-    The defaults learned best, or as well as any, in runs of 4 to 256 rounds. More momentum overshoots there: with 0.7 and
-    0.9, the method's usual setting, such a run stands still or diverges.
+    The defaults were best, or equal to the best, in runs of 4 to 256 rounds. More momentum overshoots there: with 0.7 and
+    0.9, the method's usual setting, such a run makes no progress or diverges.
 
     Its learning rate is lr · min(1, version / ``warmup_merges``) · (1 − (1 − ``lr_final_ratio``) · tokens trained / budget).
     """
@@ -299,30 +301,33 @@ class OuterOptimizerSection(Section):
     kind: Literal["nesterov", "sgd"] = "nesterov"
     lr: LearningRate = 0.5
     momentum: RatioBelowOne = 0.3
-    warmup_merges: MergeCount = Field(default=0, description="of each fragment, over which the rate rises; 0: none")
+    warmup_merges: MergeCount = Field(
+        default=0, description="merges of each fragment over which the rate rises; 0: no warm-up"
+    )
     lr_final_ratio: Ratio = Field(
-        default=1.0, description="of the rate at the end of the budget, to which it falls in a line"
+        default=1.0, description="share of the rate at the end of the budget, reached linearly"
     )
 
 
 class DurabilitySection(Section):
-    """The durability of merges, which they have before any island gets them. Both kinds survive the synchroniser's death.
+    """The durability that a merge has before any island receives it. Both kinds survive the synchroniser's death.
 
-    With ``async`` up to ``merges_max`` merges are only with the operating system: a loss of power takes them, and a job
-    whose islands hold merges that are gone does not go on by itself.
+    With ``async``, up to ``merges_max`` merges may be in the operating system's cache only, and are lost if the power fails.
+    A job with islands that hold lost merges does not continue by itself.
     """
 
     kind: Literal["sync", "async"] = "sync"
-    merges_max: MergeCount = Field(default=8, description="for async; sync has none")
+    merges_max: MergeCount = Field(default=8, description="for async; ignored with sync")
     snapshot_every_records: RecordCount = Field(
-        default=20_000, description="a restarted synchroniser replays at most about so many steps one by one"
+        default=20_000,
+        description="records between snapshots; a restarted synchroniser replays at most about this many",
     )
 
 
 class WireSection(Section):
-    """The codecs of what travels: ``up`` an island's displacement from Θ, ``down`` the update of Θ. One name is both.
+    """The codecs of payloads: ``up`` for an island's displacement from Θ, ``down`` for the update of Θ. One name sets both.
 
-    What a codec loses is not lost: its sender adds it to what it sends next.
+    The sender adds the coding error of a payload to the next one, so it is not lost.
     """
 
     up: CodecName = "int4"
@@ -345,10 +350,10 @@ GRACE_FLOOR_STEPS = 0.5
 
 
 class SynchroniserSection(Section):
-    """The parameters of Decoupled DiLoCo, arXiv:2604.21428; the symbols are in ``JobPolicy``.
+    """The parameters of Decoupled DiLoCo, arXiv:2604.21428; ``JobPolicy`` has their symbols.
 
-    The paper has an overlap of 2 and a grace of about one step. With these defaults all islands meet in a merge where a
-    fragment travels for up to half a step each way, and not only where it takes no time.
+    The paper uses an overlap of 2 and a grace window of about one step. With the defaults here, all islands meet in a merge
+    even if a fragment travels for up to half a step each way.
     """
 
     fragments: FragmentCount = 8
@@ -391,44 +396,44 @@ class SynchroniserSection(Section):
 
 class MeshSection(Section):
     """The mesh of an island's devices: ``data`` splits batches, ``fsdp`` batches and parameters, ``tensor`` matrices, and
-    ``expert`` the experts of a mixture. The product of the lengths is the number of the island's devices.
+    ``expert`` the experts of a mixture. The product of the lengths must equal the number of the island's devices.
     """
 
-    data: AxisLength | None = Field(default=None, description="what the other axes leave of the devices, if absent")
+    data: AxisLength | None = Field(default=None, description="if absent, all devices that the other axes leave")
     fsdp: AxisLength = 1
     tensor: AxisLength = 1
     expert: AxisLength = 1
 
 
 class IslandsSection(Section):
-    """One or more islands on one node group. ``accelerators`` 0 means CPU; ``cpus`` is what Ray reserves.
+    """One or more islands on one node group. ``accelerators: 0`` means CPU; ``cpus`` is the number that Ray reserves.
 
-    ``hosts``, ``mesh``, ``batch_size`` and ``accumulation`` are of one island; ``accelerators`` and ``cpus`` are of one of
-    its hosts.
+    ``hosts``, ``mesh``, ``batch_size`` and ``accumulation`` apply to one island; ``accelerators`` and ``cpus`` apply to each
+    of its hosts.
 
-    Of the islands from ``count`` up to ``count_max`` each has a name and a data shard from the beginning, and a process only
-    once the job is scaled up. Beside them ``standby`` processes wait to take the place of one that is lost.
+    The islands from ``count`` up to ``count_max`` have a name and a data shard from the beginning, but a process only after
+    the job is scaled up. In addition, ``standby`` processes wait to replace lost islands.
     """
 
     node_group: Name
     count: IslandCount = 1
     count_max: IslandCount | None = Field(
-        None, description="islands that the job may be scaled up to; no more than count if absent"
+        None, description="maximum number of islands after scaling up; count if absent"
     )
     standby: IslandCountFromZero = Field(
-        0, description="processes that are started, hold a state, and train once an island of this entry is lost"
+        0, description="processes that hold a state and replace a lost island of this entry"
     )
-    name: Name | None = Field(None, description="defaults to the node group's; numbered when count is above 1")
+    name: Name | None = Field(None, description="default: the name of the node group; numbered if count is above 1")
     accelerator: Literal["cpu", "gpu", "tpu"] = "cpu"
     accelerators: AcceleratorCount = 0
     cpus: Cpus = 1.0
     hosts: HostCount = 1
     mesh: MeshSection = MeshSection()
     batch_size: SequenceCount | None = Field(
-        None, description="sequences of one inner step of one island; training.batch_size if absent"
+        None, description="sequences in one inner step of one island; training.batch_size if absent"
     )
     accumulation: MicrobatchCount | None = Field(
-        None, description="parts in which one island takes a batch; training.accumulation if absent"
+        None, description="parts in which one island processes a batch; training.accumulation if absent"
     )
 
     @property
@@ -447,23 +452,23 @@ class IslandsSection(Section):
 
 
 class BudgetSection(Section):
-    """When the job ends: tokens over all islands together, or steps of each island. Exactly one."""
+    """When the job ends: after a number of tokens over all islands, or of steps of each island. Set exactly one."""
 
     tokens: TokenCount | None = None
     steps: StepCount | None = None
 
 
 class EvaluationSection(Section):
-    """When Θ is measured on held-out data, by whom, and for how long at most.
+    """When and where Θ is measured on held-out data, and how long that may take.
 
-    ``on: head`` is one CPU thread beside the synchroniser, of the lowest priority: for models up to some 100M parameters.
-    ``on: node_group`` is a process on a node of ``node_group``, which books what an island of these ``accelerators`` and
-    ``cpus`` would; while that group has no room for it, the head measures. ``on: islands`` has an island measure between two
-    steps, each time the one that is furthest ahead, with what it holds of the parameters already.
+    ``on: head`` uses one CPU thread of the lowest priority beside the synchroniser, which suffices for models of up to some
+    100M parameters. ``on: node_group`` uses a process on a node of ``node_group``, which reserves ``accelerators`` and
+    ``cpus`` as an island would; while that group has no room for it, the head measures. ``on: islands`` uses the island that
+    is furthest ahead, between two of its steps, with the parameters that it already holds.
 
-    An evaluation takes at most ``time_ratio_max`` of the time that the merges between two of them take, by measuring the
-    first half of the ``sequences``, a quarter, and so on. The first one of a job, before any merge, and the last one measure
-    all, however long it takes.
+    An evaluation takes at most ``time_ratio_max`` of the time that the merges between two evaluations take. If all
+    ``sequences`` would take longer, the first half of them is measured, or the first quarter, and so on. The first
+    evaluation of a job, before any merge, and the last one always measure all sequences.
     """
 
     every_merges: MergeCount = 32
@@ -475,7 +480,7 @@ class EvaluationSection(Section):
     cpus: Cpus = 1.0
     time_ratio_max: TimeRatio | None = Field(
         default=None,
-        description=f"{EVALUATION_RATIO:g} if absent; on islands, which stand still for it, {ISLAND_RATIO:g}",
+        description=f"if absent, {EVALUATION_RATIO:g}; with on: islands, which pause for it, {ISLAND_RATIO:g}",
     )
 
     @property
@@ -486,19 +491,19 @@ class EvaluationSection(Section):
 
 
 class RecoverySection(Section):
-    """When an island is given up as lost, and placed again, and how it then takes a state from its peers.
+    """When an island counts as lost and is placed again, and how it then takes a state from its peers.
 
-    One that is silent though its node answers hangs, or was stopped: ``suspect_timeout_s``. One whose node cannot be reached
-    trains on, most likely, and its work is lost if it is replaced: ``cut_off_timeout_s``.
+    An island that is silent although its node answers hangs or was stopped; ``suspect_timeout_s`` applies. An island with an
+    unreachable node probably continues to train, and its work is lost if it is replaced; ``cut_off_timeout_s`` applies.
 
-    One that answers, and whose step does not end, hangs: it is named in its status after a quarter of ``step_limit_s``,
-    or of ``step_limit_ratio`` times its own median step where that is longer, and is ended and placed again after all of
-    that. Before it has a median, as while it compiles, and outside of steps, the limit is ``first_step_limit_s``. Only
-    seconds in which its process runs count. ``step_limit_s: null`` ends nobody.
+    An island that answers but does not finish its step also hangs. Its limit is ``step_limit_s``, or ``step_limit_ratio``
+    times its own median step if that is longer. After a quarter of the limit the job's status names the island. At the limit
+    its process is ended, and the island is placed again. In its first steps, which compile, and outside of steps, the limit
+    is ``first_step_limit_s``. Only the time in which the process runs counts. ``step_limit_s: null`` disables the limit.
 
-    With one donor a state is of one boundary; with several, each gives fragment after fragment, at boundaries of its own: a
-    large state comes sooner and costs each less. A donor gives at most ``donor_bytes_per_s``, on average, to all who ask
-    together; a fragment with its moments must go within five minutes of that.
+    A state from one donor belongs to one boundary. With several donors each sends fragment after fragment, at its own
+    boundaries: a large state arrives sooner and costs each donor less. A donor sends at most ``donor_bytes_per_s`` on
+    average to all receivers together; at that rate a fragment with its moments must take less than five minutes.
     """
 
     suspect_timeout_s: Timeout = 30.0
@@ -515,26 +520,27 @@ class RecoverySection(Section):
 
 
 class CheckpointsSection(Section):
-    """When checkpoints are taken by themselves (``JobPolicy.checkpoints``); ``atoll checkpoint`` takes one at any time.
+    """When checkpoints are taken automatically (``JobPolicy.checkpoints``). ``atoll checkpoint`` takes one at any time.
 
-    ``folder`` is a path or URL below a root (`atoll up --checkpoints`) that every node reaches; each job has a folder of its
-    own in it. Absent: the job's run folder.
+    ``folder`` is a path or URL below a root (`atoll up --checkpoints`) that every node can reach. Each job has its own
+    folder in it. Default: the job's run folder.
     """
 
     every_merges: MergeCount = 0
     every_s: Wait = 0.0
     keep: KeptCount = 2
     timeout_s: Timeout | None = Field(
-        default=None, description="an island that has not saved its state by then is left out; by its size if absent"
+        default=None, description="time limit for an island's part, or the part is left out; if absent, by its size"
     )
     folder: Location | None = None
 
 
 class ResumeSection(Section):
-    """Go on from a checkpoint: ``checkpoint`` is its folder, or a folder of several, of which the newest sound one is used.
+    """Resume from a checkpoint. ``checkpoint`` is its folder, or a folder of several checkpoints: the newest intact one is
+    used.
 
-    ``atoll submit --resume`` fills this in, also from the name of a job. Model, data and seed must be as they were; islands
-    may be others. The budget counts from the beginning. ``refused`` is the service's: checkpoints passed over, and why.
+    ``atoll submit --resume`` fills this in, also from the name of a job. Model, data and seed must be the same; islands may
+    differ. The budget includes the tokens of the former job. The service sets ``refused``: damaged checkpoints, and why.
     """
 
     checkpoint: Location
@@ -544,13 +550,13 @@ class ResumeSection(Section):
 class TransportSection(Section):
     """The channel for payloads between islands and shard: the job's own connections, beside Ray's calls.
 
-    The receiver pulls, over up to ``streams`` connections where the line is long, or on one machine through its
-    ``shared_memory``. Each process listens at its node's address, on a free port of ``ports`` (0, 0: any). A range lies best
-    outside of the system's ephemeral one, by default 32768 to 60999, of which other connections and Ray's own servers take
-    ports as they come. Connections from one process to another carry at most ``bytes_per_s`` together. A transfer has no
-    time limit but that of progress: ``stall_s`` without a byte. Payloads up to ``inline_bytes_max`` travel inside the calls,
-    past the cap and as safe as those. With ``tls: auto`` both ends prove who they are and what is pulled is encrypted,
-    unless the cluster is on loopback.
+    The receiver pulls payloads over up to ``streams`` connections if the line is long, or through ``shared_memory`` on one
+    machine. Each process listens at its node's address, on a free port of ``ports`` (0, 0: any). Choose a range outside the
+    system's ephemeral ports, by default 32768 to 60999, because other connections and Ray's own servers take ports from
+    there. Connections from one process to another carry at most ``bytes_per_s`` together. A transfer fails only if no byte
+    arrives for ``stall_s``. Payloads of up to ``inline_bytes_max`` are part of Ray's calls: the cap does not apply to them,
+    and they are protected only as those calls are. With ``tls: auto`` both ends authenticate and the connections are
+    encrypted, unless the cluster is on loopback.
     """
 
     streams: StreamCount = 8
@@ -570,10 +576,11 @@ class TransportSection(Section):
 
 
 class HealthSection(Section):
-    """The limits of healthy contributions. One with NaN or Inf is always refused, and its island replaced.
+    """The limits of healthy contributions. A contribution with NaN or Inf is always refused, and its island is replaced.
 
-    ``displacement_ratio_max`` refuses what is so many times further from the merged parameters than is usual; null: nothing.
-    100 lets pass all that warm-up, missed rounds and a new inner optimizer do, and stops what a flipped exponent bit does.
+    ``displacement_ratio_max`` refuses contributions that are this many times further from the merged parameters than usual;
+    null disables the check. 100 admits everything that warm-up, missed rounds and a new inner optimizer cause, and refuses
+    the effect of a flipped exponent bit.
     """
 
     displacement_ratio_max: DisplacementRatio | None = 100.0

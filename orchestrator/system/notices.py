@@ -238,7 +238,7 @@ class GceQuestion:
         self.etag = answer.headers.get("etag", "")[:64]
         if answer.body.strip() != b"TRUE":
             return None
-        return Notice("Google takes the spot machine back", time.time() + NOTICE_S[GCE])
+        return Notice("Google reclaims the spot machine", time.time() + NOTICE_S[GCE])
 
 
 # ── Amazon ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,7 +285,7 @@ def _aws_action(document: Mapping[str, Any]) -> Notice | None:
 def _aws_rebalance(document: Mapping[str, Any]) -> Notice | None:
     if not isinstance(document.get("noticeTime"), str):
         return None
-    return Notice("Amazon advises to leave the spot machine", time.time() + NOTICE_S[AWS_REBALANCE])
+    return Notice("Amazon recommends leaving the spot machine", time.time() + NOTICE_S[AWS_REBALANCE])
 
 
 # ── Microsoft ─────────────────────────────────────────────────────────────────────────────────────────────────────

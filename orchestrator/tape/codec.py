@@ -129,7 +129,7 @@ def decode_tagged(data: Mapping[str, Any]) -> Any:
         return decode(CommandRequested, {**data, "request": {**data, "type": REQUESTS[name].__name__}})
     kind = TAGGED.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise DataError(detail=f"{name!r} is no event or effect of this build; the tape was written by another one.")
+        raise DataError(detail=f"{name!r} is not an event or effect of this build; another build wrote the tape.")
     return decode(kind, data)
 
 
@@ -282,7 +282,7 @@ def decode_command(document: object) -> Command:
         )
     fields = _fields_of_command(kind)
     if strange := sorted(map(brief, document.keys() - fields.keys() - {"kind"})):
-        raise DataError(detail=f"{kind} says {some_of(strange, 5)}, and this build does not know what that means.")
+        raise DataError(detail=f"{kind} has {some_of(strange, 5)}, which this build does not know.")
     values = {}
     for name, field in fields.items():
         if name in document:

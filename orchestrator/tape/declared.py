@@ -72,7 +72,7 @@ def _truth(value: Any) -> bool:
 
 def _integer(value: Any) -> int:
     if type(value) is not int or not -INTEGER_MAX <= value <= INTEGER_MAX:
-        raise TypeError("it is no integer of 64 bits")
+        raise TypeError("it is not an integer of 64 bits")
     return value
 
 
@@ -83,7 +83,7 @@ def _number(value: Any) -> float | int:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise TypeError("it is no text")
+        raise TypeError("it is not a text")
     if not value.isascii():
         value.encode()  # half a surrogate pair cannot be written anywhere
     return value
@@ -120,7 +120,7 @@ def _enumeration(kind: type[Enum]) -> Coder:
 
 def _list(value: Any) -> list[Any]:
     if type(value) is not list:
-        raise TypeError("it is no list")
+        raise TypeError("it is not a list")
     return value
 
 
@@ -131,7 +131,7 @@ def _many(kind: type[Any], each: Coder) -> Coder:
     def read(value: Any) -> Any:
         items = kind([read_each(item) for item in _list(value)])
         if len(items) != len(value):
-            raise ValueError("it has something twice")
+            raise ValueError("it has a value twice")
         return items
 
     if kind in (set, frozenset):
@@ -175,7 +175,7 @@ def _dictionary(kind: type[Any], key_hint: Any, key: Coder, value: Coder) -> Cod
 
     def read_object(data: Any) -> Any:
         if type(data) is not dict:
-            raise TypeError("it is no object")
+            raise TypeError("it is not an object")
         return kind({read_key(name): read_value(item) for name, item in data.items()})
 
     def read_pairs(data: Any) -> Any:
@@ -217,7 +217,7 @@ def _alternatives(kinds: tuple[Any, ...]) -> Coder:
 
         def read_plain(value: Any) -> Any:
             if (read := reads.get(type(value))) is None:
-                raise TypeError("it is of no kind that may be here")
+                raise TypeError("it is not of a kind that is allowed here")
             return read(value)
 
         return Coder(None, read_plain)

@@ -83,7 +83,7 @@ def begin(name: str, raw: bytes) -> TapePrefix:
     """The prefix of a segment's bytes up to its first record."""
     line, newline, _ = raw.partition(b"\n")
     if not newline:
-        raise DataError(detail=f"{name} holds no complete line, so it is no tape.")
+        raise DataError(detail=f"{name} has no complete line, so it is not a tape.")
     header, continuation = decode_begin(_text(line))
     prefix = TapePrefix(header, continuation)
     prefix.count = prefix.first
@@ -147,7 +147,7 @@ def _text(line: bytes) -> str:
 
 def _check_seal(name: str, footer: Footer, prefix: TapePrefix, last: bool) -> None:
     if not last:
-        raise DataError(detail=f"{name} goes on after its footer; two writers must have shared it.")
+        raise DataError(detail=f"{name} continues after its footer; two processes must have written it.")
     if (footer.end, footer.digest) != (prefix.count, prefix.lines.hex()):
         raise DataError(
             detail=f"{name} was changed after it was sealed: its footer says {footer.end} steps and digest "

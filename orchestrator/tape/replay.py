@@ -139,7 +139,7 @@ def recover(tape: Tape, folds: Iterable[Fold] = (), snapshot: Snapshot | None = 
     Raises DataError, with the story, where this build decides otherwise than the one that wrote the tape.
     """
     if isinstance(tape.header, FleetHeader):
-        raise DataError(detail=f"The tape of {tape.header.job} is a fleet's: no job's process wrote it.")
+        raise DataError(detail=f"The tape of {tape.header.job} belongs to a fleet; no process of a job wrote it.")
     if snapshot is None or not tape.before:
         snapshot = Snapshot(
             Mark(0, 0, ""), 0.0, Synchroniser(tape.header.policy, Epoch(tape.header.epoch)), (Pending(), *folds)
@@ -154,8 +154,8 @@ def recover(tape: Tape, folds: Iterable[Fold] = (), snapshot: Snapshot | None = 
     again = replay(tape, snapshot.folds, this_core)
     if again.divergence is not None:
         raise DataError(
-            detail="This build decides otherwise than the one that wrote the tape, so it cannot go on from there. "
-            f"Go on with the build that wrote it.\n{again.divergence}"
+            detail="This build decides differently from the one that wrote the tape, so it cannot continue from there. "
+            f"Continue with the build that wrote it.\n{again.divergence}"
         )
     at = tape.records[-1].event.at if tape.records else snapshot.at
     return Recovered(core, tape.before, tape.count, at, tuple(others), pending)

@@ -202,7 +202,7 @@ def decode_begin(line: str) -> tuple[Header | FleetHeader, Continuation | None]:
     if data.get("schema") == SCHEMA_CONTINUED:
         return _header(data), _continuation(data)
     if data.get("schema") != SCHEMA:
-        raise DataError(detail=f"this is no tape of schema {SCHEMA!r}: its first line says {data.get('schema')!r}.")
+        raise DataError(detail=f"this is not a tape of schema {SCHEMA!r}: its first line says {data.get('schema')!r}.")
     return _header(data), None
 
 
@@ -238,7 +238,7 @@ def _header(data: Mapping[str, Any]) -> Header | FleetHeader:
     except KeyError as error:
         raise DataError(detail=f"the tape's header lacks the field {error}.") from error
     except (TypeError, ValueError, AttributeError) as error:
-        raise DataError(detail=f"the tape's header has a field that cannot be: {error}.") from error
+        raise DataError(detail=f"the tape's header has an invalid field: {error}.") from error
 
 
 def decode_line(line: str) -> Record | Footer:
@@ -259,7 +259,7 @@ def decode_line(line: str) -> Record | Footer:
     except KeyError as error:
         raise DataError(detail=f"the record lacks the field {error}.") from error
     except (TypeError, ValueError, AttributeError) as error:
-        raise DataError(detail=f"the record has a field that cannot be: {error}.") from error
+        raise DataError(detail=f"the record has an invalid field: {error}.") from error
 
 
 def _parse(line: str, name: str) -> dict[str, Any]:
@@ -268,5 +268,5 @@ def _parse(line: str, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(detail=f"{name} is not JSON: {error} in {line[:80]!r}.") from error
     if not isinstance(data, dict):
-        raise DataError(detail=f"{name} is no JSON object: {line[:80]!r}.")
+        raise DataError(detail=f"{name} is not a JSON object: {line[:80]!r}.")
     return data

@@ -72,7 +72,7 @@ def decode(raw: bytes, build: str) -> Snapshot:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise DataError(detail="the snapshot has no header.") from error
     if not sound:
-        raise DataError(detail="the snapshot is damaged: its digest does not fit.")
+        raise DataError(detail="the snapshot is damaged: its digest does not match.")
     if (schema, build_before) != (SCHEMA, build):
         raise DataError(detail="the snapshot was made by another build.")
     core, folds = _read(body)
@@ -102,7 +102,7 @@ def _read(body: bytes) -> tuple[Synchroniser, tuple[Fold, ...]]:
     try:
         contents: tuple[Synchroniser, tuple[Fold, ...]] = _coder().read(json.loads(body.decode()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(detail=f"the snapshot is not what a synchroniser knows: {error}.") from error
+        raise DataError(detail=f"the snapshot does not hold the state of a synchroniser: {error}.") from error
     return contents
 
 

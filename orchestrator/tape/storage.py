@@ -196,7 +196,7 @@ class TapeWriter:
             self._file = disk.hold(path, new=new)
         except BlockingIOError as error:
             detail = f"the tape {path} is being written by another process."
-            raise InfrastructureError(detail=detail, remedy="Wait for its end, or end it.") from error
+            raise InfrastructureError(detail=detail, remedy="Wait until it ends, or end it.") from error
 
     def _write(self, lines: bytes) -> None:
         try:
@@ -236,7 +236,9 @@ def read_tape(path: Path, disk: Disk | None = None) -> Tape:
         try:
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(detail=f"{path} cannot be unpacked: {error}. Was it copied whole?") from error
+            raise DataError(
+                detail=f"{path} cannot be unpacked: {error}. Check that it was copied completely."
+            ) from error
     return _whole(path, raw, disk or LocalDisk())[1]
 
 

@@ -316,7 +316,7 @@ def _template_begins(processor: Any) -> Iterator[str]:
 
 def _checked(tokens: dict[str, int]) -> dict[str, int]:
     if not all(type(text) is str and type(token) is int and 0 <= token < 2**31 for text, token in tokens.items()):
-        raise ValueError("a token is no number")
+        raise ValueError("a token is not a number")
     if not tokens:
         raise ValueError("no tokens")
     return tokens

@@ -18,4 +18,4 @@ def read_varint(content: bytes | memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         if shift > 63:
-            raise ValueError("a number goes on and on")
+            raise ValueError("a number does not end")

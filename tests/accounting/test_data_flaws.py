@@ -38,7 +38,7 @@ def test_the_lives_of_an_island_are_added_up_and_a_report_that_is_repeated_is_no
     }
     assert counts["total"]["omitted_sequences"] == 1000
     assert "3 records or pieces of files could not be read" in counts["remark"]
-    assert "1,000 sequences were passed over in their epoch; `atoll data index`" in counts["remark"]
+    assert "1,000 sequences were skipped in their epoch; `atoll data index`" in counts["remark"]
 
 
 def test_where_nothing_is_amiss_nothing_is_said():

@@ -147,7 +147,7 @@ def test_an_island_that_hangs_and_a_helper_that_is_away_are_in_the_picture_with_
     record = SimulatedJob(parse_job(Installation(tmp_path).spec(steps=100)), [], 2.0).status("trial-x", 1000.0, 2.0)
     hung = record["view"]["islands"][3]
     hung |= {"overdue_s": 40.0, "reason": "it hangs: 40 s where 0.05 s is usual"}
-    away = "its process died: killed; it is made again in 4 s (death 4 in a row)"
+    away = "its process died: killed; it is restarted in 4 s (death 4 in a row)"
     well = Helper(name="evaluator", condition="running", reason="", restarts=0)
     record["helpers"] = [Helper(name="controller", condition="dead", reason=away, restarts=3), well]
     job = job_of(job_row("trial-x"), JobStatus.model_validate(record), [], 1000, report=False)

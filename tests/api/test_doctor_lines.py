@@ -97,10 +97,10 @@ def test_as_json_it_has_lines_subject_utilisation_and_advice(probe: Any, large: 
 
 
 def test_a_line_that_carries_nothing_is_wrong_and_the_others_are_told(probe: Any) -> None:
-    probe(head_to("europe", {"problem": "nothing comes through to 10.0.0.1:7"}), head_to("asia", FAST))
+    probe(head_to("europe", {"problem": "nothing gets through to 10.0.0.1:7"}), head_to("asia", FAST))
     code, text = doctor("--parameters", "1e6", "--step-s", "1")
     assert code == 1
-    assert "nothing comes through" in text
+    assert "nothing gets through" in text
     assert "Keep the settings" in text
 
 

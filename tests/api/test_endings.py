@@ -33,7 +33,7 @@ class Writing(Clockwork):
 
     def status(self, job_id: str) -> StatusDocument:
         if self.gone:
-            raise NotFound(detail=f"Nothing of job {job_id} runs here.")
+            raise NotFound(detail=f"No process of job {job_id} runs here.")
         status = self.said or super().status(job_id)
         if status["view"]["phase"] == "finished":
             self.said, run_dir = status, self.folder / job_id

@@ -159,7 +159,7 @@ class GoneBeforeItAnswers(Clockwork):
     def submit(self, job_id: str, *about: Any) -> None:
         super().submit(job_id, *about)
         wait_until(lambda: self.status(job_id)["view"]["phase"] == "finished")
-        raise NotFound(detail=f"Nothing of job {job_id} runs here.")
+        raise NotFound(detail=f"No process of job {job_id} runs here.")
 
 
 def test_a_cancel_taken_by_a_job_that_is_gone_before_it_answers_is_accepted(tmp_path: Path) -> None:

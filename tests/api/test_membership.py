@@ -75,7 +75,7 @@ def test_a_cordoned_node_group_takes_nothing_new_in_any_job(http: httpx.Client, 
     wait_until(lambda: state_of(http, late, "asia") == "training")
     assert state_of(http, late, "europe") == "cordoned"
 
-    assert "europe takes islands" in service.atoll("uncordon", "europe")
+    assert "europe accepts islands" in service.atoll("uncordon", "europe")
     for name in (job, late):
         wait_until(lambda name=name: state_of(http, name, "europe") == "training")
         decided(http, http.post(f"/v1/jobs/{name}/cancel"))

@@ -263,9 +263,9 @@ def test_pages_of_merges_follow_one_another_without_gap_or_repeat(client: Client
 
 def test_a_merge_that_is_not_there_is_refused_with_what_is(client: Client, ended: str) -> None:
     version = max(merge.version for merge in client.merges(ended, fragment=2).merges)
-    with pytest.raises(NotFound, match=f"stands at version {version}"):
+    with pytest.raises(NotFound, match=f"is at version {version}"):
         client.merge(ended, 2, version + 1)
-    with pytest.raises(NotFound, match="lists those there are"):
+    with pytest.raises(NotFound, match="lists all merges"):
         client.merge(ended, 99, 1)
 
 
@@ -274,11 +274,11 @@ def test_the_commands_list_and_explain(service: Installation, ended: str, client
     assert len(json.loads(service.atoll("merges", ended, "--limit", "4", "--json"))) == 4
     said = service.atoll("explain", ended, "2:1")
     assert "fragment 2, version 0 to 1" in said
-    assert "that are enough" in said
+    assert "contributions had arrived" in said
     for contributor in client.merge(ended, 2, 1).contributors:
         assert contributor.island in said
     told = [record.event for record in client.events(ended, follow=False) if record.event["type"] == "MergeCompleted"]
     (merged,) = (event for event in told if (event["fragment"], event["version"]) == (2, 1))
     assert json.loads(service.atoll("explain", ended, "2:1", "--json"))["digest"] == merged["digest"]
     assert "Write FRAGMENT:VERSION" in service.atoll("explain", ended, "two", code=2)
-    assert "stands at version" in service.atoll("explain", ended, "2:9999", code=2)
+    assert "is at version" in service.atoll("explain", ended, "2:9999", code=2)

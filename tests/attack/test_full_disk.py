@@ -193,10 +193,10 @@ def test_what_is_wrong_with_the_disk_under_rays_folder_is_said(tmp_path: Path) -
         with full(disk):
             assert (
                 cluster.disk_shortage(disk)
-                == f"the disk under {disk}, Ray's folder, is full, so no process begins: make room on it"
+                == f"the disk under {disk}, Ray's folder, is full, so no process can start: make room on it"
             )
         fail()
-        assert "is read-only, so no process begins: mount it writable" in cluster.disk_shortage(disk)
+        assert "is read-only, so no process can start: mount it writable" in cluster.disk_shortage(disk)
     assert cluster.disk_shortage(tmp_path / "nowhere") == ""
 
 

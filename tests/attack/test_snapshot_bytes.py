@@ -328,7 +328,7 @@ def test_a_job_takes_up_only_a_snapshot_of_itself(tmp_path: Path, snapshot: Snap
     (tmp_path / SNAPSHOT).write_bytes(encode(Snapshot(mark, 0.0, snapshot.core, folds), build()))
     assert read_snapshot(tmp_path / SNAPSHOT) is not None
     wanted = Goodput(policy), Statistics(policy)
-    with pytest.raises(DataError, match="the snapshot knows of merges"):  # and on the tape there are none
+    with pytest.raises(DataError, match="the snapshot has merges"):  # and on the tape there are none
         open_files(tmp_path, "job", spec, policy, 0.0, wanted)
     fresh = Snapshot(mark, 0.0, Synchroniser(snapshot.core.state.policy), folds)
     (tmp_path / SNAPSHOT).write_bytes(encode(fresh, build()))

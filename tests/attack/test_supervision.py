@@ -288,7 +288,7 @@ def test_a_damaged_command_is_refused_and_what_was_asked_after_it_is_done(desk: 
     wait_until(lambda: desk.service.command(job, asked.command).state == "accepted")
     wait_until(lambda: desk.service.command(other, elsewhere.command).state == "accepted")
     told = desk.service.command(job, "stop-1")
-    assert (told.state, "could not be handed over" in told.detail) == ("refused", True)
+    assert (told.state, "could not be delivered" in told.detail) == ("refused", True)
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -87,7 +87,7 @@ def test_a_plan_that_fails_or_is_aborted_says_so_strikes_nobody_any_more_and_end
 def test_a_bad_plan_ends_with_2_and_strikes_nobody(service: Installation) -> None:
     job = submitted(service)
     mars = {"kind": "kill", "target": {"name": "mars"}, "at": 0}
-    assert "'mars' is no island of the job" in service.atoll("chaos", "run", job, plan_file(service, mars), code=2)
+    assert "'mars' is not an island of the job" in service.atoll("chaos", "run", job, plan_file(service, mars), code=2)
     assert "is no comparison" in service.atoll("chaos", "run", job, plan_file(service, objectives=["win"]), code=2)
     assert "attrition" in service.atoll("chaos", "run", job, "no-such-plan", code=2)
     assert service.client().commands(job) == []

@@ -115,14 +115,14 @@ def test_a_plan_that_cannot_be_used_is_refused_with_every_problem_and_starts_not
         assert http.post(f"/v1/jobs/{job}/chaos/runs", json=body).status_code == 422, body
     mars = {"kind": "kill", "target": {"name": "mars"}, "at": 0}
     with service.client() as client:
-        with pytest.raises(InvalidJobSpec, match="'mars' is no island of the job"):
+        with pytest.raises(InvalidJobSpec, match="'mars' is not an island of the job"):
             client.start_chaos(job, document(mars))
         with pytest.raises(InvalidJobSpec, match=r"objectives\.0"):
             client.start_chaos(job, document(objectives=["win"]))
         with pytest.raises(NotFound, match="attrition"):
             client.start_shipped_chaos(job, "no-such-plan")
         assert client.chaos_runs(job) == []
-        with pytest.raises(NotFound, match="No plan ran"):
+        with pytest.raises(NotFound, match="No plan has run"):
             client.chaos_run(job)
         client.cancel(job)
         wait_until(lambda: client.job(job).state == "cancelled")

@@ -92,7 +92,7 @@ def test_async_merges_that_a_loss_of_power_took_from_islands_that_hold_them_end_
     outcome = run(tmp_path, Fate(), disk, durability={"kind": "async", "merges_max": 100})
     outcome.shell.die()
     disk.lose_power()
-    with pytest.raises(DataError, match=r"merges that islands already hold may be lost.*sync prevents it"):
+    with pytest.raises(DataError, match=r"merges that islands already hold may be lost.*sync prevents this"):
         opened(tmp_path, disk, durability={"kind": "async", "merges_max": 100})
 
 
@@ -104,7 +104,7 @@ def test_a_build_that_decides_otherwise_does_not_go_on(tmp_path: Path) -> None:
         for line in path.read_text().splitlines()
     )
     path.write_text("".join(with_checksum(line) + "\n" for line in changed))
-    with pytest.raises(DataError, match="decides otherwise"):
+    with pytest.raises(DataError, match="decides differently"):
         opened(tmp_path)
 
 
@@ -168,7 +168,7 @@ def test_foreign_files_beside_the_journal_are_named_and_left_alone(tmp_path: Pat
     assert files.outer.versions == tuple(state.version for state, _ in before.shell.shard.states().values())
     (restarted,) = (make(9.0) for make in files.first_events)
     assert isinstance(restarted, e.SynchroniserRestarted)
-    assert all(f"journal/{name} is no file of this job's journal" in restarted.damage for name in FOREIGN)
+    assert all(f"journal/{name} is not a file of this job's journal" in restarted.damage for name in FOREIGN)
     assert all((tmp_path / "journal" / name).read_bytes() == b"not ours" for name in FOREIGN)
 
 

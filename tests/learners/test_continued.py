@@ -196,7 +196,7 @@ def test_a_resumed_job_keeps_what_the_run_before_it_kept(tmp_path: Path) -> None
         assert origin_of(after, runs / after, resumed, roots) == kept
     foreign = {"model": {}, "resume": {"checkpoint": str(tmp_path / "elsewhere" / "checkpoints" / "3")}}
     keep_origin(runs / "other", foreign, roots)
-    with pytest.raises(NotFound, match="began without a checkpoint"):
+    with pytest.raises(NotFound, match="did not start from a checkpoint"):
         origin_of("other", runs / "other", foreign, roots)
     with pytest.raises(Conflict, match="Nothing was kept of"):
         origin_of("other", runs / "other", first, roots)

@@ -135,7 +135,7 @@ def test_islands_leave_machines_that_are_to_go_and_lose_no_more_than_a_step(
         assert first.exit_code() == 0, first.log
         assert second.runs(job.wait_for_merge(GROUP, 2)["pid"])
         (notice,) = job.events(events.NoticeReceived, GROUP)
-        assert (notice.cause, notice.incarnation) == ("Google takes the spot machine back", 1)
+        assert (notice.cause, notice.incarnation) == ("Google reclaims the spot machine", 1)
         assert 0.0 < notice.seconds <= NOTICE_S
         assert lost_tokens(job) - before <= step_tokens(job)
         assert not job.events(events.ConnectionLost, GROUP)
@@ -146,7 +146,7 @@ def test_islands_leave_machines_that_are_to_go_and_lose_no_more_than_a_step(
         second.strike(signal.SIGTERM, signal.SIGTERM)
         assert second.exit_code() == 0, second.log
         assert third.exit_code() == 0, third.log
-        assert "Nothing works here any more" in third.log
+        assert "No process of a job runs here any more" in third.log
         job.wait_until(lambda: job.island(GROUP)["incarnation"] > 3, "its next incarnation, which has no place yet")
         causes = [notice.cause for notice in job.events(events.NoticeReceived, GROUP)]
         assert causes[1:] == ["SIGTERM was sent to its machine", "its time on this machine is nearly up"]

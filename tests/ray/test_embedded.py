@@ -125,7 +125,7 @@ def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
         try:
             assert started == [CONTROL_GROUP, "only", "only"]
             assert len(processes.marked(cluster.id, "only")) == 1
-            assert "has taken the dead nodes only from its books" in capsys.readouterr().err
+            assert "has unregistered the dead nodes only" in capsys.readouterr().err
         finally:
             embedded.down(tmp_path)
 

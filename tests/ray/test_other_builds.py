@@ -45,7 +45,7 @@ def test_a_synchroniser_refuses_a_command_of_a_newer_service_with_the_reason_and
     assert f"The synchroniser of job {job.id} cannot carry it out: no command of the kind 'pause'" in refused.detail
     struck = service.submit_command(job.id, Inject("flood", "asia"), "me")  # type: ignore[arg-type]
     assert (struck.kind, struck.state) == ("flood", "refused")
-    assert "knows no fault 'flood'" in struck.detail
+    assert "does not know the fault 'flood'" in struck.detail
     assert [row.accepted for row in store.commands(job.id)] == [False, False], "nothing is tried again"
     store.close()
 

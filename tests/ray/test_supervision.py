@@ -46,7 +46,7 @@ def test_silence_is_said_and_is_no_death() -> None:
 
 @pytest.mark.parametrize(
     ("deaths", "words"),
-    [(1, "its process died: killed; it is made again"), (4, "it is made again in 4 s (death 4 in a row)")],
+    [(1, "its process died: killed; it is restarted"), (4, "it is restarted in 4 s (death 4 in a row)")],
 )
 def test_a_death_is_said_with_its_reason_and_what_comes_next(deaths: int, words: str) -> None:
     from orchestrator.runtime.supervision import Health, died, sentence

@@ -163,7 +163,7 @@ def test_a_homes_jobs_go_on_when_every_process_of_it_was_killed_and_another_home
         assert (seen.state, seen.epoch) == ("running", epoch)
         ended = one.job_once(careless.id, lambda seen: seen.state.final)
         assert ended.state == "failed"
-        assert "The machine was started anew" in ended.reason
+        assert "The machine was restarted" in ended.reason
         with one.client() as client:
             assert {listed.job for listed in client.jobs()} == {job.id, careless.id}
             if kill is not None:

@@ -82,7 +82,7 @@ def test_footers_are_told_from_records():
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"type": "NoSuchThing"}, "no event or effect of this build"),
+        ({"type": "NoSuchThing"}, "not an event or effect of this build"),
         ({"type": "JobStarted"}, "needs the field 'at'"),
         (
             {"type": "FinishJob", "outcome": "vanished", "reason": ""},

@@ -26,7 +26,7 @@ def test_a_stranger_is_asked_for_a_token_and_a_wrong_one_does_not_do(visit: Visi
     field = page.get_by_label("Token")
     field.fill("atoll_wrong")
     page.get_by_role("button", name="Continue").click()
-    expect(page.get_by_role("dialog")).to_contain_text("does not know the token")
+    expect(page.get_by_role("dialog")).to_contain_text("does not accept this token")
     expect(field).to_have_value("")
     expect(page.locator("#islands")).to_be_hidden()
     field.fill(visit.site.tokens["viewer"])
@@ -36,9 +36,9 @@ def test_a_stranger_is_asked_for_a_token_and_a_wrong_one_does_not_do(visit: Visi
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
 
     page.get_by_role("button", name="Sign out").click()
-    expect(page.get_by_role("dialog")).to_contain_text("Who is looking?")
+    expect(page.get_by_role("dialog")).to_contain_text("Sign in")
     page.keyboard.press("Escape")
-    expect(page.get_by_role("alert")).to_contain_text("Nothing is shown without a token")
+    expect(page.get_by_role("alert")).to_contain_text("Sign in to see the jobs")
 
 
 def test_a_token_revoked_while_its_holder_looks_shows_nothing_more(visit: Visit) -> None:
@@ -46,7 +46,7 @@ def test_a_token_revoked_while_its_holder_looks_shows_nothing_more(visit: Visit)
         visit.site.tokens["brief"] = client.create_token("brief", Role.VIEWER).token
         page = visit.open("brief")
         client.revoke_token("brief")
-    expect(page.get_by_role("dialog")).to_contain_text("or no longer")
+    expect(page.get_by_role("dialog")).to_contain_text("expired or revoked")
     expect(page.get_by_role("heading", level=1)).to_have_text("Training jobs")
     expect(page.locator("#islands")).to_be_hidden()
     page.close()  # several requests were on their way, and each is refused
@@ -60,12 +60,12 @@ def test_nothing_is_said_to_be_absent_before_it_was_looked_for(visit: Visit) -> 
     page.route("**/commands", lambda route: held.append(route), times=1)
     visit.give_token(page, "viewer")
     for panel in ("#chaos", "#merges", "#commands"):
-        expect(page.locator(panel)).to_contain_text("Looking…")
+        expect(page.locator(panel)).to_contain_text("Loading…")
     while not held:  # it is said before anything is asked
         page.wait_for_timeout(20)
     held.pop().continue_()
     for panel in ("#chaos", "#merges", "#commands"):
-        expect(page.locator(panel)).not_to_contain_text("Looking…")
+        expect(page.locator(panel)).not_to_contain_text("Loading…")
     expect(page.locator("#merges details").first).to_be_visible()
 
 
@@ -110,7 +110,7 @@ def test_lines_codecs_and_what_they_owe_are_shown(visit: Visit) -> None:
     page = visit.open()
     panel = page.locator("#lines")
     expect(panel.get_by_role("heading", name="Lines and codecs")).to_be_visible()
-    expect(panel).to_contain_text("Contributions travel in int4, updates in int4.")
+    expect(panel).to_contain_text("Contributions are sent in int4, updates in int4.")
     rows = panel.get_by_role("row")
     expect(rows.filter(has_text="us-west")).to_contain_text("kB")
     expect(rows.filter(has_text="us-west")).to_contain_text("1 fragment, 100 kB")
@@ -124,7 +124,7 @@ def test_losses_by_source_and_what_was_amiss_with_the_text_are_shown(visit: Visi
         for number, name in enumerate(("web", "code", "a-source-with-quite-a-long-name", "books"))
     ]
     remark = (
-        "3 records or pieces of files could not be read and were passed over, "
+        "3 records or pieces of files could not be read and were skipped, "
         "1,204 sequences were drawn a second time in the same epoch"
     )
 
@@ -191,7 +191,7 @@ def test_where_jobs_cannot_be_listed_none_is_said_to_be_absent_until_they_can(vi
     page.get_by_label("Token").fill(visit.site.tokens["operator"])
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("The disk is full.")
-    expect(page.get_by_label("Job")).to_contain_text("jobs not known yet")
+    expect(page.get_by_label("Job")).to_contain_text("loading jobs")
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
     page.unroute_all(behavior="wait")
     expect(page.get_by_role("heading", level=1)).to_contain_text(visit.site.job)
@@ -231,7 +231,7 @@ def test_a_lost_island_stays_red_until_it_holds_a_state_again(visit: Visit) -> N
 def test_islands_kept_away_or_drained_can_be_added_again(visit: Visit) -> None:
     page = visit.open()
     page.get_by_role("button", name="Kill us-west").click()
-    page.get_by_label("Keep it away").check()
+    page.get_by_label("Do not place it again").check()
     confirm(page, "Kill")
     page.get_by_role("button", name="Drain europe-0").click()
     confirm(page, "Drain")
