@@ -14,7 +14,9 @@ well under half a second, because what a command needs is imported when it runs.
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import os
+import platform
 import sys
 from typing import Annotated
 
@@ -42,7 +44,7 @@ from api.commands import (
 from api.commands.common import INTERRUPTED, say
 from api.installation.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
-from orchestrator.system import python_process
+from orchestrator.system import python_process, release
 
 PROGRAM = "atoll"
 REFUSALS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -56,12 +58,23 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        build = release.own()
+        ray = importlib.metadata.version("ray")
+        say(f"atoll {build.release} (wire {build.wire}, Ray {ray}, Python {platform.python_version()})")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     token: Annotated[
         str | None,
         typer.Option("--token", metavar="TOKEN", help="Access token. Default: ATOLL_TOKEN, else HOME/token."),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the build and exit.")
+    ] = False,
 ) -> None:
     """Options of every command. All users of this machine can see a token on the command line."""
     if token:

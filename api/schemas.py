@@ -179,6 +179,7 @@ class NodeGroup(Answer):
     cpus_free: float
     accelerators: int
     nodes_leaving: int = Field(default=0, description="how many of the nodes are about to go")
+    builds: list[str] = Field(default=[], description="builds of atoll on its nodes: release and wire number")
     cordoned: bool = Field(default=False, description="whether nothing new is placed there")
     cordoned_by: str | None = None
 
@@ -310,6 +311,7 @@ class NodeGroupChange(Answer):
 class Health(Answer):
     status: str
     detail: str = ""
+    build: str = Field(default="", description="the service's build of atoll: release and wire number")
 
 
 class ProblemDocument(Answer):

@@ -463,6 +463,7 @@ class NodeGroupRecord(TypedDict):
     """A node group as the control port and the service exchange it: a set of nodes of one kind in one region.
 
     Capacities are totals over its nodes; ``cpus_free`` is right now. ``nodes_leaving`` of the nodes are about to go.
+    ``builds`` are the nodes' builds of atoll.
     """
 
     name: str
@@ -472,6 +473,7 @@ class NodeGroupRecord(TypedDict):
     cpus_free: float
     accelerators: int
     nodes_leaving: NotRequired[int]
+    builds: list[str]
 
 
 class CertificateRecord(TypedDict):

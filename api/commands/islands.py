@@ -41,11 +41,15 @@ def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
         return
     from api.terminal.listing import Listing
 
-    table = Listing("node group", "region", "nodes", "CPUs free", "accelerators", "accepts islands")
+    mixed = len({build for group in groups for build in group.builds}) > 1
+    table = Listing(
+        "node group", "region", "nodes", "CPUs free", "accelerators", "accepts islands", *["builds"] * mixed
+    )
     for group in groups:
         takes = f"no: cordoned by {group.cordoned_by}" if group.cordoned else "yes"
         cpus = f"{group.cpus_free:g} of {group.cpus:g}"
-        table.add_row(group.name, group.region, str(group.nodes), cpus, str(group.accelerators), takes)
+        builds = [", ".join(group.builds)] * mixed
+        table.add_row(group.name, group.region, str(group.nodes), cpus, str(group.accelerators), takes, *builds)
     console().print(table)
 
 

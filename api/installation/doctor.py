@@ -31,7 +31,7 @@ from orchestrator.specification.memory_budget import (
     island_bytes_per_parameter,
     shard_bytes_per_parameter,
 )
-from orchestrator.system import home_files, program_cache, python_process, socket_room
+from orchestrator.system import home_files, program_cache, python_process, release, socket_room
 from orchestrator.system.python_process import built
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
@@ -43,6 +43,7 @@ SHARED_MEMORY_BYTES = 1 * GIB
 """Ray keeps its object stores in shared memory; with less it falls back to files, which is slow."""
 ISLANDS, FRAGMENTS = 4, 8
 """The job for which the memory check estimates the largest model."""
+SERVICE_TIMEOUT_S = 5.0
 FOLDERS = "--runs, --home, and TMPDIR for Ray's files"
 PROBES = {
     "ray": "import ray; print(ray.__version__)",
@@ -62,6 +63,7 @@ def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> lis
         lambda: _disk(runs, home.path, *_cluster_folder(home)),
         lambda: own_clock(synchronised(), LOCK, time.time()),
         lambda: _service_clock(home, url),
+        lambda: _builds(home, url),
         lambda: _home(home),
         lambda: compiled_programs(built(os.environ)),
         temporary_files,
@@ -202,6 +204,27 @@ def _service_clock(home: Home, url: str | None) -> CheckResult:
     if url is not None:
         return service_clock(url, None)
     return CheckResult("service's clock", State.OK, "no service to compare with (give one with --url)")
+
+
+def _builds(home: Home, url: str | None) -> CheckResult:
+    """Compare this installation's build of atoll with those of the service and of the nodes."""
+    from api.client import Client
+
+    own = str(release.own())
+    if home.address() is None and url is None:
+        return CheckResult("builds", State.OK, f"{own}; no service to compare with (give one with --url)")
+    try:
+        with Client.at(home.path, url, timeout_s=SERVICE_TIMEOUT_S) as client:
+            there = {"the service": client.health().build or release.UNKNOWN}
+            groups = {group.name: ", ".join(group.builds) or release.UNKNOWN for group in client.node_groups()}
+    except AtollError as error:
+        return CheckResult("builds", State.OK, f"{own}; the others are not known: {error}")
+    different = {name: build for name, build in (there | groups).items() if build != own}
+    if not different:
+        return CheckResult("builds", State.OK, f"{own} everywhere")
+    listed = ", ".join(f"{name} has {build}" for name, build in different.items())
+    remedy = "Upgrade what is older, in the order of docs/guide/upgrade.md."
+    return CheckResult("builds", State.WARNING, f"this is {own}; {listed}", remedy)
 
 
 def _home(home: Home) -> CheckResult:

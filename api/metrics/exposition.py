@@ -49,6 +49,7 @@ from orchestrator.certificates import folders
 from orchestrator.core.vocabulary import IslandState
 from orchestrator.errors import AtollError, ConfigurationError
 from orchestrator.status import CertificateRecord, JobStatus, NodeGroupRecord
+from orchestrator.system import release
 from orchestrator.system.run_folder import CRASH, STATUS, TAPE
 from orchestrator.system.threads import BoundedThreads
 
@@ -105,7 +106,7 @@ HEAD_PATIENCE_S = 1.0
 """Beyond the wait for the jobs. The head answers within milliseconds, or not at all."""
 LINGER_S = 900.0
 SIZES_FRESH_S = 30.0
-BUILD = (importlib.metadata.version("atoll"), platform.python_version(), importlib.metadata.version("ray"))
+BUILD = (release.own().release, platform.python_version(), importlib.metadata.version("ray"))
 """The labels of ``atoll_build_info``."""
 FAILED_SHOWN_S = 3600.0
 """How long a failed job is named: longer than a Prometheus that was away for a while needs to see it."""

@@ -34,6 +34,7 @@ from api.jobs.status_cache import ANSWER_WITHIN_S, Readiness, group_count
 from api.metrics.exposition import Metrics
 from api.openapi.reference import reference
 from api.schemas import Answer, Health
+from orchestrator.system import release
 
 metrics_router = APIRouter(tags=["metrics"], route_class=runs_in(LISTS))
 health_router = APIRouter(tags=["health"], route_class=runs_in(FLEET))
@@ -168,7 +169,7 @@ def get_metrics(request: Request) -> PlainTextResponse:
 @health_router.get("/healthz")
 async def healthz() -> Health:
     """Answer that the process is alive. Restart it if this fails."""
-    return Health(status="ok")
+    return Health(status="ok", build=str(release.own()))
 
 
 @health_router.get("/readyz")
@@ -184,7 +185,8 @@ async def readyz(request: Request) -> Health:
         lambda done: done.exception()
     )  # retrieve it, so that asyncio does not log it; ``group_count`` raises it
     await asyncio.wait({answer}, timeout=ANSWER_WITHIN_S)
-    return Health(status="ok", detail=f"{group_count(question)} node groups")
+    detail = f"{group_count(question)} node groups"
+    return Health(status="ok", detail=detail, build=str(release.own()))
 
 
 FOLDER = Path(__file__).resolve().parent.parent / "web"

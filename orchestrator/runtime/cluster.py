@@ -34,7 +34,7 @@ from orchestrator.runtime.processes import is_own, run_folder
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL
 from orchestrator.specification.memory_budget import HEAD, NodeMemory
 from orchestrator.status import CertificateRecord
-from orchestrator.system import printable
+from orchestrator.system import printable, release
 
 FREE_MIN_BYTES = 1 << 20
 """The logs that a process of Ray's begins with are some hundred kilobytes."""
@@ -80,6 +80,8 @@ PREEMPTION = 2
 RAY_DRAINS = "Ray drains the node"
 CAUSE_MAX = 200
 HEAD_ANSWER_S = 5.0
+ALIVE = 0
+"""``GcsNodeInfo.GcsNodeState.ALIVE`` of Ray."""
 
 ActorT = TypeVar("ActorT")
 Arguments = ParamSpec("Arguments")
@@ -295,6 +297,13 @@ def client_of(address: str) -> Any:
     """Return a client of the head at this address, for a process outside the cluster. Its environment must be right."""
     raylet: Any = importlib.import_module("ray._raylet")
     return raylet.GcsClient(address=address)
+
+
+def build_of_head(client: Any) -> str:
+    """Return the build of atoll that the head's node names, or ``unknown``."""
+    nodes = client.get_all_node_info(timeout=HEAD_ANSWER_S).values()
+    heads = (node for node in nodes if node.is_head_node and node.state == ALIVE and release.LABEL in node.labels)
+    return next((str(node.labels[release.LABEL]) for node in heads), release.UNKNOWN)
 
 
 def _head() -> Any:

@@ -26,7 +26,7 @@ from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, s
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument
-from orchestrator.system import home_files
+from orchestrator.system import home_files, release
 from orchestrator.system.marks import BY_UP
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.threads import BoundedThreads
@@ -86,10 +86,18 @@ class RayControlPort:
             if not node.group or node.group == CONTROL_GROUP:
                 continue
             empty = NodeGroupRecord(
-                name=node.group, region=node.region, nodes=0, cpus=0.0, cpus_free=0.0, accelerators=0, nodes_leaving=0
+                name=node.group,
+                region=node.region,
+                nodes=0,
+                cpus=0.0,
+                cpus_free=0.0,
+                accelerators=0,
+                nodes_leaving=0,
+                builds=[],
             )
             group = groups.setdefault(node.group, empty)
             group["nodes"] += 1
+            group["builds"] = sorted({*group["builds"], node.labels.get(release.LABEL, release.UNKNOWN)})
             group["nodes_leaving"] += node.id in leaving
             group["cpus"] += node.total.get("CPU", 0.0)
             group["cpus_free"] += node.free.get("CPU", 0.0)

@@ -41,7 +41,7 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.node_agent import RAYLET, workers_of
 from orchestrator.runtime.ray_command import MODULE
 from orchestrator.runtime.settings import GROUP_LABEL, PARTITION_TOLERANCE_S, REGION_LABEL, ray_environment
-from orchestrator.system import notices, program_cache, python_process, signals, socket_room, user_packages
+from orchestrator.system import notices, program_cache, python_process, release, signals, socket_room, user_packages
 from orchestrator.system.python_process import built
 from orchestrator.system.socket_room import JOIN_PREFIX
 
@@ -118,7 +118,7 @@ class Joined:
             return 0
         self._options.own_address = own_address(self._options)
         refuse_unfit_certificates(self._options)
-        refuse_wrong_token(self._options)
+        refuse_wrong_head(self._options)
         if problem := program_cache.problem(environment(self._options)):
             log.warning("%s", problem)
         with tempfile.TemporaryDirectory(prefix=JOIN_PREFIX, dir=room.folder, ignore_cleanup_errors=True) as folder:
@@ -343,8 +343,11 @@ def own_address(options: argparse.Namespace) -> str:
         return str(way.getsockname()[0])
 
 
-def refuse_wrong_token(options: argparse.Namespace) -> None:
-    """Raises ConfigurationError where the head does not take the token; ``ray start`` says what else is wrong."""
+def refuse_wrong_head(options: argparse.Namespace) -> None:
+    """Raise ConfigurationError where the head does not take the token, or has a build that this one may not join.
+
+    ``ray start`` says what else is wrong.
+    """
     command = python_process.module(token_check.MODULE, options.address)
     check = subprocess.run(command, env=environment(options), stdin=subprocess.DEVNULL, capture_output=True)
     if check.returncode == token_check.REFUSED:
@@ -352,11 +355,25 @@ def refuse_wrong_token(options: argparse.Namespace) -> None:
             detail=f"The head at {options.address} refuses this machine: --token-file {options.token_file} is not the "
             "cluster's secret. Copy the file that the head was started with; nothing was started here."
         )
+    head = release.Build.parse(check.stdout.decode(errors="replace").strip())
+    if head is None:
+        log.warning("The head at %s does not say which build of atoll it has.", options.address)
+    elif reason := release.refusal(release.own(), head):
+        raise ConfigurationError(
+            detail=f"This machine cannot join {options.address}: {reason} Nothing was started here."
+        )
+    elif head != release.own():
+        log.warning("The head has atoll %s, and this machine %s.", head.release, release.own().release)
 
 
 def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
     """The command that begins the node, and stays with it. Its own folder: several may join on one machine."""
-    labels = {GROUP_LABEL: options.group, REGION_LABEL: options.region, **json.loads(options.labels)}
+    labels = {
+        GROUP_LABEL: options.group,
+        REGION_LABEL: options.region,
+        release.LABEL: str(release.own()),
+        **json.loads(options.labels),
+    }
     command = [
         *python_process.module(MODULE, "start", "--block", "--disable-usage-stats"),
         *("--address", options.address, "--temp-dir", str(folder), "--include-log-monitor", "false"),

@@ -1,10 +1,12 @@
-"""Whether the head of a cluster takes the token of this process's environment: asked before anything is started there.
+"""Whether the head of a cluster takes the token of this process's environment, and which build it has.
+
+Asked before anything is started on a machine that joins.
 
     python -m orchestrator.runtime.token_check HEAD:PORT
 
-This is a program of its own, because a process that imports Ray cannot unload it. Exit code 0: the token is the cluster's.
-``REFUSED``: it is not. Any other code: the head did not answer. ``ray start`` itself would try for half a minute and then
-show a traceback.
+This is a program of its own, because a process that imports Ray cannot unload it. Exit code 0: the token is the cluster's,
+and the head's build, or ``unknown``, is printed. ``REFUSED``: it is not. Any other code: the head did not answer. ``ray
+start`` itself would try for half a minute and then show a traceback.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ REFUSED = 3
 def main() -> int:
     exceptions: Any = importlib.import_module("ray.exceptions")
     try:
-        cluster.client_of(sys.argv[1])
+        print(cluster.build_of_head(cluster.client_of(sys.argv[1])))
     except exceptions.AuthenticationError:
         return REFUSED
     return 0

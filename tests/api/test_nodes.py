@@ -16,6 +16,7 @@ import pytest
 from api.commands import nodes
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime import join
+from orchestrator.system import release
 from tests.waiting import wait_until
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -91,7 +92,8 @@ def test_what_was_said_is_what_ray_is_started_with(tmp_path: Path) -> None:
     said = ["--address", "head:6379", "--token-file", "t", "--group", "spot", "--region", "us-east1", "--gpus", "2"]
     options = join.parser().parse_args([*said, "--labels", '{"rack": "a7"}', "--resources", '{"TPU": 4.0}'])
     command = join.ray_start(options, tmp_path)
-    assert command[command.index("--labels") + 1] == "atoll-node-group=spot,region=us-east1,rack=a7"
+    labels = f"atoll-node-group=spot,region=us-east1,atoll-build={release.own()},rack=a7"
+    assert command[command.index("--labels") + 1] == labels
     assert command[command.index("--num-gpus") + 1] == "2"
     assert command[command.index("--resources") + 1] == '{"TPU": 4.0}'
     assert "--num-cpus" not in command  # as many as there are

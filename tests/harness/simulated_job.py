@@ -26,7 +26,7 @@ from orchestrator.tape import codec
 from orchestrator.tape.driver import Fold
 
 GROUPS = [
-    NodeGroupRecord(name=name, region=name, nodes=1, cpus=4.0, cpus_free=3.0, accelerators=0)
+    NodeGroupRecord(name=name, region=name, nodes=1, cpus=4.0, cpus_free=3.0, accelerators=0, builds=[])
     for name in ("us-east", "us-west", "europe", "asia")
 ]
 STEP_S, JOURNAL_S = 0.05, 0.002
