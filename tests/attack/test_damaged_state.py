@@ -127,7 +127,7 @@ def looked_round(http: httpx.Client, bad: str, well: str, *of_the_damaged: str) 
     assert bad in states
     metrics = http.get("/metrics")
     assert metrics.status_code == 200
-    assert f'atoll_job_phase{{job="{well}",phase="finished"}} 1.0' in metrics.text
+    assert f'atoll_job_phase{{atoll_job="{well}",phase="finished"}} 1.0' in metrics.text
     own = {}
     for what in ("", *of_the_damaged):
         answer = http.get(f"/v1/jobs/{bad}{what}")
