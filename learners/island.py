@@ -213,7 +213,9 @@ class Island:
 
     def start(self, epoch: Epoch, anchor: ScheduleAnchor) -> None:
         self._outbox.check_epoch(epoch)
-        threading.Thread(target=self._start, args=(anchor,), name="start", daemon=True).start()
+        starting = threading.Thread(target=self._start, args=(anchor,), name="start", daemon=True)
+        starting.start()
+        starting.join()  # else a drain that arrives next could be carried out first, and be cancelled
 
     def flush(self, epoch: Epoch) -> None:
         self._outbox.check_epoch(epoch)

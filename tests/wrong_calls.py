@@ -28,8 +28,8 @@ def calls(island: ActorHandle[IslandInterface], controller: ActorHandle[Controll
     island.call(IslandInterface.flush, Epoch(1), 2)  # type: ignore[call-arg]
     island.call(Controller.close)  # type: ignore[arg-type]
     controller.call(Controller.stop, IslandId("asia"), 1, 2.0)  # type: ignore[arg-type]
-    reports.command(lambda: True, IslandInterface.start)  # type: ignore[call-arg]
-    reports.command(lambda: True, IslandInterface.hello)  # type: ignore[arg-type]
+    reports.command(IslandInterface.start)  # type: ignore[call-arg]
+    reports.command(IslandInterface.hello)  # type: ignore[arg-type]
     start_actor(NodeAgent, {}, "asia")  # type: ignore[call-arg]
 
 

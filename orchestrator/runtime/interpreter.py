@@ -291,16 +291,9 @@ class Interpreter:
         *facts: Facts.args,
         **named: Facts.kwargs,
     ) -> None:
-        """Call the island; such calls may be made twice, and are made again when they get lost."""
+        """Call the island after the earlier calls of this kind. They may be made twice, and are repeated when lost."""
         if (connection := self._connection(island, incarnation)) is not None:
-
-            def command() -> None:
-                connection.reports.command(wanted, method, *facts, **named)
-
-            def wanted() -> bool:
-                return self._connections.get((island, incarnation)) is connection
-
-            self._calling.submit(self._context.guarded, command)
+            connection.reports.command(method, *facts, **named)
 
     def _end_soon(self, method: Ending, island: IslandId, incarnation: Incarnation) -> None:
         self._calling.submit(self._context.guarded, self._end_for_certain, method, island, incarnation)

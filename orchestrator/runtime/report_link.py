@@ -6,6 +6,8 @@ The report link carries reports in and commands out, and notices whether the isl
               of an incarnation that is over and was silent: the final reports, once it answers again
     relay     reports in their order → events; an offer becomes one once the parameter link holds its bytes. A report is
               acknowledged, so that the island may forget it, once its event is durable on the tape
+    command   one command after another, each until it is answered. Otherwise a start that is made again could overtake a
+              drain that was decided after it, and cancel it
 
 Each is a thread of its own, so an island that hangs delays no other. The link does not decide what silence means: it posts
 "lost" with what it knows (``dead``, ``cut_off``), and "restored" when an answer comes. It sees no payload.
@@ -22,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Concatenate, ParamSpec
 
 import ray
@@ -118,30 +121,19 @@ class ReportLink:
         self._lr = context.spec.training.inner_optimizer.lr
         self._recorded: deque[tuple[int, int]] = deque()
         """The record that each report became, and its number: the relay adds at one end, the poll takes at the other."""
-        for work in (self._poll, self._relay):
+        self._commands: queue.SimpleQueue[Callable[[], ray.ObjectRef[None]] | None] = queue.SimpleQueue()
+        for work in (self._poll, self._relay, self._command):
             name = f"{self._island}.{self._incarnation}.{work.__name__}"
             threading.Thread(target=context.guarded, args=(work,), name=name, daemon=True).start()
 
     def command(
         self,
-        wanted: Callable[[], bool],
         method: Callable[Concatenate[IslandInterface, Epoch, Facts], None],
         *facts: Facts.args,
         **named: Facts.kwargs,
     ) -> None:
-        """Call the island until it answered. A call that gets lost is made again while the command is ``wanted``."""
-        for _ in range(COMMAND_ATTEMPTS):
-            if not self._link.wait_until_open() or not wanted():
-                return
-            try:
-                ray.get(self._actor.call(method, self._epoch, *facts, **named), timeout=COMMAND_TIMEOUT_S)
-                return
-            except ActorDiedError:
-                return  # the poll notices it, too
-            except (RayError, TimeoutError) as error:
-                island, incarnation, why = self._island, self._incarnation, first_line(error)
-                log.warning("%s.%s: %s was not answered: %s", island, incarnation, method.__name__, why)
-                time.sleep(COMMAND_RETRY_S)
+        """Queue a call of the island behind the earlier ones. A call that gets lost is made again. Returns at once."""
+        self._commands.put(partial(self._actor.call, method, self._epoch, *facts, **named))
 
     def read_final_reports(self) -> None:
         """The incarnation is over: nothing but its final reports is wanted. Returns at once."""
@@ -149,6 +141,26 @@ class ReportLink:
 
     def close(self) -> None:
         self._inbox.put(None)
+        self._commands.put(None)
+
+    # ── command ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _command(self) -> None:
+        while (call := self._commands.get()) is not None:
+            self._call_until_answered(call)
+
+    def _call_until_answered(self, call: Callable[[], ray.ObjectRef[None]]) -> None:
+        for _ in range(COMMAND_ATTEMPTS):
+            if not self._link.wait_until_open() or self._over.is_set():
+                return
+            try:
+                ray.get(call(), timeout=COMMAND_TIMEOUT_S)
+                return
+            except ActorDiedError:
+                return  # the poll notices it, too
+            except (RayError, TimeoutError) as error:
+                log.warning("%s.%s did not answer a command: %s", self._island, self._incarnation, first_line(error))
+                time.sleep(COMMAND_RETRY_S)
 
     # ── poll ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
