@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
@@ -42,9 +45,10 @@ from orchestrator.errors import (
     Unauthenticated,
     disk_remedy,
 )
-from orchestrator.specification.validation import joined, problem_of
+from orchestrator.specification.validation import Location, joined, problem_of
 
 CONTENT_TYPE = "application/problem+json"
+UNIONS = (Union, UnionType)
 PREFIX = "urn:atoll:problem:"
 
 # Most particular first: the first class an error belongs to decides.
@@ -109,7 +113,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        items = [_item_of(detail) for detail in joined(error.errors())[:PROBLEMS_MAX]]
+        items = [_item_of(detail) for detail in joined(_in_document(error.errors(), request))[:PROBLEMS_MAX]]
         detail = "the request has invalid fields"
         return response(_plain(422, "request", "Invalid request", detail, request.url.path, items))
 
@@ -200,6 +204,85 @@ def _methods_of(request: Request) -> list[str]:
     paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
     matching = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
     return sorted({method.upper() for operations in matching for method in operations})
+
+
+def _in_document(errors: Sequence[Any], request: Request) -> list[Any]:
+    """Return pydantic's errors as the document has them: without the names of models, and of one branch of a union.
+
+    Pydantic validates a body that may be one of several models against each, and names the model in the location. Users
+    do not know these models. The branch that fits best is the one that was meant.
+    """
+    body = getattr(request.scope.get("route"), "body_field", None)
+    if body is None:
+        return list(errors)
+    errors_at: dict[Location, dict[str, list[Any]]] = {}
+    kept: list[Any] = []
+    for error in errors:
+        inner: Location = error["loc"][1:] if error["loc"][:1] == ("body",) else ()
+        names = list(_names_of_models(body.field_info, inner))
+        place = tuple(part for at, part in enumerate(inner) if at not in names)
+        shown = {**error, "loc": ("body", *place)} if names else error
+        if names:
+            first = names[0]
+            errors_at.setdefault(inner[:first], {}).setdefault(str(inner[first]), []).append(shown)
+        else:
+            kept.append(shown)
+    return kept + [error for union, branches in errors_at.items() for error in _of_union(("body", *union), branches)]
+
+
+def _of_union(place: Location, branches: Mapping[str, list[Any]]) -> list[Any]:
+    """Return the errors of the branch that fits best; if nothing tells the branches apart, which fields would do so."""
+    unknown = [[one for one in found if one["type"] == "extra_forbidden"] for found in branches.values()]
+    missing = [[one for one in found if one["type"] == "missing"] for found in branches.values()]
+    alike = all([one["loc"] for one in found] == [one["loc"] for one in unknown[0]] for found in unknown)
+    if len(branches) == 1 or not all(missing) or not alike:
+        return min(branches.values(), key=_unlike)
+    fields = " or ".join(repr(found[0]["loc"][-1]) for found in missing)
+    return [{"type": "union_tag_not_found", "loc": place, "ctx": {"discriminator": fields}}, *unknown[0]]
+
+
+def _names_of_models(field: FieldInfo, location: Location) -> Iterator[int]:
+    """Yield which parts of the location name a model of a union, and no field or entry of the document."""
+    kind, tag = field.annotation, field.discriminator
+    for at, part in enumerate(location):
+        options, tag = _options_of(kind, tag)
+        if len(options) > 1:
+            models = [one for one in options if isinstance(one, type) and issubclass(one, BaseModel)]
+            kind, tag = next((one for one in models if part in (one.__name__, *_values_of(one, tag))), None), None
+            if kind is None:
+                return
+            yield at
+            continue
+        (kind,) = options
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if (inner := kind.model_fields.get(str(part))) is None:
+                return
+            kind, tag = inner.annotation, inner.discriminator
+        else:
+            kind = next(reversed([one for one in get_args(kind) if one is not Ellipsis]), None)
+
+
+def _options_of(kind: Any, tag: Any) -> tuple[list[Any], Any]:
+    """Return the types that a value may have but for null, and the name of the field that selects one, if there is one."""
+    while True:
+        if get_origin(kind) is Annotated:
+            kind, *notes = get_args(kind)
+            tag = next((note.discriminator for note in notes if isinstance(note, FieldInfo)), tag)
+            continue
+        options = [one for one in get_args(kind) if one is not NoneType] if get_origin(kind) in UNIONS else [kind]
+        if options == [kind] or len(options) > 1:
+            return options, tag
+        (kind,) = options
+
+
+def _values_of(model: type[BaseModel], tag: Any) -> tuple[Any, ...]:
+    """Return the values of the model's field that selects it in a union."""
+    return get_args(model.model_fields[tag].annotation) if tag in model.model_fields else ()
+
+
+def _unlike(errors: Sequence[Any]) -> tuple[int, int]:
+    """Return how far a document is from a model: by its fields that are not there, then by all else."""
+    return sum(one["type"] in ("missing", "extra_forbidden") for one in errors), len(errors)
 
 
 def _item_of(detail: Any) -> ProblemItem:
