@@ -216,28 +216,30 @@ def _in_document(errors: Sequence[Any], request: Request) -> list[Any]:
     if body is None:
         return list(errors)
     errors_at: dict[Location, dict[str, list[Any]]] = {}
-    kept: list[Any] = []
+    shown: list[Any] = []
     for error in errors:
         inner: Location = error["loc"][1:] if error["loc"][:1] == ("body",) else ()
         names = list(_names_of_models(body.field_info, inner))
         place = tuple(part for at, part in enumerate(inner) if at not in names)
-        shown = {**error, "loc": ("body", *place)} if names else error
+        named = {**error, "loc": ("body", *place)} if names else error
         if names:
             first = names[0]
-            errors_at.setdefault(inner[:first], {}).setdefault(str(inner[first]), []).append(shown)
+            errors_at.setdefault(inner[:first], {}).setdefault(str(inner[first]), []).append(named)
         else:
-            kept.append(shown)
-    return kept + [error for union, branches in errors_at.items() for error in _of_union(("body", *union), branches)]
+            shown.append(named)
+    return shown + [error for union, branches in errors_at.items() for error in _of_union(("body", *union), branches)]
 
 
 def _of_union(place: Location, branches: Mapping[str, list[Any]]) -> list[Any]:
     """Return the errors of the branch that fits best; if nothing tells the branches apart, which fields would do so."""
-    unknown = [[one for one in found if one["type"] == "extra_forbidden"] for found in branches.values()]
-    missing = [[one for one in found if one["type"] == "missing"] for found in branches.values()]
-    alike = all([one["loc"] for one in found] == [one["loc"] for one in unknown[0]] for found in unknown)
+    unknown, missing = (
+        [[one for one in errors if one["type"] == kind] for errors in branches.values()]
+        for kind in ("extra_forbidden", "missing")
+    )
+    alike = all([one["loc"] for one in errors] == [one["loc"] for one in unknown[0]] for errors in unknown)
     if len(branches) == 1 or not all(missing) or not alike:
         return min(branches.values(), key=_unlike)
-    fields = " or ".join(repr(found[0]["loc"][-1]) for found in missing)
+    fields = " or ".join(repr(errors[0]["loc"][-1]) for errors in missing)
     return [{"type": "union_tag_not_found", "loc": place, "ctx": {"discriminator": fields}}, *unknown[0]]
 
 
