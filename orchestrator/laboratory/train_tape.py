@@ -58,7 +58,7 @@ from orchestrator.laboratory.tape_training import TapeTraining
 from orchestrator.laboratory.training_trace import TrainingTrace
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.fit import fit
-from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.plan import ENDLESS_TOKENS, WorldPlan
 from orchestrator.simulation.world import World
 from orchestrator.specification.config import JobSpec, parse_job, read_job_document
 from orchestrator.specification.data_check import with_found_files
@@ -75,7 +75,6 @@ FEWER_TOKENS_RATIO = 0.995
 Method = Literal["tape", "no-failures", "data-parallel"]
 METHODS: tuple[Method, ...] = ("tape", "no-failures", "data-parallel")
 TWIN_SEED = 0
-ENDLESS = 2**62
 """A token budget that no simulated job reaches."""
 
 
@@ -331,7 +330,7 @@ def tape_without_failures(disturbed: Tape, trace: TrainingTrace, adoption: Adopt
     in neither.
     """
     tokens = horizon_steps * len(trace.policy.islands) * trace.tokens_per_step
-    policy = replace(trace.policy, token_budget=tokens if trace.ended else ENDLESS, evaluation_every_merges=0)
+    policy = replace(trace.policy, token_budget=tokens if trace.ended else ENDLESS_TOKENS, evaluation_every_merges=0)
     world = World(policy, _calm(disturbed, trace, adoption), TWIN_SEED, checked=False)
     for _ in world.passing(at_once=1):
         if not trace.ended and world.core.state.tokens_trained >= tokens:

@@ -213,12 +213,6 @@ class FleetOutcome:
     capacity: tuple[tuple[tuple[Instant, float], ...], ...] = ()
     batches: tuple[float, ...] = field(default=(), repr=False)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the outcome as JSON data, without capacity and batches."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("capacity", "batches")}
-        badput = [{"cause": str(b.cause), "chip_seconds": b.chip_seconds, "ratio": b.ratio} for b in self.badput]
-        return {**fields, "system": str(self.system), "badput": badput}
-
 
 def _shares(slices: int, learners: int) -> list[int]:
     """Divide the slices as evenly as possible, larger shares first."""

@@ -24,6 +24,10 @@ from orchestrator.simulation.distributions import Distribution
 Range = tuple[Duration, Duration]
 """A latency is drawn evenly between the two."""
 Latency = Range | Distribution
+ENDLESS_TOKENS = 2**62
+"""The token budget of a simulated job that ends with the simulation's time."""
+RESTARTS_MAX = 1_000_000
+"""The ``restarts_max`` of a simulated job that never gives up an island."""
 
 
 class FaultKind(StrEnum):

@@ -38,7 +38,7 @@ from orchestrator.core.vocabulary import (
     Version,
 )
 from orchestrator.simulation.island import Host
-from orchestrator.simulation.plan import Capacity, WorldPlan, sample_policy
+from orchestrator.simulation.plan import ENDLESS_TOKENS, RESTARTS_MAX, Capacity, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 
 STANDING_STILL, AWAY, UNMERGED = "standing still", "slice away", "trained, not merged"
@@ -93,11 +93,11 @@ def policy(
         grace_margin=grace_margin,
         grace_cap_steps=grace_cap_steps,
         grace_floor_steps=grace_floor_steps,
-        token_budget=2**62,
+        token_budget=ENDLESS_TOKENS,
         evaluation_every_merges=0,
         suspect_timeout_s=600.0,
         backoff_max_s=60.0,
-        restarts_max=1_000_000,
+        restarts_max=RESTARTS_MAX,
         flush_timeout_s=30.0,
     )
 

@@ -29,7 +29,17 @@ from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.simulation import distributions
 from orchestrator.simulation.distributions import Constant, Distribution
 from orchestrator.simulation.fit import FittedWorld
-from orchestrator.simulation.plan import Capacity, Fault, FaultKind, IncarnationStart, Latency, Pace, WorldPlan
+from orchestrator.simulation.plan import (
+    ENDLESS_TOKENS,
+    RESTARTS_MAX,
+    Capacity,
+    Fault,
+    FaultKind,
+    IncarnationStart,
+    Latency,
+    Pace,
+    WorldPlan,
+)
 from orchestrator.specification import documents, policy_source
 from orchestrator.specification.bounds import (
     ISLANDS_MAX,
@@ -68,11 +78,12 @@ NOTES_MAX = 1000
 
 
 POLICY_BOUNDS: Mapping[str, Any] = {
-    "token_budget": TokenCount,
+    "token_budget": Annotated[int, Field(strict=True, ge=1, le=ENDLESS_TOKENS)],
+    "restarts_max": Annotated[int, Field(strict=True, ge=0, le=RESTARTS_MAX)],
     "evaluation.sequences": Annotated[int, Field(strict=True, ge=0, le=10**6)],  # 0 on tapes of earlier builds
     "moving_average_decay": RatioBelowOne,
 }
-"""Ranges of the policy's fields where the specification has no field with that range."""
+"""Ranges of the policy's fields where tapes, also those of simulations, have more than the specification allows."""
 
 
 def _policy_bounds(path: str) -> Any:

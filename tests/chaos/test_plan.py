@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.chaos.plan import check_fleet, parse
-from orchestrator.chaos.plan import parse_comparison as compare
+from orchestrator.chaos.plan import check_fleet, parse, parse_comparison
 from orchestrator.chaos.runner import schedule
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from tests.chaos.plans import FLEET, RANDOM_KILLS, document, plan
@@ -127,12 +126,12 @@ def test_every_begins_one_period_after_start_and_ends_before_until():
     ],
 )
 def test_a_comparison_holds_or_not(text, value, holds):
-    assert compare(text).holds(compare(text).value_in({"a": value})) is holds
+    assert parse_comparison(text).holds(parse_comparison(text).value_in({"a": value})) is holds
 
 
 def test_a_figure_may_lie_inside_another_and_text_is_none():
-    assert compare("a.b < 1").value_in({"a": {"b": 0.25}}) == 0.25
-    assert compare("a.b < 1").value_in({"a": None}) is None
-    assert compare("a < 1").value_in({"a": "1"}) is None
+    assert parse_comparison("a.b < 1").value_in({"a": {"b": 0.25}}) == 0.25
+    assert parse_comparison("a.b < 1").value_in({"a": None}) is None
+    assert parse_comparison("a < 1").value_in({"a": "1"}) is None
     with pytest.raises(ConfigurationError, match="no limit"):
-        compare("a < soon")
+        parse_comparison("a < soon")

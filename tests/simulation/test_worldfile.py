@@ -19,10 +19,11 @@ from orchestrator.core.vocabulary import (
     StepLimits,
 )
 from orchestrator.errors import InvalidJobSpec
-from orchestrator.simulation import worldfile
+from orchestrator.simulation import spec, worldfile
 from orchestrator.simulation.distributions import Empirical, Uniform
 from orchestrator.simulation.fit import FittedWorld, fit
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, IncarnationStart, WorldPlan, sample_policy
+from orchestrator.simulation.run import simulate
 from orchestrator.simulation.world import World
 from orchestrator.simulation.worldfile import (
     ChancesPart,
@@ -33,6 +34,7 @@ from orchestrator.simulation.worldfile import (
     PolicyPart,
     WorldPart,
 )
+from orchestrator.tape.schema import Header, Record, Tape
 
 ASIA = IslandId("asia")
 
@@ -128,6 +130,34 @@ def test_a_file_has_every_field_of_what_it_describes(plan, part, elsewhere):
     written = set().union(*(one.model_fields for one in parts))
     assert {field.name for field in fields(plan)} - elsewhere <= written
     assert elsewhere <= {field.name for field in fields(plan)}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"synchroniser": {"fragments": 3, "interval_steps": 30, "overlap_steps": 1, "quorum": 4, "grace_margin": 0}},
+        {"steps": {"step_time": {"uniform": [0.5, 1.5]}, "tokens_per_step": 10**15}},
+        {"fleet": {"chips": 8, "chips_per_slice": 2, "learners": 4, "mtbi_chip": "300s"}},
+    ],
+    ids=["as it is", "another policy", "many tokens", "often away"],
+)
+def test_a_simulation_of_a_simulated_tape_accepts_the_world_fitted_to_it(sections):
+    """A simulated job has no end of its own: its policy has a budget and restarts that no job may have."""
+    fleet = {"chips": 8, "chips_per_slice": 2, "learners": 4}
+    document = {"duration": "120s", "systems": ["decoupled"], "level": "protocol", "fleet": fleet, **sections}
+    headers: list[Header] = []
+    records: list[Record] = []
+
+    def open_tape(name, header):
+        headers.append(header)
+        return records
+
+    simulate(spec.parse(document), open_tape=open_tape)
+    world = fit(Tape(headers[0], tuple(records)))
+    text = worldfile.dump(world)
+    assert read_back(text).policy == world.policy
+    assert simulate(spec.parse(yaml.safe_load(text))).rows
 
 
 def test_a_world_from_a_file_does_exactly_the_same(fitted):
