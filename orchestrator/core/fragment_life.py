@@ -131,7 +131,8 @@ def advance(state: JobState, fragment: FragmentId, now: Instant) -> list[Effect]
     flushing = state.phase is JobPhase.FINISHING
     window = None if flushing else grace_window(state.pace, state.policy)
     due_step = _due_step(state, current)
-    decision = fragment_round.decide(current, due_step, state.quorum, state.live, window, now)
+    live = state.live
+    decision = fragment_round.decide(current, due_step, state.quorum_of(len(live)), live, window, now)
     if decision is not None and current.phase is RoundPhase.COLLECTING:
         waited = now - current.opened_at
         state.pace = state.pace.with_quorum(waited, state.policy.moving_average_decay)

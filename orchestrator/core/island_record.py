@@ -306,7 +306,9 @@ def to_drain(before: Island) -> Island:
 def admitted(before: Island, c: Contribution) -> Island:
     """Record that its latest contribution to this fragment is good."""
     current = before.current
-    strikes = {fragment: count for fragment, count in current.strikes.items() if fragment != c.fragment}
+    strikes = current.strikes
+    if c.fragment in strikes:
+        strikes = {fragment: count for fragment, count in strikes.items() if fragment != c.fragment}
     last_offer = {**current.last_offer, c.fragment: c.offer}
     return replace(before, current=replace(current, last_offer=last_offer, strikes=strikes))
 

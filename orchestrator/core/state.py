@@ -156,17 +156,22 @@ class JobState:
     @property
     def live(self) -> frozenset[IslandId]:
         """Return the islands that a round may wait for. Only the last rounds of a job wait for draining ones."""
-        ending = self.phase is JobPhase.FINISHING
-        return frozenset(i.id for i in self.islands.values() if i.live or (ending and i.gives))
+        if self.phase is JobPhase.FINISHING:
+            return frozenset([i.id for i in self.islands.values() if i.live or i.gives])
+        return frozenset([i.id for i in self.islands.values() if i.live])  # asked for with every contribution
 
     @property
     def quorum(self) -> int:
-        """Return K: how many contributions an open round needs before it may close.
+        """Return K: how many contributions an open round needs before it may close."""
+        return self.quorum_of(len(self.live))
+
+    def quorum_of(self, live_count: int) -> int:
+        """Return K while so many islands are live.
 
         The last rounds need the fixed number only: islands whose work is all merged offer nothing to them.
         """
         ending = self.phase is JobPhase.FINISHING
-        return self.policy.quorum if ending else self.policy.quorum_of(len(self.live))
+        return self.policy.quorum if ending else self.policy.quorum_of(live_count)
 
     @property
     def job_islands(self) -> tuple[Island, ...]:
@@ -201,7 +206,8 @@ class JobState:
 
     def pause_reason(self) -> str | None:
         """Return why no fragment can merge at present, or None."""
-        live, quorum = len(self.live), self.quorum
+        live = len(self.live)
+        quorum = self.quorum_of(live)
         if self.phase is not JobPhase.RUNNING:
             return None
         if live < quorum:
