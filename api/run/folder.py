@@ -25,7 +25,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, NamedTuple
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.errors import DataError, InfrastructureError
@@ -109,6 +108,8 @@ def free_bytes(folder: Path) -> int | None:
 
 def prepare_run_dir(run_dir: Path, spec: Mapping[str, Any]) -> None:
     """Create the run's folder with its specification, and let ``latest`` beside it point to it."""
+    import yaml  # the command line imports this module, and reads no YAML in most commands
+
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / SPECIFICATION).write_text(yaml.safe_dump(dict(spec), sort_keys=False))
