@@ -486,6 +486,29 @@ def _requests(common: Pods, role: Role) -> Iterator[Problem]:
             yield Problem(path, message, "Request at most what the pod may use.")
 
 
+def _users(values: Values) -> Iterator[Problem]:
+    """Yield pods whose user differs from the head's, so that one could not write the other's folders of jobs."""
+    for cluster in values.clusters:
+        if cluster.head is None:
+            continue
+        expected = merged(values.pods, cluster.head).run_as_user
+        writers: list[tuple[str, Pods]] = [("service", values.service)]
+        if values.runs.shared:
+            near = [(index, each) for index, each in enumerate(values.groups) if each.cluster in (None, cluster.name)]
+            writers += [(f"groups.{index}", each) for index, each in near]
+        for path, own in writers:
+            user = merged(values.pods, own).run_as_user
+            if user != expected:
+                message = (
+                    f"is {_user(user)}, but the head, which writes the same folder of runs, has {_user(expected)}."
+                )
+                yield Problem(f"{path}.run_as_user", message, "Give both the same, or set `pods.run_as_user`.")
+
+
+def _user(user: int | None) -> str:
+    return "the image's user" if user is None else str(user)
+
+
 def _accounts(values: Values) -> Iterator[Problem]:
     first_uses: dict[str, tuple[str, ServiceAccount]] = {}
     for path, pods in (("pods", values.pods), *((role.path, role.own) for role in roles(values))):
@@ -542,7 +565,7 @@ def _service(values: Values) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[Values], Iterator[Problem]], ...] = (
-    *(_names, _addresses, _groups, _pods, _accounts, _roots, _service),
+    *(_names, _addresses, _groups, _pods, _users, _accounts, _roots, _service),
 )
 
 

@@ -328,6 +328,8 @@ def values_with(tmp_path: Path, change: dict[str, Any], **group: Any) -> Path:
             {"service": {"checkpoints": ["/data"]}, "pods": {"volumes": [TEXT]}},
             *({}, "service.checkpoints.0", "read_only: false"),
         ),
+        ({"service": {"run_as_user": 7}}, {}, "service.run_as_user", "has the image's user"),
+        ({"runs": {"shared": True}}, {"run_as_user": 0}, "groups.0.run_as_user", "pods.run_as_user"),
         ({"packages": ["/elsewhere"], "pods": {"volumes": [TEXT]}}, {}, "packages.0", "pods.volumes"),
         ({"service": {"arguments": ["--host=0.0.0.0"]}}, {}, "service.arguments.0", "Remove --host"),
         ({"service": {"allow": ["my-package"]}}, {}, "service.allow.0", "my-package"),
@@ -483,6 +485,9 @@ def test_options_of_all_pods_and_of_one_kind_reach_the_pods(tmp_path: Path) -> N
         assert {"name": "text", "nfs": {"server": "10.0.0.1", "path": "/text"}} in pod["spec"]["volumes"]
         assert pod["spec"]["securityContext"]["runAsUser"] == (0 if is_far else 10001)
         assert pod["spec"]["securityContext"]["runAsNonRoot"] != is_far
+        assert ("fsGroup" in pod["spec"]["securityContext"]) != is_far, "it would let a group read the secrets of root"
+        secrets = [each["secret"]["defaultMode"] for each in pod["spec"]["volumes"] if "secret" in each]
+        assert secrets == [0o400 if is_far else 0o440] * 2
         (issuing,) = pod["spec"]["initContainers"]
         assert "AWS_REGION" not in {each["name"] for each in issuing["env"]}
     for documents in (near, far):
