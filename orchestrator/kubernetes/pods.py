@@ -136,7 +136,7 @@ def service_arguments(values: Values, service: Service) -> list[str]:
         *service.arguments,
     ]
     return [
-        *("service", "--head", f"{head_service_name(values)}:{GCS_PORT}"),
+        *("--head", f"{head_service_name(values)}:{GCS_PORT}", "service"),
         *(["--insecure"] if values.insecure else []),
         *(["--database-file", f"{DATABASE_FOLDER}/url"] if service.database_secret else []),
         *(["--", *options] if options else []),
