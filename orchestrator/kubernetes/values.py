@@ -307,12 +307,10 @@ class Values(Section):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A kind of pod: where its values are in the document, and what the scheduler and Kubernetes are told of it."""
+    """A kind of pod: where its values are in the document, and the values."""
 
     path: str
     own: Any
-    cpus: int
-    memory_gib: float
 
     def volumes(self, common: Pods) -> tuple[Volume, ...]:
         return (*common.volumes, *self.own.volumes)
@@ -478,8 +476,8 @@ def _volume(path: str, volume: Volume) -> Iterator[Problem]:
 
 
 def _requests(common: Pods, role: Role) -> Iterator[Problem]:
-    for field, limit in (("cpus", role.cpus), ("memory_gib", role.memory_gib)):
-        own, shared = getattr(role.own.requests, field), getattr(common.requests, field)
+    for field in ("cpus", "memory_gib"):
+        limit, own, shared = (getattr(each, field) for each in (role.own, role.own.requests, common.requests))
         if (own or shared or 0) > limit:
             path = f"{role.path}.requests.{field}" if own else f"pods.requests.{field}"
             message = f"is {own or shared:g}, more than the {limit:g} of {role.path}.{field}."
@@ -573,10 +571,10 @@ def roles(values: Values) -> Iterator[Role]:
     """Yield every kind of pod of the installation."""
     for index, cluster in enumerate(values.clusters):
         if cluster.head is not None:
-            yield Role(f"clusters.{index}.head", cluster.head, cluster.head.cpus, cluster.head.memory_gib)
-    yield Role("service", values.service, values.service.cpus, values.service.memory_gib)
+            yield Role(f"clusters.{index}.head", cluster.head)
+    yield Role("service", values.service)
     for index, group in enumerate(values.groups):
-        yield Role(f"groups.{index}", group, group.cpus, group.memory_gib)
+        yield Role(f"groups.{index}", group)
 
 
 def schema() -> Mapping[str, Any]:
