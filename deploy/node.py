@@ -82,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="deploy/node.py", description="A container of deploy/compose.yaml.")
+    arguments.add_argument("--head", default=HEAD, metavar="HOST:PORT", help="the head; default: head:6379")
     what = arguments.add_subparsers(dest="what", required=True)
     for name in ("head", "alive"):
         what.add_parser(name)
@@ -90,8 +91,6 @@ def parser() -> argparse.ArgumentParser:
     service.add_argument("--database-file", type=Path, help="file with the database's URL, so that no list shows it")
     service.add_argument("options", nargs="*", metavar="-- OPTION", help="further options of api.serve")
     island = what.add_parser("island")
-    for part in (service, island):
-        part.add_argument("--head", default=HEAD, metavar="HOST:PORT", help="where the head listens")
     island.add_argument("--group", required=True)
     island.add_argument("--region", required=True)
     island.add_argument("--cpus", type=int, default=4, help="what jobs may reserve here")

@@ -183,6 +183,8 @@ def default_of(field: FieldInfo) -> str:
         return "all defaults"
     if value is None or value == ():
         return "absent if not given"
+    if isinstance(value, bool):
+        return f"default `{str(value).lower()}`"
     return f"default `{value:,}`".replace(",", "") if isinstance(value, int) else f"default `{value}`"
 
 

@@ -64,7 +64,8 @@ def _template(text: str) -> str:
 
 
 def _mark(name: str) -> str:
-    return f"@live:{name}@"
+    """Return a text that no value can have: values are printable."""
+    return f"\x01{name}"
 
 
 def _check(values: Values, chart_values: Mapping[str, Any]) -> str:

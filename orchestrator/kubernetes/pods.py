@@ -121,7 +121,7 @@ def service_pod(values: Values, service: Service) -> Manifest:
     volumes = [volume_of(values, "runs"), volume_of(values, "home")]
     if service.database_secret:
         service_container["volumeMounts"].append({"name": "database", "mountPath": DATABASE_FOLDER, "readOnly": True})
-        volumes.append(secret_volume("database", service.database_secret))
+        volumes.append(secret_volume("database", service.database_secret, user_of(own)))
     names = service_names(values, values.name)
     return together(values, pod(values, own, service_container, "service", volumes, service.memory_gib, names=names))
 
@@ -136,7 +136,7 @@ def service_arguments(values: Values, service: Service) -> list[str]:
         *service.arguments,
     ]
     return [
-        *("service", "--head", f"{head_service_name(values)}:{GCS_PORT}"),
+        *("--head", f"{head_service_name(values)}:{GCS_PORT}", "service"),
         *(["--insecure"] if values.insecure else []),
         *(["--database-file", f"{DATABASE_FOLDER}/url"] if service.database_secret else []),
         *(["--", *options] if options else []),
@@ -273,7 +273,7 @@ def pod(
     names: Iterable[str] = (),
 ) -> Manifest:
     """Return a pod template with the options ``own``. ``names`` go into its certificate, beside its address."""
-    user = USER if own.run_as_user is None else own.run_as_user
+    user = user_of(own)
     shared = mebibytes(own.shm_gib or memory_gib / 2)
     spec: Manifest = {
         "containers": [container],
@@ -282,12 +282,11 @@ def pod(
             "runAsNonRoot": user != 0,
             "runAsUser": user,
             "runAsGroup": user,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
+            **({"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"} if user else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumes": [
-            secret_volume("cluster", values.secret),
+            secret_volume("cluster", values.secret, user),
             {"name": "tmp", "emptyDir": {"sizeLimit": scratch(own)}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
             *volumes,
@@ -297,7 +296,7 @@ def pod(
     if not values.insecure:
         spec["initContainers"] = [issuing(values, container["resources"], names)]
         spec["volumes"] += [
-            secret_volume("authority", values.authority_secret),
+            secret_volume("authority", values.authority_secret, user),
             {"name": "certificates", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
         ]
     if values.pull_secret:
@@ -344,8 +343,13 @@ def volume_of(values: Values, name: str) -> Manifest:
     return {"name": name, "persistentVolumeClaim": {"claimName": f"{values.name}-{name}"}}
 
 
-def secret_volume(name: str, secret: str) -> Manifest:
-    return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o440}}
+def user_of(own: Pods) -> int:
+    return USER if own.run_as_user is None else own.run_as_user
+
+
+def secret_volume(name: str, secret: str, user: int) -> Manifest:
+    """Return a volume with files of root. Other users read them by the pod's group, which a pod of root does not have."""
+    return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o440 if user else 0o400}}
 
 
 def labels_of(values: Values, component: str) -> dict[str, str]:

@@ -307,12 +307,10 @@ class Values(Section):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A kind of pod: where its values are in the document, and what the scheduler and Kubernetes are told of it."""
+    """A kind of pod: where its values are in the document, and the values."""
 
     path: str
     own: Any
-    cpus: int
-    memory_gib: float
 
     def volumes(self, common: Pods) -> tuple[Volume, ...]:
         return (*common.volumes, *self.own.volumes)
@@ -478,12 +476,35 @@ def _volume(path: str, volume: Volume) -> Iterator[Problem]:
 
 
 def _requests(common: Pods, role: Role) -> Iterator[Problem]:
-    for field, limit in (("cpus", role.cpus), ("memory_gib", role.memory_gib)):
-        own, shared = getattr(role.own.requests, field), getattr(common.requests, field)
+    for field in ("cpus", "memory_gib"):
+        limit, own, shared = (getattr(each, field) for each in (role.own, role.own.requests, common.requests))
         if (own or shared or 0) > limit:
             path = f"{role.path}.requests.{field}" if own else f"pods.requests.{field}"
             message = f"is {own or shared:g}, more than the {limit:g} of {role.path}.{field}."
             yield Problem(path, message, "Request at most what the pod may use.")
+
+
+def _users(values: Values) -> Iterator[Problem]:
+    """Yield pods whose user differs from the head's, so that one could not write the other's folders of jobs."""
+    for cluster in values.clusters:
+        if cluster.head is None:
+            continue
+        expected = merged(values.pods, cluster.head).run_as_user
+        writers: list[tuple[str, Pods]] = [("service", values.service)]
+        if values.runs.shared:
+            near = [(index, each) for index, each in enumerate(values.groups) if each.cluster in (None, cluster.name)]
+            writers += [(f"groups.{index}", each) for index, each in near]
+        for path, own in writers:
+            user = merged(values.pods, own).run_as_user
+            if user != expected:
+                message = (
+                    f"is {_user(user)}, but the head, which writes the same folder of runs, has {_user(expected)}."
+                )
+                yield Problem(f"{path}.run_as_user", message, "Give both the same, or set `pods.run_as_user`.")
+
+
+def _user(user: int | None) -> str:
+    return "the image's user" if user is None else str(user)
 
 
 def _accounts(values: Values) -> Iterator[Problem]:
@@ -542,7 +563,7 @@ def _service(values: Values) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[Values], Iterator[Problem]], ...] = (
-    *(_names, _addresses, _groups, _pods, _accounts, _roots, _service),
+    *(_names, _addresses, _groups, _pods, _users, _accounts, _roots, _service),
 )
 
 
@@ -550,10 +571,10 @@ def roles(values: Values) -> Iterator[Role]:
     """Yield every kind of pod of the installation."""
     for index, cluster in enumerate(values.clusters):
         if cluster.head is not None:
-            yield Role(f"clusters.{index}.head", cluster.head, cluster.head.cpus, cluster.head.memory_gib)
-    yield Role("service", values.service, values.service.cpus, values.service.memory_gib)
+            yield Role(f"clusters.{index}.head", cluster.head)
+    yield Role("service", values.service)
     for index, group in enumerate(values.groups):
-        yield Role(f"groups.{index}", group, group.cpus, group.memory_gib)
+        yield Role(f"groups.{index}", group)
 
 
 def schema() -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,13 @@ def test_the_service_comes_up_with_page_tables_groups_and_plans(installed: Insta
         assert job["island_count"] >= 4
     finally:
         installed.atoll("down", *where)
+
+
+def test_manifests_have_the_alerts_and_dashboards_that_the_wheel_holds(installed: Installed) -> None:
+    printed = installed.atoll("kubernetes", "render", str(ROOT / "deploy" / "kubernetes" / "gpu-spot.yaml"))
+    kinds = re.findall(r'^kind: "(\w+)"', printed, re.MULTILINE)
+    assert kinds.count("ConfigMap") == len(list((ROOT / "dashboards").glob("*.json"))) > 3
+    assert "AtollJobSilent" in printed
 
 
 def test_the_program_of_the_image_starts_beside_it(installed: Installed) -> None:

@@ -10,6 +10,7 @@ import copy
 import json
 import re
 import runpy
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from api.commands import nodes
 from api.commands.kubernetes import shipped_files, write_chart
@@ -31,6 +33,8 @@ from orchestrator.runtime.settings import ray_environment
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
 FILES = ("cpu", "gpu-spot", "tpu")
 PLACES = [*((name, None) for name in FILES), ("gpu-spot", "west"), ("tpu", "west")]
+EVERYTHING = Path(__file__).parent / "everything.yaml"
+"""Every value there is, with texts that are odd in a template and in YAML."""
 SHIPPED = shipped_files()
 NODE = SimpleNamespace(**runpy.run_path(str(FOLDER.parent / "node.py")))
 RAY_CLUSTER = {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"}
@@ -324,6 +328,8 @@ def values_with(tmp_path: Path, change: dict[str, Any], **group: Any) -> Path:
             {"service": {"checkpoints": ["/data"]}, "pods": {"volumes": [TEXT]}},
             *({}, "service.checkpoints.0", "read_only: false"),
         ),
+        ({"service": {"run_as_user": 7}}, {}, "service.run_as_user", "has the image's user"),
+        ({"runs": {"shared": True}}, {"run_as_user": 0}, "groups.0.run_as_user", "pods.run_as_user"),
         ({"packages": ["/elsewhere"], "pods": {"volumes": [TEXT]}}, {}, "packages.0", "pods.volumes"),
         ({"service": {"arguments": ["--host=0.0.0.0"]}}, {}, "service.arguments.0", "Remove --host"),
         ({"service": {"allow": ["my-package"]}}, {}, "service.allow.0", "my-package"),
@@ -360,6 +366,27 @@ def test_values_that_cannot_be_are_refused_with_field_and_remedy(
     assert where in [problem.path[: len(where)] for problem in refused.value.problems]
     assert says in str(refused.value)
     assert all(problem.remedy for problem in refused.value.problems)
+
+
+def test_every_value_has_an_example() -> None:
+    """The file that is held against the real schemas lacks no field, so that a new field is checked too."""
+    unset = {"insecure", "ray_version", "secret", "metrics_secret", "authority_secret", "evictable", "kind"}
+    unset |= {"grace_s", "rules", "dashboards"}
+    values = read_values(EVERYTHING)
+
+    def fields_set(section: Any) -> Iterator[str]:
+        if isinstance(section, BaseModel):
+            yield from section.model_fields_set
+            for name in type(section).model_fields:
+                yield from fields_set(getattr(section, name))
+        elif isinstance(section, tuple):
+            for each in section:
+                yield from fields_set(each)
+
+    described = json.dumps(schema())
+    names = {name for section in json.loads(described)["$defs"].values() for name in section["properties"]}
+    names |= set(schema()["properties"])
+    assert names - set(fields_set(values)) == unset
 
 
 def test_problems_of_values_and_between_values_are_reported_together(tmp_path: Path) -> None:
@@ -458,6 +485,9 @@ def test_options_of_all_pods_and_of_one_kind_reach_the_pods(tmp_path: Path) -> N
         assert {"name": "text", "nfs": {"server": "10.0.0.1", "path": "/text"}} in pod["spec"]["volumes"]
         assert pod["spec"]["securityContext"]["runAsUser"] == (0 if is_far else 10001)
         assert pod["spec"]["securityContext"]["runAsNonRoot"] != is_far
+        assert ("fsGroup" in pod["spec"]["securityContext"]) != is_far, "it would let a group read the secrets of root"
+        secrets = [each["secret"]["defaultMode"] for each in pod["spec"]["volumes"] if "secret" in each]
+        assert secrets == [0o400 if is_far else 0o440] * 2
         (issuing,) = pod["spec"]["initContainers"]
         assert "AWS_REGION" not in {each["name"] for each in issuing["env"]}
     for documents in (near, far):
@@ -545,20 +575,24 @@ def test_googles_collectors_may_read_the_secrets_that_the_scrape_names() -> None
 # ── charts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("name", "cluster"), PLACES)
-def test_a_charts_templates_are_the_printed_manifests(name: str, cluster: str | None) -> None:
-    values = read_values(FOLDER / f"{name}.yaml")
+@pytest.mark.parametrize(
+    ("path", "cluster"),
+    [*((FOLDER / f"{name}.yaml", cluster) for name, cluster in PLACES), (EVERYTHING, None), (EVERYTHING, "far")],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_a_charts_templates_are_the_printed_manifests(path: Path, cluster: str | None) -> None:
+    values = read_values(path)
     chosen = next(each for each in values.clusters if each.name == (cluster or values.home.name))
     files = chart(values, lambda given: rendered(given, chosen, SHIPPED), "1.2.3")
     given = yaml.safe_load(files["values.yaml"])
     made = {}
-    for path, text in files.items():
-        if path.startswith("templates/") and path != "templates/check.yaml":
+    for name, text in files.items():
+        if name.startswith("templates/") and name != "templates/check.yaml":
             for live in LIVE:
                 text = text.replace(f"{{{{ .Values.{live} | toJson }}}}", json.dumps(given[live]))
             document = yaml.safe_load(text.replace('{{ "{{" }}', "{{"))
             made[document["kind"], document["metadata"]["name"]] = document
-    assert made == manifests(name, cluster)
+    assert made == manifests_of(values, cluster)
     jsonschema.validate(given, json.loads(files["values.schema.json"]))
 
 
