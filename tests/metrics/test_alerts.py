@@ -20,7 +20,7 @@ from orchestrator.errors import AtollError
 from orchestrator.system.ports import free_port
 from tests.api.installation import Installation
 from tests.attack.test_full_disk import small_disk
-from tests.documents import ROOT, RUNBOOK
+from tests.documents import ROOT, RUNBOOK, headings, parse, quoted
 from tests.metrics.conftest import Prometheus, scrape_of, scraping
 from tests.programs import required
 from tests.waiting import PATIENCE_S, wait_until
@@ -69,6 +69,22 @@ def test_an_alert_tells_whom_to_wake_and_where_to_read(rule: dict) -> None:
     assert rule["annotations"]["summary"]
     assert rule["annotations"]["description"]
     assert rule["annotations"]["runbook_url"] == f"deploy/RUNBOOK.md#{rule['alert'].lower()}"
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
+def test_an_alert_leads_to_a_heading_that_there_is_and_names_commands_that_there_are(rule: dict) -> None:
+    path, _, heading = rule["annotations"]["runbook_url"].partition("#")
+    assert heading in headings((ROOT / path).read_text())
+    told = re.sub(r"{{.*?}}", "demo-1", "\n".join(rule["annotations"].values()))
+    for words in quoted(told):
+        parse(words)
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
+def test_the_runbook_says_of_an_alert_what_it_means_what_to_look_at_and_what_to_do(rule: dict) -> None:
+    section = RUNBOOK.read_text().partition(f"## {rule['alert']}\n")[2].partition("\n## ")[0]
+    for part in ("**Means**", "**Look**", "**Do**"):
+        assert part in section
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
