@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from api import cli
 from api.commands import nodes
 from api.http.connections import ServedCertificate
-from orchestrator.certificates import folders
+from orchestrator.certificates import folders, peer
 from orchestrator.errors import ConfigurationError
+from orchestrator.system.ports import free_port
 from tests.listening import Listener, guards, undocumented
 
 ADDRESS = "127.0.0.9"
@@ -163,6 +164,27 @@ def test_rays_own_library_takes_what_the_next_authority_issues_at_servers_that_b
     folders.issue(tmp_path / "other", tmp_path / "strangers", [ADDRESS])
     shutil.copy(machine / folders.AUTHORITY_CERTIFICATE, tmp_path / "strangers")  # it trusts the server
     assert not is_served(begun_after, tmp_path / "strangers")
+
+
+def test_the_certificate_that_a_server_uses_is_read_from_it_though_its_file_is_newer_or_it_has_expired(
+    authority: Path, machine: Path, serve: Callable[[Path], int]
+) -> None:
+    began_before = serve(machine)
+    folders.renew(authority, machine, days=700)
+    assert folders.described(machine)[0].lifetime_s > 700 * 86400
+    assert lifetime_days(began_before, machine) == 365
+    folders.renew(authority, machine, days=0)
+    expired = serve(machine)
+    folders.renew(authority, machine)
+    assert lifetime_days(expired, machine) == 0
+    with pytest.raises(OSError, match="refused"):
+        peer.presented(ADDRESS, free_port(), machine, 1.0)
+
+
+def lifetime_days(port: int, folder: Path) -> int:
+    """Of the certificate of this server, from the day after the one to which its beginning is set back."""
+    facts = folders.facts_of(peer.presented(ADDRESS, port, folder, 5.0))
+    return round(facts.lifetime_s / 86400) - 1
 
 
 def test_a_service_shows_a_renewed_certificate_and_bears_files_that_do_not_belong_together(

@@ -47,7 +47,7 @@ from api.schemas import ALIVE, FINAL, JobState
 from api.storage.store import JobRow, Store
 from orchestrator.certificates import folders
 from orchestrator.core.vocabulary import IslandState
-from orchestrator.errors import AtollError, ConfigurationError
+from orchestrator.errors import ConfigurationError
 from orchestrator.status import CertificateRecord, JobStatus, NodeGroupRecord
 from orchestrator.system import release
 from orchestrator.system.run_folder import CRASH, STATUS, TAPE
@@ -270,7 +270,7 @@ class JobsCollector(Collector):
         groups = self._service.node_groups()
         try:
             return groups, self._service.certificates()
-        except AtollError as error:
+        except Exception as error:  # whatever is wrong with certificates, the head has answered
             self._problem_log.note(CERTIFICATES, reason_of(error))
             return groups, []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,10 @@ class Prometheus:
         answer = httpx.get(f"{self.url}/api/v1/rules").json()
         return [rule for group in answer["data"]["groups"] for rule in group["rules"]]
 
+    def firing(self) -> set[str]:
+        """Return the names of the alerts that fire."""
+        return {rule["name"] for rule in self.rules() if rule.get("state") == "firing"}
+
     def ready(self) -> bool:
         try:
             return httpx.get(f"{self.url}/-/ready").status_code == 200
@@ -154,29 +159,42 @@ def operated() -> tuple[dict[str, Any], dict[str, Any]]:
     return scrape, manifests["PrometheusRule"]["spec"]
 
 
-@pytest.fixture(scope="session")
-def prometheus(voyaging: Voyaging, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """It has scraped a few times. Its own port, its own storage; ended by its process."""
-    program, folder = required("prometheus"), tmp_path_factory.mktemp("prometheus")
+@contextmanager
+def scraping(folder: Path, scrape: dict[str, Any], rules: dict[str, Any]) -> Iterator[Prometheus]:
+    """A Prometheus with its own port and storage, ended by its process."""
     document = yaml.safe_load((DEPLOYED / "prometheus.yml").read_text())
     document["global"] |= {"scrape_interval": SCRAPE_EVERY, "scrape_timeout": SCRAPE_EVERY, "evaluation_interval": "1s"}
     document["rule_files"] = [str(folder / "rules.yml")]
-    (deployed,) = document["scrape_configs"]
-    scrape, rules = operated()
-    scrape["static_configs"][0]["targets"] = [voyaging.url.removeprefix("http://")]
-    scrape["authorization"] = {**deployed["authorization"], "credentials_file": str(voyaging.credentials)}
     document["scrape_configs"] = [scrape]
     (folder / "rules.yml").write_text(yaml.safe_dump(rules))
     (folder / "prometheus.yml").write_text(yaml.safe_dump(document))
-    subprocess.run([required("promtool"), "check", "config", folder / "prometheus.yml"], check=True)
     port = free_port()
-    command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    command = [required("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             started = Prometheus(f"http://127.0.0.1:{port}")
             wait_until(started.ready)
-            wait_until(started.has_scraped)
             yield started
         finally:
             process.terminate()
+
+
+def scrape_of(url: str, credentials: Path, scrape: dict[str, Any]) -> dict[str, Any]:
+    """Return the scrape configuration for this target, with the token in this file."""
+    (deployed,) = yaml.safe_load((DEPLOYED / "prometheus.yml").read_text())["scrape_configs"]
+    (target,) = scrape["static_configs"]
+    configs = [target | {"targets": [url.removeprefix("http://")]}]
+    authorization = deployed["authorization"] | {"credentials_file": str(credentials)}
+    return scrape | {"static_configs": configs, "authorization": authorization}
+
+
+@pytest.fixture(scope="session")
+def prometheus(voyaging: Voyaging, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """It has scraped a few times, as the operator configures it."""
+    scrape, rules = operated()
+    scrape, folder = scrape_of(voyaging.url, voyaging.credentials, scrape), tmp_path_factory.mktemp("prometheus")
+    with scraping(folder, scrape, rules) as started:
+        subprocess.run([required("promtool"), "check", "config", folder / "prometheus.yml"], check=True)
+        wait_until(started.has_scraped)
+        yield started

@@ -281,6 +281,15 @@ def test_the_certificate_of_the_service_is_shown_with_its_end_and_a_damaged_one_
     assert told.one("atoll_head_up") == 1
 
 
+def test_a_head_that_answers_is_up_though_its_certificates_cannot_be_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk.control, "certificates", lambda: 1 / 0)
+    told = desk.scrape()
+    assert told.one("atoll_head_up") == 1
+    assert told.all("atoll_certificate_expiry_timestamp_seconds") == {}
+
+
 def test_checkpoints_are_expected_as_often_as_the_specification_says(desk: Desk) -> None:
     record = wait_until(lambda: (r := desk.control.status(desk.job))["view"]["global_version"] > 3 and r)
     status = JobStatus.model_validate(record)

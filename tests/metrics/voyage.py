@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId
-from orchestrator.errors import NotFound
+from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.parameters import tensors
 from orchestrator.parameters.journal import Facts, Journal
 from orchestrator.parameters.outer_state import FragmentState
@@ -120,6 +121,86 @@ class Voyage:
 
     def _catch_up(self) -> None:
         self._job.resume(PAST_S + PACE * (time.time() - self._began))
+
+
+class Troubled(Voyages):
+    """Jobs in trouble, each in what its name says. What is wrong is in their statuses as a real job would say it."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self._begun: dict[str, tuple[str, float]] = {}
+        self._simulated: StatusDocument | None = None
+        """As one job has been simulated up to now; all start from it, and then stand still but for their trouble."""
+
+    def switched(self, name: str) -> bool:
+        return (self._home / name).exists()
+
+    def node_groups(self) -> list[NodeGroupRecord]:
+        self._refuse_without_head()
+        return [group for group in GROUPS if group["name"] != "asia" or not self.switched("asia-is-gone")]
+
+    def certificates(self) -> list[CertificateRecord]:
+        return [CertificateRecord(place="head", expires_at=time.time() + 3600.0, lifetime_s=YEAR_S)]
+
+    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
+        with self._one_at_a_time:
+            self._begun[job_id] = spec.name, time.time()
+            self._simulated = self._simulated or Voyage(spec, self._home / job_id).status(job_id)
+
+    def status(self, job_id: str) -> StatusDocument:
+        self._refuse_without_head()
+        name, begun_at = self._begun[job_id]
+        rounds = int(time.time() - begun_at)
+        status = deepcopy(self._simulated)
+        assert status is not None
+        status["job_id"] = job_id
+        if rounds:  # else it was only just submitted
+            getattr(self, f"_{name}")(status, rounds)
+        return status
+
+    def _lost(self, _status: StatusDocument, _rounds: int) -> None:
+        raise NotFound(detail="No such job runs here.")
+
+    def _silent(self, _status: StatusDocument, _rounds: int) -> None:
+        raise InfrastructureError(detail="Its synchroniser does not answer.", remedy="Restart it.")
+
+    def _refuse_without_head(self) -> None:
+        if self.switched("head-is-gone"):
+            raise InfrastructureError(detail="The head does not answer.", remedy="Start it with `atoll up`.")
+
+    def _quorum(self, status: StatusDocument, _rounds: int) -> None:
+        status["view"]["pause_reason"] = "1 of the 2 islands that the quorum needs are training"
+
+    def _disk(self, status: StatusDocument, _rounds: int) -> None:
+        status["disk_trouble"] = status["view"]["pause_reason"] = "the journal cannot be written: No space left"
+
+    def _stalled(self, status: StatusDocument, _rounds: int) -> None:
+        assert status["view"]["pause_reason"] is None
+
+    def _weary(self, status: StatusDocument, rounds: int) -> None:
+        """Whatever a job that still merges may suffer from. ``rounds`` is what counters have risen by."""
+        view, statistics, goodput = status["view"], status["statistics"], status["goodput"]
+        first, last = view["islands"][0], view["islands"][-1]
+        first |= {"overdue_s": 100.0, "flag": "its values are not numbers", "state": "training"}
+        last |= {"state": "failed"}
+        statistics["synchroniser"] = {"deaths": rounds, "damages": rounds}
+        statistics["failures"] = {first["island"]: rounds}
+        statistics["traffic"]["merge_failures"] = rounds
+        statistics["refusals"] |= {"corrupt": 50 * rounds}
+        statistics["traffic"]["admitted"] = {first["island"]: 1000 + 10 * rounds}
+        statistics["merges_by_contributors"] = {"1": 10 * rounds}
+        journal = statistics["journal_seconds"]
+        journal["sum"] = 2.0 * rounds
+        for island in goodput["islands"].values():
+            island["seconds"] = dict.fromkeys(island["seconds"], 0.0) | {"productive": 1.0, "down": 10.0 * rounds}
+        for island in view["islands"][:3]:
+            island["state"] = "training"
+        status["lines"]["islands"][first["island"]]["trouble"] = "the firewall lets nothing through"
+        status["helpers"] = [Helper(name="controller", condition="dead", reason="it died", restarts=1).model_dump()]
+
+
+def troubled(home: Path) -> Troubled:
+    return Troubled(home)
 
 
 class Keeping:

@@ -37,6 +37,8 @@ NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong, and no tex
     "atoll_standby_seconds",
     "atoll_chaos_faults",
     "atoll_refusals",
+    "atoll_job_failed",
+    "atoll_checkpoint_interval_seconds",
 }
 OF_EVERY_JOB = (
     {name for name, family in FAMILIES.items() if "atoll_job" in family.labels} - OF_A_RECOVERY - NOT_OF_THIS_JOB
