@@ -301,7 +301,7 @@ def noticed(state: JobState, island: Island, event: NoticeReceived) -> list[Effe
         return depart(state, island, reason, event.at)
     if suspect:  # it drains as soon as it answers
         state.islands[island.id] = island_record.to_drain(island)
-        return []
+        return advance_all(state, event.at)
     serial = state.next_serial()
     state.islands[island.id] = island_record.handing_over(island, f"{reason}; its work is to be merged", serial)
     effects: list[Effect] = [DrainIsland(island.id, island.incarnation)]

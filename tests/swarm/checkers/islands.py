@@ -57,6 +57,11 @@ class IslandStatus:
         """Somebody a round may wait for."""
         return self.stage is Stage.TRAINING and not self.silent and not self.flushed
 
+    @property
+    def trains_perhaps(self) -> bool:
+        """It does not answer, and is not known to have stopped."""
+        return self.stage is Stage.TRAINING and self.silent and not self.draining
+
     def speaks(self, incarnation: Incarnation) -> bool:
         return self.stage is not Stage.OVER and incarnation == self.incarnation
 
@@ -79,6 +84,13 @@ class Islands:
         self._timers = timers
         self._groups = {plan.island: plan.node_group for plan in plans}
         self._kinds = {plan.island: (plan.node_group, plan.accelerator_count) for plan in plans}
+
+    @property
+    def leaving(self) -> frozenset[IslandId]:
+        """Those that drain and answer, once nobody else trains."""
+        if self.live or self.ending:
+            return frozenset()
+        return frozenset(island for island, status in self.all.items() if status.live and status.draining)
 
     def held(self, island: IslandId) -> bool:
         """Whether it is away, and its node group cordoned."""
