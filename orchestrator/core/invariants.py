@@ -16,6 +16,7 @@ from orchestrator.errors import InternalError
 
 _READY = frozenset({IslandState.CATCHING_UP, IslandState.TRAINING, IslandState.STANDBY, IslandState.DRAINING})
 _GIVEN_UP = frozenset({IslandState.FAILED, IslandState.STOPPED})
+_UNPLACED = frozenset({IslandState.PLACING, IslandState.WAITING})
 _NEVER_PLACED = Incarnation(0)
 
 
@@ -90,7 +91,7 @@ def _broken_island(state: JobState, island: Island) -> Iterator[str]:
 
 def _broken_incarnation(state: JobState, island: Island, current: CurrentIncarnation) -> Iterator[str]:
     now = island.state
-    if current.pid is not None and (now not in WITH_PROCESS or now is IslandState.PLACING):
+    if current.pid is not None and (now not in WITH_PROCESS or now in _UNPLACED):
         yield f"is {now} but has a process"
     if now in _READY and not current.ready:
         yield f"is {now} before it is ready"

@@ -223,7 +223,7 @@ class JobState:
         if self.phase is not JobPhase.RUNNING or self.leaving is not None:
             return None
         if live < quorum:
-            away = [f"{i.id} is {i.state}" for i in self.job_islands if not i.live]
+            away = [f"{i.id} is {i.state.words}" for i in self.job_islands if not i.live]
             others = f"; {', '.join(away[:NAMED_MAX])}{' …' if len(away) > NAMED_MAX else ''}" if away else ""
             return f"merging waits: {live} of the {quorum} islands that the quorum needs are training{others}"
         hung = [i for i in self.job_islands if i.live and i.current.overdue_s]

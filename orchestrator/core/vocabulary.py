@@ -46,6 +46,7 @@ class IslandState(StrEnum):
     """The state of an island. docs/architecture.md draws the arrows."""
 
     PLACING = "placing"
+    WAITING = "waiting"
     STARTING = "starting"
     CATCHING_UP = "catching_up"
     TRAINING = "training"
@@ -57,6 +58,11 @@ class IslandState(StrEnum):
     LOST = "lost"
     STOPPED = "stopped"
     FAILED = "failed"
+
+    @property
+    def words(self) -> str:
+        """The state in a sentence: "the island is …"."""
+        return "waiting for a node" if self is IslandState.WAITING else self.value
 
 
 class JobPhase(StrEnum):

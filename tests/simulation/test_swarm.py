@@ -48,6 +48,7 @@ from tests.api.installation import interruptible
 from tests.swarm import __main__ as command
 from tests.swarm import trial
 from tests.swarm.configurations import (
+    ABSENCES,
     EVACUATIONS,
     FEATURES,
     HANGS,
@@ -64,7 +65,7 @@ from tests.swarm.configurations import (
 )
 from tests.waiting import PATIENCE_S
 
-SEEDS, CHUNK, HANGING_SEEDS = 50, 25, 7
+SEEDS, CHUNK, HANGING_SEEDS = 50, 25, 9
 FOUND_WITHIN = 60
 """In so many seeds a bug is looked for, if the seed that is known to show it no longer does."""
 RICH = 18
@@ -103,7 +104,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     } - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS, EVACUATIONS}
+    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS, EVACUATIONS, ABSENCES}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__, *carried)} - {e.FaultInjected.__name__}

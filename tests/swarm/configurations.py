@@ -57,8 +57,9 @@ NOTICES = FaultKind.NOTICE.value
 HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
 QUORUM_RATIO, OVERLOAD = "quorum by ratio", "overload"
 EVACUATIONS = "evacuations"
-"""Features added later still. Hangs, and evacuations in which all islands are to leave within a round, are only in seeds
-above those whose decisions are recorded."""
+ABSENCES = "absences"
+"""Features added later still. Hangs, evacuations in which all islands are to leave within a round, and groups without a node
+are only in seeds above those whose decisions are recorded."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS} - {FaultKind.READD}
 FEATURES = (
     *(kind.value for kind in FaultKind if kind not in LATER),
@@ -126,6 +127,7 @@ class _Draw:
         self.hangs = Random(f"atoll swarm {seed} hangs")
         self.overload = Random(f"atoll swarm {seed} overload")
         self.evacuations = Random(f"atoll swarm {seed} evacuations")
+        self.absences = Random(f"atoll swarm {seed} absences")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
@@ -136,6 +138,7 @@ class _Draw:
         features |= {NOTICES} if self.notices.random() < 0.5 else set()
         features |= {HANGS} if seed >= HANGS_FROM_SEED and self.hangs.random() < 0.5 else set()
         features |= {feature for feature in (QUORUM_RATIO, OVERLOAD) if self.overload.random() < 0.3}
+        features |= {ABSENCES} if seed >= HANGS_FROM_SEED and self.absences.random() < 0.5 else set()
         features |= {EVACUATIONS} if seed >= HANGS_FROM_SEED and self.evacuations.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
@@ -148,6 +151,8 @@ class _Draw:
 
     def configuration(self) -> Configuration:
         plan = self._plan()
+        if self.on(ABSENCES):
+            plan = replace(plan, absent=self.absences.uniform(0.1, 0.7), absence_s=(0.0, SILENCE_MAX_S / 2))
         slowest = max(max(self.step_s) * (1 + plan.step_jitter_ratio), *map(max, plan.step_samples), 0.0)
         slowest += max(plan.pause_s, default=0.0)
         carriage = plan.payload_bytes / min(plan.bandwidth_bytes_per_s, default=1.0)
