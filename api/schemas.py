@@ -256,7 +256,7 @@ class MergeSummary(Answer):
     fragment: int
     version: int = Field(description="the version that the merge made")
     islands: list[str] = Field(description="islands with a contribution in it")
-    reason: str = Field(description="why it closed: everyone_in, grace_over, no_grace_left or final_flush")
+    reason: str = Field(description="why it closed: everyone_in, grace_over, no_grace_left, leaving or final_flush")
     because: str = Field(description="the same in words, with the islands that were late or away")
     closed_after_s: float
     merged_after_s: float | None = Field(description="null while the outer step is being taken")

@@ -28,6 +28,7 @@ from dashboards.panels import (
 STATES = (
     ("cordoned", "light-orange"),
     ("placing", "light-purple"),
+    ("waiting", "light-red"),
     ("starting", "light-yellow"),
     ("catching_up", "purple"),
     ("training", "green"),

@@ -63,8 +63,8 @@ class IslandFacts(Facts):
     region: str
     accelerator_count: Count
     state: str = Field(
-        description="placing, starting, catching_up, training, standby, suspect, draining, drained, cordoned, lost, "
-        "stopped or failed"
+        description="placing, waiting (for a node), starting, catching_up, training, standby, suspect, draining, drained, "
+        "cordoned, lost, stopped or failed"
     )
     reason: str = Field(description="why the island is in this state")
     incarnation: Count = Field(

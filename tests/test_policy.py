@@ -33,6 +33,7 @@ NOT_SETTABLE = {
     "evaluation": "in a section of its own",
     "health": "in a section of its own",
     "checkpoints": "in a section of its own",
+    "leaving_closes": "no field of the specification: only on older tapes it is off",
 }
 """What `--set` does not change, and why: a new setting is changed by it, or stands here with its reason."""
 NOT_DRAWN = {

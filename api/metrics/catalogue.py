@@ -90,6 +90,12 @@ _FAMILIES = (
     ),
     Family(
         "gauge",
+        "atoll_islands_waiting",
+        ("group",),
+        "Those of them that wait for a node: the group has none, or none with room. They start once one is there.",
+    ),
+    Family(
+        "gauge",
         "atoll_disk_free_bytes",
         ("path",),
         "Free space where the service's machine keeps runs, the home, and temporary files. Near 0: tapes and journals "

@@ -288,10 +288,12 @@ class JobsCollector(Collector):
                 yield Sample("atoll_nodes_leaving", labels, group.get("nodes_leaving", 0))
             for certificate in certificates:
                 yield from of_certificate(certificate["place"], certificate["expires_at"], certificate["lifetime_s"])
-        islands = (island for record in records if not record.view.has_decided for island in record.view.islands)
+        islands = [island for record in records if not record.view.has_decided for island in record.view.islands]
         wanted = Counter(island.node_group for island in islands if island.state not in NOT_WANTED)
+        waiting = Counter(island.node_group for island in islands if island.state == IslandState.WAITING)
         for name, count in sorted(wanted.items()):
             yield Sample("atoll_islands_wanted", (name,), count)
+            yield Sample("atoll_islands_waiting", (name,), waiting[name])
 
     def _samples_of(self, row: JobRow, record: JobStatus) -> list[Sample] | None:
         """Return all samples of the record, or None if it is damaged, so that other jobs keep their metrics."""

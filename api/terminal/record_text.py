@@ -32,6 +32,7 @@ EVENTS = {
     "EvaluationFailed": "the evaluation at version {global_version} failed: {reason}",
     "IslandPlaced": "{island} is placed: incarnation {incarnation}, pid {pid} on {node}",
     "PlacementFailed": "{island} could not be placed: {reason}",
+    "PlacementDelayed": "{island} waits for a node: {reason}",
     "IslandReady": "{island} is ready after {start_seconds:.1f} s",
     "IslandCaughtUp": "{island} has caught up from {donor} in {transfer_seconds:.2f} s, at step {step}",
     "CatchUpFailed": "{island} could not catch up from {donor}: {reason}",

@@ -29,6 +29,7 @@ PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
 CAUSES_MAX = 4
 STATE_STYLES = {
     "placing": "yellow",
+    "waiting": "yellow",
     "starting": "yellow",
     "catching_up": "cyan",
     "training": "green",
@@ -192,7 +193,11 @@ def _wrong(island: Island) -> str:
 
 
 def _state(island: Island) -> str:
-    return "spare" if island.spare else island.state.replace("_", " ")
+    return "spare" if island.spare else _state_words(island.state)
+
+
+def _state_words(state: str) -> str:
+    return "waiting for a node" if state == "waiting" else state.replace("_", " ")
 
 
 def _why(island: Island) -> str:
@@ -270,7 +275,7 @@ def wide_island_table(job: Job) -> Listing:
 
 
 def _words(island: Island) -> tuple[str, ...]:
-    return island.island, island.node_group, island.region, island.state.replace("_", " "), island.node or "–"
+    return island.island, island.node_group, island.region, _state_words(island.state), island.node or "–"
 
 
 def _figures(island: Island, job: Job, furthest: int) -> tuple[str, ...]:

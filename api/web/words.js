@@ -62,6 +62,7 @@ export const STATES = {
   catching_up: { word: "catching up", tone: "busy", icon: "up" },
   starting: { word: "starting", tone: "busy", icon: "dots" },
   placing: { word: "placing", tone: "busy", icon: "dots" },
+  waiting: { word: "waiting for a node", tone: "warn", icon: "dots" },
   suspect: { word: "suspect", tone: "warn", icon: "question" },
   lost: { word: "lost", tone: "bad", icon: "cross" },
   failed: { word: "failed", tone: "bad", icon: "cross" },

@@ -39,6 +39,7 @@ FLUSHED = "flushed"
 ACTIVE = frozenset(
     {
         IslandState.PLACING.value,
+        IslandState.WAITING.value,
         IslandState.STARTING.value,
         IslandState.CATCHING_UP.value,
         IslandState.TRAINING.value,
@@ -132,6 +133,8 @@ class Lifecycle:
         match event:
             case e.IslandPlaced():
                 after = IslandState.STARTING.value
+            case e.PlacementDelayed():
+                after = IslandState.WAITING.value
             case e.PlacementFailed() | e.ConnectionLost(dead=True):
                 after = _gone(event.island, life, effects)
             case e.ConnectionLost() if life.state != IslandState.SUSPECT.value:
@@ -175,7 +178,9 @@ class Lifecycle:
         life.state, life.since = after, at
 
 
-StateEvent = e.IslandPlaced | e.PlacementFailed | e.ConnectionLost | e.ConnectionRestored | e.IslandReported
+StateEvent = (
+    e.IslandPlaced | e.PlacementFailed | e.PlacementDelayed | e.ConnectionLost | e.ConnectionRestored | e.IslandReported
+)
 StateEffect = f.PlaceIsland | f.BeginCatchUp | f.StandBy | f.StartTraining | f.DrainIsland | f.StopIsland
 _STATE_EVENTS = get_args(StateEvent)
 _OF_ISLANDS = (f.HoldIsland, f.WantIsland, *get_args(StateEffect))
@@ -200,6 +205,7 @@ def _accepted(command: CommandId, effects: tuple[f.Effect, ...]) -> bool:
 
 _TRAINING, _SUSPECT = IslandState.TRAINING.value, IslandState.SUSPECT.value
 _DRAINING, _CORDONED = IslandState.DRAINING.value, IslandState.CORDONED.value
+_WAITING = IslandState.WAITING.value
 _WAITS = {
     IslandState.PLACING.value: "placing",
     IslandState.STARTING.value: "compiling",
@@ -211,6 +217,7 @@ ENDING = "waiting for the job to end"
 DRAINING = "draining"
 AWAY = "away, waiting to be placed"
 HELD = "away, its node group is cordoned"
+NO_NODE = "away, its node group has no node free"
 SILENT = "no connection"
 DIED = "lost with the island"
 
@@ -304,6 +311,8 @@ class IslandTime:
         if self.state in _WAITS:
             kind = "starting" if self.incarnation <= 1 else "recovering"
             into.add((kind, _WAITS[self.state]), seconds)
+        elif self.state == _WAITING:
+            into.add(("down", NO_NODE), seconds)
         elif self.state == FLUSHED:
             into.add(("stalled", ENDING), seconds)
         elif self.state == _DRAINING:

@@ -129,6 +129,8 @@ class ReleasePayload:
 class PlaceIsland:
     """Make a process for this incarnation on its node group. Answered by ``IslandPlaced`` or ``PlacementFailed``.
 
+    ``PlacementDelayed`` may come first, if its node group has no node or no room.
+
     With ``standby`` (a standby and its incarnation) there is one: that process is this incarnation of the island from now
     on, with the island's data, and nothing that names the standby's incarnation concerns it any more.
     """

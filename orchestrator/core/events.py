@@ -131,6 +131,19 @@ class PlacementFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementDelayed:
+    """Its node group has no node, or no room, for the process, which starts once it has. That is no failure.
+
+    ``reason`` says what was asked for and what the node group has. Repeated when the reason changes.
+    """
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class IslandReported:
     """The island reported ``report``, which says what happened there.
 
@@ -272,7 +285,7 @@ class FaultInjected:
     host: int | None = None
 
 
-ObservedEvent = IslandPlaced | PlacementFailed | ConnectionLost | ConnectionRestored | NoticeReceived
+ObservedEvent = IslandPlaced | PlacementFailed | PlacementDelayed | ConnectionLost | ConnectionRestored | NoticeReceived
 """What others than the island saw of it."""
 IslandEvent = IslandReported | ObservedEvent
 Event = (

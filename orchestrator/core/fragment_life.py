@@ -130,10 +130,13 @@ def advance(state: JobState, fragment: FragmentId, now: Instant) -> list[Effect]
     current = state.rounds[fragment]
     flushing = state.phase is JobPhase.FINISHING
     window = None if flushing else grace_window(state.pace, state.policy)
-    due_step = _due_step(state, current)
-    live = state.live
-    decision = fragment_round.decide(current, due_step, state.quorum_of(len(live)), live, window, now)
-    if decision is not None and current.phase is RoundPhase.COLLECTING:
+    leaving, live = state.leaving, state.live
+    if leaving is not None:
+        decision = fragment_round.decide_leaving(current, leaving, now)
+    else:
+        quorum = state.quorum_of(len(live))
+        decision = fragment_round.decide(current, _due_step(state, current), quorum, live, window, now)
+    if decision is not None and leaving is None and current.phase is RoundPhase.COLLECTING:
         waited = now - current.opened_at
         state.pace = state.pace.with_quorum(waited, state.policy.moving_average_decay)
     match decision:
@@ -155,10 +158,17 @@ def grace_over(state: JobState, fragment: FragmentId, serial: int, now: Instant)
         return []
     if state.rollback is not None:
         return []
-    waited = now - current.quorum_at
-    missing = sorted(state.live - current.offered.keys())
-    detail = f"waited {waited:.3f} s after quorum; without {', '.join(missing) or 'nobody'}"
-    return _close(state, fragment, now, Close(CloseReason.GRACE_OVER, detail))
+    waited, leaving = now - current.quorum_at, state.leaving
+    if len(current.offered) >= state.policy.quorum and fragment_round.on_time(current, _due_step(state, current)):
+        missing = sorted(state.live - current.offered.keys())
+        detail = f"waited {waited:.3f} s after quorum; without {', '.join(missing) or 'nobody'}"
+        return _close(state, fragment, now, Close(CloseReason.GRACE_OVER, detail))
+    if leaving is not None and len(current.offered) >= leaving.quorum:
+        missing = sorted(leaving.giving - current.offered.keys())
+        detail = f"no island trains; waited {waited:.3f} s for those that leave; without {', '.join(missing)}"
+        return _close(state, fragment, now, Close(CloseReason.LEAVING, detail))
+    state.rounds[fragment] = fragment_round.reopen(current)
+    return advance(state, fragment, now)
 
 
 def merge_completed(state: JobState, event: MergeCompleted) -> list[Effect]:

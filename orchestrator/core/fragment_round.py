@@ -10,6 +10,11 @@ and counts towards the quorum, but the round closes only once a contribution is 
 the last round, kept its work and offers it again would merge alone, a step after all others, and every outer step would be
 taken twice. Early contributions are ours. The paper has none, because there an island that missed a round has lost its work.
 
+**Leaving.** When every island that could contribute is leaving, no contribution on time can come any more, and perhaps no
+quorum. The round then closes once all that leave are in, on what it holds: early contributions too, and fewer than the
+quorum unless an island that may still be training is only silent. An island may have no work in the fragment, so the wait
+for it ends after two of its steps and a transfer. The paper has no such case; a job's last rounds close in the same way.
+
 A round never reads a clock and never sees a tensor. The ``now`` of each event gives it the time, and payload ids stand for
 parameters. A contribution that arrives while MERGING is late, because the outer step in flight has already fixed its inputs.
 
@@ -181,6 +186,18 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """Every island that could contribute is leaving: those of ``giving`` may still offer work.
+
+    ``quorum`` is the least number of contributions to merge, and ``window`` the longest wait for the islands in seconds.
+    """
+
+    giving: Set[IslandId]
+    quorum: int
+    window: Duration
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateNorms:
     """The latest update norms per interval that were admitted to one fragment, oldest first."""
 
@@ -231,8 +248,22 @@ def decide(
     return Wait(now + window)
 
 
+def decide_leaving(current: FragmentRound, leaving: Leaving, now: Instant) -> Wait | Close | None:
+    """The decision on the round when every island that could contribute is leaving, as ``decide`` returns it."""
+    if current.phase is RoundPhase.MERGING or len(current.offered) < leaving.quorum:
+        return None
+    if leaving.giving <= current.offered.keys():
+        return Close(CloseReason.LEAVING, f"no island trains, and all {len(leaving.giving)} that leave are in")
+    return None if current.phase is RoundPhase.GRACE else Wait(now + leaving.window)
+
+
 def begin_grace(before: FragmentRound, now: Instant, timer_serial: int) -> FragmentRound:
     return replace(before, phase=RoundPhase.GRACE, quorum_at=now, timer_serial=timer_serial)
+
+
+def reopen(before: FragmentRound) -> FragmentRound:
+    """Collect again: an island came before the wait for those that leave was over."""
+    return replace(before, phase=RoundPhase.COLLECTING)
 
 
 def begin_merge(before: FragmentRound, now: Instant) -> FragmentRound:

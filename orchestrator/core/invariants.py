@@ -16,6 +16,7 @@ from orchestrator.errors import InternalError
 
 _READY = frozenset({IslandState.CATCHING_UP, IslandState.TRAINING, IslandState.STANDBY, IslandState.DRAINING})
 _GIVEN_UP = frozenset({IslandState.FAILED, IslandState.STOPPED})
+_UNPLACED = frozenset({IslandState.PLACING, IslandState.WAITING})
 _NEVER_PLACED = Incarnation(0)
 
 
@@ -47,7 +48,8 @@ def _broken(state: JobState, checked: Mapping[IslandId, Island]) -> Iterator[str
 
 def _broken_rounds(state: JobState) -> Iterator[str]:
     for r in state.rounds:
-        if r.phase is RoundPhase.MERGING and len(r.offered) < state.policy.quorum and not r.restoring:
+        least = 1 if state.policy.leaving_closes else state.policy.quorum  # fewer may merge when all islands leave
+        if r.phase is RoundPhase.MERGING and len(r.offered) < least and not r.restoring:
             yield f"fragment {r.fragment} merges {len(r.offered)} contributions below the quorum {state.policy.quorum}"
         for island_id, c in r.offered.items():
             if c.island != island_id or c.fragment != r.fragment:
@@ -89,7 +91,7 @@ def _broken_island(state: JobState, island: Island) -> Iterator[str]:
 
 def _broken_incarnation(state: JobState, island: Island, current: CurrentIncarnation) -> Iterator[str]:
     now = island.state
-    if current.pid is not None and (now not in WITH_PROCESS or now is IslandState.PLACING):
+    if current.pid is not None and (now not in WITH_PROCESS or now in _UNPLACED):
         yield f"is {now} but has a process"
     if now in _READY and not current.ready:
         yield f"is {now} before it is ready"

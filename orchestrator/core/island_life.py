@@ -60,6 +60,7 @@ from orchestrator.core.events import (
     IslandReported,
     NoticeReceived,
     OuterStateSeeded,
+    PlacementDelayed,
     PlacementFailed,
 )
 from orchestrator.core.fragment_life import advance_all, publish_newer
@@ -112,10 +113,17 @@ def place(state: JobState, island: Island, reason: str) -> list[Effect]:
 
 
 def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]:
-    if _is_or_was(island, IslandState.PLACING):
+    if _is_or_was(island, IslandState.PLACING) or island.state is IslandState.WAITING:
         state.islands[island.id] = island_record.placed(island, event)
     if island.current.kill_reason:  # killed before there was a process
         return [KillIsland(island.id, island.incarnation, island.current.kill_reason)]
+    return []
+
+
+def placement_delayed(state: JobState, island: Island, event: PlacementDelayed) -> list[Effect]:
+    """Note that the island waits for a node. Nothing is to be done: its process starts once there is one."""
+    if island.state in (IslandState.PLACING, IslandState.WAITING) and not island.current.kill_reason:
+        state.islands[island.id] = island_record.waiting(island, event.reason)
     return []
 
 
@@ -301,7 +309,7 @@ def noticed(state: JobState, island: Island, event: NoticeReceived) -> list[Effe
         return depart(state, island, reason, event.at)
     if suspect:  # it drains as soon as it answers
         state.islands[island.id] = island_record.to_drain(island)
-        return []
+        return advance_all(state, event.at)
     serial = state.next_serial()
     state.islands[island.id] = island_record.handing_over(island, f"{reason}; its work is to be merged", serial)
     effects: list[Effect] = [DrainIsland(island.id, island.incarnation)]
@@ -328,6 +336,8 @@ def promote(state: JobState) -> list[Effect]:
     """Continue each lost island in the process of a standby of its kind, and place that standby again."""
     effects: list[Effect] = []
     for island, standby in list(_matches(state)):
+        if island.state is IslandState.WAITING:
+            effects.append(StopIsland(island.id, island.incarnation, f"the standby {standby.id} takes its place"))
         process = (standby.id, standby.incarnation)
         reason = f"goes on as the standby {standby.id}"
         after, taking = island_record.place(island, state.reports.pop(island.id, None), reason, process)
@@ -342,7 +352,8 @@ def _matches(state: JobState) -> Iterator[tuple[Island, Island]]:
     idle = [i for i in map(state.islands.__getitem__, sorted(state.standbys)) if _stands_by(i)]
     for plan in state.policy.islands:
         island = state.islands[plan.island]
-        waits = island.state is IslandState.LOST and island.wanted and island.incarnation > 0
+        away = island.state in (IslandState.LOST, IslandState.WAITING)
+        waits = away and island.wanted and island.incarnation > 0
         if not waits or plan.node_group in state.cordoned:
             continue
         standby = next((other for other in idle if _kind(other) == _kind(island)), None)

@@ -13,14 +13,17 @@
                           ├──▶ CORDONED  its node group takes nothing new; PLACING once it does
                           └──▶ FAILED    given up, with the reason
 
+    PLACING ──its node group has no node, or no room──▶ WAITING ──a node is there──▶ STARTING
+
     TRAINING ◀──re-added── DRAINING ──all its work is merged──▶ DRAINED      (an operator wants it away, and its work kept)
                               └──the same, but its node is about to go──▶ LOST, and placed elsewhere
 
 A lost island is placed again after a back-off that doubles with each life that ended without a contribution, with a jitter
 that is a function of island and incarnation (so that islands lost together do not come back together, and a replay
-decides the same). After ``restarts_max`` such lives it is given up, and says why; an operator may re-add it. An island in
-quarantine is lost in the same way, whatever it contributed before: a new process with a peer's state heals what has
-diverged. It does not heal bad hardware, under which it would come and go for ever: so only ``quarantines_max`` times.
+decides the same). After ``restarts_max`` such lives it is given up, and says why; an operator may re-add it. An island that
+waits for a node has not failed, however long that takes. An island in quarantine is lost in the same way, whatever it
+contributed before: a new process with a peer's state heals what has diverged. It does not heal bad hardware, under which it
+would come and go for ever: so only ``quarantines_max`` times.
 
 Records are frozen; every function returns the next one, those that begin or end an incarnation with what is to be done.
 """
@@ -56,6 +59,7 @@ from orchestrator.core.vocabulary import (
 WITH_PROCESS = frozenset(
     {
         IslandState.PLACING,
+        IslandState.WAITING,
         IslandState.STARTING,
         IslandState.CATCHING_UP,
         IslandState.TRAINING,
@@ -193,6 +197,11 @@ def placed(before: Island, event: IslandPlaced) -> Island:
     """Record where the process runs. The island builds its model next."""
     current = replace(before.current, node=event.node, pid=event.pid)
     return _entered(before, IslandState.STARTING, "building the model", current)
+
+
+def waiting(before: Island, reason: str) -> Island:
+    """Wait for a node. The incarnation stays the same, and is placed as soon as its node group has a node with room."""
+    return _entered(before, IslandState.WAITING, reason, before.current)
 
 
 def ready(before: Island) -> Island:

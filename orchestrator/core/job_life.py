@@ -32,6 +32,7 @@ from orchestrator.core.effects import (
     Effect,
     FinishJob,
     FlushIsland,
+    HoldIsland,
     KillIsland,
     PlaceIsland,
     ResolveCommand,
@@ -86,7 +87,7 @@ def _pending_requests(state: JobState, island: Island, now: Instant) -> list[Eff
     life = (island.id, island.incarnation)
     effects: list[Effect] = []
     match island.state:
-        case IslandState.PLACING:
+        case IslandState.PLACING | IslandState.WAITING:
             effects.append(PlaceIsland(*life, island.plan.node_group, island.reason, island.current.process))
         case IslandState.CATCHING_UP:
             effects += island_life.catch_up(state, island.id)
@@ -168,8 +169,8 @@ def kill(state: JobState, event: CommandRequested, request: Kill) -> list[Effect
     island = _addressed(state, request.island)
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
-    if island.state not in WITH_PROCESS:
-        detail = f"{island.id} has no process to kill: it is {island.state} ({island.reason})"
+    if island.state not in WITH_PROCESS or island.state is IslandState.WAITING:
+        detail = f"{island.id} has no process to kill: it is {island.state.words} ({island.reason})"
         return [ResolveCommand(event.command, False, detail)]
     reason = f"killed by {event.caller}"
     state.islands[island.id] = island_record.being_killed(island, request.restart, reason)
@@ -187,7 +188,7 @@ def drain(state: JobState, event: CommandRequested, request: Drain) -> list[Effe
         return [ResolveCommand(event.command, False, island)]
     others = len(state.live - {island.id})
     if island.state is not IslandState.TRAINING or island.current.kill_reason:
-        now = island.current.kill_reason or f"it is {island.state} ({island.reason})"
+        now = island.current.kill_reason or f"it is {island.state.words} ({island.reason})"
         return [ResolveCommand(event.command, False, f"{island.id} is not training, and has no work to give: {now}")]
     if others < state.policy.quorum:
         detail = (
@@ -208,7 +209,7 @@ def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effe
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
     if island.state in WITH_PROCESS and island.wanted:
-        return [ResolveCommand(event.command, False, f"{island.id} is there already: it is {island.state}")]
+        return [ResolveCommand(event.command, False, f"{island.id} is there already: it is {island.state.words}")]
     if island.state in WITH_PROCESS:
         state.islands[island.id] = after = island_record.wanted_again(island, f"re-added by {event.caller}")
         goes_on = after.state is IslandState.TRAINING and not island.current.kill_reason
@@ -238,8 +239,18 @@ def scale(state: JobState, event: CommandRequested, request: Scale) -> list[Effe
 
 
 def cordon(state: JobState, event: CommandRequested, request: Cordon) -> list[Effect]:
+    """Place nothing new on the node group. Islands that wait for a node there stop waiting until it is uncordoned."""
     state.cordoned.add(request.node_group)
-    return [ResolveCommand(event.command, True, f"nothing new is placed on node group {request.node_group}")]
+    effects: list[Effect] = [
+        ResolveCommand(event.command, True, f"nothing new is placed on node group {request.node_group}")
+    ]
+    reason = f"node group {request.node_group} is cordoned"
+    for island in list(state.islands.values()):
+        if island.state is IslandState.WAITING and island.plan.node_group == request.node_group:
+            state.islands[island.id] = island_record.cordoned(island, reason)
+            effects.append(StopIsland(island.id, island.incarnation, reason))
+            effects.append(HoldIsland(island.id, island.plan.node_group, reason))
+    return effects
 
 
 def uncordon(state: JobState, event: CommandRequested, request: Uncordon) -> list[Effect]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.fragment_round import FragmentRound, Pace, UpdateNorms
+from orchestrator.core.fragment_round import FragmentRound, Leaving, Pace, UpdateNorms
 from orchestrator.core.island_record import Island
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import SavedPart
@@ -30,6 +30,10 @@ from orchestrator.core.vocabulary import (
     Version,
 )
 
+LEAVING_STEPS = 2.0
+"""An island that is to leave ends its step before it offers its work. Its present step may take twice as long as usual."""
+TRANSFER_MIN_S = 0.2
+"""The shortest wait for what islands offer as they leave, while no transfer was seen yet."""
 NAMED_MAX = 5
 """A reason names at most this many islands."""
 
@@ -174,6 +178,20 @@ class JobState:
         return self.policy.quorum if ending else self.policy.quorum_of(live_count)
 
     @property
+    def leaving(self) -> Leaving | None:
+        """Return the islands whose work a round may close on, or None while others train, or none is leaving."""
+        if not self.policy.leaving_closes or self.phase is not JobPhase.RUNNING or self.live:
+            return None
+        giving = [i.id for i in self.islands.values() if i.gives]
+        if not giving:
+            return None
+        trains_perhaps = any(i.current.state_before_suspect is IslandState.TRAINING for i in self.islands.values())
+        reports = (self.reports.get(island) for island in giving)
+        step_s = max((report.step_seconds_median for report in reports if report), default=0.0)
+        window = LEAVING_STEPS * step_s + max(self.pace.sync or 0.0, TRANSFER_MIN_S)
+        return Leaving(frozenset(giving), self.policy.quorum if trains_perhaps else 1, window)
+
+    @property
     def job_islands(self) -> tuple[Island, ...]:
         """Return all islands but standbys, and but scale-up slots that were never used."""
         return tuple(i for i in self.islands.values() if i.id not in self.standbys and (i.wanted or i.incarnation))
@@ -208,10 +226,10 @@ class JobState:
         """Return why no fragment can merge at present, or None."""
         live = len(self.live)
         quorum = self.quorum_of(live)
-        if self.phase is not JobPhase.RUNNING:
+        if self.phase is not JobPhase.RUNNING or self.leaving is not None:
             return None
         if live < quorum:
-            away = [f"{i.id} is {i.state}" for i in self.job_islands if not i.live]
+            away = [f"{i.id} is {i.state.words}" for i in self.job_islands if not i.live]
             others = f"; {', '.join(away[:NAMED_MAX])}{' …' if len(away) > NAMED_MAX else ''}" if away else ""
             return f"merging waits: {live} of the {quorum} islands that the quorum needs are training{others}"
         hung = [i for i in self.job_islands if i.live and i.current.overdue_s]

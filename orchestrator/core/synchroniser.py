@@ -127,6 +127,8 @@ class Synchroniser:
                 return island_life.placed(state, island, event)
             case events.PlacementFailed():
                 return island_life.placement_failed(state, island, event)
+            case events.PlacementDelayed():
+                return island_life.placement_delayed(state, island, event)
             case events.ConnectionLost():
                 return island_life.connection_lost(state, island, event)
             case events.ConnectionRestored():

@@ -46,6 +46,7 @@ class IslandState(StrEnum):
     """The state of an island. docs/architecture.md draws the arrows."""
 
     PLACING = "placing"
+    WAITING = "waiting"
     STARTING = "starting"
     CATCHING_UP = "catching_up"
     TRAINING = "training"
@@ -57,6 +58,11 @@ class IslandState(StrEnum):
     LOST = "lost"
     STOPPED = "stopped"
     FAILED = "failed"
+
+    @property
+    def words(self) -> str:
+        """The state in a sentence: "the island is …"."""
+        return "waiting for a node" if self is IslandState.WAITING else self.value
 
 
 class JobPhase(StrEnum):
@@ -137,6 +143,7 @@ class CloseReason(StrEnum):
     EVERYONE_IN = "everyone_in", "everyone was in"
     GRACE_OVER = "grace_over", "the grace window was over"
     NO_GRACE_LEFT = "no_grace_left", "quorum was reached and no slack was left to wait in"
+    LEAVING = "leaving", "every island that could contribute was leaving"
     FINAL_FLUSH = "final_flush", "the job was ending"
 
     def __new__(cls, value: str, words: str) -> CloseReason:
@@ -424,6 +431,8 @@ class JobPolicy:
     evaluation              how Θ is measured; without a limit, beside the islands, and not at first on older tapes
     outer_rate              how the outer learning rate rises and falls; not at all on older tapes
     step_limits             when an island counts as hung; a tape has them where they are not the default
+    leaving_closes          a round closes on what it holds once all islands that could contribute are leaving; on older
+                            tapes it waits for others
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -454,6 +463,7 @@ class JobPolicy:
     step_limits: StepLimits = field(default=StepLimits(), metadata=UNWRITTEN_DEFAULT)
     quorum_ratio: float = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
     grace_floor_steps: float = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
+    leaving_closes: bool = field(default=False, metadata=UNWRITTEN_DEFAULT)
 
     def quorum_of(self, training_count: int) -> int:
         """Return K while so many islands train."""

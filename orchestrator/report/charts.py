@@ -25,6 +25,7 @@ STATES = {
     "catching_up": "catching up",
     "starting": "building and compiling",
     "placing": "being placed",
+    "waiting": "waiting for a node",
     "suspect": "unreachable",
     "draining": "draining",
     "lost": "lost, waiting to restart",

@@ -18,7 +18,7 @@ _LIGHT = """
 --class-productive:#0f8b7f;--class-in_flight:#7cc5bd;--class-discarded:#d08a4e;--class-stalled:#e3bd5a;
 --class-recovering:#7388c9;--class-starting:#b3bfe2;--class-down:#b5483f;
 --state-training:#0f8b7f;--state-flushed:#9ad0ca;--state-catching_up:#5b74c4;--state-starting:#93a5da;
---state-placing:#c3cdea;--state-suspect:#e3bd5a;--state-lost:#b5483f;--state-failed:#6e1f1a;--state-stopped:#cfd6d9;
+--state-placing:#c3cdea;--state-waiting:#d8c59a;--state-suspect:#e3bd5a;--state-lost:#b5483f;--state-failed:#6e1f1a;--state-stopped:#cfd6d9;
 --state-draining:#8a6fb8;--state-drained:#d9d2e6;--state-cordoned:#c9b08a;
 --share-1:#d9ece9;--share-2:#a9d6d0;--share-3:#6fbab2;--share-4:#359a91;--share-5:#0b746c;
 --part-detect:#b5483f;--part-place:#d08a4e;--part-start:#93a5da;--part-connect:#e3bd5a;--part-transfer:#5b74c4;
@@ -30,7 +30,7 @@ _DARK = """
 --class-productive:#2ba597;--class-in_flight:#23635d;--class-discarded:#c98149;--class-stalled:#c9a545;
 --class-recovering:#7d92d8;--class-starting:#4a5a94;--class-down:#d1584e;
 --state-training:#2ba597;--state-flushed:#1f5d57;--state-catching_up:#7d92d8;--state-starting:#53659f;
---state-placing:#364470;--state-suspect:#c9a545;--state-lost:#d1584e;--state-failed:#8f2f28;--state-stopped:#33434a;
+--state-placing:#364470;--state-waiting:#6b5c33;--state-suspect:#c9a545;--state-lost:#d1584e;--state-failed:#8f2f28;--state-stopped:#33434a;
 --state-draining:#a88fd6;--state-drained:#40384f;--state-cordoned:#7d6a48;
 --share-1:#17393a;--share-2:#1b5553;--share-3:#20756f;--share-4:#2a9a90;--share-5:#5ad0c3;
 --part-detect:#d1584e;--part-place:#c98149;--part-start:#6b7fbf;--part-connect:#c9a545;--part-transfer:#7d92d8;

@@ -36,9 +36,11 @@ from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import (
     Gang,
     Leaving,
+    Node,
     Placement,
     Refusal,
     Unplaced,
+    booked,
     environment_of,
     gang,
     refusal,
@@ -121,7 +123,23 @@ class Controller:
                 result.set_result(self._promote((island, incarnation), standby))
         except BaseException as error:
             result.set_exception(error)
-        return result.result()
+        placed = result.result()
+        if isinstance(placed, Unplaced) and placed.waits:
+            with self._lock:
+                self._results.pop((island, incarnation), None)  # asked again once there is room
+        return placed
+
+    def waits(self, islands: Sequence[IslandId]) -> list[str]:
+        """Return why each of these islands cannot start now; empty where it can, the islands before it included."""
+        nodes, shortage, reasons = self._nodes.placeable(), cluster.disk_shortage(self._folder), []
+        for island in islands:
+            section = self._sections[island]
+            wanted = resources_of(section)
+            places = self._places(section, wanted, nodes)
+            reasons.append(places.reason if isinstance(places, Refusal) else shortage)
+            if isinstance(places, Gang) and section.hosts == 1:
+                nodes = booked(section.node_group, wanted, nodes)
+        return reasons
 
     def lives(self, of_others: Iterable[Life] = ()) -> list[Life]:
         """Return the lives that may have processes: those made here and not ended.
@@ -146,7 +164,7 @@ class Controller:
         deadline = time.monotonic() + CAPACITY_WAIT_S
         while isinstance(gang := self._gang(section, wanted), Refusal):
             if gang.final or time.monotonic() > deadline:
-                return Unplaced(gang.reason)
+                return Unplaced(gang.reason, waits=True)
             if self._over(life):
                 return UNWANTED
             time.sleep(0.05)
@@ -157,7 +175,8 @@ class Controller:
             with self._lock:
                 self._actors[life] = actors
         if not actors:
-            return Unplaced(f"{section.node_group!r} has fewer than {section.hosts} free nodes; it will be tried again")
+            reason = f"{section.node_group!r} has fewer than {section.hosts} free nodes; it will be tried again"
+            return Unplaced(reason, waits=True)
         if self._over(life):
             self.end(island, incarnation)
             return UNWANTED
@@ -166,11 +185,12 @@ class Controller:
             hellos = [actor.call(IslandInterface.hello) for actor in actors]
             abouts = ray.get(hellos, timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
+            began = any(map(_has_process, actors))
             self.end(island, incarnation)
             now = self._gang(section, wanted)
-            return Unplaced(
-                now.reason if isinstance(now, Refusal) else f"its process did not answer: {first_line(error)}"
-            )
+            if isinstance(now, Refusal):
+                return Unplaced(now.reason, waits=not began)
+            return Unplaced(f"its process did not answer: {first_line(error)}")
         placed = self._placement(island_name(self._job, island, incarnation), abouts)
         for each in placed.ranks:
             self._node_agents.ensure(each)
@@ -214,15 +234,16 @@ class Controller:
 
     def _gang(self, section: IslandsSection, wanted: Mapping[str, float]) -> Gang | Refusal:
         """Return where an island can start on its node group now, or why none can: its nodes or the disk are full."""
-        nodes, group = self._nodes.placeable(), section.node_group
-        if section.hosts == 1:
-            places = refusal(group, wanted, nodes) or Gang(({},))
-        else:
-            places = gang(group, section.accelerator, wanted, section.hosts, nodes)
+        places = self._places(section, wanted, self._nodes.placeable())
         if isinstance(places, Refusal):
             return places
         shortage = cluster.disk_shortage(self._folder)
         return Refusal(shortage, final=False) if shortage else places
+
+    def _places(self, section: IslandsSection, wanted: Mapping[str, float], nodes: Sequence[Node]) -> Gang | Refusal:
+        if section.hosts == 1:
+            return refusal(section.node_group, wanted, nodes) or Gang(({},))
+        return gang(section.node_group, section.accelerator, wanted, section.hosts, nodes)
 
     def _promote(self, life: Life, standby: Life) -> Placement | Unplaced:
         island, incarnation = life
@@ -433,6 +454,14 @@ def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) ->
     """The job's controller: the one there is, for a synchroniser whose predecessor died, or a new one."""
     options = {**cluster.on_head(controller_name(job)), "max_restarts": 0, "max_concurrency": CONCURRENCY}
     return cluster.start_actor(Controller, options, job, spec, run_dir, roots)
+
+
+def _has_process(actor: ActorHandle[IslandInterface]) -> bool:
+    """Return whether Ray has found a node for the actor and started its process there."""
+    try:
+        return cluster.address_of(actor) is not None
+    except Exception:  # whatever Ray raises where its head is away: then nobody can tell
+        return True
 
 
 class Orphans:

@@ -23,7 +23,7 @@ from orchestrator.actors import ActorHandle, IslandInterface
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
 from orchestrator.core.messages import CatchUpFailure
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, Life, ReleaseReason
+from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, Life, ReleaseReason
 from orchestrator.errors import first_line, in_words
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext, Timers
@@ -41,6 +41,7 @@ from orchestrator.simulation.impairment import LinkImpairment
 log = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 10.0
 PLACEMENT_TIMEOUT_S = 120.0
+WAITING_LOOK_S = 1.0
 Facts = ParamSpec("Facts")
 Ending = Callable[[Controller, IslandId, Incarnation], None]
 """``Controller.kill`` or ``Controller.end``."""
@@ -80,6 +81,7 @@ class Interpreter:
         self._over: set[Life] = set()
         self._processes: dict[Life, Life] = {}  # lives that go on as the process of another: a standby's
         self._lives = threading.Lock()  # guards the first three: placing threads open connections, the pump closes them
+        self._waiting = WaitingRoom(self._waits, self._place_soon, self._post)
         self._placing = ThreadPoolExecutor(max(4, len(sections)), "place")
         self._calling = ThreadPoolExecutor(max(8, 4 * len(sections)), "call")
 
@@ -111,7 +113,7 @@ class Interpreter:
     def place_island(self, effect: f.PlaceIsland) -> None:
         if effect.standby is not None:
             self._promote(effect.standby, (effect.island, effect.incarnation))
-        self._placing.submit(self._context.guarded, self._place, effect.island, effect.incarnation, effect.standby)
+        self._place_soon((effect.island, effect.incarnation), effect.standby)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
         if (rest := self._catch_ups.begin(effect)) is not None:
@@ -183,6 +185,7 @@ class Interpreter:
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
         """End the process of this incarnation for certain, and read nothing more of it but a silent one's final reports."""
         life = (island, incarnation)
+        self._waiting.discard(life)
         with self._lives:
             self._over.add(life)
             connection = self._orphans.pop(life, None)
@@ -211,6 +214,7 @@ class Interpreter:
             self._connections, self._orphans = {}, {}
         for connection in connections:
             connection.close()
+        self._waiting.close()
         self._placing.shutdown(wait=False, cancel_futures=True)
         self._calling.shutdown(wait=False)
         self._timers.close()
@@ -231,6 +235,14 @@ class Interpreter:
         """Return Ray's name of this incarnation's process."""
         return island_name(self._context.job, *self._processes.get((island, incarnation), (island, incarnation)))
 
+    def _place_soon(self, life: Life, standby: Life | None = None) -> None:
+        self._placing.submit(self._context.guarded, self._place, *life, standby)
+
+    def _waits(self, islands: list[IslandId]) -> list[str]:
+        """Return what ``Controller.waits`` does. Raises RayError or TimeoutError where the controller does not answer."""
+        reasons: list[str] = ray.get(self._controller.call(Controller.waits, islands), timeout=ANSWER_TIMEOUT_S)
+        return reasons
+
     def _place(self, island: IslandId, incarnation: Incarnation, standby: Life | None) -> None:
         """Have the process made, or the standby's taken over, then listen to it. Runs in a thread of its own."""
         placed: Placement | Unplaced
@@ -247,6 +259,11 @@ class Interpreter:
         except (RayError, TimeoutError) as error:
             placed = Unplaced(f"the controller did not answer: {type(error).__name__}")
             self._end_for_certain(Controller.end, island, incarnation)  # a process may have come of it all the same
+        if isinstance(placed, Unplaced) and placed.waits:
+            with self._lives:
+                if (island, incarnation) not in self._over:
+                    self._waiting.add((island, incarnation), placed.reason)
+            return
         if isinstance(placed, Unplaced):
             self._post_unplaced(island, incarnation, placed.reason)
             return
@@ -310,6 +327,74 @@ class Interpreter:
                     cluster.end_actor_named(rank_name(name, rank))
                 if self._host_counts[island] > 1:
                     cluster.cancel_booking(name)
+
+
+class WaitingRoom:
+    """The incarnations that wait for a node. A thread asks each second which of them can start, as long as there are some.
+
+    ``waits`` answers for islands, in order, as ``Controller.waits``; ``place`` has one placed.
+    """
+
+    def __init__(
+        self,
+        waits: Callable[[list[IslandId]], list[str]],
+        place: Callable[[Life], None],
+        post: Callable[[Callable[[Instant], events.Event]], object],
+    ) -> None:
+        self._waits, self._place, self._post = waits, place, post
+        self._reasons: dict[Life, str] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        threading.Thread(target=self._watch, name="waiting-room", daemon=True).start()
+
+    def add(self, life: Life, reason: str) -> None:
+        """Have it wait, and say so."""
+        with self._changed:
+            self._reasons[life] = reason
+            self._changed.notify_all()
+        self._say(life, reason)
+
+    def discard(self, life: Life) -> None:
+        with self._changed:
+            self._reasons.pop(life, None)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._reasons = {}
+            self._changed.notify_all()
+
+    def _say(self, life: Life, reason: str) -> None:
+        self._post(lambda at: events.PlacementDelayed(at, *life, reason))
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._reasons or self._closed)
+                self._changed.wait_for(lambda: self._closed, WAITING_LOOK_S)
+                if self._closed:
+                    return
+                lives = sorted(self._reasons)
+            try:
+                reasons = self._waits([island for island, _ in lives])
+            except (RayError, TimeoutError):
+                continue  # it is asked again in a second
+            for life, reason in zip(lives, reasons, strict=True):
+                self._decide(life, reason)
+
+    def _decide(self, life: Life, reason: str) -> None:
+        with self._changed:
+            before = self._reasons.get(life)
+            if before is None or before == reason:
+                return
+            if reason:
+                self._reasons[life] = reason
+            else:
+                del self._reasons[life]
+        if reason:
+            self._say(life, reason)
+        else:
+            self._place(life)
 
 
 class CatchUps:

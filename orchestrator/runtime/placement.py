@@ -6,7 +6,7 @@ Source: Ray would wait without end, and without a word, for a label or a resourc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
 from typing import Protocol
@@ -72,7 +72,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
+    """``waits``: no process has started, because no node has room for it. Otherwise the attempt has failed."""
+
     reason: str
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,17 @@ def gang(
             final=False,
         )
     return Gang(({},) * host_count)
+
+
+def booked(group: str, wanted: Mapping[str, float], nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes as they will be once the first one of ``group`` with ``wanted`` free has booked it."""
+    chosen = next((node for node in nodes if node.group == group and _covers(node.free, wanted)), None)
+    return [
+        replace(node, free={name: amount - wanted.get(name, 0.0) for name, amount in node.free.items()})
+        if node is chosen
+        else node
+        for node in nodes
+    ]
 
 
 def _slice(group: str, wanted: Mapping[str, float], host_count: int, candidates: Sequence[Node]) -> Gang | Refusal:

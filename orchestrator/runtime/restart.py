@@ -48,6 +48,7 @@ from orchestrator.tape.schema import Header, decode_header
 from orchestrator.tape.storage import beginning
 
 log = logging.getLogger(__name__)
+PLACED = WITH_PROCESS - {IslandState.PLACING, IslandState.WAITING}
 CLOSE_TIMEOUT_S = 30.0
 UNLOCK_TIMEOUT_S = 10.0
 LIVES_TIMEOUT_S = 60.0
@@ -179,7 +180,7 @@ def reconnect(
         timers.set(timer.timer, timer.serial, timer.due_at)
     islands = state.islands()
     for island in islands.values():
-        if island.state in WITH_PROCESS and island.state is not IslandState.PLACING:
+        if island.state in PLACED:
             suspect = island.state is IslandState.SUSPECT
             interpreter.reconnect(island.id, island.incarnation, island.current.process, lost=suspect)
     introduce(state, interpreter, controller)
@@ -193,7 +194,7 @@ def introduce(state: StateView, interpreter: Interpreter, controller: Helper[Con
 
 def _end_orphans(islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: Helper[Controller]) -> None:
     """End processes of incarnations that are over, as ``islands`` knows them. Leave later incarnations alone."""
-    there = [(one.id, one.incarnation) for one in islands.values() if one.state in WITH_PROCESS - {IslandState.PLACING}]
+    there = [(one.id, one.incarnation) for one in islands.values() if one.state in PLACED]
     try:
         lives = ray.get(controller.call(Controller.lives, there), timeout=LIVES_TIMEOUT_S)
     except (RayError, TimeoutError) as error:

@@ -171,6 +171,8 @@ class WorldPlan:
     lives: tuple[IncarnationStart, ...] = ()
     median_over: int = 1
     evaluate_alone_s: Latency | None = None
+    absent: float = 0.0
+    absence_s: Latency | None = None
     begin_s: Latency = (0.0, 0.0)
     kill_s: Latency = (0.0, 0.0)
     seed_s: Duration = 0.1

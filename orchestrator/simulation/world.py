@@ -397,6 +397,11 @@ def _place(world: World, effect: f.PlaceIsland) -> None:
     def answer() -> None:
         if not host.alive:
             return
+        if world.plan.absence_s is not None and world.chance(world.plan.absent):
+            reason = f"{effect.node_group} has no node"
+            world.answer(host, e.PlacementDelayed(world.now, effect.island, effect.incarnation, reason))
+            world.later(world.draw(world.plan.absence_s), answer)
+            return
         if fails:
             host.alive = False
             reason = f"{effect.node_group} has no room"

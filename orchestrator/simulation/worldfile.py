@@ -156,6 +156,7 @@ class LatenciesPart(Section):
     place_s: Spread
     start_s: Spread
     transfer_s: Spread
+    absence_s: Spread | None = None
     begin_s: Spread = Constant(0.0)
     letter_s: Spread
     pull_s: Spread
@@ -174,6 +175,7 @@ class ChancesPart(Section):
     duplicate: Ratio = 0.0
     reorder: Ratio = 0.0
     catch_up_failure: Ratio = 0.0
+    absent: Ratio = 0.0
     placement_failure: Ratio = 0.0
     publication_loss: Ratio = 0.0
     merge_failure: Ratio = 0.0

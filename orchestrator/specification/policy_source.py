@@ -52,6 +52,7 @@ COMPUTED: Mapping[str, Callable[[Any], Any]] = {
     "evaluation.time_ratio_max": lambda job: job.evaluation.time_ratio,
     "evaluation.on_islands": lambda job: job.evaluation.on == "islands",
     "evaluation.at_start": lambda job: True,
+    "leaving_closes": lambda job: True,
 }
 """Fields of the policy that are no plain copy of a field of the specification, as functions of the ``JobSpec``."""
 

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.core import commands, events
 from orchestrator.core.effects import DrainIsland, MergeFragment, PlaceIsland, ResolveCommand, SetTimer, StopIsland
 from orchestrator.core.messages import CaughtUp, Drained
-from orchestrator.core.vocabulary import IslandPlan, IslandState
+from orchestrator.core.vocabulary import CloseReason, IslandPlan, IslandState
 from tests.harness.story import Story, all_of, inputs, placements, the
 
 
@@ -141,3 +141,83 @@ def test_a_standby_whose_node_goes_is_placed_elsewhere_and_promoted_nowhere_mean
     leaving = notice(story, "spare")
     assert placements(story.dies("b")) == []
     assert placements(story.timer(the(SetTimer, leaving))) == [("spare", 2)]
+
+
+# ── all islands leave ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def leaving_together(islands: str, leaving: str, *, quorum: int = 1) -> Story:
+    """These islands train, and some of them hear within one round that their nodes go."""
+    story = Story(islands, quorum=quorum, leaving_closes=True)
+    story.starts(*islands)
+    for island in leaving:
+        notice(story, island)
+    return story
+
+
+def test_islands_that_leave_together_merge_their_last_work_at_once_before_it_is_due() -> None:
+    story = leaving_together("ab", "ab")
+    wait = the(SetTimer, story.offers_fragment("a", step=1))
+    assert story.now < wait.due_at < story.now + 10.0  # "b" may have nothing to give
+    merge = the(MergeFragment, story.offers_fragment("b", step=1))
+    assert (merge.reason, set(inputs(merge))) == (CloseReason.LEAVING, {"a", "b"})
+    assert story.timer(wait) == ()
+
+
+def test_work_offered_before_the_last_notice_waits_for_nobody_else() -> None:
+    story = leaving_together("ab", "a")
+    assert all_of(MergeFragment, story.offers_fragment("a", step=1)) == []  # "b" trains, and is waited for
+    assert all_of(MergeFragment, notice(story, "b")) == []
+    assert set(inputs(the(MergeFragment, story.offers_fragment("b", step=1)))) == {"a", "b"}
+
+
+def test_an_island_with_nothing_to_give_is_not_waited_for_long() -> None:
+    story = leaving_together("ab", "ab")
+    merge = the(MergeFragment, story.timer(the(SetTimer, story.offers_fragment("a", step=1))))
+    assert (merge.reason, set(inputs(merge)), "without b" in merge.detail) == (CloseReason.LEAVING, {"a"}, True)
+
+
+def test_the_last_island_of_a_quorum_merges_alone_when_it_leaves() -> None:
+    story = leaving_together("ab", "", quorum=2)
+    story.dies("b")
+    notice(story, "a")
+    assert set(inputs(the(MergeFragment, story.offers_fragment("a", step=1)))) == {"a"}
+
+
+def test_the_quorum_stays_where_a_silent_island_may_still_train() -> None:
+    story = leaving_together("ab", "", quorum=2)
+    story.falls_silent("b")
+    notice(story, "a")
+    assert all_of(MergeFragment, story.offers_fragment("a", step=1)) == []
+    story.happen(events.ConnectionRestored, "b", 1)
+    assert set(inputs(the(MergeFragment, story.offers_fragment("b")))) == {"a", "b"}
+
+
+def test_a_silent_island_whose_node_goes_too_keeps_no_round_open() -> None:
+    story = leaving_together("ab", "", quorum=2)
+    story.falls_silent("b")
+    notice(story, "a")
+    story.offers_fragment("a", step=1)
+    assert set(inputs(the(MergeFragment, notice(story, "b")))) == {"a"}
+
+
+def test_a_round_that_waited_for_those_that_leave_collects_again_when_another_island_trains() -> None:
+    story = leaving_together("abc", "", quorum=2)
+    story.timer(the(SetTimer, story.dies("c")))
+    for island in "ab":
+        notice(story, island)
+    wait = the(SetTimer, story.offers_fragment("a", step=1))
+    story.starts("c")
+    assert all_of(MergeFragment, story.timer(wait)) == []
+    assert set(inputs(the(MergeFragment, story.offers_fragment("c")))) == {"a", "c"}
+
+
+def test_a_tape_of_an_older_build_waits_as_it_did() -> None:
+    story = Story("a")
+    story.starts("a")
+    notice(story, "a")
+    assert all_of(MergeFragment, story.offers_fragment("a", step=1)) == []
+
+
+def test_merging_is_not_said_to_wait_while_all_islands_leave() -> None:
+    assert leaving_together("ab", "ab").core.state.pause_reason() is None

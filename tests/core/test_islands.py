@@ -10,6 +10,7 @@ from orchestrator.core.effects import (
     Evaluate,
     FinishJob,
     FlushIsland,
+    HoldIsland,
     KillIsland,
     PlaceIsland,
     PublishFragment,
@@ -111,6 +112,60 @@ def test_a_node_group_that_stays_full_for_days_is_tried_for_days() -> None:
         timer = the(SetTimer, story.happen(events.PlacementFailed, "b", life, "no free cpu"))
         assert timer.due_at - story.now <= 1.25 * 3.0
         assert placements(story.timer(timer)) == [("b", life + 1)]
+
+
+def waits(story: Story, island: str, reason: str = "group-b has no node"):
+    return story.happen(events.PlacementDelayed, island, story.incarnation(island), reason)
+
+
+def test_an_island_without_a_node_waits_for_one_and_no_failure_is_counted() -> None:
+    story = Story("ab", restarts_max=0)
+    story.starts("a")
+    for day in range(1000):
+        assert waits(story, "b", f"day {day}") == ()
+        story.wait(86400.0)
+    view = story.island("b")
+    assert (view.state, view.reason, view.incarnation) == (IslandState.WAITING, "day 999", 1)
+    story.starts("b")
+    assert story.island("b").state == IslandState.TRAINING
+    assert story.core.state.islands["b"].failures == 0
+
+
+def test_an_island_that_waits_for_a_node_has_no_process_to_kill_and_is_named_as_what_a_quorum_lacks() -> None:
+    story = Story("ab", quorum=2)
+    story.starts("a")
+    waits(story, "b")
+    answer = the(ResolveCommand, story.command("k1", commands.Kill("b")))
+    assert (answer.accepted, "waiting for a node (group-b has no node)" in answer.detail) == (False, True)
+    assert "b is waiting for a node" in story.core.state.pause_reason()
+
+
+def test_an_island_that_is_not_wanted_any_more_stops_waiting() -> None:
+    story = Story("ab")
+    story.starts("a")
+    waits(story, "b")
+    assert the(StopIsland, story.command("s1", commands.Scale("group-b", 0))).island == "b"
+    assert story.island("b").state == IslandState.STOPPED
+    assert the(StopIsland, story.happen(events.IslandPlaced, "b", 1, "node", 7)).island == "b"  # too late
+
+
+def test_a_cordon_holds_an_island_that_waits_for_a_node_there() -> None:
+    story = Story("ab")
+    story.starts("a")
+    waits(story, "b")
+    effects = story.command("c1", commands.Cordon("group-b"))
+    assert (the(StopIsland, effects).island, the(HoldIsland, effects).island) == ("b", "b")
+    assert waits(story, "b") == ()
+    assert story.island("b").state == IslandState.CORDONED
+    assert placements(story.command("u1", commands.Uncordon("group-b"))) == [("b", 2)]
+
+
+def test_a_synchroniser_that_comes_back_asks_again_for_what_waits_for_a_node() -> None:
+    story = Story("ab")
+    waits(story, "b")
+    effects = story.happen(events.SynchroniserRestarted, 2)
+    assert ("b", 1) in placements(effects)
+    assert story.island("b").state == IslandState.WAITING
 
 
 def test_a_contribution_ends_the_row_of_failures() -> None:

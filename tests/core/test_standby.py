@@ -95,6 +95,15 @@ def test_a_lost_island_goes_on_as_the_standbys_process_and_another_standby_is_pl
     assert tale.core.state.islands["b"].steps_before == 5  # its data goes on where it was
 
 
+def test_an_island_that_waits_for_a_node_goes_on_as_a_standbys_process_at_once() -> None:
+    tale = Tale()
+    tale.starts("a", "b")
+    tale.timer(the(SetTimer, tale.dies("b")))
+    tale.happen(events.PlacementDelayed, "b", 2, "group-b has no node")
+    effects = tale.stands_by()
+    assert (the(StopIsland, effects).incarnation, all_of(PlaceIsland, effects)[0].standby) == (2, ("spare", 1))
+
+
 def _ready(tale: Tale, name: str) -> tuple[Effect, ...]:
     return tale.reports(name, tale.incarnation(name), Ready(1, 0.0))
 

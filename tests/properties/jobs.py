@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from orchestrator.simulation.plan import WorldPlan, sample_policy
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from tests.simulation.random_faults import SILENCE_MAX_S, random_faults
 
 FAULTS_UNTIL = 6.0
@@ -42,3 +44,26 @@ def jobs(draw, calm=False):
         publication_loss=draw(probability),
     )
     return policy, plan, seed
+
+
+@st.composite
+def evacuated_jobs(draw):
+    """(policy, plan, seed). All islands hear within one round that their nodes go; there is no other fault."""
+    count = draw(st.integers(1, 5), label="islands")
+    policy = sample_policy(
+        count,
+        quorum=draw(st.integers(1, count), label="quorum"),
+        fragment_count=draw(st.integers(1, 6), label="fragments"),
+        interval=draw(st.integers(3, 16), label="interval"),
+        steps=300,
+        grace_cap_steps=draw(st.sampled_from([None, 1.0, 3.0]), label="grace cap"),
+    )
+    step_s = tuple(draw(st.sampled_from([0.05, 0.05, 0.07, 0.12])) for _ in range(count))
+    begun, round_s = draw(st.floats(2.5, 5.0), label="begun"), policy.sync_interval_steps * max(step_s)
+    offsets = [draw(st.floats(0.0, round_s)) for _ in range(count)]
+    faults = tuple(
+        Fault(begun + offset, FaultKind.NOTICE, plan.island, 30.0)
+        for offset, plan in zip(offsets, policy.islands, strict=True)
+    )
+    plan = WorldPlan(step_s=step_s, adoption="rebase", faults=faults, calm_at=CALM_AT)
+    return replace(policy, leaving_closes=True), plan, draw(st.integers(0, 2**16), label="seed")

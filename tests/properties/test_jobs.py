@@ -8,11 +8,12 @@ from hypothesis import given, settings
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core import messages
 from orchestrator.core.vocabulary import JobOutcome
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
 
-from .jobs import CALM_AT, jobs
+from .jobs import CALM_AT, evacuated_jobs, jobs
 
 LONG = 600.0
 many = settings(max_examples=40, deadline=None, derandomize=True, print_blob=True)
@@ -100,6 +101,22 @@ def test_once_faults_end_every_fragment_advances_and_the_job_ends(job):
         if isinstance(record.event, e.MergeCompleted) and record.event.at > CALM_AT
     }
     assert late == set(range(world.policy.fragment_count))
+
+
+@settings(parent=many, max_examples=15)
+@given(evacuated_jobs())
+def test_islands_that_leave_within_one_round_leave_in_a_rounds_time_and_lose_nothing(job):
+    policy, plan, _ = job
+    world = World(*job).run(until=max(fault.at for fault in plan.faults) + 10.0)
+    noticed = {r.event.island: r.event.at for r in world.sink.records if isinstance(r.event, e.NoticeReceived)}
+    drained = {
+        r.event.island: r.event.at for r in world.sink.records if isinstance(e.report_of(r.event), messages.Drained)
+    }
+    assert noticed.keys() == drained.keys() == {plan.island for plan in policy.islands}
+    round_s = policy.sync_interval_steps * max(plan.step_s)
+    assert max(drained.values()) - max(noticed.values()) <= round_s + 2 * policy.fragment_count * max(plan.step_s) + 1.0
+    for island, accounts in world.goodput.ledger.accounts.items():
+        assert {account.discarded for account in accounts} == {0}, island
 
 
 @settings(parent=many, max_examples=25)

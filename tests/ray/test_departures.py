@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.core import commands, events
 from orchestrator.core.effects import PlaceIsland
-from orchestrator.core.messages import Progress
+from orchestrator.core.messages import Drained, Progress
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import TOKEN_VARIABLE
 from tests.metadata import MachineMetadata, serving
@@ -156,3 +156,32 @@ def test_islands_leave_machines_that_are_to_go_and_lose_no_more_than_a_step(
             f for record in job.records() for f in record.effects if isinstance(f, PlaceIsland) and f.island == GROUP
         ]
         assert [place.incarnation for place in placed[:4]] == [1, 2, 3, 4]  # none was placed on a node that was to go
+
+
+def test_islands_that_leave_together_lose_nothing_and_wait_for_the_next_node(
+    join: Callable[..., Machine], start: Callable[..., Job]
+) -> None:
+    machine = join("--name", "only")
+    document = synthetic(ENDLESS, recovery={"restarts_max": 0})
+    job = start(document | {"islands": [{"node_group": GROUP, "count": 2}]})
+    both = [island["island"] for island in job.status()["view"]["islands"]]
+    for island in both:
+        job.wait_for_merge(island, 1)
+
+    machine.strike(signal.SIGTERM, signal.SIGHUP)
+    assert machine.exit_code() == 0, machine.log
+    assert "Nothing works here any more" in machine.log
+    for island in both:
+        job.wait_for_state(island, "waiting")
+        assert job.events(Drained, island)
+        assert job.events(events.ConnectionLost, island) == job.events(events.PlacementFailed, island) == []
+        assert f"no node belongs to the node group '{GROUP}'" in job.island(island)["reason"]
+    tokens = job.status()["goodput"]["islands"]
+    assert all(tokens[island]["tokens"]["discarded"] == tokens[island]["tokens"]["in_flight"] == 0 for island in both)
+
+    join("--name", "next")
+    for island in both:
+        job.wait_for_merge(island, 2)
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)

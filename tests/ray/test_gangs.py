@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Gang, Node, Refusal, gang
+from orchestrator.runtime.placement import (
+    SLICE_LABEL,
+    TOPOLOGY_LABEL,
+    WORKER_LABEL,
+    Gang,
+    Node,
+    Refusal,
+    booked,
+    gang,
+    refusal,
+)
 
 CHIPS = {"CPU": 1.0, "TPU": 4.0}
 CORE = {"CPU": 1.0}
@@ -54,6 +64,14 @@ def test_other_nodes_are_taken_by_count():
     assert isinstance(full, Refusal)
     assert not full.final
     assert "which has 1 such with that free" in full.reason
+
+
+def test_a_node_with_room_for_one_has_room_for_one_of_those_that_wait():
+    nodes = [node(1, free=0.5), node(2, free=1.0), node(3, free=1.0, group="west")]
+    for outcome in (True, False, False):
+        assert (refusal("east", CORE, nodes) is None) is outcome
+        nodes = booked("east", CORE, nodes)
+    assert refusal("west", CORE, nodes) is None
 
 
 def test_rays_own_trainer_cannot_place_a_slice_by_labels():

@@ -23,6 +23,7 @@ A checker that never bites is worth nothing, so bugs are planted into the core, 
     forgets who stands by    a lost island waits out its back-off beside a standby
     takes who is silent      a standby that does not answer takes a place
     asks one donor twice     several donors are one
+    waits for who leaves     when all islands are to go, their last rounds never close
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ from tests.api.installation import interruptible
 from tests.swarm import __main__ as command
 from tests.swarm import trial
 from tests.swarm.configurations import (
+    ABSENCES,
+    EVACUATIONS,
     FEATURES,
     HANGS,
     HANGS_FROM_SEED,
@@ -62,7 +65,7 @@ from tests.swarm.configurations import (
 )
 from tests.waiting import PATIENCE_S
 
-SEEDS, CHUNK, HANGING_SEEDS = 50, 25, 7
+SEEDS, CHUNK, HANGING_SEEDS = 50, 25, 9
 FOUND_WITHIN = 60
 """In so many seeds a bug is looked for, if the seed that is known to show it no longer does."""
 RICH = 18
@@ -101,7 +104,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     } - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS}
+    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS, EVACUATIONS, ABSENCES}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__, *carried)} - {e.FaultInjected.__name__}
@@ -257,6 +260,10 @@ def _asks_one_donor_twice(monkeypatch):
     monkeypatch.setattr(island_record, "choose_donors", lambda steps, who, count: real(steps, who, 1) * min(count, 2))
 
 
+def _waits_for_who_leaves(monkeypatch):
+    monkeypatch.setattr(fragment_round, "decide_leaving", lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("plant", "sentence", "seed"),
     [
@@ -277,6 +284,7 @@ def _asks_one_donor_twice(monkeypatch):
         (_forgets_who_stands_by, "no island waits while a standby of its kind stands by", 4),
         (_takes_who_is_silent, "only who stands by takes a place, and one of its kind", 25),
         (_asks_one_donor_twice, "donors are different islands, and no more than the policy has", 8),
+        (_waits_for_who_leaves, "a round waits for an island that leaves", 1009),
         (_gives_up_too_late, "a lost island waits out its back-off, or was given up after restarts_max", 12),
     ],
 )

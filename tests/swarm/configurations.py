@@ -56,7 +56,10 @@ MEASURING_ISLANDS = "evaluations on islands"
 NOTICES = FaultKind.NOTICE.value
 HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
 QUORUM_RATIO, OVERLOAD = "quorum by ratio", "overload"
-"""Features added later still. Hangs are only in seeds above those whose decisions are recorded."""
+EVACUATIONS = "evacuations"
+ABSENCES = "absences"
+"""Features added later still. Hangs, evacuations in which all islands are to leave within a round, and groups without a node
+are only in seeds above those whose decisions are recorded."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS} - {FaultKind.READD}
 FEATURES = (
     *(kind.value for kind in FaultKind if kind not in LATER),
@@ -123,6 +126,8 @@ class _Draw:
         self.notices = Random(f"atoll swarm {seed} notices")
         self.hangs = Random(f"atoll swarm {seed} hangs")
         self.overload = Random(f"atoll swarm {seed} overload")
+        self.evacuations = Random(f"atoll swarm {seed} evacuations")
+        self.absences = Random(f"atoll swarm {seed} absences")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
@@ -133,6 +138,8 @@ class _Draw:
         features |= {NOTICES} if self.notices.random() < 0.5 else set()
         features |= {HANGS} if seed >= HANGS_FROM_SEED and self.hangs.random() < 0.5 else set()
         features |= {feature for feature in (QUORUM_RATIO, OVERLOAD) if self.overload.random() < 0.3}
+        features |= {ABSENCES} if seed >= HANGS_FROM_SEED and self.absences.random() < 0.5 else set()
+        features |= {EVACUATIONS} if seed >= HANGS_FROM_SEED and self.evacuations.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -144,6 +151,8 @@ class _Draw:
 
     def configuration(self) -> Configuration:
         plan = self._plan()
+        if self.on(ABSENCES):
+            plan = replace(plan, absent=self.absences.uniform(0.1, 0.7), absence_s=(0.0, SILENCE_MAX_S / 2))
         slowest = max(max(self.step_s) * (1 + plan.step_jitter_ratio), *map(max, plan.step_samples), 0.0)
         slowest += max(plan.pause_s, default=0.0)
         carriage = plan.payload_bytes / min(plan.bandwidth_bytes_per_s, default=1.0)
@@ -160,6 +169,8 @@ class _Draw:
         if self.on(QUORUM_RATIO):
             ratio, floor_steps = self.overload.choice((0.25, 0.5, 1.0)), self.overload.choice((0.0, 0.5, 2.0))
             policy = replace(policy, quorum_ratio=ratio, grace_floor_steps=floor_steps)
+        if self.on(EVACUATIONS):
+            policy = replace(policy, leaving_closes=True)
         if self.on(MEASURING_ISLANDS):
             time_ratio = self.measuring.choice((None, 0.05, 1.0))
             policy = replace(policy, evaluation=EvaluationPolicy(24, time_ratio, on_islands=True))
@@ -285,6 +296,12 @@ class _Draw:
             faults.append(
                 Fault(uniform(0.0, until), FaultKind.NOTICE, self.notices.choice(self.islands), uniform(0, 4))
             )
+        for _ in range(self.evacuations.randint(1, 2) if self.on(EVACUATIONS) else 0):
+            uniform = self.evacuations.uniform
+            begun, lasts = uniform(0.0, until), uniform(0.1, SILENCE_MAX_S)
+            faults += [
+                Fault(begun + uniform(0.0, self.round_s), FaultKind.NOTICE, island, lasts) for island in self.islands
+            ]
         for _ in range(self.hangs.randint(1, 3) if self.on(HANGS) else 0):
             # once they train, most of them
             at, lasts = self.hangs.uniform(until / 2, until), self.hangs.uniform(0.1, SILENCE_MAX_S)

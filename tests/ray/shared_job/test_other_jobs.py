@@ -33,10 +33,12 @@ def test_two_jobs_at_once_do_not_disturb_each_other(job: Job, start: Start) -> N
 def test_an_island_without_room_waits_with_a_reason_and_comes_when_there_is_room(job: Job, start: Start) -> None:
     holder = job.island("asia")
     second = start(synthetic(steps=20) | {"islands": [{"node_group": "asia", "cpus": 4}]})
-    failure = second.wait_until(lambda: second.events(events.PlacementFailed, "asia"), "a refusal")[0]
-    assert "asked for 4 CPU" in failure.reason
-    assert "3 of 4 CPU free" in failure.reason
+    delay = second.wait_until(lambda: second.events(events.PlacementDelayed, "asia"), "a refusal")[0]
+    assert "asked for 4 CPU" in delay.reason
+    assert "3 of 4 CPU free" in delay.reason
+    assert second.island("asia")["state"] == "waiting"
     job.command(commands.Kill("asia", restart=False))
     assert second.wait_for_end()["view"]["outcome"] == "completed"
+    assert second.events(events.PlacementFailed, "asia") == []
     job.command(commands.Readd("asia"))
     job.wait_for_merge("asia", holder["incarnation"] + 1)

@@ -36,7 +36,7 @@ class IslandStatus:
     """``failures`` are lives in a row that ended without a contribution, ``quarantines`` those since an operator wanted it.
 
     ``given_up`` once there were too many of either. ``taken``: its process was a standby's. ``departing``: it drains because
-    its node goes, and not because somebody wants it away.
+    its node goes, and not because somebody wants it away. ``waiting``: its node group has no node for it.
     """
 
     stage: Stage = Stage.OVER
@@ -51,11 +51,17 @@ class IslandStatus:
     given_up: bool = False
     taken: bool = False
     kill_pending: bool = False
+    waiting: bool = False
 
     @property
     def live(self) -> bool:
         """Somebody a round may wait for."""
         return self.stage is Stage.TRAINING and not self.silent and not self.flushed
+
+    @property
+    def trains_perhaps(self) -> bool:
+        """It does not answer, and is not known to have stopped."""
+        return self.stage is Stage.TRAINING and self.silent and not self.draining
 
     def speaks(self, incarnation: Incarnation) -> bool:
         return self.stage is not Stage.OVER and incarnation == self.incarnation
@@ -79,6 +85,13 @@ class Islands:
         self._timers = timers
         self._groups = {plan.island: plan.node_group for plan in plans}
         self._kinds = {plan.island: (plan.node_group, plan.accelerator_count) for plan in plans}
+
+    @property
+    def leaving(self) -> frozenset[IslandId]:
+        """Those that drain and answer, once nobody else trains."""
+        if self.live or self.ending:
+            return frozenset()
+        return frozenset(island for island, status in self.all.items() if status.live and status.draining)
 
     def held(self, island: IslandId) -> bool:
         """Whether it is away, and its node group cordoned."""
@@ -122,7 +135,8 @@ class Islands:
             if there.stage is not Stage.STANDBY or there.silent or there.kill_pending:
                 continue
             for island, status in self.all.items():
-                waits = status.stage is Stage.OVER and status.wanted and status.incarnation and not status.given_up
+                away = status.stage is Stage.OVER or status.waiting
+                waits = away and status.wanted and status.incarnation and not status.given_up
                 of_its_kind = self._kinds[island] == self._kinds[standby] and island not in self.standbys
                 waits = waits and of_its_kind and self._groups[island] not in self.cordoned
                 require(not waits, "no island waits while a standby of its kind stands by", (island, standby))
@@ -130,7 +144,11 @@ class Islands:
     def _spoke(self, event: e.IslandEvent, status: IslandStatus, effects: tuple[f.Effect, ...]) -> None:
         match event:
             case e.IslandPlaced() if status.stage is Stage.PLACING:
-                status.stage, status.silent = Stage.STARTING, False
+                status.stage, status.silent, status.waiting = Stage.STARTING, False, False
+            case e.PlacementDelayed() if status.stage is Stage.PLACING:
+                only = all(isinstance(x, (f.StopIsland, f.PlaceIsland)) for x in effects)  # a standby takes its place
+                require(only, "an island that waits for a node has not failed", (event, effects))
+                status.waiting = not status.kill_pending
             case e.ConnectionLost(dead=False):
                 status.silent = True
             case e.ConnectionRestored():
@@ -276,8 +294,17 @@ class Islands:
         status.stage, status.silent = Stage.CATCHING_UP, False
 
     def _end(self, island: IslandId, status: IslandStatus, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
-        """The process is gone or was told to go: a back-off as the policy says, unless nobody wants the island back."""
+        """The process is gone or was told to go: a back-off as the policy says, unless nobody wants the island back.
+
+        An island that waits for a node has no process: it may be held, or a standby may take its place, and that is no
+        failure.
+        """
+        waited, status.waiting = status.waiting, False
         status.stage, status.silent = Stage.OVER, False
+        held = any(isinstance(x, f.HoldIsland) and x.island == island for x in effects)
+        taken = any(isinstance(x, f.PlaceIsland) and x.island == island and x.standby is not None for x in effects)
+        if waited and (held or taken):
+            return
         finishes = any(isinstance(x, f.FinishJob) for x in effects)
         cancelled = isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Cancel)
         dismissed = finishes and (self.ending or cancelled or island in self.standbys)

@@ -201,14 +201,20 @@ class Rounds:
         require(next_one, "versions rise by one, one merge at a time", (effect, current.version))
         at_once = effect.reason is CloseReason.NO_GRACE_LEFT  # later, more islands may train than when it was reached
         least = self._quorum if at_once else self._policy.quorum
-        require(len(inputs) >= least, "no merge is below quorum", (effect, least))
+        leaves = self._policy.leaving_closes and bool(self._islands.leaving)
+        all_leave = leaves and not any(status.trains_perhaps for status in self._islands.all.values())
+        below = effect.reason is CloseReason.LEAVING and all_leave
+        require(len(inputs) >= least or below, "no merge is below quorum, unless all leave", (effect, least))
+        closing = leaves or effect.reason is not CloseReason.LEAVING
+        require(closing, "everybody leaves when the round says so", (effect, self._islands.live))
         same = sorted(item.payload for item in effect.inputs) == sorted(c.payload for c in inputs)
         require(same, "a round merges exactly what it admitted", (effect, inputs))
         step = max(current.step, *(c.step for c in inputs))
         require(effect.step == step, "a merge is at the highest step among its inputs", (effect, step))
         require(_weighted(effect, inputs), "weights follow the formula and sum to one", (effect, inputs))
         present = self._on_time(current)
-        require(bool(present), "somebody in a merge is on time", effect)
+        in_time = bool(present) or effect.reason is CloseReason.LEAVING
+        require(in_time, "somebody in a merge is on time, unless all leave", effect)
         everyone = effect.reason is not CloseReason.EVERYONE_IN or self._islands.live <= present
         require(everyone, "everyone is in when the round says so", (effect, self._islands.live))
         rang = effect.reason is not CloseReason.GRACE_OVER or self._timers.rang == GraceTimer(effect.fragment)
@@ -269,6 +275,9 @@ class Rounds:
     def _waits_for_somebody(self, current: Round) -> None:
         """While the job runs. When it ends, every flush moves the rounds on."""
         over = self._islands.ending or self._islands.finished or self.going_back
+        if self._policy.leaving_closes and self._islands.leaving and not over:
+            self._waits_for_who_leaves(current)
+            return
         if over or len(current.open) < self._quorum or current.inputs:
             return
         present = self._on_time(current)
@@ -283,6 +292,17 @@ class Rounds:
         """How many contributions a round needs while these islands train. When the job ends, the fixed number is enough."""
         part = ceil(self._policy.quorum_ratio * len(self._islands.live) - 1e-9)
         return self._policy.quorum if self._islands.ending else max(self._policy.quorum, part)
+
+    def _waits_for_who_leaves(self, current: Round) -> None:
+        """Nobody trains. What those that leave gave is merged, and they are not kept waiting."""
+        trains_perhaps = any(status.trains_perhaps for status in self._islands.all.values())
+        least = self._policy.quorum if trains_perhaps else 1
+        if len(current.open) < least or current.inputs:
+            return
+        gone = not self._islands.leaving <= current.open.keys()
+        require(gone, "a round waits for an island that leaves", (current, self._islands.leaving))
+        timed = self._policy.grace_cap_steps is None or self._timers.awaits(GraceTimer(current.fragment))
+        require(timed, "a round whose islands leave has a deadline", current)
 
     def _on_time(self, current: Round) -> Set[IslandId]:
         """Who contributed at or after the first due point past the last merge; everybody, when the job ends."""

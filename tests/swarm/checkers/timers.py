@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import Progress
+from orchestrator.core.messages import Adopted, Progress
 from orchestrator.core.vocabulary import (
     Duration,
     FragmentId,
     GraceTimer,
+    Instant,
     IslandId,
     IslandTimer,
     IslandTimerKind,
     JobPolicy,
     JobTimer,
     Timer,
+    Version,
 )
 from tests.swarm.checkers.violation import require
 
@@ -55,7 +57,10 @@ class Timers:
         }
         self._saves_by_size = len(islands) if policy.checkpoints.timeout_s is None else 0
         self._grace_cap_steps = policy.grace_cap_steps or 0.0
+        self._leaving_closes = policy.leaving_closes
         self._slowest_step: Duration = 0.0
+        self._slowest_sync: Duration = 0.2
+        self._closed_at: dict[tuple[FragmentId, Version], Instant] = {}
         self._notice_s: Duration = 0.0
         self._awaited: dict[Timer, int] = {}
         self._serial = 0
@@ -72,6 +77,9 @@ class Timers:
         self._notice_s = (event.seconds or 0.0) if isinstance(event, e.NoticeReceived) else 0.0
         if isinstance(event, e.IslandReported) and isinstance(event.report, Progress):
             self._slowest_step = max(self._slowest_step, event.report.step_seconds_median)
+        elif isinstance(event, e.IslandReported) and isinstance(event.report, Adopted):
+            closed_at = self._closed_at.pop((event.report.fragment, event.report.version), event.at)
+            self._slowest_sync = max(self._slowest_sync, event.at - closed_at)
         elif isinstance(event, e.OuterStateSeeded) and self._saves_by_size:
             by_size = 60.0 + 12 * event.parameter_count * self._saves_by_size / 5e6
             self._longest["checkpoint"] = max(self._longest["checkpoint"], by_size)
@@ -80,6 +88,8 @@ class Timers:
         for effect in effects:
             if isinstance(effect, f.SetTimer):
                 self._set(event.at, effect)
+            elif isinstance(effect, f.MergeFragment):
+                self._closed_at[effect.fragment, effect.version] = event.at
 
     def _ring(self, event: e.TimerFired, effects: tuple[f.Effect, ...]) -> None:
         if self._awaited.get(event.timer) == event.serial:
@@ -92,7 +102,10 @@ class Timers:
         require(effect.timer in self._known, "timers have known names, so they cannot pile up", effect)
         require(effect.serial > self._serial, "every timer has a later serial than the one before", effect)
         kind = str(effect.timer).partition(":")[0]
-        longest = self._longest.get(kind, self._grace_cap_steps * self._slowest_step)
+        grace = self._grace_cap_steps * self._slowest_step
+        if self._leaving_closes:  # who leaves ends a step, and its work is transferred
+            grace = max(grace, 2.0 * self._slowest_step + self._slowest_sync)
+        longest = self._longest.get(kind, grace)
         longest = self._notice_s if kind == "departure" else longest
         wait = effect.due_at - at
         require(-ROUNDING <= wait <= longest + ROUNDING, f"a {kind} timer waits as policy says", effect)
