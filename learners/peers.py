@@ -4,7 +4,8 @@ A peer with one process gives all of a fragment. If the peer or the receiver is 
 part: the peer keeps the state of one boundary under a name, and each receiving process gets the windows that it needs from
 each of the peer's processes (``state_transfer``).
 
-When states are fetched, and from which peers, is decided in ``catching_up``.
+When states are fetched, and from which peers, is decided in ``catching_up``. Files of a checkpoint on the synchroniser's
+machine are fetched here in the same way, for ``carried_parts``.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from learners import state_transfer
+from learners.carried_parts import ReadWindow
 from learners.contract import Arrays
 from learners.group.link import FetchPart
 from learners.handed_over import HandedOver
 from learners.plain_arrays import restored
 from learners.state_transfer import Block, blocks_of, put_together, require_numbers
-from orchestrator.actors import ActorHandle, IslandInterface
+from orchestrator.actors import ActorHandle, IslandInterface, SynchroniserInterface
 from orchestrator.channel.frames import Ticket
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.parameters.parts import Bounds
 
 ABSENCE_CHECK_S = 1.0
+SAVED_WINDOW_S, SAVED_WINDOW_RETRY_S = 60.0, 0.5
+"""The synchroniser answers within this time; if it has given too many windows, it is asked again after the other."""
 PULLS_MAX = 4
 """The most processes of a peer from which one process pulls at the same time."""
 
@@ -116,6 +120,32 @@ class Peers:
     def _limit_s(self, fragment: int) -> float:
         part, whole = (state_transfer.STATE_BYTES_PER_PARAMETER * n for n in (self._sizes[fragment], sum(self._sizes)))
         return state_transfer.limit_s(part, self._bytes_per_s) + whole / state_transfer.TO_HOST_BYTES_PER_S
+
+
+def saved_windows(handed_over: HandedOver, epoch: Epoch, synchroniser: str) -> ReadWindow:
+    """Return the way to read files of the checkpoint that the job resumed from, on the machine of this actor."""
+    actor = ray.get_actor(synchroniser, namespace=ray.get_runtime_context().namespace)
+    handle: ActorHandle[SynchroniserInterface] = ActorHandle(actor)
+    receiver = handed_over.subject(epoch)
+
+    def window(name: str, start: int, stop: int) -> tuple[int, memoryview]:
+        while True:
+            call = handle.call(SynchroniserInterface.read_saved, receiver, name, start, stop)
+            if (answer := ray.get(call, timeout=SAVED_WINDOW_S)) is not None:
+                break
+            time.sleep(SAVED_WINDOW_RETRY_S)
+        if answer.content is None:
+            return answer.file_bytes, memoryview(b"")
+        return answer.file_bytes, handed_over.received(epoch, answer.content)
+
+    return window
+
+
+def own_name() -> str:
+    """Return the name of this process's Ray actor."""
+    name = ray.get_runtime_context().get_actor_name()
+    assert name is not None
+    return name
 
 
 def _actor(name: str) -> ActorHandle[IslandInterface]:

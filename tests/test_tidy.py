@@ -382,6 +382,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "jax",
         }
     ),
+    "learners.carried_parts": frozenset(
+        {
+            "learners",
+            CORE,
+            "orchestrator.actors",
+            "orchestrator.channel",
+            "orchestrator.checkpoints",
+            "orchestrator.errors",
+            "orchestrator.system",
+        }
+    ),
     "learners.peers": frozenset(
         {
             "learners",

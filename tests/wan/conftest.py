@@ -35,7 +35,7 @@ def submit(archipelago: Archipelago) -> Iterator[Callable[..., WideJob]]:
     jobs: list[WideJob] = []
 
     def submit_one(steps: int = ENDLESS, **sections: Any) -> WideJob:
-        seed = secrets.randbelow(1 << 30)
+        seed = sections.pop("seed", None) or secrets.randbelow(1 << 30)
         with archipelago.client() as client:
             told = client.submit(synthetic(steps, groups=(EAST, ASIA), seed=seed, **sections))
         jobs.append(WideJob(archipelago, told.job, seed))
