@@ -20,7 +20,7 @@ Bounds protect readers from damaged files. This module decides nothing, and impo
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, with_config
 from typing_extensions import TypedDict
@@ -499,3 +499,12 @@ class CertificateRecord(TypedDict):
     place: str
     expires_at: float
     lifetime_s: float
+
+
+class UnseenFile(NamedTuple):
+    """A file that a node of a group does not see as the service sees it, and why."""
+
+    path: str
+    node: str
+    group: str
+    reason: str

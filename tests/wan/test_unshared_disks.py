@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from orchestrator.checkpoints.folder import Folder
@@ -14,7 +17,7 @@ from orchestrator.core import saving
 from orchestrator.core.messages import CatchUpFailure, CaughtUp
 from orchestrator.tape.storage import read_tape
 from tests.harness.reports import of_kind
-from tests.wan.archipelago import WideJob
+from tests.wan.archipelago import Archipelago, WideJob
 from tests.wan.conftest import ASIA, EAST
 
 pytestmark = pytest.mark.ray
@@ -27,8 +30,9 @@ def recorded(job: WideJob, kind: type) -> list[Any]:
 
 
 def runs_seen_by(job: WideJob, island: str) -> Path:
-    """The folder of runs as the machine of this island sees it."""
-    return Path(f"/proc/{job.island(island)['pid']}/root", *job.run_dir.parent.parts[1:])
+    """The folder of runs as the machine of this island sees it, for as long as its node is up."""
+    raylet = psutil.Process(job.island(island)["pid"]).ppid()
+    return Path(f"/proc/{raylet}/root", *job.run_dir.parent.parts[1:])
 
 
 def test_checkpoints_are_taken_and_resumed_where_no_machine_sees_the_folder_of_another(submit: Submit) -> None:
@@ -61,3 +65,35 @@ def test_checkpoints_are_taken_and_resumed_where_no_machine_sees_the_folder_of_a
     steps = {part.island: part.step for part in kept[-1].parts}
     first = {report.island: report.step for report in reversed(recorded(after, CaughtUp))}
     assert first == steps, "each goes on with its own state, which its machine did not have"
+
+
+def test_logs_of_another_machine_are_read_at_the_head_and_outlive_the_machine(
+    archipelago: Archipelago, submit: Submit
+) -> None:
+    job = submit()
+    job.wait_for_merge(EAST, 1)
+    pid = job.island(EAST)["pid"]
+    there = runs_seen_by(job, EAST) / job.id / "logs" / "islands" / f"{EAST}-1.log"
+    own = job.run_dir / "logs" / "islands" / f"{EAST}-1.log"
+    job.wait_until(lambda: own.exists() and there.read_text().splitlines()[-1] in own.read_text(), "a copy of the log")
+    heading, _, copied = own.read_text().partition("\n")
+    assert heading == f"[copy of {own} on {job.island(EAST)['node']} from byte 0]"
+    assert there.read_text().startswith(copied)
+    with archipelago.client() as client:
+        assert {log.source for log in client.logs(job.id)} >= {EAST, ASIA, "synchroniser"}
+        assert f"east, incarnation 1, is process {pid}" in "".join(client.log(job.id, EAST, follow=False))
+    os.kill(pid, signal.SIGKILL)
+    job.wait_until(lambda: job.island(EAST)["incarnation"] == 2 and job.island(EAST)["state"] == "training", "the next")
+    assert f"east, incarnation 1, is process {pid}" in own.read_text()
+
+
+def test_a_deleted_job_leaves_no_file_on_any_machine(archipelago: Archipelago, submit: Submit) -> None:
+    job = submit(STEPS, checkpoints={"every_merges": 8})
+    job.wait_for_merge(EAST, 1)
+    seen = {island: runs_seen_by(job, island) for island in (EAST, ASIA)}
+    job.wait_for_end()
+    job.wait_until(lambda: all((runs / job.id / ".fleet").exists() for runs in seen.values()), "claims")
+    with archipelago.client() as client:
+        client.delete(job.id)
+    assert not job.run_dir.exists()
+    job.wait_until(lambda: not any((runs / job.id).exists() for runs in seen.values()), "the sweep")
