@@ -15,14 +15,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import TOKEN, ClusterFile
-from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.placement import Node
 from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, synchroniser_name
 from orchestrator.specification.config import JobSpec
@@ -31,18 +30,15 @@ from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocume
 from orchestrator.system import home_files, release
 from orchestrator.system.marks import BY_UP
 from orchestrator.system.roots import AllowedRoots
-from orchestrator.system.run_folder import fleet_of
+from orchestrator.system.run_folder import claimed, file_sizes, fleet_of, remove_claimed
 from orchestrator.system.threads import BoundedThreads
 from orchestrator.tape import codec
-
-if TYPE_CHECKING:
-    import ray  # imported by the process that joins a cluster, once its environment is set
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
-SWEEP_S = 10.0
-"""What a question to the agents of all nodes may take. An agent that has to be started first may need it."""
+ASK_NODES_S = 10.0
+"""What a question to all nodes may take. A process that has to be started first may need it."""
 ANSWER_TIMEOUT_S = 10.0
 NOTHING_MORE = AllowedRoots()
 SAVE_BASE_S, SAVE_BYTES_PER_S_MIN = 120.0, 5_000_000
@@ -135,18 +131,14 @@ class RayControlPort:
         return self._certificates
 
     def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
-        """Try to open these files on every node of the groups. A node that does not answer in time is left out."""
-        import ray
-
-        nodes = [node for node in self._ask_head(cluster.nodes) if node.group in groups]
+        """Try to open these files on every other machine of the groups. A node that does not answer in time is left out."""
+        nodes = [node for node in self._ask_head(cluster.nodes_elsewhere) if node.group in groups]
         paths, unseen = list(sizes), []
-        for node, answer in self._answers(nodes, NodeAgent.file_sizes, paths):
-            with suppress(ray.exceptions.RayError):
-                seen: list[int | str] = ray.get(answer)
-                for path, size in zip(paths, seen, strict=True):
-                    if isinstance(size, str) or sizes[path] not in (None, size):
-                        reason = size if isinstance(size, str) else f"it has {size:,} bytes there, not {sizes[path]:,}"
-                        unseen.append(UnseenFile(path, node.host or node.name, node.group, reason))
+        for node, seen in self._asked(nodes, file_sizes, paths):
+            for path, size in zip(paths, seen, strict=True):
+                if isinstance(size, str) or sizes[path] not in (None, size):
+                    reason = size if isinstance(size, str) else f"it has {size:,} bytes there, not {sizes[path]:,}"
+                    unseen.append(UnseenFile(path, node.host or node.name, node.group, reason))
         return unseen
 
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
@@ -154,58 +146,35 @@ class RayControlPort:
 
         Only folders that were claimed for this installation are removed. A node that does not answer is asked next time.
         """
-        import ray
-
-        from orchestrator.runtime.node_agents import node_agent_of
-
         if again:
             self._swept = set()
-        nodes = [node for node in self._ask_head(cluster.nodes) if node.group != CONTROL_GROUP]
+        nodes = self._ask_head(cluster.nodes_elsewhere)
         self._swept &= {node.id for node in nodes}
         fresh = [node for node in nodes if node.id not in self._swept]
         if not fresh or not runs.is_dir():
             return
-        fleet, removals = fleet_of(runs), []
-        for node, answer in self._answers(fresh, NodeAgent.claimed_runs, str(runs), fleet):
-            try:
-                unknown = [name for name in ray.get(answer) if not is_known(name)]
-                if unknown:
-                    log.info("removing from %s what deleted jobs left: %s", node.name, ", ".join(unknown))
-                    agent = node_agent_of(node.id)
-                    removals.append((node, agent.call(NodeAgent.remove_runs, str(runs), unknown, fleet)))
-                else:
-                    self._swept.add(node.id)
-            except ray.exceptions.RayError as error:
-                log.info("%s cannot be swept: %s", node.name, in_words(error))
-        for node, removal in removals:
-            try:
-                ray.get(removal, timeout=SWEEP_S)
+        fleet = fleet_of(runs)
+        for node, names in self._asked(fresh, claimed, runs, fleet):
+            unknown = [name for name in names if not is_known(name)]
+            if not unknown:
                 self._swept.add(node.id)
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                log.warning("%s keeps files of deleted jobs: %s", node.name, in_words(error))
+                continue
+            log.info("removing from %s what deleted jobs left: %s", node.name, ", ".join(unknown))
+            self._swept |= {node.id for node, _ in self._asked([node], remove_claimed, runs, unknown, fleet)}
 
-    def _answers(
+    def _asked(
         self,
         nodes: Sequence[Node],
-        method: Callable[Concatenate[NodeAgent, Arguments], Answer],
+        question: Callable[Arguments, Answer],
         *arguments: Arguments.args,
         **named: Arguments.kwargs,
-    ) -> list[tuple[Node, ray.ObjectRef[Answer]]]:
-        """Call the agent of each node, and return the calls that were answered in time, in the order of the nodes."""
-        import ray
-
-        from orchestrator.runtime.node_agents import node_agent_of
-
-        def called() -> list[tuple[Node, ray.ObjectRef[Answer]]]:
-            calls = []
-            for node in nodes:
-                with suppress(AttributeError):  # an agent of an earlier build
-                    calls.append((node, node_agent_of(node.id).call(method, *arguments, **named)))
-            answers = [call for _, call in calls]
-            ready, _ = ray.wait(answers, num_returns=len(answers), timeout=SWEEP_S) if answers else ([], [])
-            return [(node, call) for node, call in calls if call in ready]
-
-        return self._ask_head(called, SWEEP_S + ANSWER_TIMEOUT_S)
+    ) -> list[tuple[Node, Answer]]:
+        """Call the function on each node, and return the answers that came in time, in the order of the nodes."""
+        if not nodes:
+            return []
+        return self._ask_head(
+            lambda: cluster.on_nodes(nodes, question, ASK_NODES_S, *arguments, **named), ASK_NODES_S + ANSWER_TIMEOUT_S
+        )
 
     def start_job(
         self,

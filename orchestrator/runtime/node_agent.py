@@ -29,7 +29,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.processes import signal_seen
 from orchestrator.system import notices
 from orchestrator.system.logbook import LogAddition, addition
-from orchestrator.system.run_folder import claim, claimed, remove_claimed
+from orchestrator.system.run_folder import claim
 
 log = logging.getLogger(__name__)
 
@@ -90,18 +90,6 @@ class NodeAgent:
         claim(Path(run_dir), fleet)
         return False
 
-    def claimed_runs(self, runs: str, fleet: str) -> list[str]:
-        """Return the names of run folders on this machine that are an island's (``run_folder.claimed``)."""
-        return claimed(Path(runs), fleet)
-
-    def remove_runs(self, runs: str, names: Sequence[str], fleet: str) -> None:
-        """Remove these run folders from this machine. Raises OSError."""
-        remove_claimed(Path(runs), names, fleet)
-
-    def file_sizes(self, paths: Sequence[str]) -> list[int | str]:
-        """Return the size of each file as this machine sees it, or why it cannot be read."""
-        return [_size(path) for path in paths]
-
     def read_logs(self, requests: Sequence[tuple[str, int]]) -> list[LogAddition | None]:
         """Return what was added to each of these logs since the given byte (``logbook.addition``)."""
         return [addition(Path(path), at) if path.endswith(".log") else None for path, at in requests]
@@ -111,14 +99,6 @@ class NodeAgent:
         if not self._leaving.is_set():
             self._leaving.set()
             threading.Thread(target=end_as_the_last_one, args=(os.getppid(),), name="leave", daemon=True).start()
-
-
-def _size(path: str) -> int | str:
-    try:
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_size
-    except OSError as error:
-        return error.strerror or str(error)
 
 
 def drain_own_node(notice: notices.Notice) -> None:

@@ -87,7 +87,7 @@ def logbooks(run_dir: Path) -> list[Logbook]:
 
 @dataclass(frozen=True, slots=True)
 class LogAddition:
-    """What was added to a log: the bytes from ``start`` on. The next addition is that since ``end``."""
+    """The bytes that were added to a log, from ``start`` on. The next addition begins at ``end``."""
 
     start: int
     end: int

@@ -201,6 +201,19 @@ def remove_claimed(runs: Path, names: Iterable[str], fleet: str) -> None:
             shutil.rmtree(runs / name)
 
 
+def file_sizes(paths: Iterable[str]) -> list[int | str]:
+    """Return the size of each file as this machine sees it, or why it cannot be read."""
+    return [_size(path) for path in paths]
+
+
+def _size(path: str) -> int | str:
+    try:
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        return error.strerror or str(error)
+
+
 def _is_claimed(run_dir: Path, fleet: str) -> bool:
     try:
         text = (run_dir / FLEET).read_text()

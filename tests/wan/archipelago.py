@@ -30,12 +30,12 @@ from tests.wan.diary import Diary
 from tests.wan.line import Line
 from tests.wan.regions import NO_LINES, Regions
 
-UNSHARED = 'mount -t tmpfs -o mode=700 runs "$0" && exec "$@"'
-"""Gives a region's node a disk of its own in the place of the service's folder of runs."""
+UNSHARED = 'mount -t tmpfs -o mode=700 runs "$0" && mount -t tmpfs -o mode=700 data "$1" && shift && exec "$@"'
+"""Gives a region's node disks of its own in the place of the service's folders of runs and of data."""
 
 
 class Archipelago:
-    """The whole of it, seen from outside all regions. No region but the head's sees the service's folder of runs."""
+    """The whole of it, seen from outside all regions. No region but the head's sees the service's runs and data."""
 
     def __init__(
         self,
@@ -48,7 +48,9 @@ class Archipelago:
         self.names = (CONTROL_GROUP, *(name for group in groups for name in _nodes_of(group)))
         self.regions = Regions(self.names, lines, window_bytes)
         self.home, self.runs = Home(folder / "home"), folder / "runs"
-        self.runs.mkdir(parents=True, exist_ok=True)
+        self.data = self.home.path / "data"
+        for unshared in (self.runs, self.data):
+            unshared.mkdir(parents=True, exist_ok=True)
         self._unshare = required("unshare")
         self._service: subprocess.Popen[bytes] | None = None
 
@@ -70,7 +72,7 @@ class Archipelago:
             wait_until(self._answers)
 
     def _places(self) -> dict[str, Place]:
-        own_disk = (self._unshare, "--mount", "sh", "-c", UNSHARED, str(self.runs))
+        own_disk = (self._unshare, "--mount", "sh", "-c", UNSHARED, str(self.runs), str(self.data))
         return {
             name: place if name == CONTROL_GROUP else Place(place.address, (*place.enter, *own_disk))
             for name, place in self.regions.places.items()

@@ -45,8 +45,9 @@ def submit(archipelago: Archipelago) -> Iterator[Callable[..., WideJob]]:
     for name in archipelago.names:
         archipelago.regions.heal(name)
     for job in jobs:
-        if not (job.run_dir / "status.json").exists():
-            job.cancel()
-        job.wait_for_end()
+        if job.run_dir.exists():  # it may be deleted
+            if not (job.run_dir / "status.json").exists():
+                job.cancel()
+            job.wait_for_end()
         job.close()
         shutil.rmtree(folder_of(job.seed), ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import listed, verified
 from orchestrator.core import saving
 from orchestrator.core.messages import CatchUpFailure, CaughtUp
+from orchestrator.errors import InvalidJobSpec
 from orchestrator.tape.storage import read_tape
 from tests.harness.reports import of_kind
 from tests.wan.archipelago import Archipelago, WideJob
@@ -97,3 +99,18 @@ def test_a_deleted_job_leaves_no_file_on_any_machine(archipelago: Archipelago, s
         client.delete(job.id)
     assert not job.run_dir.exists()
     job.wait_until(lambda: not any((runs / job.id).exists() for runs in seen.values()), "the sweep")
+
+
+def test_a_job_whose_text_the_islands_machines_do_not_see_is_refused_with_their_names(archipelago: Archipelago) -> None:
+    text = archipelago.data / "text.jsonl"
+    text.write_text('{"text": "a few words"}\n' * 1000)
+    document = {
+        "islands": [{"node_group": EAST}],
+        "budget": {"steps": 10},
+        "data": {"source": "files", "files": [str(text)]},
+    }
+    with archipelago.client() as client, pytest.raises(InvalidJobSpec) as refusal:
+        client.submit(document)
+    (problem,) = refusal.value.problems
+    assert problem.path == "data.files.0"
+    assert re.fullmatch(rf"{text} is not seen by \S+ of {EAST} \(No such file or directory\)\.", problem.message)
