@@ -212,11 +212,15 @@ class CheckpointWriter:
 
     def _clear_of_others(self, opened: _Open, islands: set[str]) -> None:
         """Remove the mark, and what islands left that are not in the checkpoint: they died while they wrote."""
-        if opened.place:
-            opened.folder.remove(writing.PLACE)
-        for name in opened.folder.folders() if opened.folder.is_local else ():
-            if name not in islands:
-                self.forget_part(opened.order.checkpoint, IslandId(name))
+        number = opened.order.checkpoint
+        try:
+            if opened.place:
+                opened.folder.remove(writing.PLACE)
+            for name in opened.folder.folders() if opened.folder.is_local else ():
+                if name not in islands:
+                    opened.folder.sub(name).remove_all()
+        except Exception as error:  # it takes room until the checkpoint is removed
+            log.warning("checkpoint %d keeps what does not belong to it: %s", number, first_line(error))
 
     def _manifest(self, opened: _Open, parts: tuple[Part, ...], files: tuple[File, ...]) -> Manifest:
         totals, of_parts = opened.token_totals, {part.island: part for part in parts}
