@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from learners import state_transfer
 from learners.carried_parts import ReadWindow
@@ -29,11 +29,14 @@ from learners.state_transfer import Block, blocks_of, put_together, require_numb
 from orchestrator.actors import ActorHandle, IslandInterface, SynchroniserInterface
 from orchestrator.channel.frames import Ticket
 from orchestrator.core.vocabulary import Epoch
+from orchestrator.errors import InfrastructureError, PayloadDamaged, TransferError, in_words
 from orchestrator.parameters.parts import Bounds
 
 ABSENCE_CHECK_S = 1.0
-SAVED_WINDOW_S, SAVED_WINDOW_RETRY_S = 60.0, 0.5
-"""The synchroniser answers within this time; if it has given too many windows, it is asked again after the other."""
+SAVED_WINDOW_S, SAVED_WINDOW_RETRY_S, SAVED_PATIENCE_S = 60.0, 0.5, 300.0
+"""A synchroniser answers within the first. It is asked again after the second: it may be made again after a death, or the
+line may be down. An island that gives up takes another state than its own, so it is patient."""
+NOTHING = memoryview(b"")
 PULLS_MAX = 4
 """The most processes of a peer from which one process pulls at the same time."""
 
@@ -129,14 +132,21 @@ def saved_windows(handed_over: HandedOver, epoch: Epoch, synchroniser: str) -> R
     receiver = handed_over.subject(epoch)
 
     def window(name: str, start: int, stop: int) -> tuple[int, memoryview]:
-        while True:
-            call = handle.call(SynchroniserInterface.read_saved, receiver, name, start, stop)
-            if (answer := ray.get(call, timeout=SAVED_WINDOW_S)) is not None:
-                break
+        until, reason = time.monotonic() + SAVED_PATIENCE_S, "it has given too many windows to others"
+        while time.monotonic() < until:
+            try:
+                call = handle.call(SynchroniserInterface.read_saved, receiver, name, start, stop)
+                if (answer := ray.get(call, timeout=SAVED_WINDOW_S)) is not None:
+                    content = answer.content
+                    return answer.file_bytes, handed_over.received(epoch, content) if content is not None else NOTHING
+            except (RayError, TimeoutError, TransferError, PayloadDamaged) as error:
+                if isinstance(error, RayTaskError) and not isinstance(error.cause, TransferError):
+                    raise  # its own code failed, and would again
+                reason = in_words(error)
             time.sleep(SAVED_WINDOW_RETRY_S)
-        if answer.content is None:
-            return answer.file_bytes, memoryview(b"")
-        return answer.file_bytes, handed_over.received(epoch, answer.content)
+        raise InfrastructureError(
+            detail=f"The synchroniser gave no bytes of {name} for {SAVED_PATIENCE_S:g} s: {reason}."
+        )
 
     return window
 

@@ -399,6 +399,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             CORE,
             "orchestrator.actors",
             "orchestrator.channel.frames",
+            "orchestrator.errors",
             "orchestrator.parameters.parts",
             "numpy",
             "ray",

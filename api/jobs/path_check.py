@@ -265,6 +265,11 @@ def unseen_problems(
     unseen: dict[str, list[UnseenFile]] = {}
     for file in unseen_files(sorted(groups), sizes) if sizes else ():
         unseen.setdefault(file.path, []).append(file)
+    weights, measures_in = spec.model.initial_weights, spec.evaluation.node_group
+    if weights is not None and "://" not in weights and measures_in is not None and spec.resume is None:
+        configuration = f"{weights}/config.json"
+        fields[configuration] = WEIGHTS
+        unseen |= {file.path: [file] for file in unseen_files([measures_in], {configuration: None})}
     problems = []
     for path, files in unseen.items():
         nodes = [f"{file.node} of {file.group} ({file.reason})" for file in files]

@@ -117,3 +117,21 @@ def test_files_that_machines_of_the_islands_do_not_see_are_named_with_the_machin
     assert "is not seen by node-0 of us-east (No such file or directory), node-1" in problem.message
     assert problem.message.endswith("and 2 more.")
     assert "Copy the files to the same path on each machine" in problem.remedy
+
+
+def test_an_initial_checkpoint_is_tried_where_the_evaluator_reads_it(tmp_path: Path) -> None:
+    document = {
+        "islands": [{"node_group": "us-east"}],
+        "budget": {"steps": 10},
+        "model": {"preset": "qwen3-20m", "initial_weights": "/models/one"},
+        "evaluation": {"on": "node_group", "node_group": "measuring"},
+    }
+    asked: list[tuple[list[str], list[str]]] = []
+
+    def unseen_files(groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
+        asked.append((list(groups), list(sizes)))
+        return [UnseenFile(path, "node", "measuring", "No such file or directory") for path in sizes]
+
+    (problem,) = unseen_problems(parse_job(document), AllowedRoots.only(tmp_path), unseen_files)
+    assert asked == [(["measuring"], ["/models/one/config.json"])]
+    assert problem.path == "model.initial_weights"
