@@ -73,6 +73,7 @@ def create_app(
         control, store, service.cordons, service.record, service.roots, taken_down, restart_silent_after_min
     )
     plans = ChaosRuns(service, store, restart_service)
+    job_list = JobList(service, store, control, runs_dir)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -82,7 +83,9 @@ def create_app(
         loop.start()
         overseer.begin()
         service.queue.begin()
+        job_list.begin()
         yield
+        await run_in_threadpool(job_list.close)
         await run_in_threadpool(overseer.close)
         await run_in_threadpool(service.queue.close)
         await run_in_threadpool(loop.stop)
@@ -103,7 +106,7 @@ def create_app(
     app.state.tokens = Tokens(access)
     folders = [runs_dir, *([taken_down.parent] if taken_down else []), Path(tempfile.gettempdir())]
     app.state.metrics = Metrics(service, store, certificate, folders)
-    app.state.job_list = JobList(service, store)
+    app.state.job_list = job_list
     app.state.parameters = Parameters(service, control)
     app.state.seats = Seats()
     app.state.readiness = Readiness(service.ready)

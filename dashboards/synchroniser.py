@@ -144,7 +144,22 @@ def _journal() -> list[Panel]:
             "none",
             Query(f"1 - atoll_helper_up{{{JOB}}} > 0", "{{helper}} away"),
             Query(f"increase(atoll_helper_restarts_total{{{JOB}}}[1h]) > 0", "{{helper}} made again"),
-            width=24,
+            width=8,
+        ),
+        curves(
+            "Age of the newest checkpoint",
+            "Since its cut. Failed: in the last hour; the job's status says why.",
+            "s",
+            Query(f"atoll_checkpoint_age_seconds{{{JOB}}}", "{{atoll_job}}"),
+            Query(f"increase(atoll_checkpoint_failures_total{{{JOB}}}[1h]) > 0", "failed {{atoll_job}}"),
+            width=8,
+        ),
+        curves(
+            "Size of the newest checkpoint",
+            "The job keeps some of them (checkpoints.keep).",
+            "bytes",
+            Query(f"atoll_checkpoint_bytes{{{JOB}}}", "{{atoll_job}}"),
+            width=8,
         ),
     ]
 

@@ -29,7 +29,7 @@ from learners.contract import Arrays, Snapshot
 from learners.plain_arrays import require_same_names
 from orchestrator.checkpoints import blocks
 from orchestrator.checkpoints.blocks import Window
-from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.folder import FileTarget, Folder
 from orchestrator.checkpoints.manifest import PART, File, Part, encode_part
 from orchestrator.checkpoints.reading import manifest_of, outer_windows
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
@@ -88,7 +88,7 @@ class Cut:
 
 def write(
     cut: Cut,
-    folder: Folder,
+    folder: FileTarget,
     island: IslandId,
     incarnation: Incarnation,
     *,
@@ -119,7 +119,7 @@ def write(
     return part
 
 
-def write_rank(cut: Cut, folder: Folder, island: IslandId, rank: int) -> tuple[File, ...]:
+def write_rank(cut: Cut, folder: FileTarget, island: IslandId, rank: int) -> tuple[File, ...]:
     """Write the arrays that this process owns durably; nothing if it owns none. Raises OSError."""
     arrays = cut.snapshot.arrays()
     if not arrays:

@@ -155,6 +155,16 @@ class HandedOver:
             self._donated[payload.name] = payload
         return payload.carried(receiver)
 
+    def payload(self, epoch: Epoch, name: str, content: memoryview) -> Payload:
+        """Serve this content in this synchroniser's channel for as long as the payload is held."""
+        return self._of(epoch).payload(name, content)
+
+    def withdraw_unheld(self) -> None:
+        """Free the payloads that are held no more."""
+        with self._joined:
+            if self._endpoint is not None:
+                self._endpoint.withdraw_unheld()
+
     def forget_donation(self, name: str) -> None:
         """Stop serving the part with this name, which its ticket has. Others for the same process are still served."""
         with self._joined:

@@ -26,6 +26,7 @@ from typing import Any, assert_never, cast
 import ray
 
 from learners import checkpointing, state_transfer
+from learners.carried_parts import CarriedParts
 from learners.catching_up import CatchingUp
 from learners.contract import Arrays, Trainer, broken_by
 from learners.factories import trainer_of
@@ -37,12 +38,11 @@ from learners.island_arrays import HeldPieces, IslandArrays, State, StateRequest
 from learners.island_spec import IslandSpec
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox, lower_priority, lower_priority_of_new, thread_ids
-from learners.peers import Peers
+from learners.peers import Peers, own_name, saved_windows
 from learners.plain_arrays import flattened
 from learners.step_watch import Watchdog
-from orchestrator.actors import IslandFactory, MeetingPlace, Rank
+from orchestrator.actors import IslandFactory, MeetingPlace, PartWindow, Rank, SavedPlace
 from orchestrator.channel.endpoint import Carried, Membership
-from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, StepLimits, Version
@@ -70,11 +70,11 @@ class Island:
         logbook.keep(book)
         log.info("%s, incarnation %d, is process %d", island, book.number, os.getpid())
         self._island, self._incarnation = island, Incarnation(book.number)
-        self._synthetic = False
-        self._roots = AllowedRoots()
+        self._synthetic, self._roots = False, AllowedRoots()
         self._saves: set[int] = set()
         self._outbox = Outbox(self._standing)
         self._handed_over = HandedOver()
+        self._parts = CarriedParts(self._handed_over, partial(saved_windows, self._handed_over))
         self._loop: IslandLoop | None = None
         self._listening: socket.socket | None = None
         self._leader: Leader | None = None
@@ -198,14 +198,14 @@ class Island:
         self._outbox.check_epoch(epoch)
         self._catching_up.take(None, lambda: self._built().promote(self._shard_index, cursor))
 
-    def load_saved(self, epoch: Epoch, folder: str, cursor: int) -> None:
+    def load_saved(self, epoch: Epoch, place: SavedPlace, cursor: int) -> None:
         """Load this island's state from the checkpoint. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._outbox.check_epoch(epoch)
 
         def load() -> tuple[tuple[Version, ...], int]:
             loop, leader = self._built(), self._leader
-            read = partial(self._saved, folder, loop.held)
-            saved = read() if leader is None else leader.call_beside(link.TakeSaved(folder, cursor), read)
+            read = partial(self._saved, epoch, place, loop.held)
+            saved = read() if leader is None else leader.call_beside(link.TakeSaved(epoch, place, cursor), read)
             loop.load_saved(saved, cursor)
             return saved.versions, saved.part.step
 
@@ -261,11 +261,21 @@ class Island:
             return  # this marker has arrived before
         self._saves.add(checkpoint)
         try:
-            cut = self._built().request_cut((checkpoint, folder))
+            cut = self._built().request_cut((epoch, checkpoint, folder))
         except InfrastructureError as error:
             self._outbox.put(NotSaved(checkpoint, in_words(error)))
             return
-        threading.Thread(target=self._save, args=(checkpoint, folder, cut), name="save", daemon=True).start()
+        threading.Thread(target=self._save, args=(epoch, checkpoint, folder, cut), name="save", daemon=True).start()
+
+    def give_part(self, epoch: Epoch, checkpoint: int, place: str, number: int, timeout_s: float) -> PartWindow | None:
+        """Give the synchroniser a window of this process's part of a checkpoint (``PartSpool.window``)."""
+        self._outbox.check_epoch(epoch)
+        return self._parts.spool(epoch, checkpoint).window(place, number, timeout_s)
+
+    def part_stored(self, epoch: Epoch, checkpoint: int, problem: str) -> None:
+        """Take the synchroniser's answer: this process's part is on its disk, or the problem."""
+        self._outbox.check_epoch(epoch)
+        self._parts.stored(epoch, checkpoint, problem)
 
     def evaluate(self, epoch: Epoch, global_version: int, versions: tuple[Version, ...], limit_s: float | None) -> None:
         """Measure Θ between two steps. ``Evaluated`` or ``NotEvaluated`` follows."""
@@ -321,7 +331,7 @@ class Island:
         if in_parts or state.bounds is not None:
             cut, others = state.cut or receiver, () if self._leader is None else self._leader.processes()
             self._cut_states.keep(cut, fragment, state.blocks)
-            return {"cut": cut, "processes": (_own_name(), *(others if state.bounds is not None else ())), **at}
+            return {"cut": cut, "processes": (own_name(), *(others if state.bounds is not None else ())), **at}
         return {**self._donated(epoch, receiver, state.arrays()), **at}
 
     def export_part(
@@ -395,7 +405,7 @@ class Island:
                 lower_priority_of_new(before)
             save = partial(self._save_rank, line, rank.number)
             promoted = partial(self._promoted, rank.number)
-            prepared = link.Prepared(device_count, _own_name())
+            prepared = link.Prepared(device_count, own_name())
             self._follower = Follower(
                 line, trainer, plan.arrays, prepared, self._take_state, self._give_part, save, promoted
             )
@@ -465,7 +475,7 @@ class Island:
                 values = arrays.outer_values(self._pulled(order.epoch, order.payloads))
                 arrays.load(values, order.versions, order.cursor)
             case link.TakeSaved():
-                arrays.load_saved(self._saved(order.folder, arrays.held), order.cursor)
+                arrays.load_saved(self._saved(order.epoch, order.place, arrays.held), order.cursor)
             case link.TakePeer():
                 own = {name: array for chunk in order.chunks for name, array in chunks[chunk].items()}
                 arrays.load_peer(
@@ -474,8 +484,9 @@ class Island:
             case _:
                 assert_never(order)
 
-    def _saved(self, folder: str, held: HeldPieces) -> checkpointing.Restored:
-        return checkpointing.restored(Folder.within(self._roots, folder), self._island, held.needs())
+    def _saved(self, epoch: Epoch, place: SavedPlace, held: HeldPieces) -> checkpointing.Restored:
+        with self._parts.saved(self._roots, epoch, place) as folder:
+            return checkpointing.restored(folder, self._island, held.needs())
 
     def _give_part(self, cut: str, fragment: int, state: State) -> None:
         self._cut_states.keep(cut, fragment, state.blocks)
@@ -485,12 +496,12 @@ class Island:
 
     def _save_rank(self, line: link.Line, rank: int, of: Hashable, cut: checkpointing.Cut) -> None:
         """Write this process's part in a thread while training continues, and report the result to rank 0."""
-        checkpoint, folder = cast(tuple[int, str], of)
+        epoch, checkpoint, folder = cast(tuple[Epoch, int, str], of)
 
         def save() -> None:
             try:
-                target = Folder.within(self._roots, folder)
-                files = checkpointing.write_rank(cut, target, self._island, rank)
+                with self._parts.target(self._roots, epoch, checkpoint, folder) as target:
+                    files = checkpointing.write_rank(cut, target, self._island, rank)
             except Exception as error:
                 log.exception("this process's part of checkpoint %d is not written", checkpoint)
                 line.send(link.Written(of, (), in_words(error)))
@@ -546,7 +557,7 @@ class Island:
         if leader is not None and held.is_whole:
             self._cut_states.keep(chunk, fragment, lambda: state_transfer.blocks_of(arrays, {}))
             try:
-                leader.call(link.FetchPart(epoch, chunk, fragment, chunk, (_own_name(),)))
+                leader.call(link.FetchPart(epoch, chunk, fragment, chunk, (own_name(),)))
             finally:
                 self._cut_states.forget(chunk, fragment)
         return state_transfer.DonorReply(arrays, *at, chunk)
@@ -557,14 +568,14 @@ class Island:
             return ()
         return (self._ready,) if self._catching_up.caught_up is None else self._loop.standing_offers()
 
-    def _save(self, checkpoint: int, folder: str, cut_taken: Future[checkpointing.Cut]) -> None:
+    def _save(self, epoch: Epoch, checkpoint: int, folder: str, cut_taken: Future[checkpointing.Cut]) -> None:
         if self._computes:
             lower_priority()
         try:
-            cut = cut_taken.result()
-            leader, target = self._leader, Folder.within(self._roots, folder)
-            others = partial(leader.written, (checkpoint, folder)) if leader is not None else tuple
-            part = checkpointing.write(cut, target, self._island, self._incarnation, others=others)
+            cut, leader = cut_taken.result(), self._leader
+            others = partial(leader.written, (epoch, checkpoint, folder)) if leader is not None else tuple
+            with self._parts.target(self._roots, epoch, checkpoint, folder) as target:
+                part = checkpointing.write(cut, target, self._island, self._incarnation, others=others)
         except Exception as error:  # a full disk, for example; training continues
             log.exception("this island's part of checkpoint %d is not written", checkpoint)
             self._outbox.put(NotSaved(checkpoint, in_words(error)))
@@ -586,13 +597,6 @@ class Island:
         if self._loop is None:
             raise RuntimeError(f"island {self._island} has not built its model yet")
         return self._loop
-
-
-def _own_name() -> str:
-    """Return the name of this process's Ray actor."""
-    name = ray.get_runtime_context().get_actor_name()
-    assert name is not None
-    return name
 
 
 _: IslandFactory = Island  # lets the type checker compare the class with what callers expect

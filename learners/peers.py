@@ -4,7 +4,8 @@ A peer with one process gives all of a fragment. If the peer or the receiver is 
 part: the peer keeps the state of one boundary under a name, and each receiving process gets the windows that it needs from
 each of the peer's processes (``state_transfer``).
 
-When states are fetched, and from which peers, is decided in ``catching_up``.
+When states are fetched, and from which peers, is decided in ``catching_up``. Files of a checkpoint on the synchroniser's
+machine are fetched here in the same way, for ``carried_parts``.
 """
 
 from __future__ import annotations
@@ -16,20 +17,26 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from learners import state_transfer
+from learners.carried_parts import ReadWindow
 from learners.contract import Arrays
 from learners.group.link import FetchPart
 from learners.handed_over import HandedOver
 from learners.plain_arrays import restored
 from learners.state_transfer import Block, blocks_of, put_together, require_numbers
-from orchestrator.actors import ActorHandle, IslandInterface
+from orchestrator.actors import ActorHandle, IslandInterface, SynchroniserInterface
 from orchestrator.channel.frames import Ticket
 from orchestrator.core.vocabulary import Epoch
+from orchestrator.errors import InfrastructureError, PayloadDamaged, TransferError, in_words
 from orchestrator.parameters.parts import Bounds
 
 ABSENCE_CHECK_S = 1.0
+SAVED_WINDOW_S, SAVED_WINDOW_RETRY_S, SAVED_PATIENCE_S = 60.0, 0.5, 300.0
+"""A synchroniser answers within the first. It is asked again after the second: it may be made again after a death, or the
+line may be down. An island that gives up takes another state than its own, so it is patient."""
+NOTHING = memoryview(b"")
 PULLS_MAX = 4
 """The most processes of a peer from which one process pulls at the same time."""
 
@@ -116,6 +123,39 @@ class Peers:
     def _limit_s(self, fragment: int) -> float:
         part, whole = (state_transfer.STATE_BYTES_PER_PARAMETER * n for n in (self._sizes[fragment], sum(self._sizes)))
         return state_transfer.limit_s(part, self._bytes_per_s) + whole / state_transfer.TO_HOST_BYTES_PER_S
+
+
+def saved_windows(handed_over: HandedOver, epoch: Epoch, synchroniser: str) -> ReadWindow:
+    """Return the way to read files of the checkpoint that the job resumed from, on the machine of this actor."""
+    actor = ray.get_actor(synchroniser, namespace=ray.get_runtime_context().namespace)
+    handle: ActorHandle[SynchroniserInterface] = ActorHandle(actor)
+    receiver = handed_over.subject(epoch)
+
+    def window(name: str, start: int, stop: int) -> tuple[int, memoryview]:
+        until, reason = time.monotonic() + SAVED_PATIENCE_S, "it has given too many windows to others"
+        while time.monotonic() < until:
+            try:
+                call = handle.call(SynchroniserInterface.read_saved, receiver, name, start, stop)
+                if (answer := ray.get(call, timeout=SAVED_WINDOW_S)) is not None:
+                    content = answer.content
+                    return answer.file_bytes, handed_over.received(epoch, content) if content is not None else NOTHING
+            except (RayError, TimeoutError, TransferError, PayloadDamaged) as error:
+                if isinstance(error, RayTaskError) and not isinstance(error.cause, TransferError):
+                    raise  # its own code failed, and would again
+                reason = in_words(error)
+            time.sleep(SAVED_WINDOW_RETRY_S)
+        raise InfrastructureError(
+            detail=f"The synchroniser gave no bytes of {name} for {SAVED_PATIENCE_S:g} s: {reason}."
+        )
+
+    return window
+
+
+def own_name() -> str:
+    """Return the name of this process's Ray actor."""
+    name = ray.get_runtime_context().get_actor_name()
+    assert name is not None
+    return name
 
 
 def _actor(name: str) -> ActorHandle[IslandInterface]:

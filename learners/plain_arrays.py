@@ -27,7 +27,7 @@ import numpy as np
 from learners.contract import Arrays
 from orchestrator.checkpoints import blocks
 from orchestrator.checkpoints.blocks import SoundFile, Window
-from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.folder import FileTarget
 from orchestrator.checkpoints.manifest import File
 from orchestrator.errors import DataError, first_line
 from orchestrator.parameters.parts import Bounds, index_of, intersection, shape_of, tiles, whole, within
@@ -109,7 +109,7 @@ class StoredArray:
     bounds: Bounds
 
 
-def write(folder: Folder, stem: str, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bounds]) -> list[File]:
+def write(folder: FileTarget, stem: str, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, Bounds]) -> list[File]:
     """Write all of these arrays to files of the folder, at least one. Raises OSError, and DataError for unknown types.
 
     Besides the arrays it needs only the memory of one array that is not row-major.

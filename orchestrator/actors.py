@@ -77,6 +77,38 @@ class ModelOutline:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
 
+@dataclass(frozen=True, slots=True)
+class PartWindow:
+    """Some bytes of the file ``name`` of an island's part of a checkpoint: the next ones. ``content`` is None at the end."""
+
+    name: str
+    byte_count: int
+    content: Carried | None
+
+
+PART_ENDS = PartWindow("", 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWindow:
+    """Some bytes of a file of a checkpoint, which has ``file_bytes`` in all. ``content`` is None for no bytes."""
+
+    file_bytes: int
+    content: Carried | None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPlace:
+    """A checkpoint to restore from: its path or URL, and the digest of its manifest.
+
+    A process that does not see that folder reads the files from ``synchroniser``, the name of an actor.
+    """
+
+    url: str
+    digest: str
+    synchroniser: str
+
+
 class EvaluatorInterface(Protocol):
     def outline(self) -> ModelOutline: ...
 
@@ -103,6 +135,8 @@ class SynchroniserInterface(Protocol):
     def save_parameters(self) -> str: ...
 
     def notice(self, island: str, incarnation: int, cause: str, seconds: float | None, /) -> None: ...
+
+    def read_saved(self, receiver: str, name: str, start: int, stop: int, /) -> SavedWindow | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +209,7 @@ class IslandInterface(Protocol):
 
     def load_from(self, epoch: Epoch, count: int, donors: Mapping[str, IslandId], cursor: int, /) -> None: ...
 
-    def load_saved(self, epoch: Epoch, folder: str, cursor: int, /) -> None: ...
+    def load_saved(self, epoch: Epoch, place: SavedPlace, cursor: int, /) -> None: ...
 
     def resume(self, epoch: Epoch, cursor: int, /) -> None: ...
 
@@ -200,6 +234,12 @@ class IslandInterface(Protocol):
     ) -> int: ...
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str, /) -> None: ...
+
+    def give_part(
+        self, epoch: Epoch, checkpoint: int, place: str, number: int, timeout_s: float, /
+    ) -> PartWindow | None: ...
+
+    def part_stored(self, epoch: Epoch, checkpoint: int, problem: str, /) -> None: ...
 
     def evaluate(
         self, epoch: Epoch, global_version: int, versions: tuple[Version, ...], limit_s: float | None, /

@@ -20,7 +20,7 @@ Bounds protect readers from damaged files. This module decides nothing, and impo
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, with_config
 from typing_extensions import TypedDict
@@ -148,6 +148,22 @@ class FragmentNorms(Facts):
 # ── the job ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class CheckpointFacts(Facts):
+    """The checkpoints of a job. Instants are in seconds since the job was created."""
+
+    model_config = ConfigDict(frozen=True)
+
+    scheduled: bool = Field(default=False, description="whether the specification asks for checkpoints")
+    taken_at: Seconds | None = Field(
+        default=None, description="when the newest complete one was cut; null: there is none"
+    )
+    bytes: Count = Field(default=0, description="the size of the newest complete one")
+    failures: Count = Field(default=0, description="how many failed")
+    failures_in_a_row: Count = Field(default=0, description="how many failed since the newest complete one")
+    retry_at: Seconds | None = Field(default=None, description="none begins by itself before; null: as scheduled")
+    trouble: str | None = Field(default=None, description="why checkpoints fail, while they do, and when one is tried")
+
+
 class ProgressFacts(Facts):
     """A job's progress, which its line in the list of jobs shows as well. ``global_version`` is Σ_p version."""
 
@@ -162,6 +178,7 @@ class JobFacts(ProgressFacts):
     pause_reason: str | None = Field(description="set while no fragment can merge")
     epoch: Count
     quorum: Count = Field(default=1, description="contributions that a merge needs now: K")
+    checkpoint: CheckpointFacts = CheckpointFacts()
 
 
 class CoreStatus(JobFacts):
@@ -482,3 +499,12 @@ class CertificateRecord(TypedDict):
     place: str
     expires_at: float
     lifetime_s: float
+
+
+class UnseenFile(NamedTuple):
+    """A file that a node of a group does not see as the service sees it, and why."""
+
+    path: str
+    node: str
+    group: str
+    reason: str

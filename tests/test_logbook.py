@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.system.logbook import Logbook, RepeatLimit, island_logbook, logbooks, service_logbook
+from orchestrator.system import logbook, run_folder
+from orchestrator.system.logbook import LogAddition, Logbook, RepeatLimit, island_logbook, logbooks, service_logbook
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
@@ -158,3 +159,42 @@ def test_a_clock_that_was_set_back_does_not_silence_a_log() -> None:
     assert limit.filter(record_at(1000.0, 7, "now"))
     assert not limit.filter(record_at(1001.0, 7, "again"))
     assert limit.filter(record_at(10.0, 7, "after the clock was set back"))
+
+
+def test_what_was_added_to_a_log_is_read_across_a_rotation_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "east-1.log"
+    assert logbook.addition(path, 0) is None
+    path.write_bytes(b"one\n")
+    assert logbook.addition(path, 0) == LogAddition(0, 4, b"one\n")
+    assert logbook.addition(path, 4) == LogAddition(4, 4, b"")
+    with path.open("ab") as file:
+        file.write(b"two\n")
+    path.rename(tmp_path / "east-1.log.older")
+    path.write_bytes(b"new\n")
+    assert logbook.addition(path, 5) == LogAddition(5, 0, b"wo\n"), "the rest of the older half comes first"
+    assert logbook.addition(path, 0) == LogAddition(0, 4, b"new\n")
+    path.write_bytes(b"x" * (3 * logbook.COPY_BYTES))
+    most = logbook.addition(path, 7)
+    assert most is not None
+    assert (most.start, most.end, len(most.content)) == (
+        2 * logbook.COPY_BYTES,
+        3 * logbook.COPY_BYTES,
+        logbook.COPY_BYTES,
+    )
+
+
+def test_only_claimed_run_folders_of_this_installation_are_removed(tmp_path: Path) -> None:
+    fleet = run_folder.fleet_of(tmp_path)
+    assert run_folder.fleet_of(tmp_path) == fleet, "it is drawn once"
+    run_folder.claim(tmp_path / "mine", fleet)
+    (tmp_path / "mine" / "logs").mkdir()
+    run_folder.claim(tmp_path / "theirs", "another fleet")
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / run_folder.TAPE).touch()
+    run_folder.claim(tmp_path / "served", fleet)
+    (tmp_path / "unclaimed").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "mine")
+    assert run_folder.claimed(tmp_path, fleet) == ["mine"]
+    run_folder.remove_claimed(tmp_path, ["mine", "theirs", "served", "unclaimed", "linked", "../mine", "none"], fleet)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["served", "theirs", "unclaimed"]
+    assert run_folder.claimed(tmp_path / "none", fleet) == []

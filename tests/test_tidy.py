@@ -382,12 +382,24 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "jax",
         }
     ),
+    "learners.carried_parts": frozenset(
+        {
+            "learners",
+            CORE,
+            "orchestrator.actors",
+            "orchestrator.channel",
+            "orchestrator.checkpoints",
+            "orchestrator.errors",
+            "orchestrator.system",
+        }
+    ),
     "learners.peers": frozenset(
         {
             "learners",
             CORE,
             "orchestrator.actors",
             "orchestrator.channel.frames",
+            "orchestrator.errors",
             "orchestrator.parameters.parts",
             "numpy",
             "ray",

@@ -12,14 +12,14 @@ Source: ports and adapters (Cockburn, 2005).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from orchestrator.core.commands import Command
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
 from orchestrator.system.roots import AllowedRoots
 
 
@@ -36,6 +36,20 @@ class ControlPort(Protocol):
 
     def certificates(self) -> list[CertificateRecord]:
         """Return the certificates that the cluster depends on; none if it works without TLS."""
+        ...
+
+    def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
+        """Return which nodes of the groups do not see these files with these sizes (None: any size).
+
+        Nodes that do not answer are left out.
+        """
+        ...
+
+    def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
+        """Remove what islands of unknown jobs left below ``runs`` on machines that do not share that folder.
+
+        A machine is swept when its node joins, or with ``again`` once more; one that does not answer, at a later call.
+        """
         ...
 
     def start_job(

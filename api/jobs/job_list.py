@@ -1,7 +1,7 @@
 """The list of all jobs: filtered, page by page; and the removal of jobs that have ended.
 
 Removal is permanent: the row, its commands, and the run's folder with tape, report and merged parameters. Jobs that have not
-ended are not removed.
+ended are not removed. What islands left on other machines is swept in the background, also on machines that come back later.
 """
 
 from __future__ import annotations
@@ -9,18 +9,44 @@ from __future__ import annotations
 import shutil
 from itertools import islice
 from pathlib import Path
+from threading import Event
 
+from api.jobs.background_loop import BackgroundLoop
+from api.jobs.control import ControlPort
 from api.jobs.service import Service
 from api.jobs.status_cache import refuse_outdated
 from api.schemas import ALIVE, Jobs, JobState
 from api.storage.store import Store
 from orchestrator.errors import Conflict, InfrastructureError, NotFound
 
+SWEEP_EVERY_S = 10.0
+
 
 class JobList:
-    def __init__(self, service: Service, store: Store) -> None:
+    def __init__(self, service: Service, store: Store, control: ControlPort, runs: Path) -> None:
         self._service = service
         self._store = store
+        self._control, self._runs = control, runs
+        self._removed = Event()
+        self._loop = BackgroundLoop(self.sweep, "sweep", SWEEP_EVERY_S)
+
+    def begin(self) -> None:
+        """Start sweeping other machines in the background."""
+        self._loop.start()
+
+    def close(self) -> None:
+        self._loop.stop()
+
+    def sweep(self) -> None:
+        """Remove from other machines what is left there of jobs that do not exist (any more)."""
+        again = self._removed.is_set()
+        self._removed.clear()
+        try:
+            self._control.sweep(self._runs, lambda job: self._store.job(job) is not None, again=again)
+        except BaseException:
+            if again:
+                self._removed.set()
+            raise
 
     def page(self, state: JobState | None, name: str | None, limit: int, cursor: str | None) -> Jobs:
         """Return the newest ``limit`` jobs of this state and name, or those after the job ``cursor``."""
@@ -53,6 +79,8 @@ class JobList:
         if folder.name == job:  # else the row is damaged, and names some other folder
             clear(folder)
         self._store.remove_job(job)
+        self._removed.set()
+        self._loop.wake()
 
 
 def clear(folder: Path) -> None:

@@ -18,7 +18,7 @@ the specification. Every island compares the digest with its node's file, and a 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
@@ -42,7 +42,7 @@ from orchestrator.specification.bounds import BYTE_COUNT, BYTES
 from orchestrator.specification.config import JobSpec, too_many_entries
 from orchestrator.specification.sections import IslandsSection
 from orchestrator.specification.validation import closest
-from orchestrator.status import NodeGroupRecord
+from orchestrator.status import NodeGroupRecord, UnseenFile
 from orchestrator.system.plain import brief, some_of
 from orchestrator.system.roots import Allowed, AllowedRoots, data_bytes, open_data
 from orchestrator.system.run_folder import TOKENIZER
@@ -223,19 +223,61 @@ def _problems(spec: JobSpec, roots: AllowedRoots, begun: bool) -> Iterator[Probl
             _followed(roots.checkpoint_folder(url))
         except OutsideRoots as error:
             yield Problem(field, error.detail, error.remedy)
-    files = [(f"{FILES}.{number}", path) for number, path in enumerate(spec.data.files)]
-    for index, source in enumerate(spec.data.sources):
-        for field, paths in (("files", source.files), ("held_out", source.held_out)):
-            files += [(f"data.sources.{index}.{field}.{number}", path) for number, path in enumerate(paths)]
-    if spec.data.tokenizer != BYTES:
-        files.append((TOKENIZER_FIELD, spec.data.tokenizer))
-    if spec.data.index is not None:
-        files.append((INDEX, spec.data.index))
-    for field, path in files:
+    for field, path in _data_files(spec):
         try:
             _followed(roots.data_file(path))
         except OutsideRoots as error:
             yield Problem(field, error.detail, error.remedy)
+
+
+def _data_files(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield every data file that the specification names, with its field."""
+    yield from ((f"{FILES}.{number}", path) for number, path in enumerate(spec.data.files))
+    for index, source in enumerate(spec.data.sources):
+        for field, paths in (("files", source.files), ("held_out", source.held_out)):
+            yield from ((f"data.sources.{index}.{field}.{number}", path) for number, path in enumerate(paths))
+    if spec.data.tokenizer != BYTES:
+        yield TOKENIZER_FIELD, spec.data.tokenizer
+    if spec.data.index is not None:
+        yield INDEX, spec.data.index
+
+
+UNSEEN_REMEDY = (
+    "Copy the files to the same path on each machine, mount the folder there, or name them in an object store (s3://…)."
+)
+NODES_NAMED_MAX = 5
+
+
+def unseen_problems(
+    spec: JobSpec,
+    roots: AllowedRoots,
+    unseen_files: Callable[[Collection[str], Mapping[str, int | None]], Sequence[UnseenFile]],
+) -> tuple[Problem, ...]:
+    """Return a problem for each data file that a machine of the job's node groups does not see.
+
+    If the file is on this machine as well, it must have the same size there.
+    """
+    groups = {section.node_group for section in spec.islands}
+    if spec.evaluation.node_group is not None:
+        groups.add(spec.evaluation.node_group)
+    fields = {path: field for field, path in _data_files(spec) if "://" not in path}
+    sizes = {path: _size(roots, path) for path in fields}
+    unseen: dict[str, list[UnseenFile]] = {}
+    for file in unseen_files(sorted(groups), sizes) if sizes else ():
+        unseen.setdefault(file.path, []).append(file)
+    weights, measures_in = spec.model.initial_weights, spec.evaluation.node_group
+    if weights is not None and "://" not in weights and measures_in is not None and spec.resume is None:
+        configuration = f"{weights}/config.json"
+        fields[configuration] = WEIGHTS
+        unseen |= {file.path: [file] for file in unseen_files([measures_in], {configuration: None})}
+    problems = []
+    for path, files in unseen.items():
+        nodes = [f"{file.node} of {file.group} ({file.reason})" for file in files]
+        named = ", ".join(nodes[:NODES_NAMED_MAX]) + (
+            f" and {more} more" if (more := len(nodes) - NODES_NAMED_MAX) > 0 else ""
+        )
+        problems.append(Problem(fields[path], f"{path} is not seen by {named}.", UNSEEN_REMEDY))
+    return tuple(problems)
 
 
 def _followed(there: Allowed) -> None:

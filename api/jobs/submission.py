@@ -1,6 +1,7 @@
 """All checks of a submitted specification, on every part of it that is valid, before anything is started.
 
     the document ──▶ fields, rules between them ──▶ files ──▶ tokenizer ──▶ index ──▶ checkpoint ──▶ memory, weights
+                                                                    files on the machines of the islands, last ◀─┘
                                    node groups, packages of code: from the document itself
 
 Reports every problem at once, and each once: files that an invalid section names are not read, and a stage that depends on
@@ -32,6 +33,7 @@ from api.jobs.path_check import (
     group_problems,
     problems_outside_roots,
     sections_of,
+    unseen_problems,
     weights_problems,
     with_index_digest,
     with_tokenizer,
@@ -83,6 +85,8 @@ class Checks:
         problems += of_groups
         if is_whole and spec is not None and (count := parameter_count_of(spec)) is not None:
             problems += memory_problems(spec, count, self.control.node_memory())
+        if spec is not None and not problems:
+            problems += unseen_problems(spec, self.roots, self.control.unseen_files)
         problems += _in_other_places(code_problems(document, self.packages), problems)
         if spec is not None:
             problems += _in_other_places(absent_functions(spec), problems)

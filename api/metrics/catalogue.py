@@ -154,6 +154,25 @@ _FAMILIES = (
         "Restarts of the helper process after it died. A steady rise: it keeps failing; the job's page shows why.",
     ),
     Family(
+        "counter",
+        "atoll_checkpoint_failures",
+        ("atoll_job",),
+        "Checkpoints that failed. A rise: the job's status says why; a loss of the head's disk would cost more and more.",
+    ),
+    Family(
+        "gauge",
+        "atoll_checkpoint_age_seconds",
+        ("atoll_job",),
+        "Time since the cut of the newest complete checkpoint, or since the job was created if there is none; absent if the "
+        "job has none and schedules none. Far above the job's schedule: checkpoints fail or take too long.",
+    ),
+    Family(
+        "gauge",
+        "atoll_checkpoint_bytes",
+        ("atoll_job",),
+        "Size of the newest complete checkpoint; the job keeps `checkpoints.keep` of them.",
+    ),
+    Family(
         "gauge",
         "atoll_run_bytes",
         ("atoll_job", "kind"),

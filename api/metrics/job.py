@@ -90,6 +90,11 @@ def _of_job(job: str, status: JobStatus) -> Iterator[Sample]:
         yield Sample("atoll_synchroniser_deaths", (job,), deaths["deaths"])
         yield Sample("atoll_damages", (job,), deaths["damages"])
     yield Sample("atoll_job_token_budget", (job,), view.token_budget)
+    checkpoint = view.checkpoint
+    yield Sample("atoll_checkpoint_failures", (job,), checkpoint.failures)
+    if checkpoint.scheduled or checkpoint.taken_at is not None:
+        yield Sample("atoll_checkpoint_age_seconds", (job,), status.at - (checkpoint.taken_at or 0.0))
+        yield Sample("atoll_checkpoint_bytes", (job,), checkpoint.bytes)
     yield from _known("atoll_goodput_ratio", (job,), goodput["goodput_ratio"])
     yield from _known("atoll_uptime_ratio", (job,), goodput["uptime_ratio"])
     if standbys := goodput.get("standbys"):  # not of jobs that ended under an earlier build

@@ -68,6 +68,7 @@ _JOB = _JOB_SUMMARY | {
     "pause_reason": None,
     "epoch": 1,
     "quorum": 1,
+    "checkpoint": {"scheduled": True, "taken_at": 61.5, "bytes": 44_236_800},
     "loss_train": 1.905,
     "islands": [_ISLAND],
     "fragments": [{"fragment": 0, "version": 19, "phase": "collecting", "offered": ["europe"], "step": 408}],

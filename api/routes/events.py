@@ -194,7 +194,10 @@ def has_ended(run_of: Callable[[str], Run], job: str) -> bool:
 
 @logs_router.get("")
 def list_logs(job: str, service: ServiceHere) -> Logs:
-    """List the logs of a job on disks that this service reads: of each incarnation of its islands, and of its helpers."""
+    """List the logs of a job: of each incarnation of its islands, and of its helpers.
+
+    Of an island on another machine it is a copy of the last part, at least 64 KiB if there is so much.
+    """
     return Logs(logs=logs_of(service.run(job)))
 
 

@@ -1,7 +1,7 @@
 """Read the logs of a job's processes from the run's folder: the last lines, then what is added.
 
 Follows a logbook while it is written and rotated, and then the island's next incarnation. ``read`` returns what is there
-now and does not wait. Logs on other machines' disks are not seen.
+now and does not wait. Of logs on other machines' disks, the copies of their last parts are read (``runtime.log_copies``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from api.run.folder import Run, open_below
 from api.schemas import Answer
 from orchestrator.errors import NotFound
 from orchestrator.system.logbook import Logbook, logbooks
+from orchestrator.system.run_folder import ISLAND_LOGS, LOGS
 
 CHUNK_BYTES = 256 * 1024
 TAIL_BYTES_MAX = 8 << 20
@@ -61,10 +62,12 @@ def newest(run: Run, source: str, incarnation: int | None = None) -> Logbook:
     if matches:
         return matches[-1]
     there = ", ".join(f"{book.source} {book.number}" for book in books)
+    folder = run.folder / LOGS / ISLAND_LOGS
     which = source if incarnation is None else f"{source}, incarnation {incarnation},"
     raise NotFound(
         detail=f"Job {run.job} has no log of {which} here.",
-        remedy=f"There are {there}." if there else "A log is created when its process starts, on the disk of its node.",
+        remedy=f"{f'There are {there}. ' if there else ''}An island writes its log to {folder} on its own machine when it "
+        f"starts, and the job copies the last part here. `atoll islands {run.job} -o wide` names the machine.",
     )
 
 

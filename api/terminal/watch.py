@@ -120,8 +120,7 @@ def render(job: Job, note: str | None = None) -> RenderableType:
     parts += [Text(words, style="yellow") for words in warning_lines(job)]
     if job.queue_position:
         parts.append(Text(queue_place(job), style="bold yellow"))
-    if job.pause_reason:
-        parts.append(Text(job.pause_reason, style="bold yellow"))
+    parts += [Text(words, style="bold yellow") for words in (job.pause_reason, job.checkpoint.trouble) if words]
     parts += [Text(words, style="bold yellow") for words in helper_words(job)]
     if job.reason and job.state.final:
         parts.append(Text(job.reason, style="bold red" if job.state == "failed" else "default"))
@@ -213,7 +212,7 @@ def line(job: Job) -> str:
         f"{island.island} {_state(island)}" + (f" {island.steps_per_second:.1f}/s" if island.steps_per_second else "")
         for island in job.islands
     )
-    paused = "".join(f"  {words}" for words in (job.pause_reason, *helper_words(job)) if words)
+    paused = "".join(f"  {words}" for words in (job.pause_reason, job.checkpoint.trouble, *helper_words(job)) if words)
     return (
         f"{_clock(job.after_s)}  {job.state}  {job.tokens_trained:,} of {job.token_budget:,} tokens ({percent:.0f} %)  "
         f"version {job.global_version}  loss {_number(job.loss, '.3f')} (train {_number(job.loss_train, '.3f')})  "

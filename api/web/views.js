@@ -55,6 +55,7 @@ export function headline(job) {
     h("p", { class: "lead" }, about, job.reason ? ` ${sentence(job.reason)}` : ""),
     job.report_ready && h("p", { class: "lead" }, h("button", { type: "button", "data-action": "report" }, "Download the report")),
     job.pause_reason && h("p", { class: "notice" }, `No fragment can merge: ${job.pause_reason}`),
+    job.checkpoint.trouble && h("p", { class: "notice" }, `Checkpoints fail: ${job.checkpoint.trouble}`),
     (job.warnings ?? []).map((one) => h("p", { class: "lead" }, `Warning: ${one.path} ${one.message} ${one.remedy}`)),
     (job.helpers ?? []).filter((one) => one.reason).map((one) => h("p", { class: "notice" }, `The ${one.name}: ${one.reason}.`)),
     h(

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learners.island_spec import IslandSpec
-from orchestrator.actors import Rank
+from orchestrator.actors import Rank, SavedPlace
 from orchestrator.channel.endpoint import Carried
 from orchestrator.checkpoints.manifest import File
 from orchestrator.core.messages import Broken
@@ -122,9 +122,10 @@ class TakeOuter:
 
 @dataclass(frozen=True, slots=True)
 class TakeSaved:
-    """Begin with this island's state in the checkpoint in ``folder``."""
+    """Begin with this island's state in the checkpoint at ``place``."""
 
-    folder: str
+    epoch: Epoch
+    place: SavedPlace
     cursor: int
 
 

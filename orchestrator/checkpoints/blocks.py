@@ -20,7 +20,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from orchestrator.checkpoints.folder import Between, Folder
+from orchestrator.checkpoints.folder import Between, FileTarget, Folder
 from orchestrator.checkpoints.manifest import File, seal, unseal
 from orchestrator.errors import DataError
 from orchestrator.parameters.parts import Bounds, index_of, whole
@@ -31,7 +31,7 @@ BLOCK_BYTES_MAX = 64 << 20
 SUFFIX = ".blocks"
 
 
-def write(folder: Folder, name: str, chunks: Iterable[bytes | memoryview]) -> tuple[File, File]:
+def write(folder: FileTarget, name: str, chunks: Iterable[bytes | memoryview]) -> tuple[File, File]:
     """Write the file and the list of its blocks. Raises OSError.
 
     Digests are computed from the given content, not from what is on the disk.

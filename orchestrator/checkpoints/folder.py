@@ -18,16 +18,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from orchestrator.errors import AtollError, DataError, InfrastructureError, OutsideRoots, in_words
 from orchestrator.system.roots import (
     Allowed,
     AllowedRoots,
+    Place,
     Root,
     name_parts,
     open_folder,
     open_regular,
+    place_of,
     shown,
     store_of,
 )
@@ -38,14 +40,38 @@ Between = Callable[[int, int], bytes]
 """Returns the bytes of a file between two offsets. Raises DataError if it ends before."""
 
 
-class Folder:
-    """A folder below a root. ``within`` and ``own`` create one."""
+class FileTarget(Protocol):
+    """Takes files, one after another: a ``Folder``, or the way to one on another machine. Each method raises OSError."""
 
-    def __init__(self, allowed: Allowed) -> None:
-        self._allowed, self.url = allowed, str(allowed.place)
-        self._store: Any = None
-        self._path = ""
-        if not allowed.local:
+    def sub(self, name: str, /) -> FileTarget: ...
+
+    def write(self, name: str, content: bytes | memoryview, /) -> None: ...
+
+    def write_all(self, name: str, chunks: Iterable[bytes | memoryview], /) -> None: ...
+
+    def sync(self) -> None: ...
+
+
+class RemoteStore(Protocol):
+    """The files of a folder on another machine, by ``/``-separated paths from its root. They are only read."""
+
+    def open(self, path: str, mode: str, /) -> IO[bytes]: ...
+
+    def size(self, path: str, /) -> int: ...
+
+
+HEAD = "head"
+"""The protocol in the URL of a folder that ``Folder.through`` opened. No store has it."""
+
+
+class Folder:
+    """A folder below a root. ``within``, ``own`` and ``through`` create one."""
+
+    def __init__(self, allowed: Allowed, remote: RemoteStore | None = None) -> None:
+        self._allowed, self.url, self._remote = allowed, str(allowed.place), remote
+        self._store: Any = remote
+        self._path = "/".join(allowed.place.parts)
+        if remote is None and not allowed.local:
             self._store, self._path = store_of(allowed)
 
     @classmethod
@@ -59,13 +85,24 @@ class Folder:
         absolute = os.path.abspath(path)
         return cls(AllowedRoots.only(absolute).checkpoint_folder(absolute))
 
+    @classmethod
+    def through(cls, store: RemoteStore, path: str) -> Folder:
+        """Return the folder with this path on the machine that ``store`` reads from."""
+        place = Place(HEAD, place_of(path).parts)
+        return cls(Allowed(place, "checkpoints", (Root(place),), ()), store)
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether it is a path, not a store that every machine reaches by the same name."""
+        return self._allowed.local
+
     @property
     def local(self) -> Path | None:
         """Return its current path on this machine, for callers that need one; None in a store. Raises OutsideRoots."""
         return self._allowed.real() if self._allowed.local else None
 
     def sub(self, name: str) -> Folder:
-        return Folder(self._allowed.sub(name_parts(name)))
+        return Folder(self._allowed.sub(name_parts(name)), self._remote)
 
     def parent(self) -> Folder | None:
         """Return the folder that contains it; None if that is below no root."""

@@ -168,6 +168,10 @@ def encode(manifest: Manifest) -> bytes:
     return seal(asdict(manifest))
 
 
+def manifest_digest(manifest: Manifest) -> str:
+    return digest_of(asdict(manifest))
+
+
 def decode(content: bytes, name: str) -> Manifest:
     """Return the manifest. Raises DataError, with ``name``, unless these are the bytes of one that this build can read."""
     return from_document(unseal(content, name), name)

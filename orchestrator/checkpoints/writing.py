@@ -7,6 +7,7 @@ Which islands are waited for, and which checkpoints are kept, is decided in ``co
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,10 +28,13 @@ from orchestrator.checkpoints.manifest import (
     part_digest,
 )
 from orchestrator.core.vocabulary import FragmentId
-from orchestrator.errors import DataError
+from orchestrator.errors import AtollError, DataError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.parameters.pieces import rows_of
+
+PLACE = "place.mark"
+"""A file of a checkpoint that is being written. No island has this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,21 @@ def number_of(name: str) -> int | None:
     return number if 0 < number <= NUMBER_MAX and name == f"{number:06d}" else None
 
 
+def mark_place(folder: Folder) -> str:
+    """Write a random text into the folder and return it. Who reads the same text sees the same folder. Raises OSError."""
+    text = secrets.token_hex(16)
+    folder.write(PLACE, text.encode())
+    return text
+
+
+def is_place(folder: Folder, text: str) -> bool:
+    """Return whether this machine sees the folder in which ``mark_place`` wrote the text."""
+    try:
+        return folder.read(PLACE, 2 * len(text)) == text.encode()
+    except (OSError, AtollError):
+        return False
+
+
 def parameters_name(fragment: int) -> str:
     return f"fragment-{fragment:04d}.parameters"
 
@@ -101,7 +120,7 @@ def read_part(folder: Folder, island: str, digest: str) -> tuple[Part, tuple[Fil
         part = decode_part(folder.read(name, PART_BYTES_MAX), f"{folder.url}/{name}")
     except FileNotFoundError as error:
         raise DataError(
-            detail=f"The part of {island} is not at {folder.url}. Every node must reach checkpoints.folder by the same name."
+            detail=f"The part of {island} is not at {folder.url}, although the island has reported that it is written."
         ) from error
     if (actual := part_digest(part)) != digest:
         raise DataError(

@@ -6,6 +6,9 @@
 An island that dies, stops answering for good or cannot write is left out. A checkpoint with fewer inner optimizer states is
 useful; one with half a state is not. Files and arrays are not known here.
 
+After ``FAILURES_AT_ONCE`` failures in a row the cause will hardly pass by itself, so the schedule is suspended for
+``BACK_OFF_S``, and for twice as long after each further failure. An operator's request is always tried.
+
 **Rollback** returns to an earlier checkpoint while the job runs. Versions go on rising, with the checkpoint's parameters.
 
     requested ──▶ no round closes ──▶ merges under way end ──▶ every fragment is restored ──▶ rounds continue
@@ -62,6 +65,8 @@ STATE_BYTES_PER_PARAMETER = 12
 """A parameter and Adam's two moments, in float32: what most states have. An estimate is enough here."""
 SLOWEST_BYTES_PER_S = 5_000_000
 """Of all that is saved together. An island that hangs is noticed by its silence, and not waited for as long."""
+FAILURES_AT_ONCE = 3
+BACK_OFF_S, BACK_OFF_MAX_S = 60.0, 3600.0
 SAVES = (IslandState.TRAINING, IslandState.DRAINING)
 """Who has a state, and a loop that reaches a boundary."""
 MAY_ANSWER = (*SAVES, IslandState.SUSPECT)
@@ -83,7 +88,7 @@ def begin(state: JobState, now: Instant) -> list[Effect]:
     opened = OpenCheckpoint(before.count + 1, versions, frozenset(islands), state.next_serial())
     state.checkpoints = replace(before, count=opened.number, begun_at=state.global_version, open=opened)
     deadline = SetTimer(JobTimer.CHECKPOINT_DEADLINE, opened.serial, now + _timeout_s(state))
-    return [BeginCheckpoint(opened.number, versions, islands), deadline, *_seal_if_complete(state)]
+    return [BeginCheckpoint(opened.number, versions, islands), deadline, *_seal_if_complete(state, now)]
 
 
 def first_due(state: JobState, now: Instant) -> list[Effect]:
@@ -99,16 +104,16 @@ def due(state: JobState, serial: int, now: Instant) -> list[Effect]:
     """Begin the checkpoint that is due, and set the timer of the next one. An older timer is ignored."""
     if serial != state.checkpoints.due_serial or state.phase is not JobPhase.RUNNING:
         return []
-    begun = [] if _cannot(state) else begin(state, now)
+    begun = [] if _cannot(state) or now < state.checkpoints.retry_at else begin(state, now)
     return [*begun, *first_due(state, now)]
 
 
-def deadline_over(state: JobState, serial: int) -> list[Effect]:
+def deadline_over(state: JobState, serial: int, now: Instant) -> list[Effect]:
     """Wait no longer for the islands that have not answered. An older timer is ignored."""
     opened = state.checkpoints.open
     if opened is not None and opened.serial == serial and not opened.sealing:
         state.checkpoints = replace(state.checkpoints, open=replace(opened, awaited=frozenset()))
-        return _seal_if_complete(state)
+        return _seal_if_complete(state, now)
     return []
 
 
@@ -126,15 +131,18 @@ def resumed(state: JobState, event: JobResumed) -> list[Effect]:
     return []
 
 
-def island_answered(state: JobState, island: Island, report: Saved | NotSaved) -> list[Effect]:
+def island_answered(state: JobState, island: Island, report: Saved | NotSaved, now: Instant) -> list[Effect]:
     opened, life = state.checkpoints.open, (island.id, island.incarnation)
     if opened is None or opened.number != report.checkpoint or life not in opened.awaited:
         return []  # it is sealed without it, or gone
-    saved = opened.saved
+    saved, unsaved = opened.saved, opened.unsaved
     if isinstance(report, Saved):
         saved = tuple(sorted((*saved, SavedPart(*life, report.digest)), key=lambda part: part.island))
-    state.checkpoints = replace(state.checkpoints, open=replace(opened, awaited=opened.awaited - {life}, saved=saved))
-    return _seal_if_complete(state)
+    else:
+        unsaved = f"{island.id}: {report.reason}"
+    answered = replace(opened, awaited=opened.awaited - {life}, saved=saved, unsaved=unsaved)
+    state.checkpoints = replace(state.checkpoints, open=answered)
+    return _seal_if_complete(state, now)
 
 
 def taken(state: JobState, event: CheckpointTaken) -> list[Effect]:
@@ -146,7 +154,16 @@ def taken(state: JobState, event: CheckpointTaken) -> list[Effect]:
         return [DropCheckpoint(event.checkpoint, "it was given up before it was whole")]
     every = (*before.retained, RetainedCheckpoint(event.checkpoint, before.open.versions))
     retained = every[-state.policy.checkpoints.keep :]
-    state.checkpoints = replace(before, open=None, retained=retained)
+    state.checkpoints = replace(
+        before,
+        open=None,
+        retained=retained,
+        failures_in_a_row=0,
+        failure="",
+        retry_at=0.0,
+        taken_at=event.at - event.seconds,
+        byte_count=event.byte_count,
+    )
     return [DropCheckpoint(old.number, "newer ones are kept") for old in every[: len(every) - len(retained)]]
 
 
@@ -156,7 +173,22 @@ def failed(state: JobState, event: CheckpointFailed) -> list[Effect]:
         return []  # a repeated event
     if before.open is None or before.open.number != event.checkpoint:
         return []
-    return give_up(state, event.reason)
+    return _fail(state, event.reason, event.at)
+
+
+def _fail(state: JobState, reason: str, now: Instant) -> list[Effect]:
+    """Give up the open checkpoint, and count it: after several in a row none begins by itself for some time."""
+    before = state.checkpoints
+    in_a_row = before.failures_in_a_row + 1
+    back_off_s = min(BACK_OFF_MAX_S, BACK_OFF_S * 2.0 ** min(60, in_a_row - FAILURES_AT_ONCE))
+    state.checkpoints = replace(
+        before,
+        failures=before.failures + 1,
+        failures_in_a_row=in_a_row,
+        failure=reason,
+        retry_at=now + back_off_s if in_a_row >= FAILURES_AT_ONCE else 0.0,
+    )
+    return give_up(state, reason)
 
 
 def give_up(state: JobState, reason: str) -> list[Effect]:
@@ -174,14 +206,14 @@ def settle(state: JobState, now: Instant) -> list[Effect]:
     if opened is None:
         every = state.policy.checkpoints.every_merges
         due = every and state.global_version - checkpoints.begun_at >= every
-        return begin(state, now) if due and not _cannot(state) else []
+        return begin(state, now) if due and now >= checkpoints.retry_at and not _cannot(state) else []
     if state.phase is not JobPhase.RUNNING:
         return give_up(state, "the job is ending")
     gone = frozenset(life for life in opened.awaited if not _may_answer(state, life))
     if not gone:
         return []
     state.checkpoints = replace(checkpoints, open=replace(opened, awaited=opened.awaited - gone))
-    return _seal_if_complete(state)
+    return _seal_if_complete(state, now)
 
 
 def request_rollback(state: JobState, event: CommandRequested, request: commands.Rollback) -> list[Effect]:
@@ -281,11 +313,12 @@ def _may_answer(state: JobState, life: Life) -> bool:
     return island.incarnation == life[1] and island.state in MAY_ANSWER
 
 
-def _seal_if_complete(state: JobState) -> list[Effect]:
+def _seal_if_complete(state: JobState, now: Instant) -> list[Effect]:
     opened = state.checkpoints.open
     if opened is None or opened.sealing or opened.awaited:
         return []
     if not opened.saved:
-        return give_up(state, "no island saved its state")
+        why = f" ({opened.unsaved})" if opened.unsaved else ""
+        return _fail(state, f"no island saved its state{why}", now)
     state.checkpoints = replace(state.checkpoints, open=replace(opened, sealing=True))
     return [SealCheckpoint(opened.number, opened.saved)]

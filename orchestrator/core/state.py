@@ -40,7 +40,10 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class OpenCheckpoint:
-    """The checkpoint being taken. ``awaited`` have not answered yet; ``saved`` have, in order."""
+    """The checkpoint being taken. ``awaited`` have not answered yet; ``saved`` have, in order.
+
+    ``unsaved`` is the latest reason why an island could not save its state.
+    """
 
     number: int
     versions: tuple[Version, ...]
@@ -48,6 +51,7 @@ class OpenCheckpoint:
     serial: int
     saved: tuple[SavedPart, ...] = ()
     sealing: bool = False
+    unsaved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,24 @@ class OpenEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The job's checkpoints. ``count`` numbers are used up; ``begun_at`` is the global version at the last of them."""
+    """The job's checkpoints. ``count`` numbers are used up; ``begun_at`` is the global version at the last of them.
+
+    ``failures`` counts all that failed, ``failures_in_a_row`` those since the last complete one, and ``failure`` is the
+    latest reason, empty once one is complete. Before ``retry_at`` none begins by itself. ``taken_at`` is the instant of the
+    last complete one's cut, and ``byte_count`` its size.
+    """
 
     count: int = 0
     begun_at: int = 0
     open: OpenCheckpoint | None = None
     retained: tuple[RetainedCheckpoint, ...] = ()
     due_serial: int = 0
+    failures: int = 0
+    failures_in_a_row: int = 0
+    failure: str = ""
+    retry_at: Instant = 0.0
+    taken_at: Instant | None = None
+    byte_count: int = 0
 
 
 class JobState:

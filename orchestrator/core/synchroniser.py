@@ -152,7 +152,7 @@ class Synchroniser:
             case messages.Overdue():
                 return island_life.step_overdue(state, island, report, now)
             case messages.Saved() | messages.NotSaved():
-                return checkpoints.island_answered(state, island, report)
+                return checkpoints.island_answered(state, island, report, now)
             case messages.Ready():
                 return island_life.ready(state, island)
             case messages.CaughtUp():
@@ -202,6 +202,6 @@ class Synchroniser:
             case JobTimer.CHECKPOINT_DUE:
                 return checkpoints.due(state, serial, event.at)
             case JobTimer.CHECKPOINT_DEADLINE:
-                return checkpoints.deadline_over(state, serial)
+                return checkpoints.deadline_over(state, serial, event.at)
             case unknown:
                 assert_never(unknown)

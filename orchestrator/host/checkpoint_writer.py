@@ -13,15 +13,16 @@ a part.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orchestrator.accounting.ledger import Ledger, TokenTotals
 from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import File, Fragment, Manifest, Part
+from orchestrator.checkpoints.manifest import PART, File, Fragment, Manifest, Part, manifest_digest
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.checkpoints.writing import OuterCut
 from orchestrator.core.saving import (
@@ -55,6 +56,7 @@ class _Open:
     outer: Future[OuterCut]
     fragments: tuple[Fragment, ...] = ()
     files: tuple[File, ...] = ()
+    place: str = ""
 
 
 class CheckpointWriter:
@@ -77,13 +79,15 @@ class CheckpointWriter:
         spec, self._roots = context.spec, context.roots
         self._job, self._spec, self._post = context.job, spec, context.post
         self._resumptions = resumption.resumptions if resumption else ()
-        self.resumed_from = resumption.url if resumption else ""
+        self.resumed_from = (resumption.url, manifest_digest(resumption.manifest)) if resumption else ("", "")
+        """The checkpoint that the job resumed from, and the digest of its manifest."""
         self._state, self._ledger, self._cut_outer, self._sync_tape = state, ledger, cut_outer, sync_tape
         self._url = writing.root_of(spec.checkpoints.folder, context.job, context.run_dir)
         self._roots.checkpoint_folder(self._url)  # raises; a place that is only out of reach may come back
         self._root: Folder | None = None
         self._worker = worker or ThreadPoolExecutor(1, "checkpoint")
         self._open: dict[int, _Open] = {}
+        self._marking = threading.Lock()
         if state.checkpoints().count:
             self._worker.submit(self._tidy)
 
@@ -131,6 +135,40 @@ class CheckpointWriter:
         """Return whether this checkpoint was begun and has neither failed nor been sealed."""
         return number in self._open
 
+    # ── parts that other machines give, from their own threads ────────────────────────────────────────────────────
+
+    @property
+    def collects(self) -> bool:
+        """Return whether checkpoints are in a folder that some islands may not see, so that they give their parts."""
+        return self.root.is_local
+
+    def place(self, number: int) -> str:
+        """Return the text by which islands recognise the checkpoint's folder, which is there then. Raises OSError."""
+        with self._marking:
+            opened = self._opened(number)
+            if not opened.place:
+                opened.place = writing.mark_place(opened.folder)
+            return opened.place
+
+    def receive(self, number: int, island: IslandId, name: str, chunks: Iterable[memoryview]) -> None:
+        """Store a file of the island's part durably. Raises OSError, and whatever ``chunks`` raises."""
+        own = self._opened(number).folder.sub(island)
+        own.write_all(name, chunks)
+        if name == PART:  # the last one
+            own.sync()
+
+    def forget_part(self, number: int, island: IslandId) -> None:
+        """Remove what was received of the island's part."""
+        try:
+            self.folder(number).sub(island).remove_all()
+        except Exception as error:  # it takes room until the checkpoint is removed
+            log.warning("the part of %s in checkpoint %d cannot be removed: %s", island, number, first_line(error))
+
+    def _opened(self, number: int) -> _Open:
+        if (opened := self._open.get(number)) is None:
+            raise OSError(f"checkpoint {number} is not being taken")
+        return opened
+
     def close(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
@@ -166,10 +204,23 @@ class CheckpointWriter:
             parts.append(part)
             files.extend(of_part)
         manifest = self._manifest(opened, tuple(parts), tuple(files))
+        self._clear_of_others(opened, {part.island for part in parts})
         writing.write_manifest(opened.folder, manifest)
         seconds = time.monotonic() - opened.began
         self._post(lambda at: CheckpointTaken(at, number, manifest.byte_count, seconds))
         self._tidy()
+
+    def _clear_of_others(self, opened: _Open, islands: set[str]) -> None:
+        """Remove the mark, and what islands left that are not in the checkpoint: they died while they wrote."""
+        number = opened.order.checkpoint
+        try:
+            if opened.place:
+                opened.folder.remove(writing.PLACE)
+            for name in opened.folder.folders() if opened.folder.is_local else ():
+                if name not in islands:
+                    opened.folder.sub(name).remove_all()
+        except Exception as error:  # it takes room until the checkpoint is removed
+            log.warning("checkpoint %d keeps what does not belong to it: %s", number, first_line(error))
 
     def _manifest(self, opened: _Open, parts: tuple[Part, ...], files: tuple[File, ...]) -> Manifest:
         totals, of_parts = opened.token_totals, {part.island: part for part in parts}

@@ -20,7 +20,7 @@ from orchestrator.core.island_record import Island
 from orchestrator.core.state import Checkpoints, JobState
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, JobOutcome, JobPhase
-from orchestrator.status import CoreStatus, FragmentStatus, IslandStatus
+from orchestrator.status import CheckpointFacts, CoreStatus, FragmentStatus, IslandStatus
 
 FOREVER = -1.0
 
@@ -102,6 +102,7 @@ def core_status(state: JobState, at: Instant) -> CoreStatus:
         pause_reason=state.pause_reason(),
         epoch=state.epoch,
         quorum=state.quorum,
+        checkpoint=_checkpoint_facts(state, at),
         token_budget=state.policy.token_budget,
         tokens_trained=state.tokens_trained,
         global_version=state.global_version,
@@ -117,6 +118,24 @@ def core_status(state: JobState, at: Instant) -> CoreStatus:
             )
             for current in state.rounds
         ],
+    )
+
+
+def _checkpoint_facts(state: JobState, at: Instant) -> CheckpointFacts:
+    own, policy, trouble = state.checkpoints, state.policy.checkpoints, None
+    retry_at = own.retry_at if own.retry_at > at else None
+    if own.failures_in_a_row:
+        failed = f"the last {own.failures_in_a_row} checkpoints" if own.failures_in_a_row > 1 else "the last checkpoint"
+        again = f"the next one begins in {retry_at - at:.0f} s at the earliest" if retry_at else "the next one is tried"
+        trouble = f"{failed} failed: {own.failure.rstrip('.')}; {again}, or at once by `atoll checkpoint JOB`"
+    return CheckpointFacts(
+        scheduled=bool(policy.every_merges or policy.every_s),
+        taken_at=own.taken_at,
+        bytes=own.byte_count,
+        failures=own.failures,
+        failures_in_a_row=own.failures_in_a_row,
+        retry_at=retry_at,
+        trouble=trouble,
     )
 
 

@@ -26,7 +26,7 @@ from typing import Any, ParamSpec, TypeVar
 from orchestrator.actors import ActorHandle
 from orchestrator.certificates import folders, peer
 from orchestrator.certificates.folders import Described
-from orchestrator.errors import InfrastructureError
+from orchestrator.errors import InfrastructureError, first_line
 from orchestrator.runtime import settings
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Leaving, Node
@@ -83,7 +83,10 @@ HEAD_ANSWER_S = 5.0
 ALIVE = 0
 """``GcsNodeInfo.GcsNodeState.ALIVE`` of Ray."""
 
+log = logging.getLogger(__name__)
+
 ActorT = TypeVar("ActorT")
+Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
 
@@ -164,10 +167,18 @@ def nodes() -> list[Node]:
             free=dict(free.get(entry["NodeID"], {})),
             host=entry.get("NodeManagerHostname", ""),
             labels=dict(entry.get("Labels", {})),
+            address=entry.get("NodeManagerAddress", ""),
         )
         for entry in ray.nodes()
         if entry["Alive"]
     ]
+
+
+def nodes_elsewhere() -> list[Node]:
+    """Return the nodes that are on other machines than the head, by their addresses."""
+    present = nodes()
+    own = {node.address for node in present if node.group == CONTROL_GROUP}
+    return [node for node in present if node.address not in own]
 
 
 def node_memory() -> list[NodeMemory]:
@@ -178,6 +189,43 @@ def node_memory() -> list[NodeMemory]:
         )
         for node in nodes()
     ]
+
+
+def on_nodes(
+    nodes: Sequence[Node],
+    function: Callable[Arguments, Answer],
+    within_s: float,
+    *arguments: Arguments.args,
+    **named: Arguments.kwargs,
+) -> list[tuple[Node, Answer]]:
+    """Call the function once on each node, and return the answers that came in time. Nothing stays on the nodes.
+
+    A node that does not answer, or on which the call fails, is left out.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remote = ray.remote(function)
+    calls = [
+        remote.options(
+            **NEXT_TO_NOTHING,
+            enable_task_events=False,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        ).remote(*arguments, **named)
+        for node in nodes
+    ]
+    ready, late = ray.wait(calls, num_returns=len(calls), timeout=within_s)
+    for call in late:
+        ray.cancel(call, force=True)
+    answers = []
+    for node, call in zip(nodes, calls, strict=True):
+        if call in ready:
+            try:
+                answers.append((node, ray.get(call)))
+            except ray.exceptions.RayError as error:
+                log.info("%s does not answer %s: %s", node.name, function.__name__, first_line(error))
+    return answers
 
 
 class Reach(StrEnum):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -22,18 +22,23 @@ from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import TOKEN, ClusterFile
+from orchestrator.runtime.placement import Node
 from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, synchroniser_name
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
 from orchestrator.system import home_files, release
 from orchestrator.system.marks import BY_UP
 from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import claimed, file_sizes, fleet_of, remove_claimed
 from orchestrator.system.threads import BoundedThreads
 from orchestrator.tape import codec
 
 log = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 60.0
+ASK_NODES_S = 10.0
+"""What a question to all nodes may take. A process that has to be started first may need it."""
 ANSWER_TIMEOUT_S = 10.0
 NOTHING_MORE = AllowedRoots()
 SAVE_BASE_S, SAVE_BYTES_PER_S_MIN = 120.0, 5_000_000
@@ -68,6 +73,8 @@ class RayControlPort:
         self._secret = _secret_of(head)
         self._certificates: list[CertificateRecord] = []
         self._certificates_at = -math.inf
+        self._swept: set[str] = set()
+        """The nodes on which nothing of unknown jobs was left, by id."""
         self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
 
     def node_groups(self) -> list[NodeGroupRecord]:
@@ -122,6 +129,52 @@ class RayControlPort:
             self._certificates = self._ask_head(lambda: cluster.certificates(address, folder))
             self._certificates_at = time.monotonic()
         return self._certificates
+
+    def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
+        """Try to open these files on every other machine of the groups. A node that does not answer in time is left out."""
+        nodes = [node for node in self._ask_head(cluster.nodes_elsewhere) if node.group in groups]
+        paths, unseen = list(sizes), []
+        for node, seen in self._asked(nodes, file_sizes, paths):
+            for path, size in zip(paths, seen, strict=True):
+                if isinstance(size, str) or sizes[path] not in (None, size):
+                    reason = size if isinstance(size, str) else f"it has {size:,} bytes there, not {sizes[path]:,}"
+                    unseen.append(UnseenFile(path, node.host or node.name, node.group, reason))
+        return unseen
+
+    def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
+        """Remove run folders of unknown jobs from the machines of nodes that have joined since, or with ``again`` of all.
+
+        Only folders that were claimed for this installation are removed. A node that does not answer is asked next time.
+        """
+        if again:
+            self._swept = set()
+        nodes = self._ask_head(cluster.nodes_elsewhere)
+        self._swept &= {node.id for node in nodes}
+        fresh = [node for node in nodes if node.id not in self._swept]
+        if not fresh or not runs.is_dir():
+            return
+        fleet = fleet_of(runs)
+        for node, names in self._asked(fresh, claimed, runs, fleet):
+            unknown = [name for name in names if not is_known(name)]
+            if not unknown:
+                self._swept.add(node.id)
+                continue
+            log.info("removing from %s what deleted jobs left: %s", node.name, ", ".join(unknown))
+            self._swept |= {node.id for node, _ in self._asked([node], remove_claimed, runs, unknown, fleet)}
+
+    def _asked(
+        self,
+        nodes: Sequence[Node],
+        question: Callable[Arguments, Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> list[tuple[Node, Answer]]:
+        """Call the function on each node, and return the answers that came in time, in the order of the nodes."""
+        if not nodes:
+            return []
+        return self._ask_head(
+            lambda: cluster.on_nodes(nodes, question, ASK_NODES_S, *arguments, **named), ASK_NODES_S + ANSWER_TIMEOUT_S
+        )
 
     def start_job(
         self,

@@ -30,6 +30,7 @@ from orchestrator.checkpoints.resumption import stored
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line, in_words
 from orchestrator.runtime import cluster
+from orchestrator.runtime.log_copies import LAST_LOOK_S, LogCopies
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.node_agents import FAULT_TIMEOUT_S, NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
@@ -101,7 +102,9 @@ class Controller:
         self._supervisor = Supervisor("nodes-agents")
         self._nodes, self._orphans = NodeWatch(self._declare_dead, self._announce), Orphans()
         self._node_agents = NodeAgents(self._supervisor, self._nodes.is_there)
+        self._logs = LogCopies(self._run_dir, self._node_agents)
         self._supervisor.begin()
+        self._logs.begin()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def place(self, island: IslandId, incarnation: Incarnation, standby: Life | None = None) -> Placement | Unplaced:
@@ -195,8 +198,7 @@ class Controller:
         for each in placed.ranks:
             self._node_agents.ensure(each)
             log.info("%s.%s is process %d on %s", island, incarnation, each.pid, each.node)
-        with self._lock:
-            self._placements[life] = placed
+        self._know(life, placed)
         if self._over(life):
             self.end(island, incarnation)
             return UNWANTED
@@ -263,12 +265,17 @@ class Controller:
             self.end(island, incarnation)
             return Unplaced(f"the standby {standby[0]} did not answer: {first_line(error)}")
         log.info("%s.%s is process %d, until now the standby %s", island, incarnation, placed.pid, standby[0])
-        with self._lock:
-            self._placements[life] = placed
+        self._logs.end(standby)
+        self._know(life, placed)
         if self._over(life):
             self.end(island, incarnation)
             return UNWANTED
         return placed
+
+    def _know(self, life: Life, placed: Placement) -> None:
+        with self._lock:
+            self._placements[life] = placed
+        self._logs.add(logbook.island_logbook(self._run_dir, *life), placed)
 
     def kill(self, island: IslandId, incarnation: Incarnation) -> None:
         """SIGKILL its processes, if there are any."""
@@ -333,6 +340,7 @@ class Controller:
         if self._sections[island].hosts > 1:
             cluster.cancel_booking(island_name(self._job, *booking))
         self._orphans.discard([life])
+        self._logs.end(life)
 
     def close(self) -> None:
         """End all islands, then the job's other actors, then this one. Nothing is placed from now on."""
@@ -343,6 +351,7 @@ class Controller:
         try:
             for island, incarnation in lives:
                 self.end(island, incarnation)
+            self._logs.look(LAST_LOOK_S)
             cluster.end_actors_of(self._job, but=controller_name(self._job))
         finally:
             cluster.end_own_actor()
@@ -374,6 +383,7 @@ class Controller:
         placed = self._placement(island_name(self._job, *life), abouts)
         for rank in placed.ranks:
             self._node_agents.ensure(rank)
+        self._logs.add(logbook.island_logbook(self._run_dir, *life), placed)
         with self._lock:
             self._actors[life] = actors
             return self._placements.setdefault(life, placed)

@@ -19,7 +19,7 @@ from typing import Concatenate, ParamSpec, assert_never
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from orchestrator.actors import ActorHandle, IslandInterface
+from orchestrator.actors import ActorHandle, IslandInterface, SavedPlace
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
 from orchestrator.core.messages import CatchUpFailure
@@ -28,12 +28,13 @@ from orchestrator.errors import first_line, in_words
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext, Timers
 from orchestrator.runtime import cluster
+from orchestrator.runtime.carried_parts import PartCollector, PartSource
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.evaluation import Evaluation
-from orchestrator.runtime.parameter_link import Delivery
+from orchestrator.runtime.parameter_link import Delivery, Marker
 from orchestrator.runtime.placement import Placement, Unplaced
 from orchestrator.runtime.report_link import Connection
-from orchestrator.runtime.settings import island_name, rank_name
+from orchestrator.runtime.settings import island_name, rank_name, synchroniser_name
 from orchestrator.runtime.shard_worker import ShardWorker
 from orchestrator.runtime.supervision import Helper
 from orchestrator.simulation.impairment import LinkImpairment
@@ -72,6 +73,7 @@ class Interpreter:
         self._context, self._post = context, context.post
         self._controller, self._shard, self._evaluation = workers.controller, workers.shard, workers.evaluation
         self._timers, self._checkpoints = workers.timers, workers.checkpoints
+        self._parts = PartCollector(context, workers.checkpoints, workers.shard.channel.endpoint)
         self._resolve, self._finish = resolve, finish
         sections = {**context.spec.island_sections(slots=True), **context.spec.standby_sections()}
         self._host_counts = {island: section.hosts for island, section in sections.items()}
@@ -151,7 +153,22 @@ class Interpreter:
             folder = self._checkpoints.folder(effect.checkpoint).url
             for life in effect.islands:
                 if (connection := self._connection(*life)) is not None:
-                    connection.parameters.mark(effect.checkpoint, folder)
+                    collect = partial(self._collect, effect.checkpoint, life[0], connection)
+                    connection.parameters.mark(
+                        Marker(effect.checkpoint, folder, collect if self._checkpoints.collects else None)
+                    )
+
+    def _collect(
+        self,
+        checkpoint: int,
+        island: IslandId,
+        connection: Connection,
+        rank: int,
+        actor: ActorHandle[IslandInterface],
+        gone: Callable[[], bool],
+    ) -> None:
+        source = PartSource(island, rank, actor, self._context.epoch, connection.link, gone)
+        self._parts.start(source, checkpoint)
 
     def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
         self._checkpoints.act(effect, self._context.now())
@@ -409,7 +426,8 @@ class CatchUps:
         checkpoints: CheckpointWriter,
     ) -> None:
         self._connection, self._name, self._shard = connection, name, shard
-        self._epoch, self._post, self._checkpoints = context.epoch, context.post, checkpoints
+        self._job, self._epoch, self._post = context.job, context.epoch, context.post
+        self._checkpoints = checkpoints
         self._count = count(1)
 
     def begin(self, effect: f.BeginCatchUp) -> Callable[[], None] | None:
@@ -427,8 +445,8 @@ class CatchUps:
             case f.FromSynchroniser():
                 return lambda: self._give_outer(effect, connection)
             case f.FromCheckpoint():
-                folder = self._checkpoints.resumed_from
-                call = island.call(IslandInterface.load_saved, self._epoch, folder, effect.cursor)
+                place = SavedPlace(*self._checkpoints.resumed_from, synchroniser_name(self._job))
+                call = island.call(IslandInterface.load_saved, self._epoch, place, effect.cursor)
             case f.FromPeers(donor, helpers):
                 donors = {self._name(*life): life[0] for life in (donor, *helpers)}
                 request = next(self._count)

@@ -19,12 +19,17 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.processes import signal_seen
 from orchestrator.system import notices
+from orchestrator.system.logbook import LogAddition, addition
+from orchestrator.system.run_folder import claim
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +78,21 @@ class NodeAgent:
             return f"this node agent's parent is {raylet.name()}, not {RAYLET}"
         threading.Timer(ANSWERED_S, raylet.kill).start()
         return ""
+
+    def shares(self, mark: str, text: str, run_dir: str, fleet: str) -> bool:
+        """Return whether the file ``mark`` has this text here, as on the machine of the caller that wrote it.
+
+        Otherwise claim the run's folder on this machine for the installation (``run_folder.claim``). Raises OSError.
+        """
+        with suppress(OSError):
+            if Path(mark).read_text() == text:
+                return True
+        claim(Path(run_dir), fleet)
+        return False
+
+    def read_logs(self, requests: Sequence[tuple[str, int]]) -> list[LogAddition | None]:
+        """Return what was added to each of these logs since the given byte (``logbook.addition``)."""
+        return [addition(Path(path), at) if path.endswith(".log") else None for path, at in requests]
 
     def leave(self) -> None:
         """The node is being drained: this process ends once it is the last one. Returns at once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -26,6 +26,7 @@ FAULT_TIMEOUT_S = 60.0
 """Of a node that lives but is busy; where none answers by then, nobody knows whether the fault was injected."""
 
 Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 
 class NodeAgents:
@@ -39,6 +40,16 @@ class NodeAgents:
     def ensure(self, placed: Placement) -> None:
         """There will be one on this node, so that a kill finds it there."""
         self._on(placed)
+
+    def call(
+        self,
+        placed: Placement,
+        method: Callable[Concatenate[NodeAgent, Arguments], Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> ray.ObjectRef[Answer]:
+        """Call the agent of this process's node. Raises AttributeError for one of an earlier build."""
+        return self._on(placed).call(method, *arguments, **named)
 
     def kill(self, placed: Placement, within_s: float = ANSWER_TIMEOUT_S) -> bool:
         """SIGKILL the process. False where no node agent answers."""

@@ -24,7 +24,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -89,6 +89,15 @@ class Consignment:
     holding: Holding
 
 
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A checkpoint's marker. ``collect`` is called for each of the island's processes once the island has it."""
+
+    checkpoint: int
+    folder: str
+    collect: Callable[[int, ActorHandle[IslandInterface], Callable[[], bool]], None] | None = None
+
+
 class ParameterLink:
     """The payloads to and from one incarnation, until ``closed`` is set; ``close`` then wakes the thread that delivers."""
 
@@ -111,7 +120,7 @@ class ParameterLink:
         self._held: dict[tuple[int, FragmentId], Version] = {}
         """What each of the island's processes said that it holds."""
         self._holdings: dict[int, Holding] = {}
-        self._marker: tuple[int, str] | None = None
+        self._marker: Marker | None = None
         self._outgoing_changed = threading.Condition()
         self._newest_offer: dict[FragmentId, int] = {}
         self._passed_over: set[FragmentId] = set()
@@ -230,10 +239,10 @@ class ParameterLink:
             self._count_waiting()
             self._outgoing_changed.notify()
 
-    def mark(self, checkpoint: int, folder: str) -> None:
+    def mark(self, marker: Marker) -> None:
         """Send a checkpoint's marker, behind all that was published before and ahead of all that is published after."""
         with self._outgoing_changed:
-            self._marker = (checkpoint, folder)
+            self._marker = marker
             self._outgoing_changed.notify()
 
     def holdings(self) -> tuple[Holding, ...]:
@@ -266,7 +275,7 @@ class ParameterLink:
                 self._count_waiting()
                 marker, self._marker = self._marker, None
             if marker is not None:
-                self._deliver_marker(*marker)
+                self._deliver_marker(marker)
             holdings = self.holdings() if batch else ()
             consignments = [
                 Consignment(
@@ -364,13 +373,16 @@ class ParameterLink:
             *(payload.carried(subject) for payload in one.shipment.payloads),
         )
 
-    def _deliver_marker(self, checkpoint: int, folder: str) -> None:
+    def _gone(self) -> bool:
+        return self._closed.is_set() or self._dead.is_set()
+
+    def _deliver_marker(self, marker: Marker) -> None:
         """Send the marker until the island has it or the checkpoint no longer waits for it. Nothing newer overtakes it."""
         while self._link.wait_until_open():
             try:
-                call = self._ranks[0].call(IslandInterface.save, self._epoch, checkpoint, folder)
+                call = self._ranks[0].call(IslandInterface.save, self._epoch, marker.checkpoint, marker.folder)
                 self._link.get(call, MARKER_TIMEOUT_S)
-                return
+                break
             except ActorDiedError:
                 return  # the report link notices it, too
             except RayTaskError as error:
@@ -379,6 +391,9 @@ class ParameterLink:
             except (RayError, TimeoutError) as error:
                 log.warning("%s: a marker did not arrive: %s", self._name, in_words(error))
                 self._closed.wait(RETRY_S)
+        if marker.collect is not None and not self._closed.is_set():
+            for rank, actor in enumerate(self._ranks):
+                marker.collect(rank, actor, self._gone)
 
     def _send(self, consignments: Sequence[Consignment]) -> None:
         """Send until everything has arrived, something newer waits, or the link is closed.

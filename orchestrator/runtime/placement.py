@@ -19,7 +19,10 @@ SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """``total`` and ``free`` by Ray's resource names: CPU, GPU, TPU, memory (bytes). ``host`` is its machine's name."""
+    """``total`` and ``free`` by Ray's resource names: CPU, GPU, TPU, memory (bytes).
+
+    ``host`` is its machine's name, and ``address`` the one by which others reach it.
+    """
 
     id: str
     name: str
@@ -29,6 +32,7 @@ class Node:
     free: Mapping[str, float]
     host: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Any
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.actors import SynchroniserInterface
+from orchestrator.actors import SavedWindow, SynchroniserInterface
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.core import effects as f
 from orchestrator.core import events
@@ -71,6 +71,7 @@ from orchestrator.host.retry import (
 from orchestrator.host.state_view import StateView
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.runtime import cluster, faults, restart
+from orchestrator.runtime.carried_parts import SavedWindows
 from orchestrator.runtime.controller import Controller, controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter, Workers
@@ -125,6 +126,9 @@ class SynchroniserActor:
 
     def notice(self, island: str, incarnation: int, cause: str, seconds: float | None) -> None:
         self._live.notice(island, incarnation, cause, seconds)
+
+    def read_saved(self, receiver: str, name: str, start: int, stop: int) -> SavedWindow | None:
+        return self._live.saved.window(receiver, name, start, stop)
 
 
 def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, roots: AllowedRoots) -> LiveJob:
@@ -198,6 +202,7 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
         interpreter=interpreter,
         commands=commands,
         chaos=faults.Chaos(controller, interpreter, queue.post, commands.resolve, state.incarnation_of),
+        saved=SavedWindows(resumption, roots, shard.channel.endpoint),
     )
     return live
 
@@ -250,6 +255,7 @@ class LiveJob:
     interpreter: Interpreter
     commands: CommandTable
     chaos: faults.Chaos
+    saved: SavedWindows
     noticed: set[Life] = field(default_factory=set)
     last_status: JobStatus = field(init=False)
 

@@ -4,9 +4,10 @@
     RUN_DIR/logs/islands/asia-2.log           the second incarnation of asia
     RUN_DIR/logs/islands/asia-2.log.older     what came before, once that was longer than BYTES_MAX
 
-Names, writes and finds logbooks. The descriptors 1 and 2 are redirected to the file, so native code writes there too, and
-output is with the kernel at once: SIGKILL loses at most an incomplete line. Each node writes to its own disk; the service
-reads the logs on disks that it shares. If the file cannot be created, the process keeps its previous output.
+Names, writes, reads and finds logbooks. The descriptors 1 and 2 are redirected to the file, so native code writes there too,
+and output is with the kernel at once: SIGKILL loses at most an incomplete line. Each node writes to its own disk;
+``runtime.log_copies`` copies the last part to the job's run folder, where the service reads it. If the file cannot be
+created, the process keeps its previous output.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ BYTES_MAX = 4 << 20
 """The limit of each of the two halves. They may exceed it by the output of ``CHECK_S``."""
 CHECK_S = 1.0
 OLDER = ".older"
+COPY_BYTES = 64 << 10
+"""At least so much of the end of a log is copied from other machines, if it is that long."""
 REPEATS_MAX, REPEAT_WINDOW_S = 100, 60.0
 NUMBER_DIGITS_MAX = 9
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -80,6 +83,43 @@ def logbooks(run_dir: Path) -> list[Logbook]:
             if number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX:
                 books.append(Logbook(source, int(number), of_island, path))
     return sorted(books, key=lambda book: (not book.of_island, book.source, book.number))
+
+
+@dataclass(frozen=True, slots=True)
+class LogAddition:
+    """The bytes that were added to a log, from ``start`` on. The next addition begins at ``end``."""
+
+    start: int
+    end: int
+    content: bytes
+
+
+def addition(path: Path, at: int) -> LogAddition | None:
+    """Return what was added to the log since byte ``at``, the last COPY_BYTES of it at most; None if it cannot be read.
+
+    If the log was rotated since, it is the rest of the older half, and the new one is read from its beginning next.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < at:
+                return _older_addition(path.with_name(path.name + OLDER), at)
+            start = max(at, size - COPY_BYTES)
+            file.seek(start)
+            content = file.read(size - start)
+    except OSError:
+        return None
+    return LogAddition(start, start + len(content), content)
+
+
+def _older_addition(older: Path, at: int) -> LogAddition:
+    try:
+        with older.open("rb") as file:
+            start = max(at, os.fstat(file.fileno()).st_size - COPY_BYTES)
+            file.seek(start)
+            return LogAddition(start, 0, file.read(COPY_BYTES))
+    except OSError:
+        return LogAddition(at, 0, b"")
 
 
 def keep(book: Logbook) -> None:

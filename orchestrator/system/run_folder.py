@@ -1,11 +1,20 @@
 """The folder of a run, RUN_DIR: the name of each file in it, what it holds, when it is written, and how durably.
 
 These names are defined only here; docs/reference/run-dir.md is generated from ``FILES``.
+
+An island on a machine with a disk of its own writes its logs under the same path there. Such a folder is *claimed* for the
+installation, so that it can be removed with the job, and never a folder that a service keeps.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 SPECIFICATION = "spec.yaml"
 ORIGIN = "origin.json"
@@ -19,12 +28,17 @@ BOOT = "boot"
 CLOCK = "clock.json"
 LOGS = "logs"
 ISLAND_LOGS = "islands"
+PLACE = "place.mark"
+"""A random text by which another machine recognises the folder in which it is as its own."""
 CHECKPOINTS = "checkpoints"
 PARAMETERS = "merged.safetensors"
 REPORT = "report.json"
 REPORT_PAGE = "report.html"
 CRASH = "crash.txt"
 STATUS = "status.json"
+
+FLEET = ".fleet"
+"""In RUNS: a random name of the installation. In a run's folder on another machine: whose it is, so that it is removed."""
 
 _SYSTEM = "with the operating system"
 _KERNEL = "with the operating system, so SIGKILL loses nothing"
@@ -97,14 +111,20 @@ FILES = (
     ),
     RunFile(
         f"{LOGS}/{ISLAND_LOGS}/ISLAND-INCARNATION.log",
-        "what each incarnation of an island printed",
-        "as it prints",
+        "what each incarnation of an island printed; of one on another machine, the last 64 KiB or more",
+        "as it prints; copies every two seconds",
         _KERNEL,
     ),
     RunFile(
         f"{LOGS}/{ISLAND_LOGS}/ISLAND-INCARNATION.log.older",
         "the older part of a log of more than 4 MiB; likewise for other logs",
         "by renaming the log",
+        _KERNEL,
+    ),
+    RunFile(
+        f"{LOGS}/{PLACE}",
+        "a text by which machines that share the folder are recognised",
+        "by the controller, when it begins",
         _KERNEL,
     ),
     RunFile(
@@ -137,8 +157,67 @@ FILES = (
     RunFile(PARAMETERS, "Θ at the end, float32", "at the job's end", "synced before `status.json`"),
     RunFile(REPORT, "the report for programs", "at the job's end", "synced before `status.json`"),
     RunFile(REPORT_PAGE, "the report for people", "at the job's end", "synced before `status.json`"),
+    RunFile(
+        FLEET,
+        "on a machine of an island that does not share the folder: whose it is, so that `atoll delete` removes it",
+        "when the island starts",
+        _SYSTEM,
+    ),
     RunFile("chaos-PLAN.html", "the verdict of a chaos plan", "if `atoll chaos run` is asked for it", _SYSTEM),
     RunFile(CRASH, "the traceback, if the synchroniser failed for good", "before `status.json`", "synced with it"),
     RunFile(STATUS, "the final state", "last of all", "synced: once it exists, everything does"),
 )
 """In the order in which they are created."""
+
+
+def fleet_of(runs: Path) -> str:
+    """Return the name of the installation whose service keeps this folder of runs. Raises OSError."""
+    path = runs / FLEET
+    with suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(16))
+    return path.read_text()
+
+
+def claim(run_dir: Path, fleet: str) -> None:
+    """Note that this folder has only files of an island, which go with the job. Raises OSError."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if not any((run_dir / name).exists() for name in (SPECIFICATION, TAPE, STATUS)):
+        (run_dir / FLEET).write_text(fleet)
+
+
+def claimed(runs: Path, fleet: str) -> list[str]:
+    """Return the names of the run folders that were claimed for this installation."""
+    with suppress(OSError):
+        return sorted(path.name for path in runs.iterdir() if _is_claimed(path, fleet))
+    return []
+
+
+def remove_claimed(runs: Path, names: Iterable[str], fleet: str) -> None:
+    """Remove these run folders, as far as they were claimed for this installation. Raises OSError."""
+    for name in names:
+        if name == os.path.basename(name) and _is_claimed(runs / name, fleet):
+            shutil.rmtree(runs / name)
+
+
+def file_sizes(paths: Iterable[str]) -> list[int | str]:
+    """Return the size of each file as this machine sees it, or why it cannot be read."""
+    return [_size(path) for path in paths]
+
+
+def _size(path: str) -> int | str:
+    try:
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _is_claimed(run_dir: Path, fleet: str) -> bool:
+    try:
+        text = (run_dir / FLEET).read_text()
+    except (OSError, ValueError):
+        return False
+    is_served = any((run_dir / name).exists() for name in (SPECIFICATION, TAPE, STATUS))
+    return bool(fleet) and text == fleet and not is_served and not run_dir.is_symlink()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.host.records import write_parameters
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
 from orchestrator.system.logbook import island_logbook, service_logbook
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.tape import codec
@@ -54,6 +54,12 @@ class Clockwork:
     def node_groups(self) -> list[NodeGroupRecord]:
         self._fail_if("cluster-is-gone")
         return GROUPS
+
+    def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
+        return []
+
+    def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
+        """Do nothing: there is one machine."""
 
     def node_memory(self) -> list[NodeMemory]:
         """As ``memory.json`` in the folder has it; nobody says anything where there is none."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
 
-from api.jobs.path_check import problems_outside_roots
+from api.jobs.path_check import problems_outside_roots, unseen_problems
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.specification.data_check import with_found_files
+from orchestrator.status import UnseenFile
 from orchestrator.system.roots import AllowedRoots
 
 
@@ -97,3 +98,40 @@ def test_of_what_is_outside_the_roots_nothing_is_said_but_that(settle: Callable[
         (path,) = spec.data.sources[0].files
         assert path.endswith(Path(pattern).name)
         assert [p.path for p in problems_outside_roots(spec, AllowedRoots.only(tmp_path))] == ["data.sources.0.files.0"]
+
+
+def test_files_that_machines_of_the_islands_do_not_see_are_named_with_the_machines(
+    settle: Callable[..., JobSpec], tmp_path: Path
+) -> None:
+    spec, asked = settle("code.jsonl", "elsewhere.jsonl"), dict[str, int | None]()
+
+    def unseen_files(groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
+        assert list(groups) == ["us-east"]
+        asked.update(sizes)
+        path = str(tmp_path / "code.jsonl")
+        return [UnseenFile(path, f"node-{n}", "us-east", "No such file or directory") for n in range(7)]
+
+    (problem,) = unseen_problems(spec, AllowedRoots.only(tmp_path), unseen_files)
+    assert asked == {str(tmp_path / "code.jsonl"): 3, str(tmp_path / "elsewhere.jsonl"): None}
+    assert problem.path == "data.sources.0.files.0"
+    assert "is not seen by node-0 of us-east (No such file or directory), node-1" in problem.message
+    assert problem.message.endswith("and 2 more.")
+    assert "Copy the files to the same path on each machine" in problem.remedy
+
+
+def test_an_initial_checkpoint_is_tried_where_the_evaluator_reads_it(tmp_path: Path) -> None:
+    document = {
+        "islands": [{"node_group": "us-east"}],
+        "budget": {"steps": 10},
+        "model": {"preset": "qwen3-20m", "initial_weights": "/models/one"},
+        "evaluation": {"on": "node_group", "node_group": "measuring"},
+    }
+    asked: list[tuple[list[str], list[str]]] = []
+
+    def unseen_files(groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
+        asked.append((list(groups), list(sizes)))
+        return [UnseenFile(path, "node", "measuring", "No such file or directory") for path in sizes]
+
+    (problem,) = unseen_problems(parse_job(document), AllowedRoots.only(tmp_path), unseen_files)
+    assert asked == [(["measuring"], ["/models/one/config.json"])]
+    assert problem.path == "model.initial_weights"

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import MANIFEST
+from orchestrator.checkpoints.reading import verified
+from orchestrator.checkpoints.writing import is_place
 from orchestrator.core import commands
-from orchestrator.core.saving import CheckpointFailed, CheckpointTaken
-from orchestrator.core.vocabulary import JobOutcome, JobPhase
+from orchestrator.core.saving import BeginCheckpoint, CheckpointFailed, CheckpointTaken
+from orchestrator.core.vocabulary import IslandId, JobOutcome, JobPhase
 from orchestrator.errors import InfrastructureError
 from orchestrator.host import retry
 from orchestrator.host.checkpoint_writer import CheckpointWriter
@@ -189,3 +192,29 @@ def test_the_end_is_written_over_whatever_lies_in_the_way(tmp_path: Path) -> Non
     for raw in (b"", b"{}", b"[]", b"\xff", b"[" * 100_000, b'{"job_id": "job", "view": 5}'):
         (run_dir / "status.json").write_bytes(raw)
         assert not ended_as(run_dir, "job")
+
+
+def test_files_of_an_island_that_died_while_it_sent_them_are_not_in_the_sealed_checkpoint(tmp_path: Path) -> None:
+    lives = Lives(tmp_path, Fate())
+    lives.step(8)
+    real: CheckpointWriter = lives.shell.saver._real
+    begin = lives.shell.saver.act
+
+    def act(effect: Any) -> None:
+        begin(effect)
+        if isinstance(effect, BeginCheckpoint):
+            number = effect.checkpoint
+            place = real.place(number)
+            assert real.place(number) == place, "every island gets the same text"
+            assert is_place(real.folder(number), place)
+            real.receive(number, IslandId("dead"), "arrays.safetensors", [memoryview(b"some")])
+            assert real.folder(number).has("dead/arrays.safetensors")
+
+    lives.shell.saver.act = act
+    (taken,) = asked(lives, "one")
+    assert isinstance(taken, CheckpointTaken)
+    folder = real.folder(taken.checkpoint)
+    assert set(folder.names()) == {MANIFEST, *(file.name for file in verified(folder).files)}
+    with pytest.raises(OSError, match="is not being taken"):
+        real.receive(taken.checkpoint, IslandId("late"), "arrays.safetensors", [memoryview(b"some")])
+    assert "late" not in folder.folders()

@@ -117,7 +117,7 @@ def test_who_leaves_from_behind_has_nobody_look_at_the_queue(tmp_path: Path, mon
     monkeypatch.setattr(dispatcher, "POLL_EVERY_S", 3600.0)
     installation, store = Installation(tmp_path), Counting(f"sqlite:///{tmp_path / 'store.sqlite'}")
     service = Service(Clockwork(tmp_path / "clockwork"), store, installation.runs, jobs_max=1)
-    job_list = JobList(service, store)
+    job_list = JobList(service, store, Clockwork(tmp_path / "clockwork"), installation.runs)
     _, first, *behind = (service.submit(installation.spec(), "me", None).job for _ in range(12))
     service.queue.begin()
     try:

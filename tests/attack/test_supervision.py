@@ -88,7 +88,7 @@ class Desk:
         """As a process finds things that comes after one that was killed."""
         self.store = Store(f"sqlite:///{self.database}")
         self.service = Service(self.control, self.store, self.installation.runs)
-        self.job_list = JobList(self.service, self.store)
+        self.job_list = JobList(self.service, self.store, self.control, self.installation.runs)
         service = self.service
         self.overseer = Overseer(
             self.control, self.store, service.cordons, service.record, service.roots, self.taken_down

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from orchestrator.core import commands, events, saving
+from orchestrator.core.checkpoints import BACK_OFF_S, FAILURES_AT_ONCE
 from orchestrator.core.effects import FinishJob, FlushIsland, MergeFragment, ResolveCommand, SetTimer
 from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.vocabulary import CheckpointPolicy, IslandState, JobTimer
@@ -91,7 +94,7 @@ def test_without_any_state_of_an_island_there_is_no_checkpoint() -> None:
     story.starts("a")
     asked(story)
     dropped = the(saving.DropCheckpoint, story.reports("a", 1, NotSaved(1, "its disk is full")))
-    assert (dropped.checkpoint, dropped.reason) == (1, "no island saved its state")
+    assert (dropped.checkpoint, dropped.reason) == (1, "no island saved its state (a: its disk is full)")
     assert the(saving.BeginCheckpoint, asked(story, "c2")).checkpoint == 2  # a number is used once
 
 
@@ -197,3 +200,45 @@ def test_an_island_that_drains_saves_its_state_too_and_one_that_has_flushed_has_
     story.command("d", commands.Drain("b"))
     assert story.island("b").state == IslandState.DRAINING
     assert the(saving.BeginCheckpoint, asked(story)).islands == (("a", 1), ("b", 1))
+
+
+def test_after_some_failures_in_a_row_the_schedule_waits_longer_and_longer_and_a_request_does_not() -> None:
+    story = Story("a", checkpoints=CheckpointPolicy(every_s=10.0))
+    due = SetTimer(JobTimer.CHECKPOINT_DUE, story.core.state.checkpoints.due_serial, 10.0)
+    story.starts("a")
+    begun_at: list[float] = []
+    for _ in range(100):
+        effects = story.timer(due)
+        due = next(effect for effect in all_of(SetTimer, effects) if effect.timer is JobTimer.CHECKPOINT_DUE)
+        for begun in all_of(saving.BeginCheckpoint, effects):
+            begun_at.append(story.now)
+            failed = story.happen(saving.CheckpointFailed, begun.checkpoint, "not writable")
+            assert the(saving.DropCheckpoint, failed).reason == "not writable"
+    pauses = [after - before for before, after in pairwise(begun_at)]
+    assert pauses == [10.0, 10.0, BACK_OFF_S, 2 * BACK_OFF_S, 4 * BACK_OFF_S, 8 * BACK_OFF_S]
+    checkpoints, count = story.core.state.checkpoints, len(begun_at)
+    assert (checkpoints.failures, checkpoints.failures_in_a_row, checkpoints.failure) == (count, count, "not writable")
+    number = the(saving.BeginCheckpoint, asked(story)).checkpoint
+    saves(story, "a", number)
+    story.happen(saving.CheckpointTaken, number, 1000, 0.5)
+    checkpoints = story.core.state.checkpoints
+    assert (checkpoints.failures, checkpoints.failures_in_a_row, checkpoints.failure) == (count, 0, "")
+    assert (checkpoints.taken_at, checkpoints.byte_count) == (story.now - 0.5, 1000)
+    assert all_of(saving.BeginCheckpoint, story.timer(due)), "the schedule holds again"
+
+
+def test_checkpoints_by_merges_wait_as_well_and_the_end_of_a_job_is_no_failure() -> None:
+    story = Story("a", checkpoints=CheckpointPolicy(every_merges=1))
+    story.starts("a")
+    attempts = 0
+    for version in range(1, 8):
+        story.offers_fragment("a", 0)
+        for begun in all_of(saving.BeginCheckpoint, story.merges(0, version)):
+            attempts += 1
+            story.reports("a", 1, NotSaved(begun.checkpoint, "its disk is full"))
+    assert attempts == FAILURES_AT_ONCE
+    assert story.core.state.checkpoints.failure == "no island saved its state (a: its disk is full)"
+    story.wait(BACK_OFF_S)
+    assert all_of(saving.BeginCheckpoint, story.offers_fragment("a", 0)), "it is overdue"
+    story.command("c9", commands.Cancel())
+    assert story.core.state.checkpoints.failures == FAILURES_AT_ONCE

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core import commands
+from orchestrator.core.saving import CheckpointFailed
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import IslandId, JobPhase
+from orchestrator.core.vocabulary import CheckpointPolicy, IslandId, JobPhase
 from orchestrator.host.state_view import StateView, core_status
 from tests.harness.story import Story, policy
 from tests.waiting import PATIENCE_S
@@ -89,3 +91,19 @@ def test_steps_are_those_of_all_incarnations() -> None:
     reported = core_status(story.core.state, story.now).islands[0].steps_total
     assert reported > 0
     assert StateView(story.core).step_counts() == {IslandId("a"): reported}
+
+
+def test_the_status_says_that_checkpoints_fail_why_and_when_one_is_tried() -> None:
+    story = Story("a", checkpoints=CheckpointPolicy(every_s=10.0))
+    story.starts("a")
+    facts = core_status(story.core.state, story.now).checkpoint
+    assert (facts.scheduled, facts.taken_at, facts.trouble) == (True, None, None)
+    for number in (1, 2, 3):
+        story.command(f"c{number}", commands.Checkpoint())
+        story.happen(CheckpointFailed, number, "the folder is not writable.")
+    facts = core_status(story.core.state, story.now + 10.0).checkpoint
+    assert (facts.failures, facts.failures_in_a_row) == (3, 3)
+    assert facts.trouble == (
+        "the last 3 checkpoints failed: the folder is not writable; the next one begins in 50 s at the earliest, "
+        "or at once by `atoll checkpoint JOB`"
+    )

@@ -121,7 +121,7 @@ def test_every_metric_of_a_job_is_on_some_dashboard() -> None:
     assert unseen == OF_ALERTS
 
 
-AWAITED = ("max by (atoll_job) (atoll_checkpoint_age",)
+AWAITED = ("max by (atoll_job) (atoll_checkpoint_age", "sum by (group) (atoll_islands_waiting)")
 """Of metrics that are not exported yet."""
 OF_TEXT = ("atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats")
 """A simulated job has no text."""
@@ -131,9 +131,12 @@ OF_TROUBLE = (
     "topk(10, atoll_island_overdue_seconds",
     "ALERTS{",
     "min by (path) ((atoll_disk_free_bytes /",
+    "increase(atoll_checkpoint_failures",
+    "atoll_checkpoint_",
+    "max by (atoll_job) (atoll_checkpoint_age",
 )
-"""A simulated job has no helpers, no island of it hangs, no alert fires, and its disk does not fill up; these show what is
-above zero alone."""
+"""A simulated job has no helpers and takes no checkpoints, no island of it hangs, no alert fires, and its disk does not fill
+up; these show what is above zero alone."""
 
 
 @pytest.mark.parametrize(

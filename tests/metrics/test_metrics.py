@@ -27,7 +27,7 @@ from api.storage.store import Store
 from orchestrator.accounting.goodput import CLASSES
 from orchestrator.certificates import folders
 from orchestrator.core import commands
-from orchestrator.status import FragmentNorms, JobStatus
+from orchestrator.status import CheckpointFacts, FragmentNorms, JobStatus
 from tests.api.clockwork import connect
 from tests.api.installation import Installation
 from tests.harness.carried import RESIDUE_RATIO, add_lines
@@ -304,6 +304,25 @@ def test_checkpoints_are_expected_as_often_as_the_specification_says(desk: Desk)
         assert checkpoint_interval_s(section, status) == interval_s
 
 
+def test_age_size_and_failures_of_checkpoints_are_exported(desk: Desk) -> None:
+    row = desk.store.job(desk.job)
+    assert row is not None
+    status = JobStatus.model_validate(desk.control.status(desk.job))
+
+    def exported(**facts: Any) -> dict[str, Any]:
+        shown = samples(status.with_view(checkpoint=CheckpointFacts(**facts)), row.spec)
+        return {
+            sample.family.removeprefix("atoll_checkpoint_"): sample.value
+            for sample in shown
+            if "checkpoint" in sample.family
+        }
+
+    assert exported() == {"failures": 0}
+    assert exported(scheduled=True, failures=2) == {"failures": 2, "age_seconds": status.at, "bytes": 0}
+    taken_at = status.at - 30.0
+    assert exported(taken_at=taken_at, bytes=5) == {"failures": 0, "age_seconds": pytest.approx(30.0), "bytes": 5}
+
+
 def test_a_record_of_an_earlier_build_is_shown_as_far_as_it_goes(desk: Desk) -> None:
     record = json.loads(json.dumps(desk.control.status(desk.job)))
     for name in ("traffic", "round_seconds", "journal_seconds"):
@@ -372,7 +391,8 @@ def test_a_disk_that_refuses_the_journal_is_told_until_it_takes_it(desk: Desk) -
 def test_every_family_of_the_catalogue_is_exported_with_its_labels_and_help(voyaging: Voyaging) -> None:
     told = Exposition(wait_until(lambda: "atoll_recovery_part" in (text := voyaging.metrics()) and text))
     absent = {"atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats"}  # a simulated job has no text,
-    absent |= {"atoll_job_failed", "atoll_checkpoint_interval_seconds"}  # and neither failures nor checkpoints
+    absent |= {"atoll_job_failed"}  # and neither failures nor checkpoints
+    absent |= {f"atoll_checkpoint_{of}" for of in ("interval_seconds", "age_seconds", "bytes")}
     for family in (family for family in FAMILIES.values() if family.name not in absent):
         assert family.name in told.families, family.name
         exported = told.families[family.name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import CertificateRecord, Helper, NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, Helper, NodeGroupRecord, StatusDocument, UnseenFile
 from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
@@ -55,6 +56,12 @@ class Voyages:
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return GROUPS
+
+    def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
+        return []
+
+    def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
+        """Do nothing: there is one machine."""
 
     def node_memory(self) -> list[NodeMemory]:
         return []

@@ -19,18 +19,23 @@ from orchestrator.errors import InfrastructureError
 from orchestrator.runtime import embedded
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
+from orchestrator.runtime.ray_start import Place
 from orchestrator.runtime.settings import CONTROL_GROUP
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT
+from tests.programs import required
 from tests.ray.jobs import Job
 from tests.waiting import wait_until
 from tests.wan.diary import Diary
 from tests.wan.line import Line
 from tests.wan.regions import NO_LINES, Regions
 
+UNSHARED = 'mount -t tmpfs -o mode=700 runs "$0" && mount -t tmpfs -o mode=700 data "$1" && shift && exec "$@"'
+"""Gives a region's node disks of its own in the place of the service's folders of runs and of data."""
+
 
 class Archipelago:
-    """The whole of it, seen from outside all regions."""
+    """The whole of it, seen from outside all regions. No region but the head's sees the service's runs and data."""
 
     def __init__(
         self,
@@ -43,11 +48,15 @@ class Archipelago:
         self.names = (CONTROL_GROUP, *(name for group in groups for name in _nodes_of(group)))
         self.regions = Regions(self.names, lines, window_bytes)
         self.home, self.runs = Home(folder / "home"), folder / "runs"
+        self.data = self.home.path / "data"
+        for unshared in (self.runs, self.data):
+            unshared.mkdir(parents=True, exist_ok=True)
+        self._unshare = required("unshare")
         self._service: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
         """What does not run of it is started: what an operator does after a failure, too."""
-        embedded.up(self.home.path, self._groups, places=self.regions.places)
+        embedded.up(self.home.path, self._groups, places=self._places())
         if self._service is not None and self._service.poll() is None and not self._answers():
             self._service.kill()  # its own node has died, as `atoll up` learns from readiness
             self._service.wait()
@@ -56,10 +65,18 @@ class Archipelago:
             shown = ["--certificate", str(self.certificates / folders.CERTIFICATE)]
             shown += ["--key", str(self.certificates / folders.KEY)]
             served = ["--home", str(self.home.path), "--runs", str(self.runs), "--host", place.address, *shown]
-            command = [*place.enter, sys.executable, "-m", "api.serve", *served, "--control", "tests.wan.diary:connect"]
+            served += ["--control", "tests.wan.diary:connect", "--allow", "tests"]
+            command = [*place.enter, sys.executable, "-m", "api.serve", *served]
             with self.home.log.open("ab") as log:
                 self._service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
             wait_until(self._answers)
+
+    def _places(self) -> dict[str, Place]:
+        own_disk = (self._unshare, "--mount", "sh", "-c", UNSHARED, str(self.runs), str(self.data))
+        return {
+            name: place if name == CONTROL_GROUP else Place(place.address, (*place.enter, *own_disk))
+            for name, place in self.regions.places.items()
+        }
 
     def down(self) -> None:
         if self._service is not None:

@@ -35,7 +35,7 @@ def submit(archipelago: Archipelago) -> Iterator[Callable[..., WideJob]]:
     jobs: list[WideJob] = []
 
     def submit_one(steps: int = ENDLESS, **sections: Any) -> WideJob:
-        seed = secrets.randbelow(1 << 30)
+        seed = sections.pop("seed", None) or secrets.randbelow(1 << 30)
         with archipelago.client() as client:
             told = client.submit(synthetic(steps, groups=(EAST, ASIA), seed=seed, **sections))
         jobs.append(WideJob(archipelago, told.job, seed))
@@ -45,8 +45,9 @@ def submit(archipelago: Archipelago) -> Iterator[Callable[..., WideJob]]:
     for name in archipelago.names:
         archipelago.regions.heal(name)
     for job in jobs:
-        if not (job.run_dir / "status.json").exists():
-            job.cancel()
-        job.wait_for_end()
+        if job.run_dir.exists():  # it may be deleted
+            if not (job.run_dir / "status.json").exists():
+                job.cancel()
+            job.wait_for_end()
         job.close()
         shutil.rmtree(folder_of(job.seed), ignore_errors=True)

@@ -25,8 +25,8 @@ SYNTHETIC = "learners.synthetic:create"
 
 
 class DiaryTrainer(SyntheticTrainer):
-    def __init__(self, spec: Mapping[str, Any], shard_index: int) -> None:
-        super().__init__(spec, shard_index)
+    def __init__(self, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> None:
+        super().__init__(spec, shard_index, shard_count)
         path = diary_of(spec["seed"], os.getpid())
         path.parent.mkdir(exist_ok=True)
         self._diary = path.open("a", buffering=1)
@@ -39,7 +39,7 @@ class DiaryTrainer(SyntheticTrainer):
 
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> DiaryTrainer:
-    return DiaryTrainer(spec, shard_index)
+    return DiaryTrainer(spec, shard_index, shard_count)
 
 
 def folder_of(seed: int) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from orchestrator.core.vocabulary import CommandId, JobPhase
 from orchestrator.errors import NotFound
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument
+from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_results
@@ -36,6 +37,12 @@ class Live:
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return GROUPS
+
+    def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
+        return []
+
+    def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
+        """Do nothing: there is one machine."""
 
     def node_memory(self) -> list[NodeMemory]:
         return []
