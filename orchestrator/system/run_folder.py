@@ -97,7 +97,7 @@ FILES = (
     ),
     RunFile(
         f"{LOGS}/{ISLAND_LOGS}/ISLAND-INCARNATION.log",
-        "what each incarnation of an island printed",
+        "what each incarnation of an island printed; the newest ten are kept",
         "as it prints",
         _KERNEL,
     ),
