@@ -31,8 +31,6 @@ from orchestrator.system.python_process import built
 from orchestrator.system.socket_room import SHARED_MEMORY, node_folder
 
 PASSED, PACKAGES = "passed-environment.json", "package-folders.json"
-ROTATION: Mapping[str, str] = {"RAY_ROTATION_MAX_BYTES": str(8 << 20), "RAY_ROTATION_BACKUP_COUNT": "1"}
-"""Bounds for each of Ray's own log files, which otherwise reach 512 MiB five times over. ``--pass-environment`` outranks."""
 OBJECT_STORE_BYTES_MAX = 2 << 30
 """Per node. It is reserved address space; memory is used only for what is in it."""
 
@@ -110,7 +108,7 @@ class RayProgram:
     def _process(
         self, command: list[str], mark: Mapping[str, str], log: IO[bytes], standard_input: int, output: int | IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        environment = {**ROTATION, **built(os.environ, passed_to(self.cluster)), **self.cluster.environment}
+        environment = {**built(os.environ, passed_to(self.cluster)), **self.cluster.environment}
         environment |= user_packages.variables(packages_of(self.cluster))
         return subprocess.Popen(
             command,
