@@ -73,6 +73,8 @@ class Retainer:
         self._store, self._job_list, self.retention = store, job_list, retention
         self._ages = ages or Ages()
         self._problem_log = ProblemLog(logger)
+        self._sizes: dict[str, int] = {}
+        """Of ended jobs, measured once: nothing is written to their folders any more, except by users."""
 
     def plan(self, retention: Retention | None = None) -> RetentionPlan:
         """Return what a round would remove now, with these settings or the service's own."""
@@ -109,17 +111,24 @@ class Retainer:
         rows = self._store.jobs()
         self._ages.forget_all_but(row.job for row in rows)
         living = [row for row in rows if row.state not in FINAL]
+        there = {row.job for row in rows}
+        self._sizes = {job: size for job, size in self._sizes.items() if job in there}
         return [
             EndedJob(
                 row.job,
                 JobState(row.state),
                 self._ages.of(row.job, _ended_at(row)),
-                sum(run_bytes(Path(row.run_dir)).values()),
+                self._size_of(row),
                 _needed_by(row, living),
             )
             for row in rows
             if row.state in FINAL
         ]
+
+    def _size_of(self, row: JobRow) -> int:
+        if row.job not in self._sizes:
+            self._sizes[row.job] = sum(run_bytes(Path(row.run_dir)).values())
+        return self._sizes[row.job]
 
 
 def _ended_at(row: JobRow) -> float:
