@@ -29,12 +29,15 @@ from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.job_list import JobList
 from api.jobs.overseer import RESTART_SILENT_AFTER_MIN, Overseer
 from api.jobs.parameters import Parameters
+from api.jobs.retention import EVERY_S as RETENTION_EVERY_S
+from api.jobs.retention import Retainer
 from api.jobs.service import NOTHING_MORE, Service
 from api.jobs.status_cache import Readiness
 from api.metrics.exposition import Metrics, RequestMetrics
 from api.openapi import document
 from api.routes import chaos, events, islands, jobs, page, tokens
 from api.run.merges import MergeHistories
+from api.schemas import Retention
 from api.storage.store import Store
 from orchestrator.system.roots import AllowedRoots
 
@@ -56,6 +59,7 @@ def create_app(
     restart_service: RestartService = no_restart,
     taken_down: Path | None = None,
     roots: AllowedRoots = NOTHING_MORE,
+    retention: Retention = Retention(),  # noqa: B008  (it is frozen)
     certificate: Path | None = None,
     restart_silent_after_min: float = RESTART_SILENT_AFTER_MIN,
 ) -> FastAPI:
@@ -72,8 +76,9 @@ def create_app(
     overseer = Overseer(
         control, store, service.cordons, service.record, service.roots, taken_down, restart_silent_after_min
     )
-    plans = ChaosRuns(service, store, restart_service)
     job_list = JobList(service, store, control, runs_dir)
+    retainer = Retainer(store, job_list, retention)
+    plans = ChaosRuns(service, store, restart_service)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -81,6 +86,8 @@ def create_app(
         await run_in_threadpool(plans.threads.resume)
         loop = BackgroundLoop(service.tend)
         loop.start()
+        removing = BackgroundLoop(retainer.round, "retention", RETENTION_EVERY_S)
+        removing.start()
         overseer.begin()
         service.queue.begin()
         job_list.begin()
@@ -89,6 +96,7 @@ def create_app(
         await run_in_threadpool(overseer.close)
         await run_in_threadpool(service.queue.close)
         await run_in_threadpool(loop.stop)
+        await run_in_threadpool(removing.stop)
         await run_in_threadpool(plans.threads.close)
 
     app = FastAPI(
@@ -107,6 +115,7 @@ def create_app(
     folders = [runs_dir, *([taken_down.parent] if taken_down else []), Path(tempfile.gettempdir())]
     app.state.metrics = Metrics(service, store, certificate, folders)
     app.state.job_list = job_list
+    app.state.retainer = retainer
     app.state.parameters = Parameters(service, control)
     app.state.seats = Seats()
     app.state.readiness = Readiness(service.ready)
@@ -128,6 +137,7 @@ def create_app(
         page.router,
         page.open_pages_router,
         jobs.checkpoints_router,
+        jobs.retention_router,
         chaos.router,
         chaos.runs_router,
     )

@@ -53,6 +53,7 @@ from api.schemas import (
     NodeGroups,
     ProblemDocument,
     Restart,
+    RetentionPlan,
     TapeRecord,
     Token,
     TokenList,
@@ -169,6 +170,12 @@ class Client:
     def jobs(self, *, state: str | None = None, name: str | None = None, limit: int = 100) -> list[JobSummary]:
         """Return the newest jobs, newest first."""
         return self._get("/v1/jobs", Jobs, {"state": state, "name": name, "limit": limit}).jobs
+
+    def retention(
+        self, *, days: float | None = None, failed_days: float | None = None, bytes: int | None = None
+    ) -> RetentionPlan:
+        """Return what the service would remove of ended jobs now, with these settings or with its own. Removes nothing."""
+        return self._get("/v1/retention", RetentionPlan, {"days": days, "failed_days": failed_days, "bytes": bytes})
 
     def delete(self, job: str) -> None:
         """Remove an ended job with all its files. Raises Conflict if it has not ended."""

@@ -28,6 +28,7 @@ from api.installation.service_restart import restart_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.overseer import RESTART_SILENT_AFTER_MIN
+from api.schemas import Retention
 from api.storage.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
 from orchestrator.system import printable, user_packages
@@ -58,6 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="MINUTES",
         help="restart the synchroniser of a job that has not answered for this long; 0: never",
     )
+    parser.add_argument("--retention-days", type=float, metavar="DAYS", help="remove jobs so long after their end")
+    parser.add_argument("--retention-failed-days", type=float, metavar="DAYS", help="the same for failed jobs")
+    parser.add_argument("--retention-bytes", type=int, metavar="N", help="remove the oldest ended jobs beyond so much")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
@@ -85,6 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.new_store:
             store_history.begin_anew(Home(options.home), database)
         roots = roots_of(options.home, options.runs, options.checkpoints, options.data, database, options.key)
+        retention = Retention(options.retention_days, options.retention_failed_days, options.retention_bytes)
+        retention.refuse_senseless()
         serve(
             options.home,
             options.runs,
@@ -96,6 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.jobs_max,
             roots,
             options.restart_silent_after,
+            retention,
         )
     except AtollError as error:
         print(printable.lines(str(error)), file=sys.stderr)
@@ -117,6 +124,7 @@ def serve(
     jobs_max: int,
     roots: AllowedRoots,
     restart_silent_after_min: float,
+    retention: Retention,
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
     home, runs = home.resolve(), runs.resolve()
@@ -142,6 +150,7 @@ def serve(
                 restart_service=restart_of(place),
                 taken_down=place.taken_down,
                 roots=roots,
+                retention=retention,
                 certificate=binding.certificate,
                 restart_silent_after_min=restart_silent_after_min,
             )

@@ -29,7 +29,7 @@ from learners.island_arrays import ArraysPlan, Arrival, HeldPieces, IslandArrays
 from learners.outbox import Outbox
 from learners.state_transfer import Exports, FetchedState
 from learners.step_watch import StepWatch
-from orchestrator.core.messages import Evaluated, Flushed, IslandReport, NotEvaluated, Offer
+from orchestrator.core.messages import Adopted, Evaluated, Flushed, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, MergedOffer, ScheduleAnchor, StepLimits, Version
 from orchestrator.errors import InternalError, in_words
 from orchestrator.parameters.codec.registry import EXACT, CodecName
@@ -58,6 +58,11 @@ UNWATCHED = StepLimits(limit_s=None)
 NOTHING_ARRIVED: Mapping[FragmentId, Arrival] = MappingProxyType({})
 
 
+REPORT_EVERY_S = 1.0
+"""Longest time between two reports of progress, but for one step. At a kill, as much work is counted as lost time only, for
+nobody knows its tokens. Each report is a line of the tape, and twice as many brought decisions nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
     """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` is α, the weight of the own
@@ -72,7 +77,7 @@ class LoopPlan:
     interval_steps: int
     adoption: AdoptionRule = "replace"
     mix_alpha: float = 0.5
-    report_every_s: float = 0.5
+    report_every_s: float = REPORT_EVERY_S
     codec: CodecName = EXACT
     rank: int | None = None
     step_limits: StepLimits = UNWATCHED
@@ -552,8 +557,12 @@ class IslandLoop:
         return self._arrays.cut(position)
 
     def _say(self, report: IslandReport, step: int) -> None:
-        """Report it, after the progress so far unless that was reported already."""
-        self._report_progress(step)
+        """Report it, after the progress so far unless that was reported already.
+
+        An adoption names its tokens itself, so the progress is reported later, with the next offer or by the clock.
+        """
+        if not isinstance(report, Adopted):
+            self._report_progress(step)
         self._outbox.put(report)
 
     def _report_progress(self, step: int) -> None:

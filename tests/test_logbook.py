@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.runtime.node_agent import old_worker_logs
 from orchestrator.system import logbook, run_folder
 from orchestrator.system.logbook import LogAddition, Logbook, RepeatLimit, island_logbook, logbooks, service_logbook
 from tests.waiting import PATIENCE_S
@@ -90,6 +91,23 @@ print("the end")
     assert len(written) + book.older.stat().st_size < 120_000 < 20_000 * len("line 000000\n")
 
 
+def test_of_an_island_that_fails_again_and_again_the_newest_logbooks_stay(tmp_path: Path) -> None:
+    others = [
+        island_logbook(tmp_path, "asia-2", 1),
+        island_logbook(tmp_path, "asi", 1),
+        island_logbook(tmp_path, "a*", 1),
+    ]
+    for book in [*(island_logbook(tmp_path, "asia", number) for number in range(1, 31)), *others]:
+        book.path.parent.mkdir(parents=True, exist_ok=True)
+        book.path.write_text("said")
+        book.older.write_text("said before")
+    run(island_logbook(tmp_path, "asia", 31), "logbook.keep(book)")
+    books = logbooks(tmp_path)
+    assert [book.number for book in books if book.source == "asia"] == list(range(22, 32))
+    assert {book.source for book in books} == {"asia", *(book.source for book in others)}
+    assert len(list((tmp_path / "logs" / "islands").glob("*.older"))) == 9 + len(others)
+
+
 def test_a_process_that_may_not_write_there_goes_on_and_says_so_where_it_did(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the way")
     code, elsewhere, _ = run(service_logbook(tmp_path, "controller"), "logbook.keep(book)\nprint('goes on')")
@@ -142,6 +160,20 @@ def record_at(created: float, line: int, message: str) -> logging.LogRecord:
     record = logging.LogRecord("asyncio", logging.ERROR, "events.py", line, message, None, None)
     record.created = created
     return record
+
+
+def test_of_the_logs_of_rays_workers_those_that_live_and_the_newest_stay(tmp_path: Path) -> None:
+    ended = 4_194_303  # the largest id, which no process here has
+    names = [f"worker-{n:056x}-01000000-{ended}.{end}" for n in range(10) for end in ("out", "err")]
+    names += [f"python-core-worker-{n:056x}_{ended}.log" for n in range(10)]
+    for age, name in enumerate(names):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (age, age))
+    living = [f"worker-{'f' * 56}-01000000-{os.getpid()}.out", f"python-core-worker-{'f' * 56}_{os.getpid()}.log"]
+    for name in [*living, "raylet.out", "worker-notes.txt", f"worker-{'e' * 56}-01000000-{ended}.out.1"]:
+        (tmp_path / name).touch()
+    old = {path.name for path in old_worker_logs(tmp_path, keep=5)}
+    assert old == set(names[:-4])  # the fifth newest is the rotated one
 
 
 def test_what_one_line_of_code_logs_again_and_again_is_left_out_and_counted() -> None:

@@ -7,6 +7,7 @@ the service for names; if anything goes wrong it completes nothing, and prints n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,3 +166,53 @@ def print_json(value: Any) -> None:
 
     plain_value = [plain(item) for item in value] if isinstance(value, list) else plain(value)
     echo_json(json.dumps(plain_value, indent=2))
+
+
+# ── retention ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+}
+
+
+def byte_count(text: str | int) -> int:
+    """Return the number that a text such as 500G, 1.5TB or 200GiB means. Raises BadParameter."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]i?)?B?", str(text).strip())
+    if match is None:
+        raise typer.BadParameter(
+            f"{text!r} is not an amount of bytes. Write a number with K, M, G, T, Ki, Mi, Gi or Ti."
+        )
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+RetentionDaysOption = Annotated[
+    float | None,
+    typer.Option(
+        "--retention-days",
+        metavar="DAYS",
+        help="Remove completed and cancelled jobs with their files so many days after their end. Default: keep them.",
+    ),
+]
+RetentionFailedDaysOption = Annotated[
+    float | None,
+    typer.Option(
+        "--retention-failed-days", metavar="DAYS", help="The same for failed jobs, which are never removed for room."
+    ),
+]
+RetentionBytesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--retention-bytes",
+        metavar="SIZE",
+        parser=byte_count,
+        help="Remove the oldest completed and cancelled jobs while all ended jobs take more, such as 500G.",
+    ),
+]

@@ -1,4 +1,4 @@
-"""Commands for jobs: submit, jobs, prioritise, status, watch, cancel, delete, report."""
+"""Commands for jobs: submit, jobs, prioritise, status, watch, cancel, delete, retention, report."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from api.commands.common import (
     JobArgument,
     JsonOption,
     OutputOption,
+    RetentionBytesOption,
+    RetentionDaysOption,
+    RetentionFailedDaysOption,
     UrlOption,
     WatchOption,
     connect,
@@ -299,6 +302,36 @@ def delete(
     say(f"removed {job} and {folder}")
 
 
+def retention(
+    days: RetentionDaysOption = None,
+    failed_days: RetentionFailedDaysOption = None,
+    size: RetentionBytesOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the service removes of ended jobs, and what it would remove now. Removes nothing.
+
+    With --retention-days and its like: what it would remove with these settings, which `atoll up` takes.
+    """
+    with connect(home, url) as client:
+        plan = client.retention(days=days, failed_days=failed_days, bytes=size)
+    if as_json:
+        print_json(plan)
+        return
+    limits = [
+        *([f"completed and cancelled jobs {plan.days:g} days after their end"] if plan.days is not None else []),
+        *([f"failed jobs {plan.failed_days:g} days after their end"] if plan.failed_days is not None else []),
+        *([f"the oldest beyond {plan.bytes:,} bytes"] if plan.bytes is not None else []),
+    ]
+    echo(f"removed are {', '.join(limits)}" if limits else "no retention is set: ended jobs are kept")
+    echo(f"{plan.ended_count} ended jobs take {plan.ended_bytes:,} bytes")
+    for job in plan.kept_for_others:
+        echo(f"kept     {job}: a job that has not ended uses its files")
+    for removal in plan.removals:
+        echo(f"remove   {removal.job}: {removal.bytes:,} bytes; {removal.reason}")
+
+
 def report(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
@@ -341,7 +374,7 @@ def tell_end(job: Job) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (submit, jobs, status, watch, cancel, restart, delete, report):
+    for command in (submit, jobs, status, watch, cancel, restart, delete, retention, report):
         app.command(rich_help_panel="Jobs")(command)
     negative = {"ignore_unknown_options": True}  # a negative number is an argument, not an option
     app.command(rich_help_panel="Jobs", context_settings=negative)(prioritise)

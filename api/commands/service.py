@@ -11,6 +11,9 @@ import typer
 from api.commands.common import (
     HomeOption,
     PackagesOption,
+    RetentionBytesOption,
+    RetentionDaysOption,
+    RetentionFailedDaysOption,
     RunsOption,
     console,
     say,
@@ -20,6 +23,7 @@ from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS,
 from api.installation.up import GROUPS, RAY_CONTROL, Installation
 from api.installation.up import down as take_down
 from api.installation.up import up as bring_up
+from api.schemas import Retention
 from orchestrator.system.ports import LOOPBACK
 
 DEMO_HOME = DEFAULT_HOME / "demo"
@@ -91,6 +95,9 @@ def up(
             help="Restart the synchroniser of a job that has not answered for this long; 0: never. Default: 5.",
         ),
     ] = None,
+    retention_days: RetentionDaysOption = None,
+    retention_failed_days: RetentionFailedDaysOption = None,
+    retention_bytes: RetentionBytesOption = None,
     partition_tolerance: Annotated[
         float | None,
         typer.Option(
@@ -143,9 +150,11 @@ def up(
         jobs_max,
         new_store,
         partition_tolerance,
+        Retention(retention_days, retention_failed_days, retention_bytes),
         tuple(pass_environment or ()),
         restart_silent_after,
     )
+    wanted.retention.refuse_senseless()
     bring_up(wanted, say)
 
 

@@ -32,6 +32,7 @@ from api.auth.code import refuse_unfit
 from api.installation import store_history
 from api.installation.binding import Binding
 from api.installation.home import CONFIGS, DATABASE_VARIABLE, Address, Home, roots_of, start_detached, working_folder
+from api.schemas import Retention
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.system import home_files, program_cache, python_process, signals, user_packages
 from orchestrator.system.marks import BY_UP, marked_pids, supervisor_of
@@ -77,6 +78,8 @@ class Installation:
     """Start with an empty database if the home's is lost or damaged."""
     partition_tolerance_s: float | None = None
     """How long a region may be cut off without Ray ending its islands; None for the default."""
+    retention: Retention = field(default_factory=Retention)
+    """What the service removes of ended jobs."""
     passed: tuple[str, ...] = ()
     """Environment variables that its processes get besides those that they need."""
     restart_silent_after_min: float | None = None
@@ -320,6 +323,13 @@ def options_of(wanted: Installation) -> list[str]:
         options += ["--jobs-max", str(wanted.jobs_max)]
     if wanted.restart_silent_after_min is not None:
         options += ["--restart-silent-after", str(wanted.restart_silent_after_min)]
+    limits = {
+        "--retention-days": wanted.retention.days,
+        "--retention-failed-days": wanted.retention.failed_days,
+        "--retention-bytes": wanted.retention.bytes,
+    }
+    for option, limit in limits.items():
+        options += [option, str(limit)] if limit is not None else []
     return options
 
 

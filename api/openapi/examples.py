@@ -256,6 +256,23 @@ SHAPES: dict[str, Any] = {
         "detail": "process 27391 of its synchroniser was ended; a new one continues from tape and journal",
     },
     "NodeGroups": {"node_groups": [_NODE_GROUP]},
+    "RetentionPlan": {
+        "days": 30.0,
+        "failed_days": None,
+        "bytes": None,
+        "ended_count": 12,
+        "ended_bytes": 48318382080,
+        "kept_for_others": ["demo-x7k2p"],
+        "removals": [
+            {
+                "job": "demo-a1b2c",
+                "state": "completed",
+                "ended_days": 31.2,
+                "bytes": 4026531840,
+                "reason": "it completed 31.2 days ago, more than 30",
+            }
+        ],
+    },
     "Token": _TOKEN,
     "TokenList": {"tokens": [_TOKEN]},
     "TokenOptions": {"name": "ci", "role": "operator", "expires_in_s": 2592000.0},
@@ -289,6 +306,9 @@ PARAMETERS: dict[str, Any] = {
     "limit": 20,
     "after": 0,
     "follow": False,
+    "days": 30.0,
+    "failed_days": 90.0,
+    "bytes": 500000000000,
     "last-event-id": 12,
     "if-match": '"14.9f2c41d07be85a36"',
     "if-none-match": '"14.9f2c41d07be85a36"',

@@ -17,6 +17,7 @@ from api.http.streams import File, Stream
 from api.jobs.job_list import JobList
 from api.jobs.parameters import Parameters
 from api.jobs.path_check import PIECE_BYTES
+from api.jobs.retention import Retainer
 from api.jobs.status_cache import tag_of
 from api.routes.dependencies import (
     ANONYMOUS,
@@ -29,7 +30,20 @@ from api.routes.dependencies import (
     accepted,
     versioned,
 )
-from api.schemas import Checkpoints, Command, Commands, Job, JobCheck, Jobs, JobState, Restart, RollbackOptions, Scale
+from api.schemas import (
+    Checkpoints,
+    Command,
+    Commands,
+    Job,
+    JobCheck,
+    Jobs,
+    JobState,
+    Restart,
+    Retention,
+    RetentionPlan,
+    RollbackOptions,
+    Scale,
+)
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import NodeGroupId
 from orchestrator.specification import documents
@@ -323,3 +337,29 @@ async def job_list_of(request: Request) -> JobList:
 
 
 JobListHere = Annotated[JobList, Depends(job_list_of)]
+
+
+retention_router = APIRouter(prefix="/v1/retention", tags=["jobs"], route_class=runs_in(JOBS))
+DAYS_MAX = 36_500.0
+BYTES_MAX = 2**60
+Days = Annotated[float | None, Query(gt=0, le=DAYS_MAX, allow_inf_nan=False)]
+
+
+async def retainer_of(request: Request) -> Retainer:
+    retainer: Retainer = request.app.state.retainer
+    return retainer
+
+
+@retention_router.get("")
+def plan_retention(
+    retainer: Annotated[Retainer, Depends(retainer_of)],
+    days: Days = None,
+    failed_days: Days = None,
+    bytes: Annotated[int | None, Query(ge=0, le=BYTES_MAX)] = None,
+) -> RetentionPlan:
+    """Return what the service removes of ended jobs, and what it would remove now. Nothing is removed.
+
+    With `days`, `failed_days` or `bytes`: what it would remove with these settings instead of its own.
+    """
+    wanted = Retention(days, failed_days, bytes)
+    return retainer.plan(wanted if wanted.removes else None)

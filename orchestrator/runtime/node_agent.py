@@ -6,6 +6,8 @@ by then; and it can end its own node, by the raylet that all processes of it han
 Where its environment says so (``notices``) it listens for the end of its machine, and has Ray drain the node for that. From
 a node that is being drained it goes as the last one: it books a byte, and Ray ends such a node once nothing is booked there.
 
+It removes log files of Ray's workers that ended, all but the newest: Ray bounds each file, but not how many there are.
+
 Kept for as long as the cluster is up and shared by all jobs, so that a kill or a recovery never waits for a process to
 start. Refuses to touch a process other than the one meant: ids are reused, so it must be older than its last sighting
 (``seen_at``, in seconds since the machine was started: a clock that nobody can set). How it is called is ``node_agents``'
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -37,6 +40,10 @@ RAYLET = "raylet"
 ANSWERED_S = 0.5
 LOOK_S = 0.5
 AGAIN_S = 1.0
+LOGS_KEPT = 40
+"""Log files of ended workers that stay; a worker has up to three."""
+LOGS_LOOK_S = 60.0
+_WORKER_LOG = re.compile(r"(?:worker|python-core-worker)-\S*[-_](\d{1,9})\.(?:out|err|log)(?:\.\d{1,3})?")
 OURSELVES = ("ray::IDLE", "ray::NodeAgent")
 """Processes of Ray's workers that are no reason for a node to stay."""
 
@@ -44,6 +51,7 @@ OURSELVES = ("ray::IDLE", "ray::NodeAgent")
 class NodeAgent:
     def __init__(self) -> None:
         self._leaving = threading.Event()
+        threading.Thread(target=keep_worker_logs_few, name="worker-logs", daemon=True).start()
         try:
             wanted = notices.settings(os.environ)
         except ConfigurationError as error:
@@ -99,6 +107,29 @@ class NodeAgent:
         if not self._leaving.is_set():
             self._leaving.set()
             threading.Thread(target=end_as_the_last_one, args=(os.getppid(),), name="leave", daemon=True).start()
+
+
+def keep_worker_logs_few() -> None:
+    """Remove old log files of ended workers of this node, for as long as the process lives."""
+    while True:
+        try:
+            folder = Path(os.path.realpath("/proc/self/fd/1")).parent  # Ray sends a worker's output to its logs
+            for path in old_worker_logs(folder):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("old log files of workers cannot be removed: %s", error)
+        time.sleep(LOGS_LOOK_S)
+
+
+def old_worker_logs(folder: Path, keep: int = LOGS_KEPT) -> list[Path]:
+    """Return the log files of workers that have ended, without the ``keep`` newest. Other files are never among them."""
+    ended = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            match = _WORKER_LOG.fullmatch(entry.name)
+            if match and entry.is_file(follow_symlinks=False) and not psutil.pid_exists(int(match[1])):
+                ended.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    return [Path(path) for _, path in sorted(ended, reverse=True)[keep:]]
 
 
 def drain_own_node(notice: notices.Notice) -> None:

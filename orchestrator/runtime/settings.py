@@ -73,6 +73,10 @@ CONTROL_GROUP = "control"
 """The node group of the head: synchronisers, controllers and evaluators run there, islands do not."""
 
 
+LOG_BYTES_MAX = 8 << 20
+"""The limit of each log file of Ray."""
+
+
 def ray_environment(
     token_path: Path,
     partition_tolerance_s: float = PARTITION_TOLERANCE_S,
@@ -108,6 +112,9 @@ def ray_environment(
         "RAY_AUTH_MODE": "token",
         TOKEN_VARIABLE: str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # of each of its log files there is one older half; Ray's own bounds are 512 MiB and five of them
+        "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),
+        "RAY_ROTATION_BACKUP_COUNT": "1",
         # its figures would be served on all interfaces, to anybody, without the token
         "RAY_enable_metrics_collection": "0",
         # the monitor kills the largest worker at 95 % of the *host's* memory, whatever uses it

@@ -49,7 +49,7 @@ class Disk(Protocol):
     """The interface. Every method raises OSError if it fails, FileNotFoundError if a file to read is missing."""
 
     def files(self, folder: Path) -> dict[str, int]:
-        """Return names and sizes of a folder's files. A missing folder is created."""
+        """Return names and sizes of a folder's files. A missing folder is created, durably."""
         ...
 
     def hold(self, path: Path, *, new: bool) -> HeldFile:
@@ -93,7 +93,9 @@ class Disk(Protocol):
 
 class LocalDisk:
     def files(self, folder: Path) -> dict[str, int]:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            _sync(folder.parent)
         sizes = {}
         for entry in os.scandir(folder):
             try:

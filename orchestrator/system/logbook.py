@@ -4,6 +4,8 @@
     RUN_DIR/logs/islands/asia-2.log           the second incarnation of asia
     RUN_DIR/logs/islands/asia-2.log.older     what came before, once that was longer than BYTES_MAX
 
+The newest LIVES_KEPT of each are kept, so that a job's logs are bounded however often its processes die.
+
 Names, writes, reads and finds logbooks. The descriptors 1 and 2 are redirected to the file, so native code writes there too,
 and output is with the kernel at once: SIGKILL loses at most an incomplete line. Each node writes to its own disk;
 ``runtime.log_copies`` copies the last part to the job's run folder, where the service reads it. If the file cannot be
@@ -13,12 +15,14 @@ created, the process keeps its previous output.
 from __future__ import annotations
 
 import faulthandler
+import glob
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -32,6 +36,8 @@ CHECK_S = 1.0
 OLDER = ".older"
 COPY_BYTES = 64 << 10
 """At least so much of the end of a log is copied from other machines, if it is that long."""
+LIVES_KEPT = 10
+"""Logbooks of one island, or kind of process: the newest. An island that fails again and again begins one each time."""
 REPEATS_MAX, REPEAT_WINDOW_S = 100, 60.0
 NUMBER_DIGITS_MAX = 9
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -80,7 +86,7 @@ def logbooks(run_dir: Path) -> list[Logbook]:
     for of_island, folder in ((True, run_dir / LOGS / ISLAND_LOGS), (False, run_dir / LOGS)):
         for path in folder.glob("*-*.log"):
             source, _, number = path.stem.rpartition("-")
-            if number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX:
+            if _is_number(number):
                 books.append(Logbook(source, int(number), of_island, path))
     return sorted(books, key=lambda book: (not book.of_island, book.source, book.number))
 
@@ -123,7 +129,10 @@ def _older_addition(older: Path, at: int) -> LogAddition:
 
 
 def keep(book: Logbook) -> None:
-    """Redirect all output of this process to the end of its logbook. A later call switches to another logbook."""
+    """Redirect all output of this process to the end of its logbook. A later call switches to another logbook.
+
+    Logbooks of the same source but the newest ``LIVES_KEPT`` are removed.
+    """
     global _current
     try:
         book.path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,6 +140,7 @@ def keep(book: Logbook) -> None:
     except OSError as error:
         log.warning("%s cannot be written: %s", book.path, error)
         return
+    _remove_older(book)
     sys.stdout, sys.stderr = (_by_lines(number) for number in (1, 2))
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
@@ -160,6 +170,20 @@ class _OfOneLine(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable.line(record.message)
         return super().formatMessage(record)
+
+
+def _remove_older(book: Logbook) -> None:
+    numbers = (path.stem.rpartition("-") for path in book.path.parent.glob(f"{glob.escape(book.source)}-*.log"))
+    older = sorted(int(number) for source, _, number in numbers if source == book.source and _is_number(number))
+    for number in [number for number in older if number < book.number][: -(LIVES_KEPT - 1)]:
+        path = book.path.with_name(f"{book.source}-{number}.log")
+        for one in (path, path.with_name(path.name + OLDER)):
+            with suppress(OSError):
+                one.unlink(missing_ok=True)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX
 
 
 def _by_lines(descriptor: int) -> TextIO:

@@ -111,7 +111,7 @@ FILES = (
     ),
     RunFile(
         f"{LOGS}/{ISLAND_LOGS}/ISLAND-INCARNATION.log",
-        "what each incarnation of an island printed; of one on another machine, the last 64 KiB or more",
+        "what each incarnation of an island printed, the newest ten; of one on another machine, the last 64 KiB or more",
         "as it prints; copies every two seconds",
         _KERNEL,
     ),

@@ -35,6 +35,7 @@ from orchestrator.errors import AtollError, InfrastructureError, NotFound, Servi
 from orchestrator.tape.codec import REPORTED, REQUESTS, name_of
 from orchestrator.tape.schema import CHECKSUM_AT_END
 from orchestrator.tape.storage import TapeWriter, read_tape
+from tests import forked
 from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -197,6 +198,12 @@ def test_a_sealed_tape_is_downloaded_and_followed_as_the_one_file_that_it_was(
     count = len(answer.content.splitlines()) - 2
     assert [record.n for record in client.events(ended, follow=False)] == list(range(1, count + 1))
     assert [record.n for record in client.events(ended, after=30, follow=False)] == list(range(31, count + 1))
+
+
+def test_the_command_line_replays_a_sealed_tape_by_its_run_folder(sealed: Path) -> None:
+    count = read_tape(sealed / "whole.jsonl").count
+    assert f"identical: all {count:,} steps" in forked.atoll("replay", str(sealed)).stdout
+    assert read_tape(sealed / "whole.jsonl").footer == read_tape(sealed / "tape.jsonl").footer
 
 
 def test_a_damaged_segment_of_a_tape_is_named_instead_of_being_sent(

@@ -14,6 +14,8 @@ import pytest
 from orchestrator.errors import AtollError, ConfigurationError, DataError
 from orchestrator.host.job_files import open_files
 from orchestrator.host.last_known import last_known
+from orchestrator.tape.schema import Header
+from orchestrator.tape.storage import TapeWriter, read_tape
 from tests.harness.shell import Fate, spec
 from tests.journal.test_crash_points import run
 
@@ -167,6 +169,36 @@ def test_a_damaged_line_in_the_middle_costs_its_own_record_only(folder: Path) ->
     known = last_known(folder, spec(**SNAPSHOTS).policy(), 7.0)
     assert sum(known.versions.values()) == 6
     assert known.tokens_trained > 0
+
+
+@pytest.mark.parametrize("damaged", [None, 1, 2])
+def test_sealed_segments_tell_what_was_last_known_up_to_the_first_that_is_damaged(
+    folder: Path, damaged: int | None
+) -> None:
+    path = folder / "tape.jsonl"
+    tape = read_tape(path)
+    path.unlink()
+    assert isinstance(tape.header, Header)
+    writer = TapeWriter(path, tape.header)
+    for record in tape.records:
+        writer.append(record)
+        if record.n in (tape.count // 3, tape.count // 2):
+            mark = writer.mark
+            writer.seal(mark)
+            writer.cut(mark)
+    writer.let_go()
+    shutil.rmtree(folder / "journal")
+    (folder / "snapshot").unlink()
+    if damaged is not None:
+        segment = folder / "tape.sealed" / f"{damaged:08d}.zst"
+        segment.write_bytes(segment.read_bytes()[:-7])
+        with pytest.raises(DataError, match=segment.name):
+            opened(folder)
+    known = last_known(folder, spec(**SNAPSHOTS).policy(), 7.0)
+    assert sum(known.versions.values()) == 6
+    assert known.tokens_trained > 0
+    assert known.whole == (damaged is None)
+    assert known.started_at == (tape.header.started_at or 7.0)
 
 
 @pytest.mark.parametrize("raw", [b"", b"x", b"\x00" * 100, b"{}\n" + b"x" * 100])

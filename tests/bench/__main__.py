@@ -35,6 +35,7 @@ from tests.bench import (
     shard,
     surface,
     survivors,
+    tape,
     training,
     way,
 )
@@ -52,6 +53,7 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "channel-line": channel_line.main,
     "journal": journal.main,
     "shard": shard.main,
+    "tape": tape.main,
     "island-memory": island_memory.main,
     "checkpoints": checkpoints.main,
     "checkpoints-load": checkpoints_load.main,

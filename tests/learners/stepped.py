@@ -36,7 +36,9 @@ class SteppedTrainer(synthetic.SyntheticTrainer):
 class Island:
     """A loop, its trainer and its outbox, driven from outside."""
 
-    def __init__(self, spec, adoption: str = "replace", interval: int = 4, fragments: int = 2) -> None:
+    def __init__(
+        self, spec, adoption: str = "replace", interval: int = 4, fragments: int = 2, report_every_s: float = 0.0
+    ) -> None:
         self.trainer_spec = spec
         self.trainer = SteppedTrainer(spec)
         names = sorted(self.trainer.tensor_shapes())
@@ -46,7 +48,7 @@ class Island:
             interval,
             adoption,
             mix_alpha=0.25,
-            report_every_s=0.0,
+            report_every_s=report_every_s,
             tokens_per_schedule_step=ISLANDS * TOKENS,
         )
         self.outbox = Outbox()

@@ -65,6 +65,22 @@ def test_progress_precedes_every_offer_and_adoption_so_that_totals_are_current(n
     ]  # one for both of the first
 
 
+def test_between_two_times_of_the_clock_progress_is_reported_with_offers_and_at_the_end_alone(new_island):
+    island = new_island(report_every_s=1e9).start()
+    letters = island.steps(3)
+    island.loop.deliver(0, 1, 2, island.published(0, 0.5))
+    letters += island.steps(4)
+    kinds = [type(letter) for letter in letters]
+    assert kinds.count(Progress) == kinds.count(Offer) == 2
+    assert all(kinds[index - 1] is Progress for index, kind in enumerate(kinds) if kind is Offer)
+    adopted = kinds.index(Adopted)
+    assert letters[adopted].tokens_total > max(x.tokens_total for x in letters[:adopted] if isinstance(x, Progress))
+    island.loop.flush()
+    island.trainer.permits.release()
+    ending = island.letters_until(Flushed)
+    assert [letter.steps_total for letter in ending if isinstance(letter, Progress)] == [8]
+
+
 def test_replacing_takes_the_published_value_and_keeps_no_work(new_island):
     island = new_island().start()
     island.steps(3)  # fragment 1 was offered at 2

@@ -23,7 +23,7 @@ from orchestrator.runtime.dead_nodes import VERB
 from orchestrator.runtime.groups import DEFAULT_GROUPS, NodeGroup, read_groups
 from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.ray_start import Place, RayProgram, log_of
-from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, NODE_MARKER
+from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, LOG_BYTES_MAX, NODE_MARKER
 from tests.attack.test_environment import SECRETS
 from tests.attack.test_permissions import open_to_others
 from tests.listening import listeners, undocumented
@@ -59,6 +59,7 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
     assert open_to_others(tmp_path / "cluster.json") == []
     for process in processes.marked(cluster.id):
         assert SECRETS.keys() & process.environ().keys() == {"AWS_ACCESS_KEY_ID"}, process.cmdline()
+        assert process.environ()["RAY_ROTATION_MAX_BYTES"] == str(LOG_BYTES_MAX), process.cmdline()
     assert beyond_loopback(processes.marked(cluster.id)) == []
     seen = listeners(process.pid for process in processes.marked(cluster.id))
     assert {"gcs_server", "raylet"} <= {one.process for one in seen}

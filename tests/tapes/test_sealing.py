@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ from orchestrator.core.events import Event, JobStarted, TimerFired
 from orchestrator.core.vocabulary import GraceTimer
 from orchestrator.errors import DataError
 from orchestrator.simulation.plan import sample_policy
+from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import SEGMENT_BYTES_MAX, Header, Mark, Record, decode_line
 from orchestrator.tape.sealing import seal, unseal
 from orchestrator.tape.storage import TapeWriter, read_tape, sealed_path
+from tests.golden import recorded
 from tests.swarm.disk import Died, DiskFault, Operation, SimulatedDisk, no_faults
 
 HEADER = Header("a job", sample_policy(2), 1.7e9)
@@ -213,6 +216,28 @@ def test_with_the_snapshot_at_the_last_cut_no_sealed_segment_is_read(tmp_path: P
     later = writer.mark
     writer.let_go()
     assert TapeWriter.reopen(writer.path, mark=later)[1].before == EACH + 2
+
+
+@pytest.mark.parametrize("path", recorded.tapes(), ids=lambda path: path.name.split(".")[0])
+def test_a_tape_of_an_earlier_release_goes_on_and_is_sealed_from_there(tmp_path: Path, path: Path) -> None:
+    *lines, _ = gzip.decompress(path.read_bytes()).splitlines(keepends=True)  # without its footer
+    half, tape = len(lines) // 2, tmp_path / "tape.jsonl"
+    tape.write_bytes(b"".join(lines[:half]))
+    writer, before = TapeWriter.reopen(tape)
+    records = read_tape(path).records
+    assert before.count == half - 1
+    for record in records[before.count :]:
+        writer.append(record)
+        if record.n in (half + 10, half + 100):
+            mark = writer.mark
+            writer.seal(mark)
+            writer.cut(mark)
+    writer.close()
+    again = read_tape(tape)
+    assert again.records == records
+    assert replay(again).exact
+    assert len(list((tmp_path / "tape.sealed").iterdir())) == 2
+    assert numbers(TapeReader(tape)) == list(range(1, len(records) + 1))
 
 
 def test_a_sealed_tape_without_checksums_of_its_lines_is_what_it_was() -> None:
