@@ -88,7 +88,7 @@ def test_a_lost_job_goes_on_and_is_given_what_was_asked_of_it_meanwhile(desk: De
     before = desk.service.job(desk.job)
     desk.lose()
     told = desk.service.job(desk.job)
-    assert (told.state, "started again" in told.reason) == ("running", True), "nobody calls it over because he looked"
+    assert (told.state, "will restart it" in told.reason) == ("running", True), "nobody calls it over because he looked"
     asked = desk.service.submit_command(desk.job, commands.Kill("asia", restart=False), "me")
     desk.service.cordons.change("asia", "me", cordoned=True)
     desk.service.tend()

@@ -195,13 +195,15 @@ class Troubled(Voyages):
         statistics["traffic"]["merge_failures"] = rounds
         statistics["refusals"] |= {"corrupt": 50 * rounds}
         statistics["traffic"]["admitted"] = {first["island"]: 1000 + 10 * rounds}
-        statistics["merges_by_contributors"] = {"1": 10 * rounds}
+        statistics["merges_by_contributors"] = {"0": 10 * rounds}
         journal = statistics["journal_seconds"]
         journal["sum"] = 2.0 * rounds
         for island in goodput["islands"].values():
             island["seconds"] = dict.fromkeys(island["seconds"], 0.0) | {"productive": 1.0, "down": 10.0 * rounds}
-        for island in view["islands"][:3]:
+        for island in view["islands"][:2]:
             island["state"] = "training"
+        view["islands"][2]["state"] = "waiting"
+        view["checkpoint"] = {"scheduled": True, "taken_at": None, "failures": rounds}
         status["lines"]["islands"][first["island"]]["trouble"] = "the firewall lets nothing through"
         status["helpers"] = [Helper(name="controller", condition="dead", reason="it died", restarts=1).model_dump()]
 
