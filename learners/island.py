@@ -81,9 +81,8 @@ class Island:
         self._follower: Follower | None = None
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
-        self._computes = False
+        self._computes, self._shard_index = False, 0
         self._watchdog = Watchdog(abandoned_after_s, self._give_up)
-        self._shard_index = 0
         self._throttle, self._held_s = state_transfer.Throttle(None), 0.0
         self._of_one_boundary = True
         self._held_states = state_transfer.HeldStates(self._export_fragments, lambda: self._held_s)
@@ -403,8 +402,7 @@ class Island:
                 return
             if self._computes:
                 lower_priority_of_new(before)
-            save = partial(self._save_rank, line, rank.number)
-            promoted = partial(self._promoted, rank.number)
+            save, promoted = partial(self._save_rank, line, rank.number), partial(self._promoted, rank.number)
             prepared = link.Prepared(device_count, own_name())
             self._follower = Follower(
                 line, trainer, plan.arrays, prepared, self._take_state, self._give_part, save, promoted

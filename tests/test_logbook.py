@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -230,3 +232,32 @@ def test_only_claimed_run_folders_of_this_installation_are_removed(tmp_path: Pat
     run_folder.remove_claimed(tmp_path, ["mine", "theirs", "served", "unclaimed", "linked", "../mine", "none"], fleet)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["served", "theirs", "unclaimed"]
     assert run_folder.claimed(tmp_path / "none", fleet) == []
+
+
+def test_a_run_folder_is_removed_although_something_still_writes_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, calls, remove = tmp_path / "run", list[Path](), shutil.rmtree
+    (folder / "logs").mkdir(parents=True)
+
+    def disturbed(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        if len(calls) == 2:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", disturbed)
+    run_folder.remove_tree(folder)
+    assert not folder.exists()
+    monkeypatch.setattr(shutil, "rmtree", lambda path: os.listdir("/proc/self/no-such-entry"))
+    run_folder.remove_tree(folder)
+    (tmp_path / "kept").mkdir()
+
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    with pytest.raises(PermissionError):
+        run_folder.remove_tree(tmp_path / "kept")

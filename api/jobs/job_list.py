@@ -6,7 +6,6 @@ ended are not removed. What islands left on other machines is swept in the backg
 
 from __future__ import annotations
 
-import shutil
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -18,6 +17,7 @@ from api.jobs.status_cache import refuse_outdated
 from api.schemas import ALIVE, Jobs, JobState
 from api.storage.store import Store
 from orchestrator.errors import Conflict, InfrastructureError, NotFound
+from orchestrator.system.run_folder import remove_tree
 
 SWEEP_EVERY_S = 10.0
 
@@ -92,7 +92,7 @@ def clear(folder: Path) -> None:
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             folder.unlink()  # a link's target does not belong to the job
         elif folder.exists():
-            shutil.rmtree(folder)
+            remove_tree(folder)
     except OSError as error:
         detail = f"The run's folder {folder} cannot be removed: {error.strerror}."
         raise InfrastructureError(detail=detail, remedy="Remove it by hand, and repeat the request.") from error

@@ -168,7 +168,7 @@ def _append(copied: _Copied, addition: LogAddition) -> None:
     """Append to the copy. It begins anew, beside its older half, if it is too long or does not continue the copy."""
     path = copied.book.path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)  # and no more: the job may be deleted
         is_continued = path.exists() and copied.at and addition.start == copied.at
         if not is_continued or path.stat().st_size > COPY_BYTES:
             if path.exists():

@@ -8,9 +8,11 @@ installation, so that it can be removed with the job, and never a folder that a 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +41,8 @@ STATUS = "status.json"
 
 FLEET = ".fleet"
 """In RUNS: a random name of the installation. In a run's folder on another machine: whose it is, so that it is removed."""
+
+REMOVALS_MAX, REMOVAL_RETRY_S = 20, 0.1
 
 _SYSTEM = "with the operating system"
 _KERNEL = "with the operating system, so SIGKILL loses nothing"
@@ -198,7 +202,20 @@ def remove_claimed(runs: Path, names: Iterable[str], fleet: str) -> None:
     """Remove these run folders, as far as they were claimed for this installation. Raises OSError."""
     for name in names:
         if name == os.path.basename(name) and _is_claimed(runs / name, fleet):
-            shutil.rmtree(runs / name)
+            remove_tree(runs / name)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove the folder, although the last processes of its job may still write or remove files in it. Raises OSError."""
+    for attempt in range(REMOVALS_MAX):
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or attempt + 1 == REMOVALS_MAX:
+                raise
+        if not folder.exists():
+            return
+        time.sleep(REMOVAL_RETRY_S)
 
 
 def file_sizes(paths: Iterable[str]) -> list[int | str]:

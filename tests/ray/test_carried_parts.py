@@ -158,6 +158,7 @@ def test_log_copies_begin_anew_where_they_do_not_continue_and_keep_the_older_par
 
     there, here = island_logbook(tmp_path / "there", "east", 1), island_logbook(tmp_path / "here", "east", 1)
     there.path.parent.mkdir(parents=True)
+    here.path.parent.parent.mkdir(parents=True)
     copied: Any = log_copies._Copied(here, Placement("actor", "id", "machine", 1, 0.0), at=0)
 
     def copy() -> None:
