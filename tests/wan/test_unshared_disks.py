@@ -23,6 +23,7 @@ from tests.wan.archipelago import Archipelago, WideJob
 from tests.wan.conftest import ASIA, EAST
 
 pytestmark = pytest.mark.ray
+soak = pytest.mark.soak("a quarter of a minute")
 Submit = Callable[..., WideJob]
 STEPS = 200
 
@@ -69,6 +70,7 @@ def test_checkpoints_are_taken_and_resumed_where_no_machine_sees_the_folder_of_a
     assert first == steps, "each goes on with its own state, which its machine did not have"
 
 
+@soak
 def test_logs_of_another_machine_are_read_at_the_head_and_outlive_the_machine(
     archipelago: Archipelago, submit: Submit
 ) -> None:
@@ -89,6 +91,7 @@ def test_logs_of_another_machine_are_read_at_the_head_and_outlive_the_machine(
     assert f"east, incarnation 1, is process {pid}" in own.read_text()
 
 
+@soak
 def test_a_deleted_job_leaves_no_file_on_any_machine(archipelago: Archipelago, submit: Submit) -> None:
     job = submit(STEPS, checkpoints={"every_merges": 8})
     job.wait_for_merge(EAST, 1)
