@@ -83,6 +83,7 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py
 	@ATOLL_CUT_S=600 $(BIN)/python -m pytest -q -s tests/wan
+	@deploy/system-packages.sh slurm
 	@ATOLL_SOAK=1 $(BIN)/python -m pytest -q --timeout=1800 -m soak
 	@ATOLL_OPENAPI_EXAMPLES=300 $(BIN)/python -m pytest -q --timeout=7200 tests/api/test_openapi.py
 	@ATOLL_GOLDEN=all $(BIN)/python -m pytest -q tests/golden

@@ -35,6 +35,7 @@ from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.node_agents import FAULT_TIMEOUT_S, NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import (
+    Delayed,
     Gang,
     Leaving,
     Node,
@@ -92,7 +93,7 @@ class Controller:
         self._actors: dict[Life, tuple[ActorHandle[IslandInterface], ...]] = {}
         """By rank: one, but of islands of many hosts."""
         self._placements: dict[Life, Placement] = {}
-        self._results: dict[Life, Future[Placement | Unplaced]] = {}
+        self._results: dict[Life, Future[Placement | Delayed | Unplaced]] = {}
         self._bookings: dict[Life, Life] = {}
         """As whose the hosts of a life were booked, where that is another's: a standby's."""
         self._ended: set[Life] = set()
@@ -107,7 +108,9 @@ class Controller:
         self._logs.begin()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
-    def place(self, island: IslandId, incarnation: Incarnation, standby: Life | None = None) -> Placement | Unplaced:
+    def place(
+        self, island: IslandId, incarnation: Incarnation, standby: Life | None = None
+    ) -> Placement | Delayed | Unplaced:
         """Make the process of this incarnation and have it build its model; returns once it answers.
 
         With ``standby``, that process becomes this incarnation, and the standby's incarnation has none any more.
@@ -115,7 +118,7 @@ class Controller:
         """
         with self._lock:
             earlier = self._results.get((island, incarnation))
-            result: Future[Placement | Unplaced] = Future()
+            result: Future[Placement | Delayed | Unplaced] = Future()
             self._results.setdefault((island, incarnation), result)
         if earlier is not None:
             return earlier.result()
@@ -127,7 +130,7 @@ class Controller:
         except BaseException as error:
             result.set_exception(error)
         placed = result.result()
-        if isinstance(placed, Unplaced) and placed.waits:
+        if isinstance(placed, Delayed):
             with self._lock:
                 self._results.pop((island, incarnation), None)  # asked again once there is room
         return placed
@@ -158,7 +161,7 @@ class Controller:
         """Return the agents of the nodes that this job's islands are on, or were: ``orchestrator.status.Helper`` as data."""
         return [helper.model_dump() for helper in self._supervisor.statuses()]
 
-    def _place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
+    def _place(self, island: IslandId, incarnation: Incarnation) -> Placement | Delayed | Unplaced:
         section = self._sections[island]
         wanted = resources_of(section)
         life = (island, incarnation)
@@ -167,7 +170,7 @@ class Controller:
         deadline = time.monotonic() + CAPACITY_WAIT_S
         while isinstance(gang := self._gang(section, wanted), Refusal):
             if gang.final or time.monotonic() > deadline:
-                return Unplaced(gang.reason, waits=True)
+                return Delayed(gang.reason)
             if self._over(life):
                 return UNWANTED
             time.sleep(0.05)
@@ -179,7 +182,7 @@ class Controller:
                 self._actors[life] = actors
         if not actors:
             reason = f"{section.node_group!r} has fewer than {section.hosts} free nodes; it will be tried again"
-            return Unplaced(reason, waits=True)
+            return Delayed(reason)
         if self._over(life):
             self.end(island, incarnation)
             return UNWANTED
@@ -192,7 +195,7 @@ class Controller:
             self.end(island, incarnation)
             now = self._gang(section, wanted)
             if isinstance(now, Refusal):
-                return Unplaced(now.reason, waits=not began)
+                return Unplaced(now.reason) if began else Delayed(now.reason)
             return Unplaced(f"its process did not answer: {first_line(error)}")
         placed = self._placement(island_name(self._job, island, incarnation), abouts)
         for each in placed.ranks:

@@ -23,7 +23,7 @@ from orchestrator.actors import ActorHandle, IslandInterface, SavedPlace
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
 from orchestrator.core.messages import CatchUpFailure
-from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, Life, ReleaseReason
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, Life, ReleaseReason
 from orchestrator.errors import first_line, in_words
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext, Timers
@@ -32,7 +32,7 @@ from orchestrator.runtime.carried_parts import PartCollector, PartSource
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.parameter_link import Delivery, Marker
-from orchestrator.runtime.placement import Placement, Unplaced
+from orchestrator.runtime.placement import Delayed, Placement, Unplaced
 from orchestrator.runtime.report_link import Connection
 from orchestrator.runtime.settings import island_name, rank_name, synchroniser_name
 from orchestrator.runtime.shard_worker import ShardWorker
@@ -83,7 +83,7 @@ class Interpreter:
         self._over: set[Life] = set()
         self._processes: dict[Life, Life] = {}  # lives that go on as the process of another: a standby's
         self._lives = threading.Lock()  # guards the first three: placing threads open connections, the pump closes them
-        self._waiting = WaitingRoom(self._waits, self._place_soon, self._post)
+        self._waiting = WaitingRoom(context, self._waits, self._place_soon)
         self._placing = ThreadPoolExecutor(max(4, len(sections)), "place")
         self._calling = ThreadPoolExecutor(max(8, 4 * len(sections)), "call")
 
@@ -262,7 +262,7 @@ class Interpreter:
 
     def _place(self, island: IslandId, incarnation: Incarnation, standby: Life | None) -> None:
         """Have the process made, or the standby's taken over, then listen to it. Runs in a thread of its own."""
-        placed: Placement | Unplaced
+        placed: Placement | Delayed | Unplaced
         controller = self._controller.handle
         try:
             call = controller.call(Controller.place, island, incarnation, standby)
@@ -276,7 +276,7 @@ class Interpreter:
         except (RayError, TimeoutError) as error:
             placed = Unplaced(f"the controller did not answer: {type(error).__name__}")
             self._end_for_certain(Controller.end, island, incarnation)  # a process may have come of it all the same
-        if isinstance(placed, Unplaced) and placed.waits:
+        if isinstance(placed, Delayed):
             with self._lives:
                 if (island, incarnation) not in self._over:
                     self._waiting.add((island, incarnation), placed.reason)
@@ -354,15 +354,15 @@ class WaitingRoom:
 
     def __init__(
         self,
+        context: JobContext,
         waits: Callable[[list[IslandId]], list[str]],
         place: Callable[[Life], None],
-        post: Callable[[Callable[[Instant], events.Event]], object],
     ) -> None:
-        self._waits, self._place, self._post = waits, place, post
+        self._post, self._waits, self._place = context.post, waits, place
         self._reasons: dict[Life, str] = {}
         self._changed = threading.Condition()
         self._closed = False
-        threading.Thread(target=self._watch, name="waiting-room", daemon=True).start()
+        threading.Thread(target=context.guarded, args=(self._watch,), name="waiting-room", daemon=True).start()
 
     def add(self, life: Life, reason: str) -> None:
         """Have it wait, and say so."""

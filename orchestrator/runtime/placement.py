@@ -76,10 +76,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
-    """``waits``: no process has started, because no node has room for it. Otherwise the attempt has failed."""
+    """The attempt has failed."""
 
     reason: str
-    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """No process has started, because no node has room for it. A controller of an older build never answers so."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
