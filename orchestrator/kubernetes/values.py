@@ -539,10 +539,11 @@ def _roots(values: Values) -> Iterator[Problem]:
 
 
 def _mounted(values: Values, path: str, folder: str, *, written: bool) -> Iterator[Problem]:
-    """Yield a problem if some pod does not mount this folder, which head, service and islands open."""
+    """Yield a problem if some pod does not mount this folder: of checkpoints the head and the service, of data all."""
     mounting = {
         role.path: [volume for volume in role.volumes(values.pods) if _within(folder, volume.mount)]
         for role in roles(values)
+        if not (written and isinstance(role.own, Group))
     }
     if without := [each for each, volumes in mounting.items() if not volumes]:
         message = f"is {folder!r}, which no volume of {', '.join(without[:5])}{' …' * (len(without) > 5)} contains."

@@ -330,6 +330,7 @@ def values_with(tmp_path: Path, change: dict[str, Any], **group: Any) -> Path:
         ),
         ({"service": {"run_as_user": 7}}, {}, "service.run_as_user", "has the image's user"),
         ({"runs": {"shared": True}}, {"run_as_user": 0}, "groups.0.run_as_user", "pods.run_as_user"),
+        ({"service": {"checkpoints": ["/data"]}}, {}, "service.checkpoints.0", "of clusters.0.head, service contains"),
         ({"packages": ["/elsewhere"], "pods": {"volumes": [TEXT]}}, {}, "packages.0", "pods.volumes"),
         ({"service": {"arguments": ["--host=0.0.0.0"]}}, {}, "service.arguments.0", "Remove --host"),
         ({"service": {"allow": ["my-package"]}}, {}, "service.allow.0", "my-package"),

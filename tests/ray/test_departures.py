@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,8 @@ import pytest
 from orchestrator.core import commands, events
 from orchestrator.core.effects import PlaceIsland
 from orchestrator.core.messages import Drained, Progress
+from orchestrator.kubernetes.manifests import Shipped, rendered
+from orchestrator.kubernetes.values import Values
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import TOKEN_VARIABLE
 from tests.metadata import MachineMetadata, serving
@@ -182,6 +185,42 @@ def test_islands_that_leave_together_lose_nothing_and_wait_for_the_next_node(
     join("--name", "next")
     for island in both:
         job.wait_for_merge(island, 2)
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+
+
+FAR_SLICE = {
+    "image": "atoll:1",
+    "clusters": [
+        {"name": "home", "region": "us-east1", "head": {}},
+        {"name": "far", "region": "us-east1", "head_address": "head.example:6379"},
+    ],
+    "groups": [
+        {
+            **{"name": GROUP, "cluster": "far", "nodes": 2, "cpus": 4, "memory_gib": 1.0, "accelerators": 2},
+            "tpu": {"accelerator": "tpu-v6e-slice", "topology": "2x2", "hosts": 2},
+        }
+    ],
+}
+
+
+@pytest.mark.soak("two machines and a job of its own")
+def test_pods_of_a_slice_in_another_kubernetes_cluster_are_one_island(
+    join: Callable[..., Machine], start: Callable[..., Job]
+) -> None:
+    """The pods' own options, with the variables that LeaderWorkerSet sets in a pod."""
+    values = Values.model_validate(FAR_SLICE)
+    manifests = {each["kind"]: each for each in rendered(values, values.clusters[1], Shipped())}
+    template = manifests["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    words = template["spec"]["containers"][0]["command"]
+    options = [word for pair in pairwise(words) if pair[0] in ("--labels", "--resources") for word in pair]
+    for worker in ("0", "1"):
+        join(*(word.replace("$(TPU_NAME)", "spot-0").replace("$(TPU_WORKER_ID)", worker) for word in options))
+    document = synthetic(ENDLESS, (GROUP, "us-east"))
+    document["islands"][0] |= {"hosts": 2, "accelerator": "tpu", "accelerators": 2}
+    job = start(document)
+    job.wait_for_merge(GROUP, 1)
     job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
