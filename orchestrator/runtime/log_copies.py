@@ -29,7 +29,7 @@ from orchestrator.errors import first_line
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.node_agents import NodeAgents
 from orchestrator.runtime.placement import Placement
-from orchestrator.system.logbook import COPY_BYTES, LogAddition, Logbook, rank_logbook
+from orchestrator.system.logbook import COPY_BYTES, LogAddition, Logbook, rank_logbook, remove_older
 from orchestrator.system.run_folder import LOGS, PLACE, fleet_of
 
 log = logging.getLogger(__name__)
@@ -173,6 +173,8 @@ def _append(copied: _Copied, addition: LogAddition) -> None:
         if not is_continued or path.stat().st_size > COPY_BYTES:
             if path.exists():
                 os.replace(path, copied.book.older)
+            else:
+                remove_older(copied.book)
             path.write_text(f"[copy of {path} on {copied.placed.node} from byte {addition.start}]\n")
         with path.open("ab") as file:
             file.write(addition.content)

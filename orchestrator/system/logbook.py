@@ -140,7 +140,7 @@ def keep(book: Logbook) -> None:
     except OSError as error:
         log.warning("%s cannot be written: %s", book.path, error)
         return
-    _remove_older(book)
+    remove_older(book)
     sys.stdout, sys.stderr = (_by_lines(number) for number in (1, 2))
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
@@ -172,7 +172,8 @@ class _OfOneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
-def _remove_older(book: Logbook) -> None:
+def remove_older(book: Logbook) -> None:
+    """Remove the oldest logbooks of the book's source, so that ``LIVES_KEPT`` are left. Errors are ignored."""
     numbers = (path.stem.rpartition("-") for path in book.path.parent.glob(f"{glob.escape(book.source)}-*.log"))
     older = sorted(int(number) for source, _, number in numbers if source == book.source and _is_number(number))
     for number in [number for number in older if number < book.number][: -(LIVES_KEPT - 1)]:
