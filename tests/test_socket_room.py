@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.system import socket_room
+from tests.programs import missing
 
 
 @pytest.fixture
@@ -98,3 +101,27 @@ def test_a_name_of_many_bytes_counts_by_bytes(use_tmpdir, short):
     wide.mkdir()
     use_tmpdir(wide)
     assert socket_room.for_join().folder == (wide if len(str(wide).encode()) <= 23 else Path("/tmp"))
+
+
+def test_a_tmpdir_on_a_full_disk_is_named_with_the_reason(use_tmpdir, short):
+    if os.geteuid() != 0:
+        missing("root, which mounts need,")
+    full, also_full = short / "a", short / "b"
+    for place in (full, also_full):
+        place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], check=True)
+    try:
+        use_tmpdir(full)
+        room = socket_room.for_cluster()
+        assert room.folder == Path("/tmp")
+        assert f"TMPDIR ({full}) cannot be written (No space left on device)" in room.note
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(socket_room, "PLACES", (also_full,))
+            patch.setattr(tempfile, "gettempdir", lambda: str(full))
+            with pytest.raises(
+                ConfigurationError, match=f"{also_full} .No space left on device. cannot be written either"
+            ):
+                socket_room.for_cluster()
+    finally:
+        for place in (full, also_full):
+            subprocess.run(["umount", place], check=True)

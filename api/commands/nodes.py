@@ -37,6 +37,21 @@ RESERVED = frozenset({"atoll-node-group", "region"})
 AMOUNT_MAX = 1e9
 
 
+PortsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ports",
+        metavar="FIRST-LAST",
+        help="Ports for Ray on this machine, for a firewall: four, and one for each island. Default: any.",
+        show_default=False,
+    ),
+]
+WaitOption = Annotated[
+    float,
+    typer.Option("--wait", metavar="SECONDS", min=0, max=1e6, help="Longest wait for a head that does not answer yet."),
+]
+
+
 def join(
     address: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="The head of the cluster.")],
     group: Annotated[str, typer.Option("--group", help="The node group that this machine joins.")],
@@ -62,15 +77,7 @@ def join(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Join beyond loopback without TLS, where something else encrypts.")
     ] = False,
-    ports: Annotated[
-        str | None,
-        typer.Option(
-            "--ports",
-            metavar="FIRST-LAST",
-            help="Ports for Ray on this machine, for a firewall: four, and one for each island. Default: any.",
-            show_default=False,
-        ),
-    ] = None,
+    ports: PortsOption = None,
     until: Annotated[
         str | None,
         typer.Option(
@@ -126,6 +133,7 @@ def join(
             "--partition-tolerance", metavar="SECONDS", min=3, max=1e6, help="The cluster's partition tolerance."
         ),
     ] = 600,
+    wait: WaitOption = 10,
 ) -> None:
     """Join a cluster as a node until WALLTIME or SIGTERM, then drain and leave. Exit code 0 after a complete drain.
 
@@ -137,6 +145,7 @@ def join(
         *("--resources", json.dumps(amounts(resources or []))),
         *("--labels", json.dumps(labels_of(labels or []))),
         *("--lead", str(lead), "--grace", str(grace), "--partition-tolerance", str(partition_tolerance)),
+        *("--wait", str(wait)),
     ]
     if until is not None:
         command += ["--until", str(checked_until(until, lead, time.time()))]

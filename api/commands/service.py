@@ -1,4 +1,4 @@
-"""Commands for the installation: up, down, demo."""
+"""Commands for the installation: up, down, demo; and head and serve, its parts as programs in the foreground."""
 
 from __future__ import annotations
 
@@ -18,17 +18,117 @@ from api.commands.common import (
     console,
     say,
 )
+from api.commands.nodes import (
+    CERTIFICATES_VARIABLE,
+    PortsOption,
+    WaitOption,
+    checked_address,
+    checked_certificates,
+    checked_ports,
+    checked_token,
+)
+from api.commands.nodes import TOKEN_VARIABLE as CLUSTER_TOKEN_VARIABLE
 from api.installation.binding import Binding, refuse_password_in_view
 from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
-from api.installation.up import GROUPS, RAY_CONTROL, Installation
+from api.installation.up import GROUPS, PORT_FIRST, RAY_CONTROL, Installation, command_of
 from api.installation.up import down as take_down
 from api.installation.up import up as bring_up
 from api.schemas import Retention
+from orchestrator.errors import ConfigurationError
+from orchestrator.system import python_process, user_packages
 from orchestrator.system.ports import LOOPBACK
+from orchestrator.system.python_process import refuse_unset
 
+HEAD_MODULE, HEAD_PORT = "orchestrator.runtime.head", 6379
 DEMO_HOME = DEFAULT_HOME / "demo"
 OWNER_ALONE = 0o077
 """The umask: only the owner can read what these commands write into home and runs."""
+
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="PACKAGE", help="Allow jobs to name code of this package. Repeatable."),
+]
+CheckpointsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--checkpoints",
+        metavar="ROOT",
+        help="Allow jobs to read and write checkpoints below this folder or URL (s3://BUCKET/PREFIX). Repeatable. "
+        "Default: the working folder, without hidden files. HOME/checkpoints and RUNS are always allowed, the rest of "
+        "HOME never.",
+        show_default=False,
+    ),
+]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="ROOT",
+        help="Allow jobs to read text files below this folder. Repeatable. Default: the working folder, without "
+        "hidden files. HOME/data is always allowed, the rest of HOME never.",
+        show_default=False,
+    ),
+]
+JobsMaxOption = Annotated[
+    int | None,
+    typer.Option("--jobs-max", min=1, max=10_000, help="Most jobs that run at a time; others are queued. Default: 16."),
+]
+RestartSilentOption = Annotated[
+    float | None,
+    typer.Option(
+        "--restart-silent-after",
+        min=0,
+        max=100_000,
+        metavar="MINUTES",
+        help="Restart the synchroniser of a job that has not answered for this long; 0: never. Default: 5.",
+    ),
+]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        envvar=DATABASE_VARIABLE,
+        help="Database, as SQLAlchemy URL.",
+        show_default="SQLite in the home",
+    ),
+]
+NewStoreOption = Annotated[
+    bool, typer.Option("--new-store", help="Start with an empty database if the home's is lost or damaged.")
+]
+PassOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pass-environment",
+        metavar="NAME",
+        help="Pass this variable to service and islands, such as a store's credentials. Repeatable.",
+    ),
+]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--partition-tolerance",
+        min=3,
+        max=1e6,
+        metavar="SECONDS",
+        help="How long islands survive while their region is cut off. Default: 600. Set when the cluster starts.",
+    ),
+]
+HostOption = Annotated[
+    str, typer.Option("--host", help="Address to listen on; beyond loopback only with a certificate.")
+]
+CertificateOption = Annotated[
+    Path | None, typer.Option("--certificate", help="Serve HTTPS with this certificate (PEM).")
+]
+KeyOption = Annotated[Path | None, typer.Option("--key", help="The certificate's key (PEM).")]
+CertificatesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificates",
+        envvar=CERTIFICATES_VARIABLE,
+        help="This machine's folder from `atoll certificates issue`. All connections then use TLS.",
+        show_default=False,
+    ),
+]
 
 
 def up(
@@ -45,89 +145,23 @@ def up(
     control: Annotated[
         str, typer.Option("--control", metavar="MODULE:FACTORY", help="What runs the jobs. Default: Ray.")
     ] = RAY_CONTROL,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; beyond loopback only with a certificate.")
-    ] = LOOPBACK,
-    certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="Serve HTTPS with this certificate (PEM).")
-    ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="The certificate's key (PEM).")] = None,
+    host: HostOption = LOOPBACK,
+    certificate: CertificateOption = None,
+    key: KeyOption = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow --host without a certificate.")] = False,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option("--allow", metavar="PACKAGE", help="Allow jobs to name code of this package. Repeatable."),
-    ] = None,
+    allow: AllowOption = None,
     packages: PackagesOption = None,
-    checkpoints: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--checkpoints",
-            metavar="ROOT",
-            help="Allow jobs to read and write checkpoints below this folder or URL (s3://BUCKET/PREFIX). Repeatable. "
-            "Default: the working folder, without hidden files. HOME/checkpoints and RUNS are always allowed, the rest of "
-            "HOME never.",
-            show_default=False,
-        ),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--data",
-            metavar="ROOT",
-            help="Allow jobs to read text files below this folder. Repeatable. Default: the working folder, without "
-            "hidden files. HOME/data is always allowed, the rest of HOME never.",
-            show_default=False,
-        ),
-    ] = None,
-    jobs_max: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs-max", min=1, max=10_000, help="Most jobs that run at a time; others are queued. Default: 16."
-        ),
-    ] = None,
-    restart_silent_after: Annotated[
-        float | None,
-        typer.Option(
-            "--restart-silent-after",
-            min=0,
-            max=100_000,
-            metavar="MINUTES",
-            help="Restart the synchroniser of a job that has not answered for this long; 0: never. Default: 5.",
-        ),
-    ] = None,
+    checkpoints: CheckpointsOption = None,
+    data: DataOption = None,
+    jobs_max: JobsMaxOption = None,
+    restart_silent_after: RestartSilentOption = None,
     retention_days: RetentionDaysOption = None,
     retention_failed_days: RetentionFailedDaysOption = None,
     retention_bytes: RetentionBytesOption = None,
-    partition_tolerance: Annotated[
-        float | None,
-        typer.Option(
-            "--partition-tolerance",
-            min=3,
-            max=1e6,
-            metavar="SECONDS",
-            help="How long islands survive while their region is cut off. Default: 600. Set when the cluster starts.",
-        ),
-    ] = None,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            "--database",
-            envvar=DATABASE_VARIABLE,
-            help="Database, as SQLAlchemy URL.",
-            show_default="SQLite in the home",
-        ),
-    ] = None,
-    new_store: Annotated[
-        bool, typer.Option("--new-store", help="Start with an empty database if the home's is lost or damaged.")
-    ] = False,
-    pass_environment: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pass-environment",
-            metavar="NAME",
-            help="Pass this variable to service and islands, such as a store's credentials. Repeatable.",
-        ),
-    ] = None,
+    partition_tolerance: ToleranceOption = None,
+    database: DatabaseOption = None,
+    new_store: NewStoreOption = False,
+    pass_environment: PassOption = None,
 ) -> None:
     """Start the service and an embedded cluster if they are not running yet. HOME/token then holds an admin token."""
     os.umask(OWNER_ALONE)
@@ -182,7 +216,142 @@ def demo(
     raise typer.Exit(run_demo(Installation(Home(home), runs, groups), file, island, console(), say))
 
 
+def head(
+    address: Annotated[
+        str, typer.Option("--address", metavar="IP", help="This machine's address, as others reach it.")
+    ],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port that machines join at.")] = HEAD_PORT,
+    certificates: CertificatesOption = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Beyond loopback without TLS, where something else encrypts.")
+    ] = False,
+    home: HomeOption = DEFAULT_HOME,
+    partition_tolerance: ToleranceOption = None,
+    packages: PackagesOption = None,
+    pass_environment: PassOption = None,
+) -> None:
+    """Be the head of a cluster whose nodes are other machines (`atoll join`), until a signal.
+
+    Its secret is HOME/cluster/token. It knows its nodes and jobs again when it starts again, also after SIGKILL or a
+    restart of the machine.
+    """
+    os.umask(OWNER_ALONE)
+    refuse_unset(os.environ, pass_environment or ())
+    folder = checked_certificates(certificates, f"{address}:{port}", address, insecure=insecure)
+    Home(home).require_room()
+    command = ["head", "--home", str(home.resolve()), "--address", address, "--port", str(port)]
+    command += common_options(folder, partition_tolerance, packages, pass_environment)
+    python_process.become(python_process.module(HEAD_MODULE, *command))
+
+
+def serve(
+    context: typer.Context,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head", metavar="HOST:PORT", help="The head. Default: the one of this home.", show_default=False
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            envvar=CLUSTER_TOKEN_VARIABLE,
+            help="File with the secret of a head of another home, readable by this user only.",
+            show_default=False,
+        ),
+    ] = None,
+    certificates: CertificatesOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    runs: RunsOption = DEFAULT_RUNS,
+    host: HostOption = LOOPBACK,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = PORT_FIRST,
+    certificate: Annotated[
+        Path | None,
+        typer.Option("--certificate", help="Serve HTTPS with this certificate (PEM). Default: that of --certificates."),
+    ] = None,
+    key: KeyOption = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Serve HTTP, and join without --certificates, where something else encrypts."),
+    ] = False,
+    allow: AllowOption = None,
+    packages: PackagesOption = None,
+    checkpoints: CheckpointsOption = None,
+    data: DataOption = None,
+    jobs_max: JobsMaxOption = None,
+    restart_silent_after: RestartSilentOption = None,
+    retention_days: RetentionDaysOption = None,
+    retention_failed_days: RetentionFailedDaysOption = None,
+    retention_bytes: RetentionBytesOption = None,
+    database: DatabaseOption = None,
+    new_store: NewStoreOption = False,
+    own_address: Annotated[
+        str | None,
+        typer.Option("--own-address", metavar="IP", help="This machine's address, as the head reaches it."),
+    ] = None,
+    ports: PortsOption = None,
+    partition_tolerance: ToleranceOption = None,
+    pass_environment: PassOption = None,
+    wait: WaitOption = 10,
+) -> None:
+    """Be the service of a head (`atoll head`) until a signal, on its machine or another one. Starts no node group."""
+    os.umask(OWNER_ALONE)
+    source = context.get_parameter_source("database")
+    if source is not None and source.name == "COMMANDLINE":
+        refuse_password_in_view(database)
+    options = ["serve", "--home", str(home.resolve()), "--wait", str(wait)]
+    folder = certificates
+    if head is not None:
+        is_in_the_clear = insecure and certificates is None
+        folder = checked_certificates(certificates, checked_address(head), own_address, insecure=is_in_the_clear)
+        options += ["--head", head, "--token-file", str(checked_token(token_file).absolute())]
+        options += ["--own-address", own_address] if own_address else []
+        options += ["--ports", checked_ports(ports)] if ports else []
+    elif own_address or ports:
+        option = "--own-address" if own_address else "--ports"
+        raise ConfigurationError(
+            detail=f"{option} is for a service whose head is elsewhere. Give --head HOST:PORT with it."
+        )
+    if folder is not None and not insecure and certificate is None and key is None:
+        certificate, key = folder / "tls.crt", folder / "tls.key"
+    wanted = Installation(
+        Home(home),
+        runs,
+        binding=Binding(host, certificate, key, insecure),
+        port=port,
+        packages=tuple(allow or ()),
+        package_folders=tuple(packages or ()),
+        database=database,
+        checkpoints=tuple(checkpoints or ()),
+        data=tuple(data or ()),
+        jobs_max=jobs_max,
+        new_store=new_store,
+        retention=Retention(retention_days, retention_failed_days, retention_bytes),
+        passed=tuple(pass_environment or ()),
+        restart_silent_after_min=restart_silent_after,
+    )
+    wanted.retention.refuse_senseless()
+    options += common_options(folder, partition_tolerance, packages, pass_environment)
+    options += ["--pass-environment", DATABASE_VARIABLE] if database else []
+    os.environ |= {DATABASE_VARIABLE: database} if database else {}  # all users can see command lines
+    python_process.become(python_process.module(HEAD_MODULE, *options, "--", *command_of(wanted, say)))
+
+
+def common_options(
+    certificates: Path | None, tolerance_s: float | None, packages: list[str] | None, passed: list[str] | None
+) -> list[str]:
+    """Return the options that head and service share, in the form of the programs that do the work."""
+    options = ["--certificates", str(certificates.absolute())] if certificates else []
+    options += ["--partition-tolerance", str(tolerance_s)] if tolerance_s is not None else []
+    for folder in user_packages.resolved(packages or ()):
+        options += ["--packages", folder]
+    return [*options, *(word for name in passed or () for word in ("--pass-environment", name))]
+
+
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Service")(up)
+    app.command(rich_help_panel="Service")(head)
+    app.command(rich_help_panel="Service")(serve)
     app.command(rich_help_panel="Service")(down)
     app.command(rich_help_panel="Service")(demo)

@@ -33,7 +33,7 @@ from api.installation import store_history
 from api.installation.binding import Binding
 from api.installation.home import CONFIGS, DATABASE_VARIABLE, Address, Home, roots_of, start_detached, working_folder
 from api.schemas import Retention
-from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
+from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError, StoreUnavailable
 from orchestrator.system import home_files, program_cache, python_process, signals, user_packages
 from orchestrator.system.marks import BY_UP, marked_pids, supervisor_of
 from orchestrator.system.python_process import built, refuse_unset
@@ -96,16 +96,8 @@ def up(wanted: Installation, say: Say) -> Address:
     ``say`` gets the progress. Raises Conflict while another process starts or stops something in this home. A signal is an
     exception of ``orchestrator.system.signals``; what was started by then is stopped.
     """
-    wanted.binding.refuse_if_unfit()
-    refuse_unfit(wanted.packages)
-    roots_of(wanted.home.path, wanted.runs, wanted.checkpoints, wanted.data)
-    refuse_unset(os.environ, wanted.passed)
     wanted = replace(wanted, package_folders=user_packages.resolved(wanted.package_folders))
-    for package in wanted.packages:
-        if not user_packages.is_there(package, wanted.package_folders):
-            say(f"--allow {package}: package not found, jobs that name it will fail. {user_packages.REMEDY}")
-            if user_packages.is_in(package, "."):
-                say(f"The working folder contains {package}. To use that, add --packages .")
+    refuse_unfit_options(wanted, say)
     with signals.as_exceptions(), wanted.home.locked_for_change("up"):
         try:
             return start(wanted, say)
@@ -331,6 +323,36 @@ def options_of(wanted: Installation) -> list[str]:
     for option, limit in limits.items():
         options += [option, str(limit)] if limit is not None else []
     return options
+
+
+def command_of(wanted: Installation, say: Say) -> list[str]:
+    """Return the service's command line, after the checks of ``up``. Raises AtollError before anything is started."""
+    refuse_unfit_options(wanted, say)
+    home = wanted.home
+    home.require_room()
+    if not wanted.new_store:
+        store_history.refuse_lost_store(home, wanted.database)
+    if home.running():
+        raise Conflict(
+            detail=f"A service for {home.path} is already running.", remedy="Stop it first, or choose another home."
+        )
+    bound_listener(wanted.binding, wanted.port, None).close()
+    options = [*options_of(wanted), *([store_history.NEW_STORE] if wanted.new_store else [])]
+    options += ["--control", wanted.control, "--port", str(wanted.port)]
+    return python_process.module("api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve()), *options)
+
+
+def refuse_unfit_options(wanted: Installation, say: Say) -> None:
+    """Raise ConfigurationError for options of the service that cannot be used. Warn of packages that are not found."""
+    wanted.binding.refuse_if_unfit()
+    refuse_unfit(wanted.packages)
+    roots_of(wanted.home.path, wanted.runs, wanted.checkpoints, wanted.data)
+    refuse_unset(os.environ, wanted.passed)
+    for package in wanted.packages:
+        if not user_packages.is_there(package, wanted.package_folders):
+            say(f"--allow {package}: package not found, jobs that name it will fail. {user_packages.REMEDY}")
+            if user_packages.is_in(package, "."):
+                say(f"The working folder contains {package}. To use that, add --packages .")
 
 
 def tolerance_of(wanted: Installation) -> list[str]:

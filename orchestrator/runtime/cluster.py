@@ -111,6 +111,7 @@ def join(home: Path) -> None:
     if not ray.is_initialized():
         ray.init(
             address=cluster.address,
+            _temp_dir=cluster.driver_folder,  # of the node to use, where several are on this machine
             namespace=NAMESPACE,
             log_to_driver=False,
             logging_level=logging.ERROR,

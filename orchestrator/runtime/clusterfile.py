@@ -28,6 +28,8 @@ from orchestrator.system import home_files
 from orchestrator.system.marks import BY_HEAD, BY_UP, ELSEWHERE
 
 STATE, TOKEN, HEAD_STORAGE = "cluster", "token", "head-storage"
+SERVICE_NODE = "service"
+"""The name of the Ray node of a service whose head is elsewhere."""
 SECRET = re.compile(r"[0-9a-f]{64}")
 
 
@@ -86,16 +88,24 @@ class ClusterFile:
     @property
     def state(self) -> Path:
         """The folder of what the cluster keeps. Clusters of earlier builds kept everything in ``temp_dir``."""
-        token = self.environment.get(TOKEN_VARIABLE)
-        return Path(token).parent if token else Path(self.temp_dir)
+        return self.token_path.parent
+
+    @property
+    def token_path(self) -> Path:
+        return Path(self.environment.get(TOKEN_VARIABLE) or Path(self.temp_dir, TOKEN))
+
+    @property
+    def driver_folder(self) -> str | None:
+        """The folder of the Ray node that a driver of this home has to use; None: that of the only node, or the head's."""
+        return str(Path(self.temp_dir, SERVICE_NODE)) if self.supervisor == ELSEWHERE else None
 
     def token_problem(self) -> str:
         """Return what is wrong with the file of the cluster's secret; empty if nothing is, or it cannot be judged."""
-        path, digest = self.environment.get(TOKEN_VARIABLE), self.environment.get(TOKEN_DIGEST_VARIABLE)
-        if not path or not digest:
+        path, digest = self.token_path, self.environment.get(TOKEN_DIGEST_VARIABLE)
+        if not digest:
             return ""
         try:
-            secret = home_files.read(Path(path))
+            secret = home_files.read(path)
         except OSError as error:
             return f"{path}, the cluster's secret, cannot be read: {error.strerror}"
         except ValueError:
@@ -119,8 +129,8 @@ class ClusterFile:
                 remedy="Copy it from another machine of the cluster; or end the whole cluster and start it again.",
             )
         try:
-            made_state(self.state)
-            home_files.replace(self.state / TOKEN, secret)
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            home_files.replace(self.token_path, secret)
         except OSError as error:
             raise InfrastructureError(
                 detail=f"{problem}. It cannot be written again: {error.strerror}.", remedy="Make room on that disk."
@@ -159,12 +169,12 @@ def made_state(folder: Path) -> Path:
     return folder
 
 
-def secret_in(folder: Path) -> str:
-    """Return the secret in this folder, which is created if it is missing or is not a secret."""
-    secret = _text_of(folder / TOKEN)
+def secret_in(path: Path) -> str:
+    """Return the secret in this file, which is created if it is missing or holds no secret."""
+    secret = _text_of(path)
     if not SECRET.fullmatch(secret):
         secret = secrets.token_hex(32)
-        home_files.replace(folder / TOKEN, secret)
+        home_files.replace(path, secret)
     return secret
 
 

@@ -21,7 +21,7 @@ from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
 from orchestrator.runtime import cluster
-from orchestrator.runtime.clusterfile import TOKEN, ClusterFile
+from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Node
 from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, synchroniser_name
 from orchestrator.specification.config import JobSpec
@@ -324,7 +324,7 @@ class RayControlPort:
 def _secret_of(head: ClusterFile | None) -> str:
     """Return the secret by which this process has joined the cluster; empty if its file is unreadable by now."""
     try:
-        return home_files.read(head.state / TOKEN).strip() if head is not None else ""
+        return home_files.read(head.token_path).strip() if head is not None else ""
     except (OSError, ValueError):
         return ""
 

@@ -251,7 +251,7 @@ def _marked_cluster(
         temp_dir=str(temp_dir),
         environment={
             **ray_environment(state / TOKEN, partition_tolerance_s, state / HEAD_STORAGE, certificates),
-            TOKEN_DIGEST_VARIABLE: digest_of(secret_in(state)),
+            TOKEN_DIGEST_VARIABLE: digest_of(secret_in(state / TOKEN)),
             FOLDER_VARIABLE: str(temp_dir),
             HOME_MARKER: mark_of(home),
         },

@@ -18,7 +18,9 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,8 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -37,7 +39,6 @@ import psutil
 from orchestrator.certificates import folders, peer
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, first_line
 from orchestrator.runtime import cluster, processes, token_check
-from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.node_agent import RAYLET, workers_of
 from orchestrator.runtime.ray_command import MODULE
 from orchestrator.runtime.settings import GROUP_LABEL, PARTITION_TOLERANCE_S, REGION_LABEL, ray_environment
@@ -53,8 +54,11 @@ ENDED_S = 4.0
 """How long a raylet has to sign off at the head. A queue kills what is left five seconds after the grace of join.sbatch."""
 GONE_S = 3.0
 """``ray start --block`` ends within a second of a raylet that died, and never after one that went by itself."""
-PATIENCE_S = 120.0
+WAIT_S = 10.0
 """For the head, which may be beginning."""
+CONNECT_S = 2.0
+RAY_LOG, RAY_ADVICE = "ray.log", re.compile(r"\bINFO \w+\.py:\d+ -- ")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 FOLDER_MARKER = "ATOLL_JOIN_FOLDER"
 """In the environment of every process of the node, for it to be found by, whichever of them started it."""
 DRAIN_BY_RAY_S = 1
@@ -92,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--lead", type=float, default=120.0, help="seconds of draining before that")
     arguments.add_argument("--grace", type=float, default=30.0, help="seconds of draining after SIGTERM")
     arguments.add_argument("--partition-tolerance", type=float, default=PARTITION_TOLERANCE_S)
+    arguments.add_argument("--wait", type=float, default=WAIT_S, help="seconds for a head that does not answer yet")
     return arguments
 
 
@@ -113,7 +118,7 @@ class Joined:
         for note in (room.note, socket_room.note()):
             if note:
                 log.warning("%s", note)
-        self._wait_for_head()
+        wait_for_head(self._options.address, self._options.wait, lambda: self._signal is not None)
         if self._signal is not None:
             return 0
         self._options.own_address = own_address(self._options)
@@ -121,18 +126,22 @@ class Joined:
         refuse_wrong_head(self._options)
         if problem := program_cache.problem(environment(self._options)):
             log.warning("%s", problem)
-        with tempfile.TemporaryDirectory(prefix=JOIN_PREFIX, dir=room.folder, ignore_cleanup_errors=True) as folder:
+        with ExitStack() as stack:
+            temporary = tempfile.TemporaryDirectory(prefix=JOIN_PREFIX, dir=room.folder, ignore_cleanup_errors=True)
+            folder = stack.enter_context(temporary)
+            output = stack.enter_context(Path(folder, RAY_LOG).open("wb"))  # it advises to use commands of Ray's
             process = subprocess.Popen(
                 ray_start(self._options, Path(folder)),
                 env={**environment(self._options), FOLDER_MARKER: folder},
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
+                stdout=output,
+                stderr=output,
                 umask=0o077,
                 process_group=0,
                 preexec_fn=signals.block,  # a queue, for one, signals all of them; this process drains first
             )
             try:
-                return self._until_it_ends(process)
+                return self._until_it_ends(process, Path(folder, RAY_LOG))
             finally:
                 end(process, Path(folder), started_by(process.pid))
                 shutil.rmtree(folder, ignore_errors=True)
@@ -140,15 +149,7 @@ class Joined:
     def _told_to_end(self, number: int, _frame: FrameType | None) -> None:
         self._signal = number
 
-    def _wait_for_head(self) -> None:
-        head, until = ClusterFile("", self._options.address, "", {}), time.monotonic() + PATIENCE_S
-        while not head.answers() and self._signal is None:
-            if time.monotonic() > until:
-                log.error("The head at %s did not answer within %.0f s.", self._options.address, PATIENCE_S)
-                sys.exit(1)
-            time.sleep(LOOK_S)
-
-    def _until_it_ends(self, process: subprocess.Popen[bytes]) -> int:
+    def _until_it_ends(self, process: subprocess.Popen[bytes], ray_log: Path) -> int:
         node, gone_at, is_drained = None, None, False
         while process.poll() is None:
             present = started_by(process.pid)
@@ -165,7 +166,7 @@ class Joined:
             if self._deadline is not None and self._is_over(present, is_drained, self._deadline):
                 return 0
             time.sleep(LOOK_S)
-        log.error("The node ended by itself, with exit code %d.", process.returncode)
+        log.error("The node ended by itself, with exit code %d. %s", process.returncode, last_words(ray_log))
         return 0 if self._deadline is not None else 1
 
     def _decide(self, now: float) -> None:
@@ -326,6 +327,50 @@ def refuse_unfit_certificates(options: argparse.Namespace) -> None:
             detail=f"The head at {options.address} speaks TLS, and this machine was given no certificates. Give its folder "
             "with --certificates (`atoll certificates issue` makes one); nothing was started here."
         )
+
+
+def wait_for_head(address: str, wait_s: float, is_told: Callable[[], bool]) -> None:
+    """Return once something listens at the head's address, or ``is_told`` returns True.
+
+    Raises InfrastructureError with the reason if nothing does within ``wait_s``.
+    """
+    until, said = time.monotonic() + wait_s, ""
+    while not is_told() and (reason := _unreachable(*head_of(address))):
+        if time.monotonic() >= until:
+            raise InfrastructureError(
+                detail=f"The head at {address} does not answer: {reason}.",
+                remedy="Start it with `atoll head` on its machine, or correct the address; nothing was started here.",
+            )
+        if reason != said:
+            patience = "" if math.isinf(wait_s) else f" for up to {wait_s:.0f} s"
+            log.info("The head at %s does not answer yet: %s. Waiting%s.", address, reason, patience)
+            said = reason
+        time.sleep(LOOK_S)
+
+
+def _unreachable(host: str, port: int) -> str:
+    """Return why nothing can be reached there; empty if something listens."""
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
+    except ConnectionRefusedError:
+        return "it refuses connections, so no head listens at that port"
+    except TimeoutError:
+        return f"no answer within {CONNECT_S:.0f} s, so it is off or a firewall drops the packets"
+    except socket.gaierror as error:
+        return f"its name cannot be resolved ({error.strerror})"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def last_words(path: Path) -> str:
+    """Return the end of a log of ``ray start``, as a sentence."""
+    try:
+        text = ANSI.sub("", path.read_text(errors="replace"))
+    except OSError:
+        text = ""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not RAY_ADVICE.search(line)]
+    return f"Its last words: {' | '.join(lines[-3:]) or '(none)'}"
 
 
 def head_of(address: str) -> tuple[str, int]:

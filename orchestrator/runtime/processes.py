@@ -196,7 +196,7 @@ def leave_marks(cluster: ClusterFile, home: Path) -> None:
     (folder / MARK).write_text(mark_of(home))
     cluster.write(folder)
     if cluster.state != folder:
-        home_files.replace(folder / TOKEN, home_files.read(cluster.state / TOKEN))
+        home_files.replace(folder / TOKEN, home_files.read(cluster.token_path))
 
 
 def run_folder(environment: Mapping[str, str]) -> Path:

@@ -146,14 +146,8 @@ def start_head(program: RayProgram, place: Place) -> Start:
     cluster = program.cluster
     # Ray takes raylets of ours that wait for this head for a head that runs, if this file says where it was
     Path(cluster.temp_dir, CONTROL_GROUP, "ray_current_cluster").unlink(missing_ok=True)
-    port = cluster.address.rpartition(":")[2]
-    arguments = [
-        *("--head", "--port", port, "--num-cpus", "0", "--no-monitor"),
-        *("--include-dashboard", str(program.dashboard).lower(), "--dashboard-host", LOOPBACK),
-        *("--dashboard-port", str(free_port())),
-        *("--labels", f"{GROUP_LABEL}={CONTROL_GROUP},{release.LABEL}={release.own()}"),
-    ]
-    return _start(program, CONTROL_GROUP, place, arguments)
+    port = int(cluster.address.rpartition(":")[2])
+    return _start(program, CONTROL_GROUP, place, head_options(port, dashboard=program.dashboard))
 
 
 def start_node(program: RayProgram, name: str, group: NodeGroup, number: int, place: Place) -> Start:
@@ -179,6 +173,28 @@ def unregister_dead(program: RayProgram, place: Place) -> Start:
     """Have the head, which answers, take those of its nodes for dead that no process here belongs to."""
     cluster = program.cluster
     return program.start(dead_nodes.VERB, place, [dead_nodes.VERB, cluster.address, cluster.id, cluster.temp_dir])
+
+
+def head_options(port: int, *, dashboard: bool = False) -> list[str]:
+    """Return the options of ``ray start`` for a head, besides ``node_options``."""
+    return [
+        *("--head", "--port", str(port), "--num-cpus", "0", "--no-monitor"),
+        *("--include-dashboard", str(dashboard).lower(), "--dashboard-host", LOOPBACK),
+        *("--dashboard-port", str(free_port())),
+        *("--labels", f"{GROUP_LABEL}={CONTROL_GROUP},{release.LABEL}={release.own()}"),
+    ]
+
+
+def node_options(folder: Path, name: str) -> list[str]:
+    """Return the options of ``ray start`` for any node of this name with its files in ``folder``."""
+    shared_memory_bytes = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.exists() else 1 << 30
+    return [
+        *("--temp-dir", str(folder), "--node-name", name),
+        *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
+        *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
+        *("--include-log-monitor", "false", "--disable-usage-stats"),
+        *socket_room.options(folder),
+    ]
 
 
 def log_of(cluster: ClusterFile, name: str) -> Path:
@@ -217,16 +233,5 @@ def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -
     # a folder for each node: nodes that start at once in one folder take the same socket names
     folder = Path(program.cluster.temp_dir, node_folder(name))
     folder.mkdir(exist_ok=True)
-    shared_memory_bytes = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.exists() else 1 << 30
-    return program.start(
-        name,
-        place,
-        [
-            *("start", *arguments),
-            *("--node-ip-address", place.address, "--temp-dir", str(folder), "--node-name", name),
-            *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
-            *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
-            *("--include-log-monitor", "false", "--disable-usage-stats"),
-            *socket_room.options(folder),
-        ],
-    )
+    options = ["--node-ip-address", place.address, *node_options(folder, name)]
+    return program.start(name, place, ["start", *arguments, *options])

@@ -14,6 +14,7 @@ Responsible for starting nodes on machines and in containers whose /dev/shm is r
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import sys
@@ -49,6 +50,8 @@ def problem(shared_memory: Path = SHARED_MEMORY) -> str:
 PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107
 SOCKET = "session_2026-11-25_13-51-32_123456_4194304/sockets/plasma_store"
 """The longest of Ray's, with a process id as long as Linux has them."""
+ROOM_BYTES = 1 << 20
+"""A node's first files take some hundred kilobytes."""
 RANDOM_CHARACTERS = 8
 """Of ``tempfile.mkdtemp``."""
 NODE_CHARACTERS_MAX = 8
@@ -96,16 +99,18 @@ def places() -> list[Path]:
 def _room(prefix: str, below: int) -> Room:
     characters_max = PATH_BYTES_MAX - len(f"/{prefix}") - RANDOM_CHARACTERS - below - len(f"/{SOCKET}")
     wanted = os.environ.get("TMPDIR", "")
-    place = next((place for place in places() if _bytes(place) <= characters_max and _can_be_written(place)), None)
+    problems = {place: _problem_of(place) for place in places() if _bytes(place) <= characters_max}
+    place = next((place for place, found in problems.items() if not found), None)
     if _bytes(wanted) > characters_max:
         problem = f"has {_bytes(wanted)} bytes, and at most {characters_max} leave room for the sockets of Ray"
     else:
-        problem = "cannot be written"
+        problem = f"cannot be written ({_problem_of(Path(wanted or tempfile.gettempdir()))})"
     if place is None:
+        others = " and ".join(f"{each} ({found})" for each, found in problems.items() if str(each) != wanted)
         raise ConfigurationError(
             detail=f"There is no folder for Ray's temporary files: TMPDIR ({wanted or 'not set'}) {problem}, and "
-            f"{' and '.join(map(str, PLACES))} cannot be written either. Set TMPDIR to a folder that this user can write, "
-            f"with a path of at most {characters_max} bytes; nothing was started."
+            f"{others or 'no other folder'} cannot be written either. Set TMPDIR to a folder that this user can write, with "
+            f"{ROOM_BYTES >> 20} MiB of room and a path of at most {characters_max} bytes; nothing was started."
         )
     is_as_wanted = not wanted or place == Path(wanted) or not Path(wanted).is_absolute()
     return Room(place, "" if is_as_wanted else f"TMPDIR ({wanted}) {problem}: temporary files are in {place} instead")
@@ -115,9 +120,12 @@ def _bytes(path: Path | str) -> int:
     return len(os.fsencode(path))
 
 
-def _can_be_written(place: Path) -> bool:
+def _problem_of(place: Path) -> str:
+    """Return why a node cannot have its files there; empty if it can."""
     try:
-        with tempfile.TemporaryFile(dir=place):
-            return True
-    except OSError:
-        return False
+        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+            if file.write(bytes(ROOM_BYTES)) < ROOM_BYTES:
+                return os.strerror(errno.ENOSPC)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

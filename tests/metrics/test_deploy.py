@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from orchestrator.certificates import folders
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL
+from orchestrator.runtime import head
+from orchestrator.runtime.settings import GROUP_LABEL, REGION_LABEL
 from orchestrator.system import user_packages
 from tests.api.installation import ROOT
 from tests.waiting import PATIENCE_S
@@ -32,15 +33,14 @@ INSTRUCTIONS = [tuple(line.split(" ", 1)) for line in DOCKERFILE.splitlines() if
 NODE = SimpleNamespace(**runpy.run_path(str(DEPLOY / "node.py")))
 
 STARTED = """
-import json, os, pathlib, runpy, sys
+import json, pathlib, runpy, sys
 node = runpy.run_path(sys.argv[1])
 its = node["main"].__globals__
-places = {"SECRET": "token", "AUTHORITY": "authority", "OWN": "own", "HEAD_STORAGE": "storage"}
-its |= {place: pathlib.Path(sys.argv[2], name) for place, name in places.items()}
-its["RAY"] = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
-its["main"](["head"])
+its["OWN"] = pathlib.Path(sys.argv[2], "own")
+its["python_process"].become = lambda command: sys.exit(print(json.dumps(command)))
+its["main"](["--state", sys.argv[2], *sys.argv[3:]])
 """
-"""The head's container as far as Ray, in whose place something says what it was given."""
+"""A container as far as the program that it becomes, whose command line is printed."""
 
 by_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 
@@ -215,26 +215,29 @@ def test_no_secret_is_written_down() -> None:
 @pytest.mark.parametrize("name", [name for name in OURS if name != "viewer-token"])
 def test_a_containers_command_is_one_that_it_understands(name: str) -> None:
     options = NODE.parser().parse_args(OURS[name]["command"])
-    ray = NODE.ray_arguments(options)
-    labels = ray[ray.index("--labels") + 1] if "--labels" in ray else ""
+    place = NODE.Folders(options.state)
     if options.what == "island":
-        assert labels == f"{GROUP_LABEL}={name},{REGION_LABEL}={options.region}"
+        assert NODE.ray_arguments(options)[-1] == f"{GROUP_LABEL}={name},{REGION_LABEL}={options.region}"
     else:
-        assert labels == (f"{GROUP_LABEL}={CONTROL_GROUP}" if name == "head" else "")
-    assert str(NODE.SECRET.parent) in [target for _, target, *_ in mounts(OURS[name])]
+        command = NODE.program_of(options, Path("/certificates"), ())
+        own = command[command.index(head.__name__) + 1 :]
+        assert head.parser().parse_args(own).token_file == place.secret
+    assert str(place.secret.parent) in [target for _, target, *_ in mounts(OURS[name])]
+    if options.what == "head":
+        assert str(place.head) in [target for _, target, *_ in mounts(OURS[name])]
 
 
 def test_synchronisers_islands_and_service_see_the_same_runs() -> None:
     for name in ("head", "us-east", "europe", "api"):
         assert "runs:/var/lib/atoll/runs" in OURS[name]["volumes"], name
-    assert str(NODE.RUNS) == "/var/lib/atoll/runs"
+    assert str(NODE.Folders(NODE.STATE).runs) == "/var/lib/atoll/runs"
 
 
-def head_as_started(folder: Path) -> dict[str, str]:
-    """What Ray is given, in its environment, of a head that keeps its things in this folder."""
-    command = [sys.executable, "-c", STARTED, str(DEPLOY / "node.py"), str(folder)]
+def started(folder: Path, *arguments: str) -> list[str]:
+    """The command line that a container becomes, with its volumes in this folder."""
+    command = [sys.executable, "-c", STARTED, str(DEPLOY / "node.py"), str(folder), *arguments]
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
-    given: dict[str, str] = json.loads(said)
+    given: list[str] = json.loads(said)
     return given
 
 
@@ -248,75 +251,44 @@ def test_a_container_whose_packages_would_shadow_a_module_does_not_begin(tmp_pat
 
 
 def test_a_container_issues_its_own_certificate_by_the_heads_authority_and_speaks_tls_with_it(tmp_path: Path) -> None:
-    folders.make_authority(tmp_path / "authority", "of a composition that was made years ago", days=3)
-    given = head_as_started(tmp_path)
+    folders.make_authority(tmp_path / "cluster" / "authority", "of a composition that was made years ago", days=3)
+    given = started(tmp_path, "--head", "chief:7000", "head")
     own = tmp_path / "own"
-    assert (given["RAY_USE_TLS"], given["RAY_TLS_SERVER_KEY"]) == ("1", str(own / folders.KEY))
-    for address in ("head", "127.0.0.1"):
+    assert given[given.index("--certificates") + 1] == str(own)
+    assert given[given.index("--port") + 1] == "7000"
+    for address in ("head", "chief", "127.0.0.1", given[given.index("--address") + 1]):
         folders.refuse_unfit(own, address)
     first, authority = ((own / name).read_bytes() for name in (folders.CERTIFICATE, folders.AUTHORITY_CERTIFICATE))
-    head_as_started(tmp_path)
+    started(tmp_path, "head")
     assert (own / folders.CERTIFICATE).read_bytes() != first, "its addresses may be others"
     assert (own / folders.AUTHORITY_CERTIFICATE).read_bytes() == authority
-    assert NODE.encryption(insecure=True) == ["--insecure"]
-    assert NODE.encryption(insecure=False)[::2] == ["--certificate", "--key"]
+    serves = started(tmp_path, "service")
+    assert {"--certificate", "--key"} <= set(serves)
+    assert serves[serves.index("--head") + 1] == "head:6379"
+    assert "--insecure" in started(tmp_path, "service", "--insecure")
+
+
+def test_a_service_without_certificates_and_authority_joins_in_the_clear(tmp_path: Path) -> None:
+    """As in a cluster of Kubernetes in which something else encrypts."""
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "token").write_text("a" * 64)
+    serves = started(tmp_path, "service", "--insecure")
+    assert "--certificates" not in serves
+    assert serves[-1] == "--insecure"
 
 
 def test_what_a_head_knew_is_kept_when_it_dies_and_forgotten_when_its_machine_did(tmp_path: Path) -> None:
     """Nodes that died unheard would be believed alive for as long as a cut is borne."""
-    head_as_started(tmp_path)
-    assert (tmp_path / "authority" / folders.AUTHORITY_KEY).exists()
-    known = tmp_path / "storage" / "of nodes and actors"
-    known.parent.mkdir()
-    known.touch()
-    head_as_started(tmp_path)
-    assert known.exists()
-    (tmp_path / "boot").write_text("another start of the machine")
-    head_as_started(tmp_path)
-    assert not known.exists()
-    known.parent.mkdir()
-    known.touch()
-    head_as_started(tmp_path)
-    assert known.exists()
-
-
-def test_a_head_that_was_killed_finds_what_it_knew_on_a_volume_that_nobody_else_writes(tmp_path: Path) -> None:
-    given = head_as_started(tmp_path)
-    assert (given["RAY_gcs_storage"], given["RAY_gcs_storage_path"]) == ("rocksdb", str(tmp_path / "storage"))
-    kept = Path(NODE.environment_of("head")["RAY_gcs_storage_path"])
-    (mount,) = [mount for mount in mounts(OURS["head"]) if kept.is_relative_to(mount[1])]
-    assert kept.parent == Path(mount[1]), "Ray makes one folder, and not those above it"
-    assert (mount[0] in COMPOSE["volumes"], mount[2:]) == (True, [])
-    assert [name for name, service in SERVICES.items() if mount[0] in [m[0] for m in mounts(service)]] == ["head"]
-    assert any(f" {mount[1]} " in run and "--owner atoll" in run for run in arguments("RUN")), "whose a new volume is"
-    for part in ("island", "service"):
-        assert not [name for name in NODE.environment_of(part) if "storage" in name]
-
-
-def test_the_head_is_killed_for_one_that_is_asked_to_end_leaves_actors_that_are_believed_alive() -> None:
-    assert OURS["head"]["stop_signal"] == "SIGKILL"
-    assert [name for name, service in SERVICES.items() if "stop_signal" in service] == ["head"], (
-        "others end as they want"
-    )
-
-
-def test_the_service_is_scraped_where_it_listens_with_a_token_that_is_there() -> None:
-    scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"][0]
-    assert scraped["static_configs"] == [{"targets": [f"127.0.0.1:{NODE.SERVICE_PORT}"]}]
-    assert SERVICES["prometheus"]["network_mode"] == "service:api"
-    folder, _, file = scraped["authorization"]["credentials_file"].partition("/")
-    assert f"credentials:/etc/prometheus/{folder}:ro" in SERVICES["prometheus"]["volumes"]
-    assert f"mv draft {file}" in SERVICES["viewer-token"]["command"][0]
-    assert "--role viewer" in SERVICES["viewer-token"]["command"][0]
-
-
-def test_grafana_is_given_the_dashboards_and_prometheus() -> None:
-    provisioning = DEPLOY / "grafana" / "provisioning"
-    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
-    assert f"--web.listen-address={source['url'].removeprefix('http://')}" in SERVICES["prometheus"]["command"]
-    assert SERVICES["prometheus"]["network_mode"] == SERVICES["grafana"]["network_mode"] == "service:api"
-    assert "127.0.0.1:3000:3000" in SERVICES["api"]["ports"]
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "atoll.yaml").read_text())["providers"]
-    assert f"../dashboards:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
-    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
-    assert (ROOT / "dashboards" / home.name).is_file()
+    secrets = set()
+    known = tmp_path / "head" / "cluster" / "head-storage" / "of nodes and actors"
+    for boot, is_kept in ((None, True), ("another start of the machine", False), (None, True)):
+        started(tmp_path, "head")
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.touch()
+        if boot is not None:
+            (tmp_path / "head" / "boot").write_text(boot)
+        started(tmp_path, "head")
+        assert known.exists() == is_kept
+        secrets.add((tmp_path / "cluster" / "token").read_text())
+    assert len(secrets) == 1
+    assert (tmp_path / "cluster" / "authority" / folders.AUTHORITY_KEY).exists()
