@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -41,6 +41,7 @@ from orchestrator.system.python_process import refuse_unset
 
 HEAD_MODULE, HEAD_PORT = "orchestrator.runtime.head", 6379
 DEMO_HOME = DEFAULT_HOME / "demo"
+Unit = Literal["head", "service", "join"]
 OWNER_ALONE = 0o077
 """The umask: only the owner can read what these commands write into home and runs."""
 
@@ -338,6 +339,28 @@ def serve(
     python_process.become(python_process.module(HEAD_MODULE, *options, "--", *command_of(wanted, say)))
 
 
+def install_units(
+    unit: Annotated[Unit, typer.Argument(help="What this machine is to run.", show_default=False)],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- OPTIONS]", help="Those of `atoll head`, `atoll serve` or `atoll join`."),
+    ] = None,
+    root: Annotated[Path, typer.Option("--root", help="Only write files, below this folder.")] = Path("/"),
+    no_start: Annotated[bool, typer.Option("--no-start", help="Do not start the unit.")] = False,
+) -> None:
+    """Have systemd run the head, the service or a node of this machine, now and at every boot. Run it as root.
+
+    Its options are in /etc/atoll/UNIT.env, its state in /var/lib/atoll. It runs as the user atoll, which gets
+    /etc/atoll/token and /etc/atoll/certificates.
+    """
+    from api.cli import app
+    from api.installation.units import UNITS, install
+
+    command = typer.main.get_command(app).commands[UNITS[unit]]  # type: ignore[attr-defined]
+    command.make_context(f"atoll {UNITS[unit]}", list(options or ()))  # says what is wrong with the options
+    install(unit, options or (), root, say, start=not no_start)
+
+
 def common_options(
     certificates: Path | None, tolerance_s: float | None, packages: list[str] | None, passed: list[str] | None
 ) -> list[str]:
@@ -353,5 +376,6 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Service")(up)
     app.command(rich_help_panel="Service")(head)
     app.command(rich_help_panel="Service")(serve)
+    app.command("install-units", rich_help_panel="Service")(install_units)
     app.command(rich_help_panel="Service")(down)
     app.command(rich_help_panel="Service")(demo)

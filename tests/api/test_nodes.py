@@ -14,9 +14,12 @@ import psutil
 import pytest
 
 from api.commands import nodes
+from api.installation.units import UNITS
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime import join
 from orchestrator.system import release
+from tests.documents import parse
+from tests.programs import missing
 from tests.waiting import wait_until
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -177,23 +180,60 @@ def test_the_node_that_is_to_leave_is_named_where_several_run(raylets: Callable[
             join.only(name)
 
 
-def test_the_unit_gives_a_node_longer_to_end_than_it_takes_to_leave() -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment]
-    unit.read(DEPLOY / "systemd" / "atoll-join.service")
-    service = unit["Service"]
-    grace = int(service["ExecStart"].split("--grace")[1])
-    assert int(service["TimeoutStopSec"]) >= grace + join.ENDED_S
-    assert service["KillMode"] == "mixed"  # SIGTERM is for the program that drains, and not for Ray's beside it
+OPTIONS = {
+    "head": ["--address", "10.0.0.7"],
+    "service": ["--host", "10.0.0.7", "--port", "443"],
+    "join": ["h:1", "--group", "g", "--region", "r", "--labels", "rack=a7"],
+}
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (package systemd)")
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    text = (DEPLOY / "systemd" / "atoll-join.service").read_text()
-    unit = tmp_path / "atoll-join.service"
-    unit.write_text(text.replace("/opt/atoll/deploy/join.sh", str(DEPLOY / "join.sh")))
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
-    assert (done.returncode, "atoll-join" in done.stderr) == (0, False), done.stderr
+def install(root: Path, unit: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "api.cli", "install-units", "--root", str(root), unit, "--", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("unit", OPTIONS)
+def test_a_unit_is_written_with_its_options_and_systemd_understands_it(unit: str, tmp_path: Path) -> None:
+    done = install(tmp_path, unit, *OPTIONS[unit])
+    assert done.returncode == 0, done.stderr
+    written = configparser.ConfigParser(strict=False, interpolation=None)
+    written.optionxform = str  # type: ignore[assignment]
+    path = tmp_path / "etc/systemd/system" / f"atoll-{unit}.service"
+    written.read(path)
+    service = written["Service"]
+    program, command, *words = service["ExecStart"].split()
+    assert (Path(program).name, os.access(program, os.X_OK), command) == ("atoll", True, UNITS[unit])
+    settings = (tmp_path / "etc/atoll" / f"{unit}.env").read_text()
+    assert f'ATOLL_OPTIONS="{" ".join(OPTIONS[unit])}"' in settings
+    parse([command, *" ".join(words).replace("$ATOLL_OPTIONS", " ".join(OPTIONS[unit])).split()])
+    assert (service["Restart"], service["KillMode"]) == ("always", "mixed"), "signals are for our program alone"
+    assert service["OOMPolicy"] == "continue", "a killed island ends no node"
+    if unit == "join":
+        grace = int(words[words.index("--grace") + 1])
+        assert int(service["TimeoutStopSec"]) >= grace + join.ENDED_S
+    if shutil.which("systemd-analyze") is None:
+        missing("systemd-analyze")
+    verified = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
+    assert (verified.returncode, f"atoll-{unit}" in verified.stderr) == (0, False), verified.stderr
+
+
+@pytest.mark.parametrize(
+    ("unit", "options", "says"),
+    [
+        ("head", ["--adress", "10.0.0.7"], "No such option: --adress"),
+        ("head", [], "Missing option '--address'"),
+        ("join", ["h:1", "--region", "r"], "Missing option '--group'"),
+        ("service", ["--port", "0"], "greater than or equal to 1"),
+        ("head", ["--address", "10.0.0.7 "], "has a space"),
+    ],
+)
+def test_a_unit_whose_command_would_refuse_its_options_is_not_written(
+    unit: str, options: list[str], says: str, tmp_path: Path
+) -> None:
+    done = install(tmp_path, unit, *options)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.replace("│", "").split())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("script", ["join.sh", "slurm/join.sbatch"])
