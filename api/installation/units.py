@@ -14,6 +14,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,7 +27,10 @@ USER = "atoll"
 PROGRAM = "/usr/local/bin/atoll"
 """In the units as shipped."""
 SETTINGS, FOLDER_OF_UNITS, STATE = "etc/atoll", "etc/systemd/system", "/var/lib/atoll"
-SECRETS = ("token", "certificates")
+CERTIFICATES = "certificates"
+SECRETS = ("token", CERTIFICATES)
+STAYS_S = 4.0
+"""A command that refuses its options or its certificates has ended by then."""
 INSECURE = "--insecure"
 RUNNING = Path("/run/systemd/system")
 """Exists where systemd runs this machine."""
@@ -45,7 +49,7 @@ def install(unit: str, options: Sequence[str], root: Path, say: Say, *, start: b
     text = (FOLDER / "systemd" / name).read_text().replace(PROGRAM, str(program()))
     settings = root / SETTINGS
     settings.mkdir(mode=0o755, parents=True, exist_ok=True)
-    _write(settings / f"{unit}.env", settings_of(options))
+    _write(settings / f"{unit}.env", settings_of(options, with_certificates=(settings / CERTIFICATES).is_dir()))
     _write(root / FOLDER_OF_UNITS / name, text)
     say(f"wrote {root / FOLDER_OF_UNITS / name}, and its options to {settings / f'{unit}.env'}")
     if root != Path("/"):
@@ -57,13 +61,14 @@ def install(unit: str, options: Sequence[str], root: Path, say: Say, *, start: b
     if start:
         for command in (["daemon-reload"], ["enable", name], ["restart", name]):
             _systemctl(*command)
+        _refuse_ended(name)
         say(f"{name} runs, and starts with the machine. `journalctl -u {name}` shows what it says")
 
 
-def settings_of(options: Sequence[str]) -> str:
-    """Return the content of ``UNIT.env``."""
+def settings_of(options: Sequence[str], *, with_certificates: bool) -> str:
+    """Return the content of ``UNIT.env``. ``with_certificates`` if this machine's folder of them is there."""
     lines = [f'ATOLL_OPTIONS="{" ".join(options)}"']
-    if INSECURE not in options and "--certificates" not in options:
+    if with_certificates and INSECURE not in options and "--certificates" not in options:
         lines.append("ATOLL_CERTIFICATES=/etc/atoll/certificates")
     return "\n".join(lines) + "\n"
 
@@ -129,6 +134,23 @@ def _has_group() -> bool:
         return bool(grp.getgrnam(USER))
     except KeyError:
         return False
+
+
+def _refuse_ended(name: str) -> None:
+    """Raise InfrastructureError if the unit's command ends at once."""
+    deadline = time.monotonic() + STAYS_S
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        shown = subprocess.run(["systemctl", "is-active", name], capture_output=True, text=True).stdout.strip()
+        if shown != "active":
+            said = subprocess.run(
+                ["journalctl", "-u", name, "-n", "3", "-o", "cat"], capture_output=True, text=True
+            ).stdout
+            words = " ".join(line for line in said.splitlines() if line.startswith("atoll: "))
+            raise InfrastructureError(
+                detail=f"{name} does not stay up (it is {shown}). {words or f'`journalctl -u {name}` says why.'}",
+                remedy="Correct that, and run this again.",
+            )
 
 
 def _systemctl(*arguments: str) -> None:
