@@ -197,13 +197,13 @@ def certificates_of(names: Sequence[str], place: Folders) -> Path | None:
 
 def addresses() -> list[str]:
     """Return the addresses of this container, loopback last."""
-    found = [
+    listed = [
         address.address
-        for listed in psutil.net_if_addrs().values()
-        for address in listed
+        for interface in psutil.net_if_addrs().values()
+        for address in interface
         if address.family in (socket.AF_INET, socket.AF_INET6) and "%" not in address.address
     ]
-    return sorted(found, key=lambda address: (is_loopback(address), ":" in address))
+    return sorted(listed, key=lambda address: (is_loopback(address), ":" in address))
 
 
 def forget_another_boot(place: Folders) -> None:

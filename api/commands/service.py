@@ -340,6 +340,7 @@ def serve(
 
 
 def install_units(
+    context: typer.Context,
     unit: Annotated[Unit, typer.Argument(help="What this machine is to run.", show_default=False)],
     options: Annotated[
         list[str] | None,
@@ -353,10 +354,9 @@ def install_units(
     Its options are in /etc/atoll/UNIT.env, its state in /var/lib/atoll. It runs as the user atoll, which gets
     /etc/atoll/token and /etc/atoll/certificates.
     """
-    from api.cli import app
     from api.installation.units import UNITS, install
 
-    command = typer.main.get_command(app).commands[UNITS[unit]]  # type: ignore[attr-defined]
+    command = context.find_root().command.commands[UNITS[unit]]  # type: ignore[attr-defined]
     command.make_context(f"atoll {UNITS[unit]}", list(options or ()))  # says what is wrong with the options
     install(unit, options or (), root, say, start=not no_start)
 

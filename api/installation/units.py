@@ -141,14 +141,14 @@ def _refuse_ended(name: str) -> None:
     deadline = time.monotonic() + STAYS_S
     while time.monotonic() < deadline:
         time.sleep(0.2)
-        shown = subprocess.run(["systemctl", "is-active", name], capture_output=True, text=True).stdout.strip()
-        if shown != "active":
-            said = subprocess.run(
+        state = subprocess.run(["systemctl", "is-active", name], capture_output=True, text=True).stdout.strip()
+        if state != "active":
+            shown = subprocess.run(
                 ["journalctl", "-u", name, "-n", "3", "-o", "cat"], capture_output=True, text=True
             ).stdout
-            words = " ".join(line for line in said.splitlines() if line.startswith("atoll: "))
+            words = " ".join(line for line in shown.splitlines() if line.startswith("atoll: "))
             raise InfrastructureError(
-                detail=f"{name} does not stay up (it is {shown}). {words or f'`journalctl -u {name}` says why.'}",
+                detail=f"{name} does not stay up (it is {state}). {words or f'`journalctl -u {name}` says why.'}",
                 remedy="Correct that, and run this again.",
             )
 

@@ -75,8 +75,8 @@ START_TIMEOUT_S = 180.0
 WAIT_S = 10.0
 
 
-class Told:
-    """Whether a signal has asked this program to end."""
+class EndSignal:
+    """The signal that asked this program to end. False before it came."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -112,10 +112,10 @@ class RayNode:
                 preexec_fn=_block_sigterm,
             )
 
-    def wait_until_it_runs(self, told: Told) -> None:
+    def wait_until_it_runs(self, end_signal: EndSignal) -> None:
         """Return once its raylet runs, or a signal came. Raises InfrastructureError if it does not start."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not told and join.started_by(self._process.pid) is None:
+        while not end_signal and join.started_by(self._process.pid) is None:
             self.refuse_ended()
             if time.monotonic() > deadline:
                 raise InfrastructureError(detail=f"Ray's node {self._name!r} did not start. {self._last_words()}")
@@ -196,7 +196,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run_head(options: argparse.Namespace) -> int:
     """Be the head until a signal comes. Raises InfrastructureError if it dies by itself."""
-    told, home = Told(), options.home.resolve()
+    end_signal, home = EndSignal(), options.home.resolve()
     with locked(home, "head"):
         refuse_foreign_address("--address", options.address)
         if options.certificates is not None:
@@ -212,10 +212,10 @@ def run_head(options: argparse.Namespace) -> int:
             arguments = [*ray_start.head_options(options.port), "--node-ip-address", options.address]
             node = RayNode(cluster, CONTROL_GROUP, arguments, environment_of(options))
             try:
-                node.wait_until_it_runs(told)
-                if not told:
+                node.wait_until_it_runs(end_signal)
+                if not end_signal:
                     log.info("The head answers at %s. The cluster's secret is %s.", cluster.address, cluster.token_path)
-                while not told:
+                while not end_signal:
                     node.refuse_ended()
                     keep_secret(cluster, secret)
                     time.sleep(LOOK_S)
@@ -268,9 +268,9 @@ def refuse_foreign_address(option: str, address: str) -> None:
 
 def own_addresses() -> set[str]:
     """Return the addresses of this machine that other machines may reach."""
-    found = (each for interface in psutil.net_if_addrs().values() for each in interface)
+    listed = (each for interface in psutil.net_if_addrs().values() for each in interface)
     families = (socket.AF_INET, socket.AF_INET6)
-    return {each.address for each in found if each.family in families and "%" not in each.address} - {
+    return {each.address for each in listed if each.family in families and "%" not in each.address} - {
         "127.0.0.1",
         "::1",
     }
@@ -312,15 +312,15 @@ def refuse_other_cluster(home: Path, supervisor: str) -> None:
 
 def run_service(options: argparse.Namespace) -> int:
     """Be the service until a signal comes, or until it ends by itself. Returns its exit code."""
-    told, home = Told(), options.home.resolve()
+    end_signal, home = EndSignal(), options.home.resolve()
     with locked(home, "serve"):
         wait_s = options.wait
-        while not told:
-            node = joined(home, options, wait_s, told)
+        while not end_signal:
+            node = joined(home, options, wait_s, end_signal)
             if node is None:
                 break
             try:
-                code = serve(node, options, told)
+                code = serve(node, options, end_signal)
             finally:
                 node.kill()
             if code is not None:
@@ -330,11 +330,11 @@ def run_service(options: argparse.Namespace) -> int:
     return 0
 
 
-def joined(home: Path, options: argparse.Namespace, wait_s: float, told: Told) -> HeadsNode | RayNode | None:
+def joined(home: Path, options: argparse.Namespace, wait_s: float, end_signal: EndSignal) -> HeadsNode | RayNode | None:
     """Return the node by which the service is part of the cluster; None if a signal came first."""
     cluster = _found(home)
     if cluster is not None and cluster.supervisor == BY_HEAD and options.address in (None, cluster.address):
-        return heads_node(home, cluster, wait_s, told)
+        return heads_node(home, cluster, wait_s, end_signal)
     if options.address is None:
         raise ConfigurationError(
             detail=f"--head is missing, and no head has run in the home {home}. Give the head's HOST:PORT, or start one "
@@ -342,36 +342,36 @@ def joined(home: Path, options: argparse.Namespace, wait_s: float, told: Told) -
         )
     refuse_other_cluster(home, ELSEWHERE)
     end_leftovers(home)
-    join.wait_for_head(options.address, wait_s, lambda: bool(told))
-    if told:
+    join.wait_for_head(options.address, wait_s, lambda: bool(end_signal))
+    if end_signal:
         return None
     options.own_address = join.own_address(options)
     refuse_foreign_address("--own-address", options.own_address)
     join.refuse_unfit_certificates(options)
     join.refuse_wrong_head(options)
     with new_folder() as folder:
-        return own_node(home, folder, options, told)
+        return own_node(home, folder, options, end_signal)
 
 
-def heads_node(home: Path, cluster: ClusterFile, wait_s: float, told: Told) -> HeadsNode | None:
+def heads_node(home: Path, cluster: ClusterFile, wait_s: float, end_signal: EndSignal) -> HeadsNode | None:
     """Return the node of the head of this home, once it runs. Raises InfrastructureError if it does not."""
-    join.wait_for_head(cluster.address, wait_s, lambda: bool(told))
+    join.wait_for_head(cluster.address, wait_s, lambda: bool(end_signal))
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not told and time.monotonic() < deadline:
+    while not end_signal and time.monotonic() < deadline:
         cluster = _found(home) or cluster  # its folder is another one after each start
         for process in processes.marked(cluster.id, CONTROL_GROUP):
             with suppress(psutil.Error):
                 if process.name() == RAYLET:
                     return HeadsNode(cluster, process)
         time.sleep(LOOK_S)
-    if told:
+    if end_signal:
         return None
     raise InfrastructureError(
         detail=f"The head at {cluster.address} has no node on this machine.", remedy=f"{cluster.head_remedy()}."
     )
 
 
-def own_node(home: Path, folder: Path, options: argparse.Namespace, told: Told) -> RayNode:
+def own_node(home: Path, folder: Path, options: argparse.Namespace, end_signal: EndSignal) -> RayNode:
     """Return a node of the service's own: without CPUs, and in no group. The home's file then says how to use it."""
     token = options.token_file.absolute()
     certificates = options.certificates and options.certificates.absolute()
@@ -384,25 +384,25 @@ def own_node(home: Path, folder: Path, options: argparse.Namespace, told: Told) 
     arguments = ["--address", options.address, "--num-cpus", "0", "--node-ip-address", options.own_address]
     node = RayNode(cluster, SERVICE_NODE, [*arguments, *join.ports_of(options.ports)], environment_of(options))
     try:
-        node.wait_until_it_runs(told)
+        node.wait_until_it_runs(end_signal)
     except BaseException:
         node.kill()
         raise
     return node
 
 
-def serve(node: HeadsNode | RayNode, options: argparse.Namespace, told: Told) -> int | None:
+def serve(node: HeadsNode | RayNode, options: argparse.Namespace, end_signal: EndSignal) -> int | None:
     """Run the service. Return its exit code, 0 after a signal, and None once a head answers that has lost the node."""
     with signals.held():
         service = subprocess.Popen(
             options.command, env=environment_of(options), stdin=subprocess.DEVNULL, process_group=0
         )
     try:
-        while service.poll() is None and not told:
+        while service.poll() is None and not end_signal:
             if not node.runs() and node.cluster.answers():
                 return None
             time.sleep(LOOK_S)
-        return 0 if told else service.returncode
+        return 0 if end_signal else service.returncode
     finally:
         service.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -461,8 +461,8 @@ def marks_of(home: Path, folder: Path, secret: str) -> dict[str, str]:
 
 def environment_of(options: argparse.Namespace) -> dict[str, str]:
     """Return what the processes get of this program's environment."""
-    given = cleaned(os.environ) if options.whole_environment else built(os.environ, options.pass_environment)
-    return {**given, **user_packages.variables(options.packages)}
+    passed = cleaned(os.environ) if options.whole_environment else built(os.environ, options.pass_environment)
+    return {**passed, **user_packages.variables(options.packages)}
 
 
 def keep_secret(cluster: ClusterFile, secret: str) -> None:

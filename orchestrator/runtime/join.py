@@ -334,17 +334,17 @@ def wait_for_head(address: str, wait_s: float, is_told: Callable[[], bool]) -> N
 
     Raises InfrastructureError with the reason if nothing does within ``wait_s``.
     """
-    until, said = time.monotonic() + wait_s, ""
+    until, logged = time.monotonic() + wait_s, ""
     while not is_told() and (reason := _unreachable(*head_of(address))):
         if time.monotonic() >= until:
             raise InfrastructureError(
                 detail=f"The head at {address} does not answer: {reason}.",
                 remedy="Start it with `atoll head` on its machine, or correct the address; nothing was started here.",
             )
-        if reason != said:
+        if reason != logged:
             patience = "" if math.isinf(wait_s) else f" for up to {wait_s:.0f} s"
             log.info("The head at %s does not answer yet: %s. Waiting%s.", address, reason, patience)
-            said = reason
+            logged = reason
         time.sleep(LOOK_S)
 
 

@@ -100,13 +100,13 @@ def _room(prefix: str, below: int) -> Room:
     characters_max = PATH_BYTES_MAX - len(f"/{prefix}") - RANDOM_CHARACTERS - below - len(f"/{SOCKET}")
     wanted = os.environ.get("TMPDIR", "")
     problems = {place: _problem_of(place) for place in places() if _bytes(place) <= characters_max}
-    place = next((place for place, found in problems.items() if not found), None)
+    place = next((place for place, problem in problems.items() if not problem), None)
     if _bytes(wanted) > characters_max:
         problem = f"has {_bytes(wanted)} bytes, and at most {characters_max} leave room for the sockets of Ray"
     else:
         problem = f"cannot be written ({_problem_of(Path(wanted or tempfile.gettempdir()))})"
     if place is None:
-        others = " and ".join(f"{each} ({found})" for each, found in problems.items() if str(each) != wanted)
+        others = " and ".join(f"{each} ({reason})" for each, reason in problems.items() if str(each) != wanted)
         raise ConfigurationError(
             detail=f"There is no folder for Ray's temporary files: TMPDIR ({wanted or 'not set'}) {problem}, and "
             f"{others or 'no other folder'} cannot be written either. Set TMPDIR to a folder that this user can write, with "

@@ -48,11 +48,16 @@ class Regions:
 
     ``lines`` are the regions' own, by name. One that is to be given a delay or losses later must have some from the
     beginning. ``window_bytes`` is the most that each of a connection's buffers may hold in these regions, which bounds its
-    rate over a long line; by default it is the machine's own.
+    rate over a long line; by default it is the machine's own. ``net`` is the beginning of all addresses, if they are to be
+    those of a document.
     """
 
     def __init__(
-        self, names: Iterable[str], lines: Mapping[str, Line] = NO_LINES, window_bytes: int | None = None
+        self,
+        names: Iterable[str],
+        lines: Mapping[str, Line] = NO_LINES,
+        window_bytes: int | None = None,
+        net: str | None = None,
     ) -> None:
         self._ip = _ip_as_root()
         self._bridge = required("bridge")
@@ -64,7 +69,9 @@ class Regions:
         self._lines = dict(lines)
         self._window_bytes = window_bytes
         self._mark = f"a{secrets.token_hex(3)}"
-        self._net = f"198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}"  # set aside for such tests, RFC 2544
+        self._net = (
+            net or f"198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}"
+        )  # set aside for such tests, RFC 2544
         self._names = list(names)
         try:
             self._build()
