@@ -1,0 +1,133 @@
+"""What `atoll head`, `atoll serve` and `atoll join` refuse before they start anything, each in one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.certificates import folders
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.system.marks import BY_HEAD, ELSEWHERE
+from tests import forked
+from tests.programs import missing
+
+HERE = "127.0.0.1"
+NOT_HERE = "203.0.113.9"
+"""Of a network that is only for documents, RFC 5737."""
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port at which another program listens."""
+    with socket.create_server((HERE, 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        missing("root, which mounts need,")
+    place = tmp_path / "full"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def refused(tmp_path: Path, *words: str, code: int = 2) -> str:
+    """The one sentence or two with which the command refuses. Nothing of it is left."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ATOLL_"))}
+    own = [] if "--home" in words or words[0] == "join" else ["--home", str(tmp_path / "home")]
+    done = forked.atoll(*words, *own, folder=tmp_path, environment=environment)
+    text = " ".join(done.stderr.split())
+    assert done.returncode == code, text
+    assert "Traceback" not in text
+    assert not re.search(r"ray (stop|start|init)|ray\.init", text), "this is Ray's advice"
+    assert not (tmp_path / "home" / "cluster" / "head-storage").exists()
+    return text
+
+
+def token_in(tmp_path: Path) -> str:
+    token = tmp_path / "token"
+    token.write_text("a" * 64)
+    token.chmod(0o600)
+    return str(token)
+
+
+def issued(tmp_path: Path, *names: str, fleet: str = "fleet") -> Path:
+    authority = tmp_path / fleet
+    if not authority.exists():
+        folders.make_authority(authority, fleet)
+    folder = tmp_path / f"{fleet}-{'-'.join(names)}"
+    folders.issue(authority, folder, names)
+    return folder
+
+
+def test_a_head_needs_an_address_of_this_machine_that_others_can_call(tmp_path: Path) -> None:
+    for address, says in (
+        (NOT_HERE, f"--address {NOT_HERE} is not an address of this machine. Give one of "),
+        ("0.0.0.0", "--address 0.0.0.0 is not an address of this machine"),
+        ("head.example", "--address 'head.example' is not an IP address. Give one of this machine's"),
+    ):
+        assert says in refused(tmp_path, "head", "--insecure", "--address", address)
+
+
+def test_a_port_that_another_program_has_is_named(tmp_path: Path, taken: int) -> None:
+    said = refused(tmp_path, "head", "--address", HERE, "--port", str(taken))
+    assert f"--port {taken}: Address already in use at {HERE}. Give another port" in said
+    ClusterFile("x", f"{HERE}:1", "/tmp/atoll-x", {}, BY_HEAD).write(tmp_path / "home")
+    assert f"Port {taken} is in use" in refused(tmp_path, "serve", "--port", str(taken), code=1)
+
+
+def test_certificates_are_judged_before_anything_starts(tmp_path: Path) -> None:
+    other = issued(tmp_path, "203.0.113.1")
+    at = ("head", "--address", HERE)
+    missing_folder = refused(tmp_path, *at, "--certificates", str(tmp_path / "none"))
+    assert "tls.key" in missing_folder
+    assert "contradict each other" in refused(tmp_path, *at, "--certificates", str(other), "--insecure")
+    beyond = refused(tmp_path, "head", "--address", NOT_HERE)
+    assert f"{NOT_HERE}:6379 is not on loopback" in beyond
+    assert "--certificates" in beyond
+    wrong = refused(tmp_path, "head", "--address", NOT_HERE, "--certificates", str(other))
+    assert f"is not valid for {NOT_HERE}" in wrong
+    assert "Issue one with --name" in wrong
+
+
+def test_a_home_on_a_full_or_read_only_disk_is_named(tmp_path: Path, full: Path) -> None:
+    (full / "ballast").write_bytes(bytes(60_000))
+    home = full / "home"
+    said = refused(tmp_path, "head", "--address", HERE, "--home", str(home), code=1)
+    assert f"The home folder {home} cannot be written: No space left on device. Free some space" in said
+    subprocess.run(["mount", "-o", "remount,ro", full], check=True)
+    said = refused(tmp_path, "head", "--address", HERE, "--home", str(home), code=1)
+    assert "Read-only file system" in said
+
+
+def test_a_head_that_refuses_connections_is_named_within_the_wait(tmp_path: Path) -> None:
+    said = refused(
+        tmp_path,
+        *("join", f"{HERE}:1", "--group", "g", "--region", "r", "--wait", "0"),
+        "--token-file",
+        token_in(tmp_path),
+        code=1,
+    )
+    assert f"The head at {HERE}:1 does not answer: it refuses connections, so no head listens at that port." in said
+    assert "Start it with `atoll head`" in said
+    said = refused(tmp_path, "serve", "--head", f"{HERE}:1", "--wait", "0", "--token-file", token_in(tmp_path), code=1)
+    assert "it refuses connections" in said
+
+
+def test_a_service_needs_a_head_and_a_home_has_one_kind_of_cluster(tmp_path: Path) -> None:
+    assert "--head is missing, and no head has run in the home" in refused(tmp_path, "serve")
+    assert "--own-address is for a service whose head is elsewhere" in refused(tmp_path, "serve", "--own-address", HERE)
+    for supervisor in (BY_HEAD, ELSEWHERE):
+        ClusterFile("x", f"{HERE}:1", "/tmp/atoll-x", {}, supervisor).write(tmp_path / "home")
+        for command in ("up", "down"):
+            assert "belongs to `atoll head` or `atoll serve`" in refused(tmp_path, command)
+    assert "belongs to a cluster of `atoll serve --head`" in refused(tmp_path, "head", "--address", HERE)
