@@ -109,7 +109,7 @@ class RayNode:
                 umask=0o077,
                 process_group=0,  # Ctrl-C at the terminal is for this program
                 # batch systems and some supervisors send SIGTERM to all processes at once; this program ends the others
-                preexec_fn=_block_sigterm,
+                preexec_fn=signals.block,
             )
 
     def wait_until_it_runs(self, end_signal: EndSignal) -> None:
@@ -484,10 +484,6 @@ def _found(home: Path) -> ClusterFile | None:
     except DataError as error:
         log.warning("%s", error)
         return None
-
-
-def _block_sigterm() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 
 if __name__ == "__main__":

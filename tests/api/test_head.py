@@ -14,6 +14,7 @@ import pytest
 from orchestrator.certificates import folders
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.system.marks import BY_HEAD, ELSEWHERE
+from orchestrator.system.ports import free_port
 from tests import forked
 from tests.programs import missing
 
@@ -119,12 +120,26 @@ def test_a_head_that_refuses_connections_is_named_within_the_wait(tmp_path: Path
     )
     assert f"The head at {HERE}:1 does not answer: it refuses connections, so no head listens at that port." in said
     assert "Start it with `atoll head`" in said
-    said = refused(tmp_path, "serve", "--head", f"{HERE}:1", "--wait", "0", "--token-file", token_in(tmp_path), code=1)
+    said = refused(
+        tmp_path,
+        "serve",
+        "--port",
+        str(free_port()),
+        "--head",
+        f"{HERE}:1",
+        "--wait",
+        "0",
+        "--token-file",
+        token_in(tmp_path),
+        code=1,
+    )
     assert "it refuses connections" in said
 
 
 def test_a_service_needs_a_head_and_a_home_has_one_kind_of_cluster(tmp_path: Path) -> None:
-    assert "--head is missing, and no head has run in the home" in refused(tmp_path, "serve")
+    assert "--head is missing, and no head has run in the home" in refused(
+        tmp_path, "serve", "--port", str(free_port())
+    )
     assert "--own-address is for a service whose head is elsewhere" in refused(tmp_path, "serve", "--own-address", HERE)
     for supervisor in (BY_HEAD, ELSEWHERE):
         ClusterFile("x", f"{HERE}:1", "/tmp/atoll-x", {}, supervisor).write(tmp_path / "home")

@@ -274,7 +274,7 @@ def test_a_service_without_certificates_and_authority_joins_in_the_clear(tmp_pat
     (tmp_path / "cluster" / "token").write_text("a" * 64)
     serves = started(tmp_path, "service", "--insecure")
     assert "--certificates" not in serves
-    assert serves[-1] == "--insecure"
+    assert "--insecure" in serves
 
 
 def test_what_a_head_knew_is_kept_when_it_dies_and_forgotten_when_its_machine_did(tmp_path: Path) -> None:
