@@ -78,11 +78,17 @@ from orchestrator.errors import (
     TooManyFailures,
     Unauthenticated,
 )
+from orchestrator.system.marks import BY_UP, supervisor_of
 
 WAIT_DIGITS_MAX = 9
 """The longest Retry-After that is believed, in digits: the answer may come from some other server."""
 Shape = TypeVar("Shape", bound=Answer)
 WAIT_EVERY_S, AWAY_MAX_S = 0.5, 60.0
+
+
+def command_for(home: Path) -> str:
+    """Return the command that starts the service of this home."""
+    return "atoll up" if supervisor_of(home) == BY_UP else "atoll serve"
 
 
 class Client:
@@ -113,7 +119,7 @@ class Client:
         if url is None and address is None:
             raise ServiceUnreachable(
                 detail=f"No service is running in {home}: {home / 'service.json'} does not exist.",
-                remedy="Start one with `atoll up`, or name another with --home or --url.",
+                remedy=f"Start one with `{command_for(home)}`, or name another with --home or --url.",
             )
         if address is None or url not in (None, address.url):
             return cls(str(url), token=token, timeout_s=timeout_s)
@@ -121,7 +127,7 @@ class Client:
         if url is None and not running:
             raise ServiceUnreachable(
                 detail=f"No service is running in {home}: the one at {address.url} has ended.",
-                remedy="Start it again with `atoll up`. Jobs kept running without it.",
+                remedy=f"Start it again with `{command_for(home)}`. Jobs kept running without it.",
             )
         if token is None and running:
             token = place.token()
@@ -450,7 +456,7 @@ class Client:
     def _unreachable(self, error: Exception) -> ServiceUnreachable:
         return ServiceUnreachable(
             detail=f"The service at {self.url} does not answer ({str(error) or type(error).__name__}).",
-            remedy="Start it with `atoll up`, or correct --url or --home. Running jobs continue without it.",
+            remedy="Start it (`atoll up` or `atoll serve`), or correct --url or --home. Jobs continue without it.",
         )
 
     def _read(self, answer: httpx.Response, shape: type[Shape]) -> Shape:

@@ -145,4 +145,5 @@ def test_a_service_needs_a_head_and_a_home_has_one_kind_of_cluster(tmp_path: Pat
         ClusterFile("x", f"{HERE}:1", "/tmp/atoll-x", {}, supervisor).write(tmp_path / "home")
         for command in ("up", "down"):
             assert "belongs to `atoll head` or `atoll serve`" in refused(tmp_path, command)
+        assert "Start one with `atoll serve`" in refused(tmp_path, "jobs", code=3)
     assert "belongs to a cluster of `atoll serve --head`" in refused(tmp_path, "head", "--address", HERE)
