@@ -89,7 +89,8 @@ class Machine:
         self._commands[kind] = command
         self.type(f"{command} > /tmp/{kind}.log 2>&1 & {kind}_pid=$!")
         wait_until(lambda: SAYS[kind] in self.log(kind) or not self.runs(kind), f"{command}: {SAYS[kind]}", 0.5)
-        assert SAYS[kind] in self.log(kind), self.log(kind)
+        code = None if self.runs(kind) else self.attempt(f"wait ${kind}_pid")[0]
+        assert SAYS[kind] in self.log(kind), f"{command} ended with exit code {code}"
 
     def log(self, kind: str) -> str:
         return self.type(f"cat /tmp/{kind}.log")
