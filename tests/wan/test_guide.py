@@ -87,7 +87,7 @@ class Machine:
         """Type a command that stays, in a terminal of its own. Returns once it says that it works."""
         kind = command.split()[1]
         self._commands[kind] = command
-        self.type(f"{command} > /tmp/{kind}.log 2>&1 & {kind}_pid=$!")
+        self.type(f": > /tmp/{kind}.log\n{command} >> /tmp/{kind}.log 2>&1 & {kind}_pid=$!")
         wait_until(lambda: SAYS[kind] in self.log(kind) or not self.runs(kind), f"{command}: {SAYS[kind]}", 0.5)
         code = None if self.runs(kind) else self.attempt(f"wait ${kind}_pid")[0]
         assert SAYS[kind] in self.log(kind), f"{command} ended with exit code {code}"
