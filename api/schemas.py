@@ -124,6 +124,12 @@ class JobSummary(ProgressFacts, JobOverview):
         default=False,
         description="its version, epoch and tokens are the last known ones, because it did not report its own end",
     )
+    eta_s: float | None = Field(
+        default=None,
+        description="seconds until its tokens are trained, at its mean speed so far; null: it does not train now",
+    )
+    merged_at: float | None = Field(default=None, description="when its last merge was, Unix seconds")
+    troubles: list[str] = Field(default=[], description="what is wrong with a job that has not ended")
 
 
 class ProblemItem(Answer):
@@ -163,6 +169,13 @@ class JobCheck(Answer):
     token_budget: int
     steps: int = Field(description="steps of each island, if all are equally fast")
     specification: dict[str, Any] = Field(description="with all defaults, and the fields that the service fills in")
+
+
+class Specification(Answer):
+    """The specification of a job, with all defaults as they were when it was submitted."""
+
+    job: str
+    specification: dict[str, Any]
 
 
 class Jobs(Answer):

@@ -44,7 +44,7 @@ from api.jobs.translate import (
     unreadable,
 )
 from api.run.folder import Run, damage_of_status, has_report, open_below, parsed, read_status
-from api.schemas import ALIVE, FINAL, Checkpoint, Command, Island, Job, JobState, JobSummary, Restart
+from api.schemas import ALIVE, FINAL, Checkpoint, Command, Island, Job, JobState, JobSummary, Restart, Specification
 from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
@@ -188,6 +188,11 @@ class Service:
     def snapshot(self, job: str) -> StatusSnapshot:
         """Return the job's current status, with its version."""
         return self._snapshot(self._row(job))
+
+    def specification(self, job: str) -> Specification:
+        """Return the job's specification as it is stored; empty if its row is damaged."""
+        row = readable(self._row(job))
+        return Specification(job=row.job, specification=row.spec)
 
     def host_counts(self, job: str) -> dict[IslandId, int]:
         """Return the number of hosts of each island and standby, from the specification."""

@@ -7,7 +7,7 @@ is known. Fields that a status and an answer share are copied by the classes tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -140,7 +140,46 @@ def _by_status(status: JobStatus) -> dict[str, Any]:
         "goodput": finite(status.goodput),
         "statistics": finite(status.statistics),
         "helpers": status.helpers,
+        "eta_s": eta_of(status),
+        "merged_at": merged_at_of(status),
+        "troubles": [] if state.final else list(troubles_of(status)),
     }
+
+
+def eta_of(status: JobStatus) -> float | None:
+    """Return the seconds until the budget is trained, at the mean speed so far. None: nothing can merge now."""
+    view, speed = status.view, status.goodput.get("tokens_merged_per_second")
+    if view.phase != "running" or view.pause_reason or not speed or not math.isfinite(speed):
+        return None
+    return max(0, view.token_budget - view.tokens_trained) / speed
+
+
+def merged_at_of(status: JobStatus) -> float | None:
+    """Return the time of the newest merge that contained an island's work, in Unix seconds."""
+    merges = [island.last_merge_at for island in status.view.islands if island.last_merge_at is not None]
+    return status.started_at + max(merges) if merges else None
+
+
+def troubles_of(status: JobStatus) -> Iterator[str]:
+    """Yield what is wrong with a job that has not ended, the worst first."""
+    view = status.view
+    if view.pause_reason:
+        yield f"no fragment can merge: {view.pause_reason}"
+    for state in (IslandState.FAILED, IslandState.LOST, IslandState.SUSPECT):
+        if names := [island.island for island in view.islands if island.state == state]:
+            yield f"{_some(names)} {'is' if len(names) == 1 else 'are'} {state.value}"
+    if names := [island.island for island in view.islands if island.flag]:
+        yield f"the work of {_some(names)} is not used"
+    if names := [island for island, line in status.lines.islands.items() if line.trouble]:
+        yield f"payloads of {_some(names)} do not get through"
+    if view.checkpoint.trouble:
+        yield f"checkpoints fail: {view.checkpoint.trouble}"
+    yield from (f"{helper.name}: {helper.reason}" for helper in status.helpers if helper.reason)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the name, or the first one and how many more there are."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _by_row(row: JobRow, island_plans: list[Island], token_budget: int) -> dict[str, Any]:

@@ -244,6 +244,10 @@ SHAPES: dict[str, Any] = {
         "steps": 900,
         "specification": {"name": "demo", "islands": [{"node_group": "us-east"}], "budget": {"steps": 900}},
     },
+    "Specification": {
+        "job": "demo-3ef8s",
+        "specification": {"name": "demo", "islands": [{"node_group": "us-east"}], "budget": {"steps": 900}},
+    },
     "Jobs": {"jobs": [_JOB_SUMMARY], "next_cursor": None},
     "KillOptions": {"restart": True},
     "Logs": {"logs": [{"source": "asia", "incarnation": 2, "bytes": 2304, "written_at": 1795292312.4}]},

@@ -23,7 +23,7 @@ from api.routes.dependencies import ServiceHere
 from api.run.folder import Run, open_below
 from api.run.logs import LogReader, Logs, logs_of, newest
 from api.run.merges import MergeHistories, merge_of, summary_of
-from api.run.records import TapeReader
+from api.run.records import TapeReader, event_type, number_at_end
 from api.schemas import Merge, Merges
 from orchestrator.errors import DataError, NotFound
 from orchestrator.tape.schema import CHECKSUM_AT_END, CONTINUATION_BYTES, Digest, Footer, continuation_at, encode_footer
@@ -47,6 +47,7 @@ Follow = Annotated[bool, Depends(following(True, "false: stop at the newest reco
 logs_router = APIRouter(prefix="/v1/jobs/{job}/logs", tags=["records"], route_class=runs_in(RECORDS))
 LOOK_ROUND_EVERY_S = 1.0
 TAIL_MAX = 10_000
+WITHOUT_MAX = 64
 INCARNATION_MAX = 2**31 - 1
 PLAIN = "text/plain; charset=utf-8"
 LOG_EXAMPLE = "2026-11-21 22:31:50,114 INFO learners.island: asia, incarnation 2, is process 27450\n"
@@ -106,15 +107,23 @@ async def follow_events(
     last_event_id: Annotated[
         int | None, Header(ge=0, le=NUMBER_MAX, description="as `after`, and takes precedence over it")
     ] = None,
+    tail: Annotated[
+        int | None, Query(ge=1, le=TAIL_MAX, description="start with so many of the newest records, instead of `after`")
+    ] = None,
+    without: Annotated[
+        list[str] | None, Query(max_length=WITHOUT_MAX, description="types of events to leave out, as `TimerFired`")
+    ] = None,
 ) -> Response:
     """Stream the records of the job's tape as server-sent events, with `end` once the job has ended.
 
     The stream stops without `end` soon after its token is revoked or expires.
     """
     run = await RECORDS.run(service.run, job, key=job)
+    if tail is not None:
+        after = max(0, await RECORDS.run(number_at_end, run.tape, key=job) - tail)
     reader = TapeReader(run.tape, after if last_event_id is None else last_event_id)
     first = await RECORDS.run(reader.read, key=job)  # refuses a damaged tape while the answer can still say so
-    events = tell(first, reader, lambda: has_ended(service.run, run.job), follow)
+    events = tell(first, reader, lambda: has_ended(service.run, run.job), follow, frozenset(without or ()))
     return Stream(request, events, eventstream.CONTENT_TYPE, {"X-Accel-Buffering": "no"})
 
 
@@ -154,8 +163,14 @@ def whole_lines(lines: list[bytes], reader: TapeReader) -> Iterator[bytes]:
         lines = reader.read()
 
 
-async def tell(lines: list[bytes], reader: TapeReader, ended: Callable[[], bool], follow: bool) -> AsyncIterator[bytes]:
-    """Yield what was read and what follows as events, up to a damaged segment.
+async def tell(
+    lines: list[bytes],
+    reader: TapeReader,
+    ended: Callable[[], bool],
+    follow: bool,
+    without: frozenset[str] = frozenset(),
+) -> AsyncIterator[bytes]:
+    """Yield what was read and what follows as events, up to a damaged segment. Events of types ``without`` are left out.
 
     ``ended`` is checked before the last read, so that nothing written before the end is missed.
     """
@@ -164,7 +179,7 @@ async def tell(lines: list[bytes], reader: TapeReader, ended: Callable[[], bool]
     told_at = time.monotonic()
     while True:
         if lines:
-            yield eventstream.frames(lines)
+            yield eventstream.frames([line for line in lines if event_type(line) not in without] if without else lines)
             told_at = time.monotonic()
         elif over or reader.sealed:
             yield eventstream.end_frame(reader.n)

@@ -43,6 +43,7 @@ from api.schemas import (
     RetentionPlan,
     RollbackOptions,
     Scale,
+    Specification,
 )
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import NodeGroupId
@@ -137,6 +138,12 @@ def get_job(job: str, service: ServiceHere, if_none_match: IfNoneMatch = None) -
     """
     snapshot = service.snapshot(job)
     return versioned(snapshot.body, snapshot.tag, if_none_match)
+
+
+@router.get("/{job}/specification")
+def get_specification(job: str, service: ServiceHere) -> Specification:
+    """Return the specification that the job was submitted with, and all defaults."""
+    return service.specification(job)
 
 
 @router.patch("/{job}")

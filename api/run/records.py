@@ -27,6 +27,7 @@ LINE_BYTES_MAX = 16 << 20
 """The longest record. Longer data without a line end is damage, and nothing behind it is read."""
 NOWHERE = Mark(0, 0, "")
 _NUMBER = re.compile(rb'\{"n":(\d{1,18}),')
+_EVENT = re.compile(rb'\{"n":\d{1,18},"event":\{"type":"(\w+)"')
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _FOOTER = b'{"end":'
@@ -149,6 +150,22 @@ def number_of(line: bytes) -> int | None:
     """Return the number of the record in this line; None for a header or a footer."""
     match = _NUMBER.match(line)
     return int(match[1]) if match else None
+
+
+def event_type(line: bytes) -> str | None:
+    """Return the type of the event in this line; None for a header or a footer."""
+    match = _EVENT.match(line)
+    return match[1].decode() if match else None
+
+
+def number_at_end(path: Path) -> int:
+    """Return the number of the newest whole record on the tape; 0 if there is none, or it cannot be read."""
+    with suppress(OSError), open_below(path.parent, path.name) as file:
+        newest = continuation_at(file.read(CONTINUATION_BYTES))
+        file.seek(max(0, path.lstat().st_size - CHUNK_BYTES))
+        numbers = (number_of(line) for line in reversed(file.read().split(b"\n")[:-1]))
+        return next((n for n in numbers if n is not None), newest.after.count if newest else 0)
+    return 0
 
 
 def is_sound(line: bytes) -> bool:

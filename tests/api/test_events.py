@@ -71,6 +71,22 @@ def test_events_resume_after_any_number_by_query_or_by_header(http: httpx.Client
     assert numbers == [count - 2, count - 1, count]
 
 
+def test_the_newest_events_are_read_without_those_that_are_routine(
+    http: httpx.Client, client: Client, ended: str
+) -> None:
+    told = list(client.events(ended))
+
+    def numbers(query: str) -> list[int]:
+        with http.stream("GET", f"/v1/jobs/{ended}/events?{query}") as answer:
+            return [data["n"] for name, data in events_of(answer.iter_lines()) if name == "record"]
+
+    assert numbers("tail=7") == [record.n for record in told[-7:]]
+    routine = {"ProgressReported", "TimerFired"}
+    notable = [record.n for record in told if record.event["type"] not in routine]
+    assert 0 < len(notable) < len(told)
+    assert numbers("tail=9999&without=ProgressReported&without=TimerFired") == notable
+
+
 def test_a_growing_job_is_followed_to_its_end(service: Installation, client: Client) -> None:
     job = client.submit(service.spec(steps=40)).job
     wait_until(lambda: client.job(job).global_version)

@@ -18,10 +18,12 @@ from api.storage.store import JobRow, Store
 from api.terminal.watch import render, wire_words
 from orchestrator.core import commands
 from orchestrator.errors import Conflict, NotFound
-from orchestrator.status import JobStatus, StatusDocument
+from orchestrator.specification.config import parse_job
+from orchestrator.status import CheckpointFacts, JobStatus, StatusDocument
 from tests.api.clockwork import Clockwork, connect
 from tests.api.installation import Installation
 from tests.harness.carried import add_lines
+from tests.harness.simulated_job import SimulatedJob
 from tests.waiting import wait_until
 
 
@@ -96,6 +98,38 @@ def test_a_job_and_its_picture_say_codecs_and_what_lines_carried(
     with (screen := console()).capture() as drawn:
         screen.print(render(job))
     assert "wire: int8 up, int4 down" in drawn.get()
+
+
+def test_a_job_says_what_is_wrong_when_it_merged_and_how_long_it_will_take(
+    stored: tuple[JobRow, StatusDocument],
+) -> None:
+    row, _ = stored
+    record = SimulatedJob(parse_job(row.spec), [], 5.0).status(row.job, 1000.0, 5.0)
+    status = JobStatus.model_validate(record)
+    job = job_of(row, status, [], 0, report=False)
+    speed = status.goodput["tokens_merged_per_second"]
+    assert job.eta_s == pytest.approx((job.token_budget - job.tokens_trained) / speed)
+    assert job.merged_at == status.started_at + max(island.last_merge_at or 0 for island in status.view.islands)
+    assert job.troubles == []
+    islands = [island.model_copy() for island in status.view.islands]
+    islands[0] = islands[0].model_copy(update={"state": "lost"})
+    islands[1] = islands[1].model_copy(update={"state": "lost", "flag": "it is not finite"})
+    helper = {"name": "evaluator", "condition": "dead", "reason": "it is started again", "restarts": 1}
+    broken = JobStatus.model_validate(record | {"helpers": [helper]}).with_view(
+        islands=islands, pause_reason="a firewall", checkpoint=CheckpointFacts(trouble="no room")
+    )
+    job = job_of(row, broken, [], 0, report=False)
+    first, second = (island.island for island in islands[:2])
+    assert job.troubles == [
+        "no fragment can merge: a firewall",
+        f"{first} and 1 more are lost",
+        f"the work of {second} is not used",
+        "checkpoints fail: no room",
+        "evaluator: it is started again",
+    ]
+    assert job.eta_s is None
+    ended = job_of(row, broken.with_view(phase="finished", outcome="failed"), [], 0, report=False)
+    assert (ended.troubles, ended.eta_s) == ([], None)
 
 
 @pytest.mark.parametrize("spec", [{}, {"synchroniser": None}, {"synchroniser": {"wire": "int4", "fragments": "8"}}, []])
