@@ -7,9 +7,10 @@
 
 import { h, row, table } from "./dom.js";
 import { box, dot, drawing, legend, line, path, scale, text, xAxis, yAxis } from "./plot.js";
-import { CLASSES, STATES, count, loss, percent, plain, seconds } from "./words.js";
+import { CLASSES, FINAL, STATES, count, loss, percent, plain, seconds } from "./words.js";
 
-const nothing = (why) => h("p", { class: "nothing" }, why);
+/** Null for a job that has ended, so that its page has no empty panels. */
+const nothing = (job, why) => (FINAL.has(job.state) ? null : h("p", { class: "nothing" }, why));
 
 /** Held-out loss of the merged parameters, the islands' own training loss, and the losses of other jobs. */
 export function lossChart(job, width, others = []) {
@@ -17,7 +18,7 @@ export function lossChart(job, width, others = []) {
   const training = (job.statistics.training_loss_curve ?? []).filter((point) => point[1] !== null);
   const beside = others.filter((other) => other.points.length > 0);
   const all = [...heldOut, ...training, ...beside.flatMap((other) => other.points)];
-  if (!all.length) return nothing("Nothing has been measured yet.");
+  if (!all.length) return nothing(job, "Nothing has been measured yet.");
   const [low, high] = extent(all.map((point) => point[1]));
   const margin = 0.08 * (high - low || 1);
   const across = scale(0, Math.max(...all.map((point) => point[0]), 1), 40, width - 14);
@@ -70,7 +71,7 @@ const CAUSES_SHOWN = 6;
 /** All island time in one bar, by class, and below it a table of what kept islands from being productive. */
 export function goodputChart(job, width) {
   const spent = job.goodput.island_seconds;
-  if (!spent?.total) return nothing("No island has been placed yet.");
+  if (!spent?.total) return nothing(job, "No island has been placed yet.");
   const shown = Object.keys(CLASSES).filter((name) => spent[name] > 0);
   const across = scale(0, spent.total, 0, width);
   let before = 0;
@@ -107,7 +108,7 @@ const UNITS = [
 /** One row per island, coloured by its state; a cross marks a loss. */
 export function timelineChart(job, width) {
   const spans = job.statistics.timeline ?? [];
-  if (!spans.length) return nothing("No island has been placed yet.");
+  if (!spans.length) return nothing(job, "No island has been placed yet.");
   const placed = new Set(spans.map(([island]) => island));
   const islands = job.islands.map((island) => island.island).filter((island) => placed.has(island));
   const pitch = islands.length > HIGH_ROWS_MAX ? LOW_ROW : ROW;

@@ -5,7 +5,7 @@
 import { consequences } from "./chaos.js";
 import { choosePlan, confirm } from "./dialogs.js";
 import { counts } from "./groups.js";
-import { get, post } from "./session.js";
+import { get, patch, post } from "./session.js";
 import { plural } from "./words.js";
 
 const QUESTIONS = {
@@ -41,25 +41,47 @@ const QUESTIONS = {
     text: "Islands are placed there again, starting with those that wait for it.",
     verb: "Uncordon",
   },
+  cancel: {
+    text: "It stops without waiting for the work in flight. A job that has started still writes its report; what has merged is kept.",
+    verb: "Cancel",
+    dismiss: "Keep the job",
+    danger: true,
+  },
+  priority: {
+    text: "Jobs of higher priority start first.",
+    verb: "Change the priority of",
+  },
+  checkpoint: {
+    text: "It is taken while training continues.",
+    verb: "Take a checkpoint of",
+  },
+  rollback: {
+    text: "Later merges are undone, and their tokens count as discarded. Every island adopts the parameters of the checkpoint.",
+    verb: "Roll back to checkpoint",
+    danger: true,
+  },
   end: {
     text: "No further fault is injected, stopped islands continue, and the job keeps running. The plan will have no verdict.",
     verb: "End",
     danger: true,
   },
 };
+/** The words on the button that confirms, where they differ from the question. */
+const BUTTONS = { cancel: "Cancel the job", priority: "Change", checkpoint: "Take it", rollback: "Roll back" };
+const PRIORITY_MAX = 100;
 const DECIDED_WITHIN_MS = 15_000;
 const LOOK_EVERY_MS = 400;
 
 /**
  * Asks for confirmation and sends the command. Returns `{what, outcome}`, where calling `outcome` waits for the result, or
- * null if the operator cancelled.
+ * null if the operator cancelled. `job` is null for an action on a node group.
  */
 export async function command(action, job, target) {
-  const where = `/v1/jobs/${encodeURIComponent(job.job)}`;
+  const where = `/v1/jobs/${encodeURIComponent(job?.job ?? target)}`;
   if (action === "chaos") return startPlan(job, where);
   const question = QUESTIONS[action];
-  const field = action === "scale" ? islandsField(job, target) : question.field;
-  const { go, ticked, number } = await confirm({ ...question, field, title: `${question.verb} ${target}?` });
+  const field = action === "scale" ? islandsField(job, target) : action === "priority" ? priorityField(job) : question.field;
+  const { go, ticked, number } = await confirm({ ...question, ...(BUTTONS[action] && { verb: BUTTONS[action] }), field, title: `${question.verb} ${target}?` });
   if (!go) return null;
   const what = `${action} ${target}`;
   switch (action) {
@@ -68,6 +90,16 @@ export async function command(action, job, target) {
       const { node_group: group } = await post(`/v1/node-groups/${encodeURIComponent(target)}/${action}`);
       return { what, outcome: async () => (group.cordoned ? "nothing new is placed there" : "islands can be placed there") };
     }
+    case "priority": {
+      const moved = await patch(where, { priority: number });
+      return { what, outcome: async () => `priority ${moved.priority}${moved.queue_position ? `, number ${moved.queue_position} in the queue` : ""}` };
+    }
+    case "cancel":
+      return given(what, await post(`${where}/cancel`));
+    case "checkpoint":
+      return given(what, await post(`${where}/checkpoints`));
+    case "rollback":
+      return given(`roll back to checkpoint ${target}`, await post(`${where}/rollback`, { checkpoint: Number(target) }));
     case "end": {
       const ended = await post(`${where}/chaos/runs/latest/stop`);
       return { what, outcome: async () => ended.reason };
@@ -92,6 +124,10 @@ async function startPlan(job, where) {
 function islandsField(job, group) {
   const { wanted, most } = counts(job, group);
   return { label: "Islands", value: wanted, min: 0, max: most, hint: `Now ${wanted}, at most ${most} by the job's specification.` };
+}
+
+function priorityField(job) {
+  return { label: "Priority", value: job.priority, min: -PRIORITY_MAX, max: PRIORITY_MAX, hint: `Now ${job.priority}. The default is 0.` };
 }
 
 const given = (what, asked) => ({ what, outcome: () => decided(asked) });

@@ -7,11 +7,11 @@
 
 import { h } from "./dom.js";
 import { get } from "./session.js";
+import { FINAL } from "./words.js";
 
 /** The number of line styles; more curves could not be told apart. */
 const BESIDE_MAX = 5;
 const OFFERED_MAX = 12;
-const FINAL = new Set(["completed", "cancelled", "failed"]);
 
 export class Beside {
   #chosen = new Map(); // name → {job, state, look, points}, in the order in which they were chosen

@@ -41,7 +41,7 @@ export async function askToken(why) {
 }
 
 /** Whether the operator confirmed, whether the box was ticked, and the number: `{go, ticked, number}`. */
-export async function confirm({ title, text, box, field, verb, danger }) {
+export async function confirm({ title, text, box, field, verb, danger, dismiss }) {
   fill(
     confirmDialog,
     h(
@@ -52,7 +52,7 @@ export async function confirm({ title, text, box, field, verb, danger }) {
       box && h("label", { class: "tick" }, h("input", { type: "checkbox" }), box),
       field && h("label", {}, field.label, h("input", { type: "number", min: field.min, max: field.max, required: true, "aria-describedby": field.hint && "field-hint" })),
       field?.hint && h("p", { id: "field-hint", class: "soft" }, field.hint),
-      buttons(verb, danger ? "danger" : "primary", !field),
+      buttons(verb, danger ? "danger" : "primary", !field, dismiss),
     ),
   );
   const tick = confirmDialog.querySelector("[type=checkbox]");
@@ -86,11 +86,11 @@ export async function choosePlan(plans, job, consequences) {
 }
 
 /** Only one of the buttons submits, so Enter in a field presses that one. */
-function buttons(verb, kind, careful) {
+function buttons(verb, kind, careful, dismiss = "Cancel") {
   return h(
     "div",
     { class: "buttons end" },
-    h("button", { type: "button", "data-action": "close", autofocus: careful }, "Cancel"),
+    h("button", { type: "button", "data-action": "close", autofocus: careful }, dismiss),
     h("button", { type: "submit", value: "go", class: kind }, verb),
   );
 }

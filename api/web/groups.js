@@ -23,11 +23,11 @@ export function groups(all, job, mayChange) {
   return [
     h("h2", { id: "groups-title" }, "Node groups"),
     h("p", { class: "sub" }, "No job places new islands on a cordoned group. Islands that train there continue."),
-    h("ul", { class: "rows" }, all.map((group) => line(group, counts(job, group.name), mayChange))),
+    h("ul", { class: "rows" }, all.map((group) => line(group, counts(job, group.name), mayChange, job.state !== "queued"))),
   ];
 }
 
-function line(group, islands, mayChange) {
+function line(group, islands, mayChange, scales) {
   const takes = group.cordoned ? badge("warn", "pause", `cordoned by ${group.cordoned_by}`) : badge("good", "tick", "accepts islands");
   const spares = islands.most > islands.wanted ? `, ${islands.most} at most` : "";
   const told = islands.most ? `${islands.training} of ${plural(islands.wanted, "island")} training${spares}` : "no island of this job";
@@ -41,7 +41,7 @@ function line(group, islands, mayChange) {
       h(
         "span",
         { class: "buttons" },
-        islands.most > 0 && button("scale", "Scale", group.name),
+        scales && islands.most > 0 && button("scale", "Scale", group.name),
         group.cordoned ? button("uncordon", "Uncordon", group.name) : button("cordon", "Cordon", group.name),
       ),
   );

@@ -4,24 +4,29 @@
  */
 
 import { h, row, table } from "./dom.js";
-import { bytes, percent, plural, seconds } from "./words.js";
+import { FINAL, bytes, percent, plural, seconds } from "./words.js";
 
 /** The panel, or null if the job reports no traffic. */
 export function lines(job) {
-  const carried = job.islands.filter((island) => island.line && !island.spare);
+  const ended = FINAL.has(job.state);
+  const carried = job.islands.filter((island) => island.line && !island.spare && !(ended && idle(island.line)));
   const merged = job.fragments.filter((fragment) => fragment.update_norm !== null);
   if (!carried.length && !merged.length) return null;
   return [
     h("h2", { id: "lines-title" }, "Lines and codecs"),
     h("p", { class: "soft" }, codecs(job.wire), "Counted since the synchroniser last started."),
     lineTables(carried),
-    carried.filter(({ line }) => line.trouble).map(({ island, line }) => h("p", { class: "notice" }, `${island}: ${line.trouble}`)),
+    !ended && carried.filter(({ line }) => line.trouble).map(({ island, line }) => h("p", { class: "notice" }, `${island}: ${line.trouble}`)),
     normTables(merged),
   ];
 }
 
-/** With more islands, the lines with the most queued are shown first, and the others on demand. */
+/** Whether the line carried nothing. */
+const idle = (line) => !line.up_bytes && !Object.values(line.down_bytes).some(Boolean);
+
+/** With more islands, only the lines with the most queued are shown at once, and the others on demand. */
 const ROWS_MAX = 16;
+const MOST_QUEUED_SHOWN = 6;
 const HEADS = ["Island", "Up", "Down", "Whole values", "Queued"];
 
 function lineTables(carried) {
@@ -29,16 +34,16 @@ function lineTables(carried) {
   const caption = "Bytes carried by each line, and its speed while busy";
   if (carried.length <= ROWS_MAX) return lineTable(caption, carried);
   const byQueue = [...carried].sort((one, other) => other.line.queued_bytes - one.line.queued_bytes);
-  const others = byQueue.slice(ROWS_MAX);
+  const others = byQueue.slice(MOST_QUEUED_SHOWN);
   return [
-    lineTable(`${caption}: the lines with the most queued`, byQueue.slice(0, ROWS_MAX)),
+    lineTable(`${caption}: the lines with the most queued`, byQueue.slice(0, MOST_QUEUED_SHOWN)),
     h("details", { "data-key": "other-lines" }, h("summary", {}, `The other ${others.length} lines`), lineTable(caption, others)),
   ];
 }
 
 function lineTable(caption, carried) {
   const made = table(caption, HEADS, carried.map(lineRow));
-  made.classList.add("line-table");
+  made.classList.add("stacked");
   return made;
 }
 

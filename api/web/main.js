@@ -11,25 +11,31 @@ import { command } from "./commands.js";
 import { Beside } from "./compare.js";
 import { askToken } from "./dialogs.js";
 import { fill, h } from "./dom.js";
+import * as fleet from "./fleet.js";
 import { groups } from "./groups.js";
+import { Inspection, PARTS, navigation } from "./inspect.js";
 import { Merges } from "./merges.js";
-import { Refused, file, forget, get, keep, token } from "./session.js";
+import { Refused, clusterProblem, file, forget, get, keep, text, token } from "./session.js";
 import { follow } from "./stream.js";
 import * as views from "./views.js";
-import { looks, sentence } from "./words.js";
+import { FINAL, looks, plural, sentence } from "./words.js";
 
 const LOOK_AT_MOST_EVERY_MS = 1000;
+/** For logs, checkpoints, events and settings. */
+const INSPECT_AT_MOST_EVERY_MS = 3000;
 const LOOK_WITHOUT_STREAM_EVERY_MS = 5000;
-const LIST_EVERY_MS = 10_000;
+const LIST_EVERY_MS = 5000;
+const LIMITS_EVERY_MS = 60_000;
 const TOAST_MS = 8000;
 /** Larger than every record's number, so the stream begins with new events. */
 const FROM_NOW_ON = 2 ** 53;
-const FINAL = new Set(["completed", "cancelled", "failed"]);
 
 const place = (id) => document.getElementById(id);
-const page = { me: null, jobs: null, groups: [], job: null, commands: [], run: null, looked: false, live: "connecting" };
+const NO_JOB = { job: null, commands: [], run: null, checkpoints: null, looked: false, live: "connecting" };
+const page = { me: null, jobs: null, groups: null, groupsLost: false, cluster: null, limits: null, ...NO_JOB };
 const beside = new Beside();
 const merges = new Merges(() => place("merges").matches(":hover, :focus-within"), () => page.job && drawMerges());
+const inspection = new Inspection();
 
 let stop = () => {};
 let timer = null;
@@ -37,13 +43,55 @@ let lookedAt = -Infinity;
 let looking = false;
 let again = false;
 
+// ── where ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/** What the address names: `#` the fleet, `#JOB` a job, `#JOB/PART/ITEM` one of its views. */
+function address() {
+  const [job, part = "", ...item] = location.hash.slice(1).split("/");
+  return { job: decoded(job), part: part in PARTS ? part : "", item: item.join("/") };
+}
+
+function decoded(name) {
+  try {
+    return decodeURIComponent(name);
+  } catch {
+    return name;
+  }
+}
+
+/** Show what the address names. */
+async function go() {
+  const { job, part } = address();
+  complain(null);
+  if (!job) return leave();
+  if (job !== page.job?.job) return choose(job);
+  if (part) lookedAt = -Infinity;
+  draw();
+  lookSoon();
+}
+
+/** Go to this job, or to the fleet. A job that is shown already is followed anew. */
+function visit(name) {
+  const hash = name && `#${encodeURIComponent(name)}`;
+  if (name && hash === location.hash) choose(name).catch(failed);
+  else location.hash = hash;
+}
+
+function leave() {
+  stop();
+  Object.assign(page, NO_JOB);
+  draw();
+  return listJobs();
+}
+
 // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/** Fetch the job soon: now if the last fetch was at least a second ago, else when it was. */
+/** Fetch the job soon: now if the last fetch was long enough ago, else when it was. */
 function lookSoon() {
   if (document.hidden) return;
+  const pause = address().part ? INSPECT_AT_MOST_EVERY_MS : LOOK_AT_MOST_EVERY_MS;
   if (looking) again = true;
-  else if (timer === null) timer = setTimeout(look, Math.max(0, lookedAt + LOOK_AT_MOST_EVERY_MS - performance.now()));
+  else if (timer === null) timer = setTimeout(look, Math.max(0, lookedAt + pause - performance.now()));
 }
 
 async function look() {
@@ -51,11 +99,13 @@ async function look() {
   looking = true;
   lookedAt = performance.now();
   const wanted = page.job?.job;
+  const { part, item } = address();
   try {
     if (wanted) {
       const path = jobPath(wanted);
-      const [job, asked, run] = await Promise.all([get(path), get(`${path}/commands`), newestRun(path), merges.look(path)]);
-      if (wanted === page.job?.job) show(job, asked.commands, run);
+      const parts = part ? [inspection.look(path, part, item)] : [get(`${path}/commands`), newestRun(path), lastCheckpoints(path), merges.look(path)];
+      const [job, commands, run, checkpoints] = await Promise.all([get(path), ...parts]);
+      if (wanted === page.job?.job) show(job, part ? {} : { commands: commands.commands, run, checkpoints, looked: true });
     }
     complain(null);
   } catch (error) {
@@ -74,27 +124,38 @@ async function newestRun(path) {
   return runs.length ? get(`${path}/chaos/runs/${encodeURIComponent(runs[0].run)}`) : null;
 }
 
-function show(job, commands, run) {
-  announce(page.job, job, page.run, run);
-  Object.assign(page, { job, commands, run, looked: true });
+/** The checkpoints of a job that has ended, which do not change; null for others. */
+async function lastCheckpoints(path) {
+  if (page.checkpoints || !FINAL.has(page.job.state)) return page.checkpoints;
+  return (await get(`${path}/checkpoints`)).checkpoints;
+}
+
+function show(job, more) {
+  announce(page.job, job, page.run, more.run);
+  const unread = FINAL.has(job.state) && !page.checkpoints && !FINAL.has(page.job.state);
+  Object.assign(page, { job, ...more });
   if (FINAL.has(job.state)) {
     stop();
     page.live = "ended";
   }
   draw();
+  if (unread) lookSoon();
 }
 
 async function choose(name) {
   stop();
-  page.live = "connecting";
-  if (!page.job) fill(place("headline"), h("div", { class: "title" }, h("h1", {}, name)), h("p", { class: "nothing" }, "Loading…"));
-  const job = await get(jobPath(name));
-  if (job.job !== page.job?.job) {
+  if (name !== page.job?.job) {
     merges.forget();
-    Object.assign(page, { commands: [], run: null, looked: false });
+    inspection.forget();
+    Object.assign(page, NO_JOB);
+    draw();
   }
+  page.live = "connecting";
+  const job = await get(jobPath(name));
+  if (address().job !== name) return; // the reader has gone elsewhere
   page.job = job;
-  history.replaceState(null, "", `#${encodeURIComponent(page.job.job)}`);
+  if (job.job !== name) history.replaceState(null, "", views.addressOf(job.job, address().part)); // `latest`
+  lookedAt = -Infinity;
   draw();
   lookSoon();
   stop = follow(`${jobPath(page.job.job)}/events?after=${FROM_NOW_ON}`, {
@@ -110,23 +171,54 @@ async function choose(name) {
 
 const jobPath = (name) => `/v1/jobs/${encodeURIComponent(name)}`;
 
+/** Fetch jobs and nodes. Each is drawn when it arrives, so that a dead cluster delays only its own part. */
 async function listJobs() {
   if (document.hidden || !page.me) return;
-  const [listed, fleet] = await Promise.all([get("/v1/jobs"), get("/v1/node-groups").catch(() => null)]);
-  page.jobs = listed.jobs;
-  page.groups = fleet?.node_groups ?? page.groups; // keep the last known groups while the cluster does not answer
-  await beside.look(page.jobs);
-  if (page.job) return drawBar();
+  const fetched = (found) => (Object.assign(page, found), drawFleet());
+  const nodes = get("/v1/node-groups").then((found) => fetched({ groups: found.node_groups, groupsLost: false }), () => fetched({ groupsLost: true }));
+  fetched({ jobs: await everyJob() });
+  if (address().job) {
+    await beside.look(page.jobs);
+    if (!page.job) await choose(address().job);
+    return;
+  }
   complain(null);
-  if (page.jobs.length) await choose(asked() ?? begun(page.jobs).job);
-  else draw();
+  readLimits();
+  await nodes;
 }
 
-/** The newest job that has started: a queued job has nothing to show yet. */
-const begun = (jobs) => jobs.find((job) => job.state !== "queued") ?? jobs[0];
+/** The newest jobs, and all older ones that have not ended. */
+async function everyJob() {
+  const { jobs, next_cursor: more } = await get("/v1/jobs");
+  if (!more) return jobs;
+  const known = new Set(jobs.map((job) => job.job));
+  const older = await Promise.all(["queued", "starting", "running", "finishing"].map((state) => get(`/v1/jobs?limit=1000&state=${state}`)));
+  return [...jobs, ...older.flatMap((found) => found.jobs).filter((job) => !known.has(job.job))];
+}
 
-/** The job that the address names, if the service has it. */
-const asked = () => page.jobs?.find((job) => encodeURIComponent(job.job) === location.hash.slice(1))?.job;
+let limitsAt = -Infinity;
+
+/** Certificates and disks, once a minute at most. Without metrics they are left out. */
+function readLimits() {
+  if (performance.now() - limitsAt < LIMITS_EVERY_MS) return;
+  limitsAt = performance.now();
+  text("/metrics").then((metrics) => {
+    page.limits = fleet.limitsIn(metrics);
+    drawFleet();
+  }, () => (limitsAt = -Infinity));
+}
+
+/** Ask whether the cluster answers. This needs no token, and the service knows it even if nothing else answers. */
+async function checkCluster() {
+  if (document.hidden) return;
+  try {
+    page.cluster = await clusterProblem();
+  } catch {
+    page.cluster = "The service does not answer. Its jobs continue, and this page keeps trying.";
+  }
+  fill(place("cluster"), page.cluster && h("p", { class: "notice bad" }, h("b", {}, "The cluster is not ready."), ` ${page.cluster} What is shown is the last known state.`));
+  drawFleet();
+}
 
 // ── who ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,7 +228,8 @@ async function enter() {
   if (!token()) return signIn(NEEDED);
   try {
     page.me = await get("/v1/whoami");
-    await listJobs();
+    drawBar();
+    await Promise.all([address().job ? choose(address().job) : draw(), listJobs()]);
   } catch (error) {
     await failed(error);
   }
@@ -147,6 +240,7 @@ async function failed(error) {
     await signIn("The service does not accept this token: it is unknown, expired or revoked.");
   } else {
     drawBar();
+    if (page.me && !page.job) drawHeadline();
     complain(error instanceof Refused ? error.message : "The service does not answer. Its jobs continue, and this page keeps trying.");
   }
 }
@@ -159,7 +253,7 @@ async function signIn(why) {
   asking = true;
   stop();
   forget();
-  page.me = page.job = page.jobs = null;
+  Object.assign(page, { me: null, jobs: null, groups: null, limits: null, ...NO_JOB });
   clear();
   const given = await askToken(why);
   asking = false;
@@ -179,7 +273,7 @@ const mayChange = () => page.me?.role === "operator" || page.me?.role === "admin
 
 async function act(action, target) {
   try {
-    const asked = await command(action, page.job, target);
+    const asked = await command(action, page.job ?? page.jobs?.find((job) => job.job === target), target);
     if (!asked) return;
     toast(`${asked.what}: requested`);
     lookSoon();
@@ -220,33 +314,76 @@ document.addEventListener(
 place("loss").addEventListener("change", ({ target }) => {
   if (target.dataset.beside) beside.toggle(target.dataset.beside, target.checked).then(drawLoss).catch(failed);
 });
-place("jobs").addEventListener("change", (event) => choose(event.target.value).catch(failed));
-window.addEventListener("hashchange", () => asked() && choose(asked()).catch(failed));
+place("jobs").addEventListener("change", (event) => visit(event.target.value));
+place("inspection").addEventListener("change", ({ target }) => {
+  if (target.dataset.choice === "log") location.hash = `${views.addressOf(page.job.job, "logs")}/${target.value}`;
+});
+window.addEventListener("hashchange", ({ oldURL }) => {
+  const before = new URL(oldURL).hash.slice(1).split("/")[0];
+  if (before !== location.hash.slice(1).split("/")[0]) moved();
+  go().catch(failed);
+});
+
+/** Another job, or the fleet, is read from its beginning. The focus stays on what is still there. */
+function moved() {
+  scrollTo(0, 0);
+  if (place("main").contains(document.activeElement)) place("main").focus({ preventScroll: true });
+}
 
 // ── drawing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 function draw() {
+  const { part, item } = address();
   drawBar();
+  if (!page.me) return;
+  document.body.dataset.view = !address().job ? "fleet" : !page.job ? "none" : part ? "part" : "job";
+  document.body.classList.toggle("ready", Boolean(page.job) || (!address().job && page.jobs !== null));
+  drawHeadline();
+  if (!page.job) return drawFleet();
+  document.title = `${page.job.job} · ${page.job.state} · atoll`;
+  if (part) fill(place("inspection"), inspection.view(page.job, part, item, mayChange()));
+  else drawJob(page.job);
+}
+
+function drawHeadline() {
+  const { job: name, part } = address();
   const { job } = page;
-  if (!job) {
-    if (page.jobs) fill(place("headline"), h("div", { class: "title" }, h("h1", {}, "No jobs yet")), h("p", { class: "lead" }, "Submit one with ", h("code", {}, "atoll submit"), "; it appears here."));
-    return;
-  }
-  document.title = `${job.job} · ${job.state} · atoll`;
-  document.body.classList.add("ready");
-  fill(place("headline"), views.headline(job));
+  const summary = page.jobs?.find((one) => one.job === name);
+  if (job) fill(place("headline"), views.headline(job, mayChange() ? fleet.jobButtons(job) : [], page.checkpoints), navigation(job.job, part));
+  else if (name && summary) fill(place("headline"), views.lastKnown(summary));
+  else fill(place("headline"), h("div", { class: "title" }, h("h1", {}, name || "Training jobs")), name && page.me && h("p", { class: "nothing" }, "Loading…"));
+}
+
+function drawFleet() {
+  if (!page.me) return;
+  drawBar();
+  if (page.job) return;
+  if (address().job) return drawHeadline();
+  const now = Date.now() / 1000;
+  const found = fleet.problems({ ...page, now });
+  const running = page.jobs?.filter((job) => job.state === "running").length ?? 0;
+  document.title = `${plural(running, "job")} running, ${plural(found.length, "problem")} · atoll`;
+  document.body.dataset.view = "fleet";
+  document.body.classList.toggle("ready", page.jobs !== null);
+  fill(place("problems"), fleet.problemsView(found, page.jobs !== null && (page.groups !== null || page.groupsLost || page.cluster !== null)));
+  fill(place("overview"), fleet.jobsView(page.jobs, now));
+  fill(place("queue"), fleet.queueView(page.jobs, mayChange()));
+  fill(place("nodes"), fleet.nodesView(page.groups, page.groupsLost || page.cluster !== null, page.limits, now, mayChange()));
+}
+
+function drawJob(job) {
   fill(place("islands"), views.islands(job, mayChange()));
   drawLoss();
   drawChart("goodput", "Where island time went", "Productive time is time that reached a merge.", charts.goodputChart);
   drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
   fill(place("lines"), views.lines(job));
   const alive = !FINAL.has(job.state);
-  fill(place("groups"), alive && page.groups.length > 0 && groups(page.groups, job, mayChange()));
+  fill(place("groups"), alive && page.groups?.length > 0 && groups(page.groups, job, mayChange()));
   if (!page.looked) return drawUnknown(alive && job.state !== "queued");
   const running = alive && job.state !== "queued";
   fill(place("chaos"), (running || page.run) && chaos(page.run, job, mayChange() && running));
   drawMerges();
-  fill(place("commands"), views.commands(page.commands));
+  fill(place("commands"), views.commands(page.commands, !alive));
 }
 
 /** Show "Loading…" for parts that have not been fetched yet, instead of calling them empty. */
@@ -265,14 +402,19 @@ function clear() {
 
 function drawChart(id, title, about, chart) {
   const panel = place(id);
+  if (!panel.firstChild) fill(panel, h("h2", { id: `${id}-title` }, title)); // an empty panel has no width
   const style = getComputedStyle(panel);
   const width = Math.floor(panel.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
-  fill(panel, h("h2", { id: `${id}-title` }, title), h("p", { class: "sub" }, about), chart(page.job, width));
+  const drawn = chart(page.job, width);
+  fill(panel, drawn && [h("h2", { id: `${id}-title` }, title), h("p", { class: "sub" }, about), drawn]);
 }
 
 function drawLoss() {
   const shown = page.job.job;
-  const chart = (job, width) => [charts.lossChart(job, width, beside.curves(shown)), beside.view(page.jobs ?? [], shown)];
+  const chart = (job, width) => {
+    const curves = charts.lossChart(job, width, beside.curves(shown));
+    return curves && [curves, beside.view(page.jobs ?? [], shown)];
+  };
   drawChart("loss", "Loss", "Held-out loss of the merged parameters.", chart);
 }
 
@@ -283,7 +425,7 @@ function drawMerges() {
 function drawBar() {
   const picker = place("jobs");
   fill(picker, views.jobOptions(page.jobs, page.job?.job));
-  if (page.job) picker.value = page.job.job;
+  picker.value = page.job?.job ?? "";
   picker.disabled = !page.jobs?.length;
   fill(place("live"), page.job && views.liveBadge(page.live));
   fill(place("who"), views.who(page.me, token() !== null));
@@ -311,8 +453,18 @@ function complain(words) {
   fill(place("problem"), words && h("p", { class: "notice bad" }, words));
 }
 
+let listings = 0;
+
+/** The fleet is listed each time, and beside a job every second time. */
+function tick() {
+  checkCluster();
+  listings += 1;
+  if (!address().job || !page.job || listings % 2 === 0) listJobs().catch(failed);
+}
+
 new ResizeObserver(() => page.job && draw()).observe(place("main"));
-document.addEventListener("visibilitychange", () => (listJobs().catch(failed), lookSoon()));
+document.addEventListener("visibilitychange", () => (checkCluster(), listJobs().catch(failed), lookSoon()));
 setInterval(() => page.live === "live" || page.live === "ended" || lookSoon(), LOOK_WITHOUT_STREAM_EVERY_MS);
-setInterval(() => listJobs().catch(failed), LIST_EVERY_MS);
+setInterval(tick, LIST_EVERY_MS);
+checkCluster();
 enter();

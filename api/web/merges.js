@@ -8,7 +8,7 @@
 
 import { h } from "./dom.js";
 import { get } from "./session.js";
-import { ago, beforeTheEnd, count, percent, plural, seconds, sentence } from "./words.js";
+import { FINAL, ago, beforeTheEnd, count, percent, plural, seconds, sentence } from "./words.js";
 
 const SHOWN = 8;
 
@@ -48,6 +48,7 @@ export class Merges {
 
   view(job) {
     const shown = this.#shown();
+    if (FINAL.has(job.state) && !shown.length) return null;
     const row = (merge) => disclosure(this.#opened.get(nameOf(merge)) ?? merge, job);
     return [
       h("h2", { id: "merges-title" }, "Last merges"),

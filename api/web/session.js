@@ -6,6 +6,8 @@
  */
 
 const PLACE = "atoll-token";
+/** The service answers `/readyz` within a second, whatever the cluster does. */
+const READY_WITHIN_MS = 2000;
 
 export const token = () => sessionStorage.getItem(PLACE);
 export const keep = (given) => sessionStorage.setItem(PLACE, given);
@@ -23,13 +25,26 @@ export const identity = () => (token() ? { Authorization: `Bearer ${token()}` } 
 
 export const get = async (path) => (await ask(path, { headers: identity() })).json();
 
+export const text = async (path) => (await ask(path, { headers: identity() })).text();
+
+/** Why the cluster does not answer, or null if it does. Needs no token. Throws if the service itself does not answer. */
+export async function clusterProblem() {
+  const answer = await fetch("/readyz", { cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(READY_WITHIN_MS) });
+  if (answer.ok) return null;
+  return new Refused(answer.status, await answer.json().catch(() => ({}))).message;
+}
+
 /** A file, as an address that this page may link to. */
 export const file = async (path) => URL.createObjectURL(await (await ask(path, { headers: identity() })).blob());
 
 /** Requests a change. The key makes a repeated request harmless. */
-export async function post(path, body) {
+export const post = (path, body) => send("POST", path, body);
+
+export const patch = (path, body) => send("PATCH", path, body);
+
+async function send(method, path, body) {
   const headers = { ...identity(), "Content-Type": "application/json", "Idempotency-Key": randomKey() };
-  const answer = await ask(path, { method: "POST", headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const answer = await ask(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   return answer.json();
 }
 

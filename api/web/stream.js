@@ -7,7 +7,7 @@
  * Source: HTML Living Standard, 9.2 Server-sent events (the fields of an event stream, Last-Event-ID).
  */
 
-import { identity } from "./session.js";
+import { Refused, identity } from "./session.js";
 
 const PAUSE_FIRST_MS = 500;
 const PAUSE_MAX_MS = 15_000;
@@ -20,6 +20,15 @@ export function follow(path, hear) {
   const stopping = new AbortController();
   stay(path, hear, stopping.signal);
   return () => stopping.abort();
+}
+
+/** The records of an event stream that ends by itself. */
+export async function read(path) {
+  const answer = await fetch(path, { headers: identity(), cache: "no-store", credentials: "omit" });
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => ({})));
+  const records = [];
+  for await (const { name, data } of events(answer.body)) if (name === "record") records.push(JSON.parse(data));
+  return records;
 }
 
 async function stay(path, hear, signal) {

@@ -68,13 +68,16 @@ export const STATES = {
   failed: { word: "failed", tone: "bad", icon: "cross" },
   stopped: { word: "stopped", tone: "calm", icon: "pause" },
 };
+/** States that nothing follows once the job has ended. */
+const UNFINISHED = new Set(["training", "catching_up", "starting", "placing", "suspect", "lost", "flushed", "draining"]);
 const UNKNOWN = { tone: "calm", icon: "question" };
 
 /**
  * How to show an island. A lost island stays red while it is placed and started again: it does not train yet, and a page
  * that is drawn once a second would otherwise miss a short loss.
  */
-export function looks(island) {
+export function looks(island, ended = false) {
+  if (ended && !island.reason && UNFINISHED.has(island.state)) return { word: "ended with the job", tone: "calm", icon: "pause" };
   if (island.spare) return { word: "spare", tone: "calm", icon: "pause" };
   const own = STATES[island.state] ?? { ...UNKNOWN, word: island.state.replaceAll("_", " ") };
   const again = island.incarnation > 1 && (island.state === "placing" || island.state === "starting");
@@ -94,3 +97,5 @@ export const CLASSES = {
 export const JOB_TONES = {
   starting: "busy", running: "good", finishing: "busy", completed: "good", cancelled: "calm", failed: "bad", queued: "calm",
 };
+
+export const FINAL = new Set(["completed", "cancelled", "failed"]);

@@ -14,28 +14,41 @@ from typing import Any
 
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId, JobPhase
-from orchestrator.errors import NotFound
+from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
-from tests.api.clockwork import leave_results
+from tests.api.clockwork import leave_logs, leave_results
 from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 BEAT_S = 0.1
 
 
-def connect(_home: Path) -> Live:
-    return Live()
+HEAD_IS_DEAD = "head-is-dead"
+
+
+def connect(home: Path) -> Live:
+    return Live(home / HEAD_IS_DEAD)
 
 
 class Live:
-    def __init__(self) -> None:
+    """While the file ``dead`` exists no question is answered, and after that those asked meanwhile fail."""
+
+    def __init__(self, dead: Path) -> None:
+        self._dead = dead
         self._jobs: dict[str, Job] = {}
 
+    def _ask_head(self) -> None:
+        if self._dead.exists():
+            while self._dead.exists():
+                time.sleep(BEAT_S)
+            raise InfrastructureError(detail="The head of the cluster was lost.")
+
     def node_groups(self) -> list[NodeGroupRecord]:
+        self._ask_head()
         return GROUPS
 
     def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
@@ -52,9 +65,11 @@ class Live:
 
     def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
         if job_id not in self._jobs:
+            leave_logs(run_dir, spec)
             self._jobs[job_id] = Job(job_id, spec, run_dir)
 
     def status(self, job_id: str) -> StatusDocument:
+        self._ask_head()
         return self._job(job_id).status()
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:

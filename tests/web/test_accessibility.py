@@ -5,25 +5,12 @@ Each look is saved as a picture, for people to judge what no test can: in the fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from tests.web.audit import OWN, axe_faults, faults, own_faults
-from tests.web.visit import Visit, card, sideways
-
-DESK = {"width": 1280, "height": 900}
-STILL = {"reduced_motion": "reduce"}  # a colour that fades is not yet the one it is to be
-LOOKS = {"light": ("light", DESK), "phone": ("light", {"width": 390, "height": 844}), "dark": ("dark", DESK)}
-
-
-def each_look(page: Page) -> Iterator[str]:
-    """Show the page in one look after another: its colours and its layout are the style sheet's alone."""
-    for look, (colours, window) in LOOKS.items():
-        page.emulate_media(color_scheme=colours, reduced_motion="reduce")
-        page.set_viewport_size(window)
-        yield look
+from tests.web.visit import STILL, Visit, card, each_look, sideways
 
 
 def test_no_fault_is_found_in_any_look(visit: Visit, pictures: Path) -> None:

@@ -12,9 +12,8 @@ from playwright.sync_api import Locator, Page, expect
 from tests.chaos.plans import document
 from tests.waiting import wait_until
 from tests.web.audit import faults
-from tests.web.test_accessibility import STILL, each_look
 from tests.web.test_page import confirm
-from tests.web.visit import Site, Visit, card, sideways
+from tests.web.visit import STILL, Site, Visit, card, each_look, sideways
 
 KILL_ASIA = {"kind": "kill", "target": {"name": "asia"}, "at": 0}
 LATER = {"kind": "stop", "target": {"name": "us-west"}, "at": 150, "duration": 6}

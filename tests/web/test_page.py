@@ -9,8 +9,10 @@ from pathlib import Path
 from playwright.sync_api import Page, Route, expect
 
 from api.auth.roles import Role
+from tests.waiting import wait_until
 from tests.web.audit import faults
-from tests.web.visit import Site, Visit, card, sideways
+from tests.web.live import HEAD_IS_DEAD
+from tests.web.visit import STILL, Site, Visit, card, each_look, sideways
 
 TRAINING = re.compile(r"\bgood\b")
 RED = "rgb(196, 57, 47)"
@@ -174,18 +176,24 @@ def test_of_a_crowd_those_that_need_no_eye_are_a_line_each_and_the_others_are_wh
         expect(card(page, "us-east-0-3").get_by_text("its process is dead")).to_be_visible()
         expect(card(page, "us-east-0-3").get_by_text("4: fsdp 16")).to_be_visible()
         calm = card(page, "us-east-0-4")
+        expect(calm).to_be_hidden()
+        region = page.get_by_role("group", name="us-east")
+        expect(region.locator("summary").first).to_contain_text("us-east 21/22")
+        expect(region.locator(".counts")).to_contain_text("1 lost")
+        assert page.locator("#islands").bounding_box()["height"] < 900, "a line for each region"
+        page.screenshot(path=pictures / f"crowd-{width}.png", full_page=True)
+        region.locator("summary").first.click()
         expect(calm.get_by_role("button", name="Drain us-east-0-4")).to_be_hidden()
         calm.locator("summary").click()
         expect(calm.get_by_role("button", name="Drain us-east-0-4")).to_be_visible()
-        expect(page.get_by_text("The other 50 lines")).to_be_visible()
+        expect(page.get_by_text("The other 60 lines")).to_be_visible()
         assert sideways(page) == 0
         assert faults(page) == []
-        page.screenshot(path=pictures / f"crowd-{width}.png", full_page=True)
         page.unroute_all(behavior="wait")
 
 
 def test_where_jobs_cannot_be_listed_none_is_said_to_be_absent_until_they_can(visit: Visit) -> None:
-    page = visit.enter()
+    page = visit.enter("")
     problem = {"type": "urn:atoll:problem:store", "title": "Store", "status": 503, "detail": "The disk is full."}
     page.route("**/v1/jobs", lambda route: route.fulfill(status=503, json=problem))
     page.get_by_label("Token").fill(visit.site.tokens["operator"])
@@ -194,7 +202,7 @@ def test_where_jobs_cannot_be_listed_none_is_said_to_be_absent_until_they_can(vi
     expect(page.get_by_label("Job")).to_contain_text("loading jobs")
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
     page.unroute_all(behavior="wait")
-    expect(page.get_by_role("heading", level=1)).to_contain_text(visit.site.job)
+    expect(page.get_by_role("row", name=visit.site.job)).to_be_visible()
     expect(page.get_by_role("alert")).to_be_empty()
     visit.complaints.clear()  # the console tells of the answer that was 503
 
@@ -343,7 +351,7 @@ def test_another_job_can_be_picked_and_an_ended_one_is_shown_as_it_ended(visit: 
         ended = site.submit(client, name="short", steps=4)
     page = visit.open()
     picker = page.get_by_label("Job")
-    expect(picker.locator("option").first).to_contain_text(ended)
+    expect(picker.locator("option").nth(1)).to_contain_text(ended)
     picker.select_option(ended)
     expect(page.get_by_role("heading", level=1)).to_have_text(ended)
     expect(page.locator("#headline .badge")).to_have_text("completed")
@@ -360,21 +368,147 @@ def test_another_job_can_be_picked_and_an_ended_one_is_shown_as_it_ended(visit: 
     compare(page, ended)
 
 
-def test_of_a_job_that_waits_nothing_is_offered_that_it_has_not(visit: Visit, site: Site) -> None:
+def test_the_page_opens_on_all_jobs_and_each_has_an_address(visit: Visit, site: Site, pictures: Path) -> None:
     with site.client() as client:
+        ended = site.submit(client, name="short", steps=4)
         waiting = client.submit(site.installation.spec(name="waits", islands=[{"node_group": "asia", "cpus": 4}])).job
         try:
-            assert client.job(waiting).state == "queued"
-            page = visit.open()
-            expect(page.get_by_role("heading", level=1)).not_to_have_text(re.compile(f"{waiting}|^$"))  # one that runs
-            page.get_by_label("Job").select_option(waiting)
+            page = visit.open(address="", **STILL)
+            running = page.get_by_role("row", name=site.job)
+            expect(running).to_contain_text("running")
+            expect(running).to_contain_text(re.compile(r"just now|\d+ s ago"))  # its last merge
+            expect(running.locator("[data-head='Time left']")).to_contain_text(re.compile(r"\d (s|min|h)$"))
+            expect(page.get_by_role("row", name=ended)).to_contain_text("completed")
+            expect(page.locator("#problems")).to_contain_text("no problems")
+            expect(page.get_by_role("row", name="us-east")).to_contain_text("accepts islands")
+            expect(page.locator("#nodes")).to_contain_text("Free on the service's disks")
+            queue = page.locator("#queue li")
+            expect(queue).to_contain_text(f"1. {waiting}")
+            for look in each_look(page):
+                page.screenshot(path=pictures / f"fleet-{look}.png", full_page=True)
+                assert faults(page) == [], look
+                assert sideways(page) == 0, look
+
+            queue.get_by_role("button", name="Priority").click()
+            page.get_by_role("spinbutton", name="Priority").fill("7")
+            confirm(page, "Change")
+            expect(queue).to_contain_text("priority 7")
+            queue.get_by_role("link", name=waiting).click()
             expect(page.get_by_role("heading", level=1)).to_have_text(waiting)
+            expect(page).to_have_url(f"{site.url}/#{waiting}")
             expect(page.locator("#islands .card")).to_have_count(1)
-            expect(page.get_by_role("button", name="Kill")).to_have_count(0)
-            expect(page.locator(".tile", has_text="Global version")).not_to_contain_text("0 fragments")
+            expect(page.get_by_role("button", name=re.compile("Kill|Scale"))).to_have_count(0)
             expect(page.locator("#lines")).to_be_hidden()
+            page.go_back()
+            expect(queue).to_be_visible()
+            expect(page.locator("#islands")).to_be_hidden()
+            queue.get_by_role("button", name="Cancel").click()
+            confirm(page, "Cancel the job")
+            expect(page.get_by_role("row", name=waiting)).to_contain_text("cancelled")
+            expect(page.locator("#queue")).to_be_hidden()
+            assert client.job(waiting).state == "cancelled"
         finally:
-            client.cancel(waiting)
+            if not client.job(waiting).state.final:
+                client.cancel(waiting)
+
+
+def test_with_a_dead_head_the_page_says_so_and_shows_what_is_known(visit: Visit, site: Site, pictures: Path) -> None:
+    page = visit.open("viewer", "")
+    version = page.get_by_role("row", name=site.job).locator("[data-head='Version']")
+    assert re.search(r"\d", version.inner_text())
+    assert page.get_by_role("button").all_inner_texts() == ["Sign out"]
+    dead = site.installation.home.path / HEAD_IS_DEAD
+    dead.touch()
+    try:
+        page.reload()  # nothing of the jobs is known to this page any more
+        expect(page.locator("#cluster")).to_contain_text("did not list its node groups")
+        expect(page.locator("#problems")).to_contain_text("The cluster")
+        expect(page.get_by_role("row", name=site.job)).to_contain_text("silent")
+        expect(version).to_contain_text(re.compile(r"\d"))
+        expect(page.locator("#nodes")).to_contain_text("Unknown: the cluster does not answer.")
+        page.screenshot(path=pictures / "dead-head.png", full_page=True)
+        page.get_by_role("link", name=site.job).first.click()
+        expect(page.locator("#headline")).to_contain_text("The figures below are the last known ones.")
+    finally:
+        dead.unlink()
+    expect(page.locator("#cluster")).to_be_empty()
+    expect(page.locator(".card.good")).to_have_count(6)
+    visit.complaints.clear()  # the console tells of the answers that were 503
+
+
+def test_a_failed_job_shows_what_it_reached_and_nothing_empty(visit: Visit, site: Site, pictures: Path) -> None:
+    """A job that has ended is given the end of one that failed on its answer's way to the page."""
+    with site.client() as client:
+        ended = site.submit(client, name="short", steps=4)
+        wait_until(lambda: client.job(ended).report_ready)
+
+    def failed(route: Route) -> None:
+        answer = route.fetch()
+        job = answer.json()
+        why = {"state": "failed", "reason": "its own code failed: no room", "pause_reason": "1 of 4 islands train"}
+        job |= {**why, "statistics": {}, "goodput": {}, "loss_curve": [], "fragments": [], "last_known": True}
+        for island in job["islands"]:
+            island |= {"state": "lost", "reason": "", "line": None}
+        job["islands"][0] |= {"state": "failed", "reason": "no room"}
+        route.fulfill(response=answer, json=job)
+
+    kept = {"number": 3, "url": "file:///3", "taken_at": 1.7e9, "after_s": 9.0, "global_version": 12}
+    kept |= {"tokens_trained": 4096, "islands": ["asia"], "bytes": 1_200_000}
+    page = visit.enter(ended, **STILL)
+    page.route(f"**/v1/jobs/{ended}", failed)
+    page.route("**/checkpoints", lambda route: route.fulfill(json={"checkpoints": [kept]}))
+    for empty in ("merges?*", "commands"):
+        page.route(f"**/{empty}", lambda route: route.fulfill(json={"merges": [], "commands": []}))
+    visit.give_token(page, "operator")
+    headline = page.locator("#headline")
+    expect(headline).to_contain_text("What it reached")
+    expect(headline.locator(".tile", has_text="Last checkpoint")).to_contain_text("version 12, 4.1 k tokens")
+    expect(headline).not_to_contain_text("No fragment can merge")
+    expect(page.locator(".card.bad")).to_have_count(1)
+    expect(page.locator(".card", has_text="ended with the job")).to_have_count(5)
+    expect(page.locator("main")).not_to_contain_text("no problem")
+    assert page.locator("#job .panel:visible:not(.card)").count() == 0
+    for look in each_look(page):
+        page.screenshot(path=pictures / f"failed-{look}.png", full_page=True)
+    assert faults(page) == []
+    page.unroute_all(behavior="wait")
+
+
+def test_logs_checkpoints_events_and_settings_of_a_job_have_a_place_each(
+    visit: Visit, site: Site, pictures: Path
+) -> None:
+    kept = {"number": 3, "url": "file:///3", "taken_at": 1.7e9, "after_s": 9.0, "global_version": 12}
+    kept |= {"tokens_trained": 4096, "islands": ["asia"], "bytes": 1_200_000}
+    page = visit.open(**STILL)
+    with site.client() as client:
+        client.kill(site.job, "asia")
+    page.route("**/checkpoints", lambda route: route.fulfill(json={"checkpoints": [kept]}))
+    part = page.locator("#inspection")
+    for name, words in {
+        "Logs": "The last 200 lines",
+        "Checkpoints": "4.1 k",
+        "Events": "kill requested asia, caller local",
+        "Settings": '"interval_steps": 8',
+    }.items():
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page).to_have_url(f"{site.url}/#{site.job}/{name.lower()}")
+        expect(part).to_contain_text(words)
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.screenshot(path=pictures / f"{name.lower()}-phone.png", full_page=True)
+        assert faults(page) == [], name
+        assert sideways(page) == 0, name
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.screenshot(path=pictures / f"{name.lower()}-desk.png", full_page=True)
+    page.get_by_role("link", name="Logs", exact=True).click()
+    part.get_by_label("Process").select_option("asia/1")
+    expect(page).to_have_url(f"{site.url}/#{site.job}/logs/asia/1")
+    expect(part.get_by_role("region", name="Log of asia")).to_contain_text("asia")
+    page.get_by_role("link", name="Checkpoints", exact=True).click()
+    with page.expect_request("**/rollback") as asked:
+        part.get_by_role("button", name="Roll back to 3").click()
+        confirm(page, "Roll back")
+    assert asked.value.post_data_json == {"checkpoint": 3}
+    page.unroute_all(behavior="wait")
 
 
 def compare(page: Page, other: str) -> None:

@@ -14,8 +14,7 @@ from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_pol
 from orchestrator.simulation.world import World
 from tests.chaos.plans import RANDOM_KILLS, plan
 from tests.web.audit import axe_violations
-from tests.web.test_accessibility import STILL, each_look
-from tests.web.visit import sideways
+from tests.web.visit import STILL, each_look, sideways
 
 
 def report() -> str:

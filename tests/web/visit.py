@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,19 @@ from tests.waiting import wait_until
 CONTROL = "tests.web.live:connect"
 BACKOFF_S = 2.5
 """How long a killed island stays away: long enough to be seen, short enough to wait for."""
+
+
+DESK = {"width": 1280, "height": 900}
+STILL = {"reduced_motion": "reduce"}  # a colour that fades is not yet the one it is to be
+LOOKS = {"light": ("light", DESK), "phone": ("light", {"width": 390, "height": 844}), "dark": ("dark", DESK)}
+
+
+def each_look(page: Page) -> Iterator[str]:
+    """Show the page in one look after another: its colours and its layout are the style sheet's alone."""
+    for look, (colours, window) in LOOKS.items():
+        page.emulate_media(color_scheme=colours, reduced_motion="reduce")
+        page.set_viewport_size(window)
+        yield look
 
 
 class Site:
@@ -62,9 +76,9 @@ class Visit:
         self._browser = browser
         self._pages: list[Page] = []
 
-    def open(self, role: str = "operator", **window: Any) -> Page:
-        """The page as somebody of this role sees it, with its job shown."""
-        page = self.enter(**window)
+    def open(self, role: str = "operator", address: str | None = None, **window: Any) -> Page:
+        """The page as somebody of this role sees it: its job, or what ``address`` names; all jobs if that is empty."""
+        page = self.enter(address, **window)
         self.give_token(page, role)
         return page
 
@@ -73,7 +87,7 @@ class Visit:
         page.keyboard.press("Enter")
         page.locator("body.ready").wait_for()
 
-    def enter(self, **window: Any) -> Page:
+    def enter(self, address: str | None = None, **window: Any) -> Page:
         """The page as a stranger sees it."""
         window.setdefault("viewport", {"width": 1280, "height": 900})
         page = self._browser.new_page(**window)
@@ -81,7 +95,7 @@ class Visit:
         page.on("console", lambda message: message.type == "error" and self.complaints.append(message.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self._seen(request.url))
-        page.goto(self.site.url)
+        page.goto(f"{self.site.url}/#{self.site.job if address is None else address}")
         self._pages.append(page)
         return page
 
