@@ -37,9 +37,9 @@ from api.metrics.exposition import Metrics, RequestMetrics
 from api.openapi import document
 from api.routes import chaos, events, islands, jobs, page, tokens
 from api.run.merges import MergeHistories
-from api.schemas import Retention
 from api.storage.store import Store
 from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import Retention
 
 DESCRIPTION = """Elastic orchestration of Decoupled DiLoCo training.
 

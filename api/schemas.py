@@ -11,15 +11,12 @@ The shapes of tokens and of the audit trail, as the REST API says them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth.roles import Role
-from orchestrator.errors import ConfigurationError
 from orchestrator.specification.bounds import IslandCountFromZero, Word
 from orchestrator.status import (
     FragmentStatus,
@@ -415,27 +412,6 @@ class NewToken(Token):
 
 class TokenList(Answer):
     tokens: list[Token]
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """The limits of ended jobs; None for no limit."""
-
-    days: float | None = None
-    failed_days: float | None = None
-    bytes: int | None = None
-
-    def refuse_senseless(self) -> None:
-        """Raise ConfigurationError for a limit that is no number, or not above 0."""
-        for name, value in (("days", self.days), ("failed-days", self.failed_days), ("bytes", self.bytes)):
-            if value is not None and not (isfinite(value) and value > 0):
-                raise ConfigurationError(
-                    detail=f"--retention-{name} is {value:g}, but must be above 0. Leave it out to keep all ended jobs."
-                )
-
-    @property
-    def removes(self) -> bool:
-        return (self.days, self.failed_days, self.bytes) != (None, None, None)
 
 
 class Removal(Answer):

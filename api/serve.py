@@ -28,13 +28,13 @@ from api.installation.service_restart import restart_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.overseer import RESTART_SILENT_AFTER_MIN
-from api.schemas import Retention
 from api.storage.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
 from orchestrator.system import printable, user_packages
 from orchestrator.system.logbook import RepeatLimit, keep_output_short, write_printable
 from orchestrator.system.ports import LOOPBACK
 from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import Retention
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -33,11 +33,11 @@ from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS,
 from api.installation.up import GROUPS, PORT_FIRST, RAY_CONTROL, Installation, command_of
 from api.installation.up import down as take_down
 from api.installation.up import up as bring_up
-from api.schemas import Retention
 from orchestrator.errors import ConfigurationError
 from orchestrator.system import python_process, user_packages
 from orchestrator.system.ports import LOOPBACK
 from orchestrator.system.python_process import refuse_unset
+from orchestrator.system.run_folder import Retention
 
 HEAD_MODULE, HEAD_PORT = "orchestrator.runtime.head", 6379
 DEMO_HOME = DEFAULT_HOME / "demo"

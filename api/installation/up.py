@@ -32,11 +32,11 @@ from api.auth.code import refuse_unfit
 from api.installation import store_history
 from api.installation.binding import Binding
 from api.installation.home import CONFIGS, DATABASE_VARIABLE, Address, Home, roots_of, start_detached, working_folder
-from api.schemas import Retention
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError, StoreUnavailable
 from orchestrator.system import home_files, program_cache, python_process, signals, user_packages
 from orchestrator.system.marks import BY_UP, marked_pids, supervisor_of
 from orchestrator.system.python_process import built, refuse_unset
+from orchestrator.system.run_folder import Retention
 
 GROUPS = CONFIGS / "groups.yaml"
 """The node groups of a home that has had no others."""

@@ -23,9 +23,9 @@ from api.clocks import Ages
 from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.job_list import JobList
 from api.run.folder import run_bytes
-from api.schemas import FINAL, JobState, Removal, Retention, RetentionPlan
+from api.schemas import FINAL, JobState, Removal, RetentionPlan
 from api.storage.store import JobRow, Store
-from orchestrator.system.run_folder import STATUS
+from orchestrator.system.run_folder import STATUS, Retention
 
 logger = logging.getLogger(__name__)
 

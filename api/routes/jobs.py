@@ -39,7 +39,6 @@ from api.schemas import (
     Jobs,
     JobState,
     Restart,
-    Retention,
     RetentionPlan,
     RollbackOptions,
     Scale,
@@ -49,7 +48,7 @@ from orchestrator.core import commands
 from orchestrator.core.vocabulary import NodeGroupId
 from orchestrator.specification import documents
 from orchestrator.specification.config import JobSpec
-from orchestrator.system.run_folder import REPORT, REPORT_PAGE
+from orchestrator.system.run_folder import REPORT, REPORT_PAGE, Retention
 
 checkpoints_router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"], route_class=runs_in(JOBS))
 TAR = "application/x-tar"

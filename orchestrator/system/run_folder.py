@@ -16,7 +16,10 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
+
+from orchestrator.errors import ConfigurationError
 
 SPECIFICATION = "spec.yaml"
 ORIGIN = "origin.json"
@@ -47,6 +50,27 @@ REMOVALS_MAX, REMOVAL_RETRY_S = 20, 0.1
 _SYSTEM = "with the operating system"
 _KERNEL = "with the operating system, so SIGKILL loses nothing"
 _IN_CHECKPOINT = "synced before the manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The limits of ended jobs; None for no limit."""
+
+    days: float | None = None
+    failed_days: float | None = None
+    bytes: int | None = None
+
+    def refuse_senseless(self) -> None:
+        """Raise ConfigurationError for a limit that is no number, or not above 0."""
+        for name, value in (("days", self.days), ("failed-days", self.failed_days), ("bytes", self.bytes)):
+            if value is not None and not (isfinite(value) and value > 0):
+                raise ConfigurationError(
+                    detail=f"--retention-{name} is {value:g}, but must be above 0. Leave it out to keep all ended jobs."
+                )
+
+    @property
+    def removes(self) -> bool:
+        return (self.days, self.failed_days, self.bytes) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from api.terminal.watch import render, wire_words
 from orchestrator.core import commands
 from orchestrator.errors import Conflict, NotFound
 from orchestrator.specification.config import parse_job
-from orchestrator.status import JobStatus, StatusDocument
+from orchestrator.status import CheckpointFacts, JobStatus, StatusDocument
 from tests.api.clockwork import Clockwork, connect
 from tests.api.installation import Installation
 from tests.harness.carried import add_lines

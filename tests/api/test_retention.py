@@ -16,9 +16,9 @@ from api.clocks import Ages
 from api.jobs.job_list import JobList
 from api.jobs.retention import DAY_S, EndedJob, Retainer, due
 from api.jobs.service import Service
-from api.schemas import JobState, Retention
+from api.schemas import JobState
 from api.storage.store import Store
-from orchestrator.system.run_folder import STATUS
+from orchestrator.system.run_folder import STATUS, Retention
 from tests.api.clockwork import connect
 from tests.api.installation import Installation
 from tests.waiting import wait_until

@@ -12,12 +12,12 @@ from tests.documents import ROOT
 
 SECURITY, FINDINGS = ROOT / "SECURITY.md", ROOT / "tests" / "attack" / "README.md"
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-CLAIMS = re.compile(r"^## What holds\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+CLAIMS = re.compile(r"^## Guarantees\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 FINDING_COUNT = 19
 
 
 def claims() -> list[str]:
-    """The bullets below "What holds", each with its continuation lines."""
+    """The bullets below "Guarantees", each with its continuation lines."""
     (section,) = CLAIMS.findall(SECURITY.read_text())
     return re.findall(r"^- .*(?:\n  .*)*", section, re.MULTILINE)
 
