@@ -97,7 +97,8 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.installation = Installation(folder)
         self.store = Store(f"sqlite:///{folder / 'service.sqlite'}")
-        self.service = Service(connect(folder), self.store, folder / "runs")
+        self.control, self.runs = connect(folder), folder / "runs"
+        self.service = Service(self.control, self.store, self.runs)
         self.jobs = [self.submit(steps=12), self.submit(steps=12)]
         for job, days in zip(self.jobs, (40, 2), strict=True):
             wait_until(lambda job=job: self.service.job(job).state.final)
@@ -109,7 +110,10 @@ class Desk:
         return self.service.submit(self.installation.spec(**changes), "me", None).job  # type: ignore[arg-type]
 
     def retainer(self, **limits: float) -> Retainer:
-        return Retainer(self.store, JobList(self.service, self.store), Retention(**limits))  # type: ignore[arg-type]
+        return Retainer(self.store, self.job_list(), Retention(**limits))  # type: ignore[arg-type]
+
+    def job_list(self) -> JobList:
+        return JobList(self.service, self.store, self.control, self.runs)
 
     def there(self) -> list[str]:
         return sorted(row.job for row in self.store.jobs())
@@ -152,7 +156,7 @@ def test_a_job_whose_files_another_uses_stays_until_that_ends(desk: Desk) -> Non
 
 def test_a_clock_that_is_set_forward_makes_no_job_old(desk: Desk) -> None:
     now = [time.time()]
-    retainer = Retainer(desk.store, JobList(desk.service, desk.store), Retention(days=30), Ages(wall=lambda: now[0]))
+    retainer = Retainer(desk.store, desk.job_list(), Retention(days=30), Ages(wall=lambda: now[0]))
     assert [one.job for one in retainer.plan().removals] == desk.jobs[:1]
     now[0] += 1000 * DAY_S
     assert [one.job for one in retainer.plan().removals] == desk.jobs[:1]
