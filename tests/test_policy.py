@@ -153,3 +153,13 @@ def test_a_policy_of_old_is_as_it_was() -> None:
     assert policy.checkpoints.every_merges == 6
     assert policy.standbys == ()
     assert policy.token_budget == parse_job(document).token_budget
+
+
+def test_a_job_continues_with_what_the_release_that_began_it_did() -> None:
+    """An older tape lacks the settings that came later. Those that it has must still be the specification's."""
+    document = {"islands": [{"node_group": "a", "count": 8}], "budget": {"steps": 100}}
+    policy = parse_job(document).policy()
+    older = replace(policy, quorum_ratio=0.0, grace_floor_steps=0.0, leaving_closes=False)
+    assert policy_source.continued(policy, older) == older != policy
+    assert policy_source.continued(policy, policy) == policy
+    assert policy_source.continued(policy, replace(older, quorum=3)) != replace(older, quorum=3)

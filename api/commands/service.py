@@ -193,10 +193,16 @@ def up(
     bring_up(wanted, say)
 
 
-def down(home: HomeOption = DEFAULT_HOME) -> None:
+def down(
+    home: HomeOption = DEFAULT_HOME,
+    keep_jobs: Annotated[
+        bool,
+        typer.Option("--keep-jobs", help="Let the next `atoll up` continue the running jobs, as after a restart."),
+    ] = False,
+) -> None:
     """Stop the service and its embedded cluster, and with it every running job."""
     os.umask(OWNER_ALONE)
-    take_down(Home(home), say)
+    take_down(Home(home), say, keep_jobs=keep_jobs)
 
 
 def demo(

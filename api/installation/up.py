@@ -106,13 +106,16 @@ def up(wanted: Installation, say: Say) -> Address:
             raise
 
 
-def down(home: Home, say: Say) -> None:
-    """Stop all processes of this installation. Idempotent. Raises Conflict as ``up`` does."""
+def down(home: Home, say: Say, *, keep_jobs: bool = False) -> None:
+    """Stop all processes of this installation. Idempotent. Raises Conflict as ``up`` does.
+
+    The jobs that run continue with the next ``up`` if ``keep_jobs``.
+    """
     if not home.path.is_dir():
         say(f"nothing is running in {home.path}")
         return
     with home.locked_for_change("down"):
-        end(home, say)
+        end(home, say, keep_jobs=keep_jobs)
 
 
 def start(wanted: Installation, say: Say) -> Address:
@@ -158,12 +161,16 @@ def start(wanted: Installation, say: Say) -> Address:
     return address
 
 
-def end(home: Home, say: Say) -> None:
-    """Do what ``down`` does. Requires the home to be locked. The next service does not start the jobs that ran again."""
+def end(home: Home, say: Say, *, keep_jobs: bool = False) -> None:
+    """Do what ``down`` does. Requires the home to be locked.
+
+    The next service continues the jobs that ran if ``keep_jobs``, and otherwise lists them as failed.
+    """
     refuse_other_supervisor(home, "down")
     had_cluster, lived = has_cluster(home), _head_listens(home)
     ran = _end_service(home, say)
-    if lived or (ran and not had_cluster):  # else something like a power loss ended them, and they resume
+    ended_otherwise = not lived and (had_cluster or not ran)  # as by a loss of power: the jobs resume
+    if not (keep_jobs or ended_otherwise):
         try:
             home.taken_down.touch()
         except OSError as error:

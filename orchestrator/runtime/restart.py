@@ -38,6 +38,7 @@ from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.settings import controller_name, synchroniser_name
 from orchestrator.runtime.supervision import Helper
 from orchestrator.specification.config import JobSpec
+from orchestrator.specification.policy_source import continued
 from orchestrator.status import CommandStatus, JobStatus
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.roots import AllowedRoots
@@ -104,15 +105,21 @@ def resumption_of(spec: JobSpec, run_dir: Path, roots: AllowedRoots) -> Resumpti
 
 
 def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPolicy:
-    """The job's policy. In one that goes on, node groups are in the regions that its tape has: some may be away just now."""
+    """Return the job's policy. A job that continues keeps what its tape has.
+
+    Its node groups are in the tape's regions, because some may be away just now. Settings that the release which began the
+    tape did not know have the values that mean what that release did, whatever the default is today.
+    """
     try:
         first, _, _ = beginning(run_dir / TAPE, LocalDisk()).partition(b"\n")
         header = decode_header(first.decode(errors="replace"))
     except (OSError, DataError):  # it begins, or its files are judged when they are opened
         return spec.policy(regions, slots=True, standbys=True)
-    plans = (*header.policy.islands, *header.policy.standbys) if isinstance(header, Header) else ()
+    if not isinstance(header, Header):
+        return spec.policy(regions, slots=True, standbys=True)
+    plans = (*header.policy.islands, *header.policy.standbys)
     begun_in: dict[str, str] = {plan.node_group: plan.region for plan in plans}
-    return spec.policy({**regions, **begun_in}, slots=True, standbys=True)
+    return continued(spec.policy({**regions, **begun_in}, slots=True, standbys=True), header.policy)
 
 
 def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: Sequence[Fold]) -> JobFiles:

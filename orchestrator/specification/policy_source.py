@@ -12,14 +12,14 @@ within the policy, in the section of that policy's name. ``tests/test_policy.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import reduce
 from typing import Annotated, Any, TypeVar, Union, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT, JobPolicy
 from orchestrator.errors import InternalError
 from orchestrator.specification.validation import sections_in
 
@@ -117,3 +117,14 @@ def filled(policy: type[Filled], job: BaseModel, under: str = "", **places: Any)
                 f"of that name, or name its source in {__name__}."
             )
     return policy(**values)
+
+
+def continued(policy: JobPolicy, recorded: JobPolicy) -> JobPolicy:
+    """Return the policy with which this release continues a job whose tape has the policy ``recorded``.
+
+    A setting that the release which began the tape did not know is absent there, and reads as the default of the field,
+    which means what that release did. It keeps that value, whatever this release would choose for a new job.
+    """
+    unknown = [field for field in fields(JobPolicy) if field.metadata == UNWRITTEN_DEFAULT]
+    kept = {field.name: field.default for field in unknown if getattr(recorded, field.name) == field.default}
+    return replace(policy, **kept)
