@@ -291,8 +291,8 @@ def test_a_job_whose_nodes_went_away_while_it_waited_says_so_and_starts_when_the
     assert 'atoll_jobs{state="queued"} 1.0' in told
     assert "atoll_queue_unschedulable 1.0" in told
     assert 100 <= float(told.partition("\natoll_queue_oldest_seconds ")[2].partition("\n")[0]) < 160
-    assert f'atoll_job_answers{{job="{running.job}"}} 1.0' in told
-    assert f'atoll_job_answers{{job="{job}"}}' not in told, "nobody expects it to answer"
+    assert f'atoll_job_answers{{atoll_job="{running.job}"}} 1.0' in told
+    assert f'atoll_job_answers{{atoll_job="{job}"}}' not in told, "nobody expects it to answer"
 
     (tmp_path / "clockwork" / "cluster-is-gone").touch()
     service.queue.dispatch()

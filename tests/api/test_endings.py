@@ -84,7 +84,7 @@ def test_a_job_is_over_once_its_report_can_be_read(
     job = decided(service, control, tmp_path, cancel)
     told = service.job(job)
     assert (told.state, told.report_ready, told.ended_at) == (JobState.FINISHING, False, None)
-    assert f"ends as {outcome}" in told.reason
+    assert f"ending as {outcome}" in told.reason
     assert "being written" in told.reason
     assert [summary.state for summary in service.jobs()] == [JobState.FINISHING]
     row = store.job(job)
