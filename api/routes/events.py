@@ -15,6 +15,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response
+from pydantic import Field
 
 from api.http import eventstream
 from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
@@ -47,7 +48,7 @@ Follow = Annotated[bool, Depends(following(True, "false: stop at the newest reco
 logs_router = APIRouter(prefix="/v1/jobs/{job}/logs", tags=["records"], route_class=runs_in(RECORDS))
 LOOK_ROUND_EVERY_S = 1.0
 TAIL_MAX = 10_000
-WITHOUT_MAX = 64
+WITHOUT_MAX, NAME_MAX = 64, 100
 INCARNATION_MAX = 2**31 - 1
 PLAIN = "text/plain; charset=utf-8"
 LOG_EXAMPLE = "2026-11-21 22:31:50,114 INFO learners.island: asia, incarnation 2, is process 27450\n"
@@ -111,7 +112,8 @@ async def follow_events(
         int | None, Query(ge=1, le=TAIL_MAX, description="start with so many of the newest records, instead of `after`")
     ] = None,
     without: Annotated[
-        list[str] | None, Query(max_length=WITHOUT_MAX, description="types of events to leave out, as `TimerFired`")
+        list[Annotated[str, Field(max_length=NAME_MAX)]] | None,
+        Query(max_length=WITHOUT_MAX, description="types of events to leave out, as `TimerFired`"),
     ] = None,
 ) -> Response:
     """Stream the records of the job's tape as server-sent events, with `end` once the job has ended.

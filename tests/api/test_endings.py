@@ -103,7 +103,7 @@ def test_a_job_that_died_before_its_report_was_written_is_made_to_write_it(
 ) -> None:
     job = decided(service, control, tmp_path, cancel=False)
     control.gone = True
-    wait_until(lambda: "started again" in service.job(job).reason)
+    wait_until(lambda: "restart it" in service.job(job).reason)
     assert service.job(job).state is JobState.RUNNING, "nobody calls it completed"
     overseer = Overseer(control, store, service.cordons, service.record, service.roots)
     overseer.check()

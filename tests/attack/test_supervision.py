@@ -116,7 +116,7 @@ class Desk:
         connection.close()
 
     def metrics(self) -> str:
-        families = families_of(JobsCollector(self.service, self.store)._samples())
+        families = families_of(JobsCollector(self.service, self.store, None, [])._samples())
         return "\n".join(str(sample) for family in families for sample in family.samples)
 
 

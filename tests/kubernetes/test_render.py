@@ -519,12 +519,12 @@ def test_the_service_gets_roots_packages_database_and_arguments(tmp_path: Path) 
     ]
     paths = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(options.database_file.parent) in paths
-    assert NODE.service_options(options.options) == [
+    assert NODE.service_options(options.options, NODE.Folders(NODE.STATE)) == [
         *("--data", "s3://b/text", "--data", "/data", "--checkpoints", "gs://c/atoll", "--allow", "models"),
         *("--packages", "/data/lib", "--jobs-max", "3", "--new-store"),
     ]
     plain = NODE.parser().parse_args(["service"])
-    assert NODE.service_options(plain.options) == [
+    assert NODE.service_options(plain.options, NODE.Folders(NODE.STATE)) == [
         "--checkpoints",
         "/var/lib/atoll/runs",
         "--data",
