@@ -42,6 +42,8 @@ let timer = null;
 let lookedAt = -Infinity;
 let looking = false;
 let again = false;
+/** The job that `choose` is fetching, as a token of that call. */
+let choice = null;
 
 // ── where ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -79,6 +81,7 @@ function visit(name) {
 
 function leave() {
   stop();
+  choice = null;
   Object.assign(page, NO_JOB);
   draw();
   return listJobs();
@@ -151,8 +154,13 @@ async function choose(name) {
     draw();
   }
   page.live = "connecting";
-  const job = await get(jobPath(name));
-  if (address().job !== name) return; // the reader has gone elsewhere
+  const mine = (choice = {});
+  const job = await get(jobPath(name)).catch((error) => {
+    if (choice === mine) choice = null;
+    throw error;
+  });
+  if (choice !== mine) return; // the reader has gone elsewhere, or a second call would follow the job twice
+  choice = null;
   page.job = job;
   if (job.job !== name) history.replaceState(null, "", views.addressOf(job.job, address().part)); // `latest`
   lookedAt = -Infinity;
@@ -179,7 +187,7 @@ async function listJobs() {
   fetched({ jobs: await everyJob() });
   if (address().job) {
     await beside.look(page.jobs);
-    if (!page.job) await choose(address().job);
+    if (!page.job && !choice) await choose(address().job);
     return;
   }
   complain(null);
@@ -252,6 +260,7 @@ async function signIn(why) {
   if (asking) return;
   asking = true;
   stop();
+  choice = null;
   forget();
   Object.assign(page, { me: null, jobs: null, groups: null, limits: null, ...NO_JOB });
   clear();
