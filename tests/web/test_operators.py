@@ -40,7 +40,7 @@ def begin(site: Site) -> Iterator[Callable[..., str]]:
 
 def shown(visit: Visit, job: str, role: str = "operator", **window: Any) -> Page:
     page = visit.open(role, **window)
-    page.get_by_label("Job").select_option(job)
+    page.get_by_label("Job", exact=True).select_option(job)
     expect(page.get_by_role("heading", level=1)).to_have_text(job)
     return page
 
@@ -98,7 +98,7 @@ def test_a_viewer_sees_what_a_plan_injected_and_takes_the_verdict_along(
         expect(chaos.get_by_role("button")).to_have_count(0)
         wait_until(lambda: client.chaos_run(job).ended_at is not None)
         page.reload()
-        page.get_by_label("Job").select_option(job)
+        page.get_by_label("Job", exact=True).select_option(job)
         expect(chaos.locator(".badge").first).to_have_text("passed")
         with page.expect_download() as saved:
             page.get_by_role("button", name="Download the verdict").click()
