@@ -301,6 +301,12 @@ async function save(path, name) {
   setTimeout(() => URL.revokeObjectURL(address), TOAST_MS);
 }
 
+// An address of this page names a job, so this link moves the focus without one.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  place("main").focus();
+});
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-action]");
   if (!button) return;

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.web.audit import OWN, axe_faults, faults, own_faults
-from tests.web.visit import STILL, Visit, card, each_look, sideways
+from tests.web.visit import STILL, Site, Visit, card, each_look, sideways
 
 
 def test_no_fault_is_found_in_any_look(visit: Visit, pictures: Path) -> None:
@@ -40,6 +41,22 @@ def test_no_fault_is_found_in_what_a_viewer_sees(visit: Visit) -> None:
     for look in each_look(page):
         assert faults(page) == [], look
         assert sideways(page) == 0, look
+
+
+@pytest.mark.soak("a second look by the same rules as the job's page")
+def test_no_fault_is_found_in_the_list_of_all_jobs(visit: Visit, site: Site, pictures: Path) -> None:
+    with site.client() as client:
+        waiting = client.submit(site.installation.spec(name="waits", islands=[{"node_group": "asia", "cpus": 4}])).job
+        try:
+            page = visit.open(address="", **STILL)
+            expect(page.locator("#queue li")).to_contain_text(f"1. {waiting}")
+            expect(page.locator("#nodes")).to_contain_text("Free on the service's disks")
+            for look in each_look(page):
+                page.screenshot(path=pictures / f"fleet-{look}.png", full_page=True)
+                assert faults(page) == [], look
+                assert sideways(page) == 0, look
+        finally:
+            client.cancel(waiting)
 
 
 def test_axe_finds_what_is_planted(visit: Visit) -> None:
@@ -107,6 +124,16 @@ def test_everything_is_reached_by_keyboard_in_order_and_seen_to_be(visit: Visit)
         assert outline >= 2, f"{name} does not show that it has the focus"
     assert reached == wanted
     assert len(reached) > 12
+
+
+def test_the_skip_link_moves_the_focus_and_keeps_the_address(visit: Visit) -> None:
+    page = visit.open()
+    link = page.get_by_role("link", name="Skip to the content")
+    link.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    expect(page).to_have_url(f"{visit.site.url}/#{visit.site.job}")
+    expect(page.get_by_role("heading", level=1)).to_have_text(visit.site.job)
 
 
 def test_whoever_wants_no_motion_gets_none(visit: Visit) -> None:
