@@ -213,7 +213,9 @@ def test_a_loss_gap_needs_a_reference_and_is_measured_against_it(service: Instal
     again = submitted(service, steps=200)
     assert "loss_gap is 1" in service.atoll("chaos", "run", again, asked, "--reference", str(lower), code=1)
     lower.write_text("{}")
-    assert "no report of a job" in service.atoll("chaos", "run", again, asked, "--reference", str(lower), code=2)
+    assert "is not the report of a job" in service.atoll(
+        "chaos", "run", again, asked, "--reference", str(lower), code=2
+    )
 
 
 def test_shipped_plans_are_listed() -> None:

@@ -118,7 +118,7 @@ def test_the_loss_gap_is_measured_against_the_reference_and_one_of_another_lengt
     assert failed.value == pytest.approx(0.02)
     longer = {**own, "policy": {**own["policy"], "token_budget": 2 * own["policy"]["token_budget"]}}
     assert "token_budget" in judge(runner, own, longer).notes[0]
-    assert "was not measured" in judge(runner, own).judged[-1].detail
+    assert "has no value in this job's report" in judge(runner, own).judged[-1].detail
 
 
 def test_the_seed_of_the_world_does_not_move_the_faults():
@@ -199,7 +199,7 @@ def test_a_plan_whose_every_fault_was_skipped_proves_nothing():
 def test_an_objective_without_a_value_fails():
     quiet = plan(objectives=["recovery_s.total < 60"])
     (failed,) = [one for one in simulated(quiet).verdict.judged if not one.passed]
-    assert "was not measured" in failed.detail
+    assert "has no value in this job's report" in failed.detail
 
 
 def test_an_aborted_plan_fails():

@@ -16,7 +16,10 @@ from orchestrator.core.vocabulary import Epoch, IslandId
 from orchestrator.errors import PayloadDamaged
 from tests.waiting import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.ray
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.usefixtures("port"),
+]  # Ray is not imported before the cluster's environment is set
 EAST = IslandId("east")
 FILES = {"arrays.safetensors": [b"one", b"two", b"three"], "part.json": [b"the part"]}
 WINDOWS = [(name, content) for name, contents in FILES.items() for content in contents]
