@@ -126,5 +126,5 @@ def continued(policy: JobPolicy, recorded: JobPolicy) -> JobPolicy:
     which means what that release did. It keeps that value, whatever this release would choose for a new job.
     """
     unknown = [field for field in fields(JobPolicy) if field.metadata == UNWRITTEN_DEFAULT]
-    kept: dict[str, Any] = {f.name: f.default for f in unknown if getattr(recorded, f.name) == f.default}
-    return replace(policy, **kept)
+    defaults: dict[str, Any] = {f.name: f.default for f in unknown if getattr(recorded, f.name) == f.default}
+    return replace(policy, **defaults)
