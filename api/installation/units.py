@@ -20,6 +20,7 @@ from pathlib import Path
 
 from api.installation.home import FOLDER
 from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.system import python_process
 
 UNITS = {"head": "head", "service": "serve", "join": "join"}
 """The command that each unit runs."""
@@ -119,7 +120,7 @@ def _user(say: Say) -> pwd.struct_passwd:
             "/usr/sbin/nologin",
         ]
         group = ["--gid", USER] if _has_group() else ["--user-group"]
-        done = subprocess.run([*command, *group, USER], capture_output=True, text=True)
+        done = _run(*command, *group, USER)
         if done.returncode:
             raise InfrastructureError(
                 detail=f"The user {USER} cannot be created: {done.stderr.strip()}.",
@@ -141,11 +142,9 @@ def _refuse_ended(name: str) -> None:
     deadline = time.monotonic() + STAYS_S
     while time.monotonic() < deadline:
         time.sleep(0.2)
-        state = subprocess.run(["systemctl", "is-active", name], capture_output=True, text=True).stdout.strip()
+        state = _run("systemctl", "is-active", name).stdout.strip()
         if state != "active":
-            shown = subprocess.run(
-                ["journalctl", "-u", name, "-n", "3", "-o", "cat"], capture_output=True, text=True
-            ).stdout
+            shown = _run("journalctl", "-u", name, "-n", "3", "-o", "cat").stdout
             words = " ".join(line for line in shown.splitlines() if line.startswith("atoll: "))
             raise InfrastructureError(
                 detail=f"{name} does not stay up (it is {state}). {words or f'`journalctl -u {name}` says why.'}",
@@ -153,8 +152,12 @@ def _refuse_ended(name: str) -> None:
             )
 
 
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, env=python_process.cleaned(os.environ))
+
+
 def _systemctl(*arguments: str) -> None:
-    done = subprocess.run(["systemctl", *arguments], capture_output=True, text=True)
+    done = _run("systemctl", *arguments)
     if done.returncode:
         raise InfrastructureError(
             detail=f"`systemctl {' '.join(arguments)}` failed: {done.stderr.strip()}.",

@@ -215,6 +215,8 @@ def bounded(schema: Mapping[str, Any]) -> bool:
         return any(k in schema for k in ("minimum", "exclusiveMinimum")) and any(
             k in schema for k in ("maximum", "exclusiveMaximum")
         )
+    if schema.get("type") == "array":
+        return "maxItems" in schema and bounded(schema["items"])
     return schema.get("type") == "string" and ("maxLength" in schema or "pattern" in schema)
 
 

@@ -226,7 +226,7 @@ def test_a_job_whose_answer_makes_no_sense_is_its_own_misfortune(
     page = {job.job: job for job in desk.job_list.page(None, None, 10, None).jobs}
     assert page[well].state == "running"
     assert set(page) == {bad, well}
-    assert f"'job': '{well}'" in desk.metrics()
+    assert f"'atoll_job': '{well}'" in desk.metrics()
     assert len([r for r in caplog.records if bad in r.message]) <= 4, "once each, not each round"
     desk.begin()  # the next process begins as well
     assert desk.job_list.page(JobState.RUNNING, None, 10, None).jobs

@@ -57,6 +57,8 @@ from tests.swarm.configurations import (
     MEASURING_ISLANDS,
     MEMBERSHIP,
     NOTICES,
+    OVERLOAD,
+    QUORUM_RATIO,
     SAVING,
     SEVERAL_DONORS,
     SPOILT_LINKS,
@@ -105,6 +107,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
     later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS, EVACUATIONS, ABSENCES}
+    later |= {QUORUM_RATIO, OVERLOAD}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__, *carried)} - {e.FaultInjected.__name__}
