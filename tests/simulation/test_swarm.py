@@ -73,7 +73,7 @@ FOUND_WITHIN = 60
 RICH = 18
 """A seed whose job has five islands, many merges and faults of many kinds."""
 
-WITHOUT_AN_EVALUATION = 65
+WITHOUT_AN_EVALUATION = 100
 """The first seed in which an evaluation fails."""
 
 NEVER_HAPPENS = {RefusalReason.UNKNOWN_VERSION, RefusalReason.EMPTY, RefusalReason.WRONG_SHAPE}
