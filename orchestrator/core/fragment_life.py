@@ -130,7 +130,8 @@ def advance(state: JobState, fragment: FragmentId, now: Instant) -> list[Effect]
     current = state.rounds[fragment]
     flushing = state.phase is JobPhase.FINISHING
     window = None if flushing else grace_window(state.pace, state.policy)
-    leaving, live = state.leaving, state.live
+    live = state.live
+    leaving = None if live else state.leaving  # which is not asked while others train
     if leaving is not None:
         decision = fragment_round.decide_leaving(current, leaving, now)
     else:
