@@ -213,7 +213,7 @@ def test_a_running_service_hands_over_by_itself_what_waits(service: Installation
     deaf.touch()
     answer = http.post(f"{island}/kill")
     assert (answer.status_code, answer.json()["state"]) == (202, "undelivered")
-    assert "handed over until" in answer.json()["detail"]
+    assert "keeps trying to deliver it" in answer.json()["detail"]
     deaf.unlink()
     wait_until(lambda: http.get(answer.headers["Location"]).json()["state"] == "accepted")
     http.post(f"/v1/jobs/{job}/cancel")

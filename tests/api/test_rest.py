@@ -11,6 +11,7 @@ import yaml
 
 from api.client import Client
 from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, RequestError, ServiceUnreachable
+from orchestrator.system import release
 from orchestrator.system.ports import is_loopback
 from tests.api.installation import Installation
 from tests.waiting import wait_until
@@ -197,7 +198,8 @@ def test_web_pages_and_foreign_names_get_nothing(http: httpx.Client) -> None:
 
 
 def test_readiness_follows_the_cluster_and_health_does_not(http: httpx.Client, service: Installation) -> None:
-    assert http.get("/readyz").json() == {"status": "ok", "detail": "4 node groups"}
+    ready = http.get("/readyz").json()
+    assert (ready["status"], ready["detail"], ready["build"]) == ("ok", "4 node groups", str(release.own()))
     assert len(http.get("/v1/node-groups").json()["node_groups"]) == 4
     job = http.post("/v1/jobs", json=service.spec(), headers={"Idempotency-Key": "ready"}).json()
     switch = service.home.path / "clockwork" / "cluster-is-gone"

@@ -36,8 +36,8 @@ def test_a_standby_is_shown_beside_the_islands_and_takes_the_place_of_one(
     )
     assert island["reason"] == "state taken from the standby us-east-standby"
     seen = http.get("/metrics").text
-    assert f'atoll_standby_takeovers_total{{job="{job}"}} 1' in seen
-    assert f'atoll_standby_seconds{{class="ready",job="{job}"}}' in seen
+    assert f'atoll_standby_takeovers_total{{atoll_job="{job}"}} 1' in seen
+    assert f'atoll_standby_seconds{{atoll_job="{job}",class="ready"}}' in seen
     http.post(f"{where}/cancel")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable
@@ -109,15 +110,22 @@ def test_a_disk_that_refuses_for_a_while_costs_no_bit_and_no_life(tmp_path: Path
     assert_sound(outcome, tmp_path)
 
 
+def deaths(chance: random.Random) -> Callable[[str], None]:
+    """Return a process that dies at a random point among the first 100, and at one point in a hundred besides."""
+    points, first = itertools.count(), chance.randrange(100)
+
+    def reached(_: str) -> None:
+        if next(points) == first or chance.random() < 0.01:
+            raise Died
+
+    return reached
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_many_deaths_at_random_points_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
 
-    def reached(_: str) -> None:
-        if chance.random() < 0.01:
-            raise Died
-
-    outcome = run(tmp_path, reached, **(SNAPSHOTS if seed % 2 else {}))
+    outcome = run(tmp_path, deaths(chance), **(SNAPSHOTS if seed % 2 else {}))
     assert outcome.deaths > 0
     assert outcome.bits() == undisturbed()[0]
     assert_sound(outcome, tmp_path)
@@ -134,13 +142,9 @@ def test_deaths_and_losses_of_power_while_the_tape_is_sealed_lose_nothing_either
         of_sealing = operation is Operation.REPLACE and path.name != SNAPSHOT
         return chance.choice((DiskFault.BEFORE, DiskFault.AFTER)) if of_sealing and chance.random() < 0.2 else None
 
-    def reached(_: str) -> None:
-        if chance.random() < 0.01:
-            raise Died
-
     monkeypatch.setattr(Shell, "seal_bytes", 4000)
     disk = SimulatedDisk(fault)
-    outcome = run(tmp_path, reached, disk, (lambda: disk.lose_power(chance)) if seed % 2 else (lambda: None))
+    outcome = run(tmp_path, deaths(chance), disk, (lambda: disk.lose_power(chance)) if seed % 2 else (lambda: None))
     assert outcome.deaths > 0
     assert len(disk.files(tmp_path / SEALED)) > 3
     if seed % 2:
@@ -155,11 +159,7 @@ def test_a_loss_of_power_takes_only_what_nobody_was_told(tmp_path: Path, seed: i
     """All that was not synced is gone from tape and journal alike, or is there in part, or spoilt; islands stay."""
     chance, disk = random.Random(seed), FaultyDisk()
 
-    def reached(_: str) -> None:
-        if chance.random() < 0.01:
-            raise Died
-
-    outcome = run(tmp_path, reached, disk, lambda: disk.lose_power(chance), **(SNAPSHOTS if seed % 2 else {}))
+    outcome = run(tmp_path, deaths(chance), disk, lambda: disk.lose_power(chance), **(SNAPSHOTS if seed % 2 else {}))
     assert outcome.deaths > 0
     assert [version for version, *_ in outcome.bits()] == [2, 2, 2]
     assert_sound(outcome, tmp_path)
