@@ -192,6 +192,9 @@ class NodeGroup(Answer):
     cpus_free: float
     accelerators: int
     nodes_leaving: int = Field(default=0, description="how many of the nodes are about to go")
+    nodes_down: int = Field(
+        default=0, description="nodes besides these that do not answer: dead or cut off. Nothing is placed there"
+    )
     builds: list[str] = Field(default=[], description="builds of atoll on its nodes: release and wire number")
     cordoned: bool = Field(default=False, description="whether nothing new is placed there")
     cordoned_by: str | None = None

@@ -480,6 +480,7 @@ class NodeGroupRecord(TypedDict):
     """A node group as the control port and the service exchange it: a set of nodes of one kind in one region.
 
     Capacities are totals over its nodes; ``cpus_free`` is right now. ``nodes_leaving`` of the nodes are about to go.
+    Besides ``nodes`` there are ``nodes_down``, which the head has not given up, but which are dead or cut off.
     ``builds`` are the nodes' builds of atoll.
     """
 
@@ -490,6 +491,7 @@ class NodeGroupRecord(TypedDict):
     cpus_free: float
     accelerators: int
     nodes_leaving: NotRequired[int]
+    nodes_down: NotRequired[int]
     builds: list[str]
 
 

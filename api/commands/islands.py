@@ -49,7 +49,8 @@ def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
         takes = f"no: cordoned by {group.cordoned_by}" if group.cordoned else "yes"
         cpus = f"{group.cpus_free:g} of {group.cpus:g}"
         builds = [", ".join(group.builds)] * mixed
-        table.add_row(group.name, group.region, str(group.nodes), cpus, str(group.accelerators), takes, *builds)
+        nodes = f"{group.nodes} ({group.nodes_down} down)" if group.nodes_down else str(group.nodes)
+        table.add_row(group.name, group.region, nodes, cpus, str(group.accelerators), takes, *builds)
     console().print(table)
 
 

@@ -99,18 +99,21 @@ def fleet_problems(
     for name, indices in entries_of.items():
         group, sections = groups_by_name[name], [islands[i] for i in indices]
         where = f"islands.{indices[0]}" if len(indices) == 1 else "islands"
-        few = [index for index in indices if islands[index].hosts > group["nodes"]]
+        if not group["nodes"]:
+            continue  # no node answers right now, so what one of them has is unknown: islands wait for one
+        node_count = group["nodes"] + group.get("nodes_down", 0)  # those that are cut off may be back
+        few = [index for index in indices if islands[index].hosts > node_count]
         problems += [
             Problem(
                 f"islands.{index}.hosts",
-                f"is {islands[index].hosts}, but node group {name!r} has {group['nodes']} nodes, and each host needs one.",
-                f"Set it to at most {group['nodes']}, or give the group more nodes.",
+                f"is {islands[index].hosts}, but node group {name!r} has {node_count} nodes, and each host needs one.",
+                f"Set it to at most {node_count}, or give the group more nodes.",
             )
             for index in few
         ]
         for field in ("cpus", "accelerators"):
-            has: float = group[field]
-            one_node = has / max(1, group["nodes"])  # they are of one kind
+            one_node: float = group[field] / group["nodes"]  # they are of one kind
+            has = one_node * node_count
             too_large = [index for index in indices if getattr(islands[index], field) > one_node]
             for index in too_large:
                 if not has:

@@ -74,7 +74,7 @@ def decide(
     queued: Iterable[QueuedJob], running: Sequence[Wants], groups: Iterable[NodeGroupRecord], jobs_max: int
 ) -> Decision:
     """Return which jobs start now, given what the running jobs want."""
-    fleet = {group["name"]: Resources(group["cpus"], group["accelerators"]) for group in groups}
+    fleet = {group["name"]: Resources(group["cpus"], group["accelerators"]) for group in groups if group["nodes"]}
     free = dict(fleet)
     for wants in running:
         free = _without(free, wants)

@@ -78,6 +78,13 @@ _FAMILIES = (
     Family("gauge", "atoll_nodes", ("group", "region"), "Nodes of the group. A fall: machines have left or died."),
     Family(
         "gauge",
+        "atoll_nodes_down",
+        ("group", "region"),
+        "Nodes besides these that do not answer: dead, and forgotten within seconds, or cut off. Above 0 for long: a "
+        "partition.",
+    ),
+    Family(
+        "gauge",
         "atoll_nodes_leaving",
         ("group", "region"),
         "Nodes of the group that are about to go: islands leave them, and nothing is placed there.",

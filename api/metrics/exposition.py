@@ -286,6 +286,7 @@ class JobsCollector(Collector):
                 labels = (group["name"], group["region"])
                 yield Sample("atoll_nodes", labels, group["nodes"])
                 yield Sample("atoll_nodes_leaving", labels, group.get("nodes_leaving", 0))
+                yield Sample("atoll_nodes_down", labels, group.get("nodes_down", 0))
             for certificate in certificates:
                 yield from of_certificate(certificate["place"], certificate["expires_at"], certificate["lifetime_s"])
         islands = [island for record in records if not record.view.has_decided for island in record.view.islands]

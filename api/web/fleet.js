@@ -189,10 +189,11 @@ export function nodesView(groups, lost, limits, now, mayChange) {
 function nodeRow(group, mayChange) {
   const region = group.region === group.name ? null : h("span", { class: "soft" }, ` ${group.region}`);
   const leaving = group.nodes_leaving ? `, ${group.nodes_leaving} leaving` : "";
+  const down = group.nodes_down ? `, ${group.nodes_down} down` : "";
   const takes = group.cordoned ? badge("warn", "pause", `cordoned by ${group.cordoned_by}`) : badge("good", "tick", "accepts islands");
   const [action, words] = group.cordoned ? ["uncordon", "Uncordon"] : ["cordon", "Cordon"];
   const cells = [
-    `${group.nodes}${leaving}`,
+    `${group.nodes}${leaving}${down}`,
     `${count(group.cpus_free)} of ${count(group.cpus)}`,
     `${group.accelerators}`,
     takes,

@@ -13,12 +13,10 @@ import errno
 import importlib
 import logging
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, ParamSpec, TypeVar
@@ -35,6 +33,7 @@ from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE,
 from orchestrator.specification.memory_budget import HEAD, NodeMemory
 from orchestrator.status import CertificateRecord
 from orchestrator.system import printable, release
+from orchestrator.system.ports import REACH_S, Reach, reach
 
 FREE_MIN_BYTES = 1 << 20
 """The logs that a process of Ray's begins with are some hundred kilobytes."""
@@ -68,7 +67,6 @@ def disk_shortage(folder: Path | None) -> str:
     return f"the disk under {folder}, Ray's folder, is full, so no process can start: make room on it" if full else ""
 
 
-REACH_S = 1.0
 CERTIFICATE_THREADS_MAX = 32
 NEXT_TO_NOTHING: Mapping[str, Any] = {"num_cpus": 0, "memory": 1}
 """Ray's options for an actor that books nothing: a byte of memory. Whoever is to find a node for one that books nothing at
@@ -229,25 +227,6 @@ def on_nodes(
     return answers
 
 
-class Reach(StrEnum):
-    """The outcome of a connection to a port: accepted, refused by the machine, or no answer, as when it is cut off."""
-
-    TAKEN = "taken"
-    REFUSED = "refused"
-    NOTHING = "nothing"
-
-
-def reach(host: str, port: int) -> Reach:
-    """Takes up to a second to say ``NOTHING``. A stopped process's connections are taken, by its kernel."""
-    try:
-        socket.create_connection((host, port), timeout=REACH_S).close()
-    except ConnectionRefusedError:
-        return Reach.REFUSED
-    except OSError:
-        return Reach.NOTHING
-    return Reach.TAKEN
-
-
 def node_reaches() -> dict[str, Reach]:
     """Connect to the raylet of each node that Ray believes alive, and return the outcomes by node id.
 
@@ -259,6 +238,17 @@ def node_reaches() -> dict[str, Reach]:
     with ThreadPoolExecutor(max(1, len(alive)), "reach") as pool:
         reaches = pool.map(lambda entry: reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]), alive)
         return dict(zip((entry["NodeID"] for entry in alive), reaches, strict=True))
+
+
+def doubled_nodes() -> set[str]:
+    """Return the nodes that Ray believes alive at an address and port where another one is as well. One of them lives."""
+    import ray
+
+    at: dict[tuple[str, int], list[str]] = {}
+    for entry in ray.nodes():
+        if entry["Alive"]:
+            at.setdefault((entry["NodeManagerAddress"], entry["NodeManagerPort"]), []).append(entry["NodeID"])
+    return {node for nodes in at.values() if len(nodes) > 1 for node in nodes}
 
 
 def certificates(head: str, folder: Path) -> list[CertificateRecord]:

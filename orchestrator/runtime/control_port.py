@@ -20,7 +20,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, dead_nodes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Node
 from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, synchroniser_name
@@ -29,6 +29,7 @@ from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
 from orchestrator.system import home_files, release
 from orchestrator.system.marks import BY_UP
+from orchestrator.system.ports import Reach
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import claimed, file_sizes, fleet_of, remove_claimed
 from orchestrator.system.threads import BoundedThreads
@@ -48,6 +49,8 @@ CERTIFICATES_FRESH_S = 300.0
 QUESTIONS_MAX = 16
 """To the head, at a time. Each is answered within milliseconds, or by nobody."""
 ACCELERATORS = ("GPU", "TPU")
+DEAD_S = 3.0
+"""How long a node's machine must refuse connections before the head forgets the node."""
 
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
@@ -75,6 +78,8 @@ class RayControlPort:
         self._certificates_at = -math.inf
         self._swept: set[str] = set()
         """The nodes on which nothing of unknown jobs was left, by id."""
+        self._suspects: dict[str, float] = {}
+        """Since when nodes that the head believes alive seem dead, by id."""
         self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
 
     def node_groups(self) -> list[NodeGroupRecord]:
@@ -89,6 +94,7 @@ class RayControlPort:
             )
         groups: dict[str, NodeGroupRecord] = {}
         leaving = self._ask_head(cluster.leaving_nodes)
+        reaches = self._reaches()
         for node in self._ask_head(cluster.nodes):
             if not node.group or node.group == CONTROL_GROUP:
                 continue
@@ -100,9 +106,13 @@ class RayControlPort:
                 cpus_free=0.0,
                 accelerators=0,
                 nodes_leaving=0,
+                nodes_down=0,
                 builds=[],
             )
             group = groups.setdefault(node.group, empty)
+            if reaches.get(node.id, Reach.TAKEN) is not Reach.TAKEN:
+                group["nodes_down"] += 1
+                continue
             group["nodes"] += 1
             group["builds"] = sorted({*group["builds"], node.labels.get(release.LABEL, release.UNKNOWN)})
             group["nodes_leaving"] += node.id in leaving
@@ -110,6 +120,23 @@ class RayControlPort:
             group["cpus_free"] += node.free.get("CPU", 0.0)
             group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
         return [groups[name] for name in sorted(groups)]
+
+    def _reaches(self) -> dict[str, Reach]:
+        """Return whether each node answers, by id. The head forgets nodes that have been dead for ``DEAD_S``.
+
+        Without that it would believe in a node whose processes were killed until the partition tolerance is over.
+        """
+        reaches = self._ask_head(cluster.node_reaches)
+        suspects = {node for node, seen in reaches.items() if seen is Reach.REFUSED}
+        suspects |= self._ask_head(cluster.doubled_nodes)
+        now = time.monotonic()
+        self._suspects = {node: self._suspects.get(node, now) for node in suspects}
+        due = [node for node, since in self._suspects.items() if now - since >= DEAD_S]
+        if self._head is not None and due:
+            head = self._head.address
+            if names := self._ask_head(lambda: dead_nodes.unregister_dead(head, due)):
+                log.warning("the head has forgotten nodes whose processes are dead: %s", ", ".join(names))
+        return reaches
 
     def _node_remedy(self) -> str:
         if self._head is None or self._head.supervisor == BY_UP:
@@ -148,7 +175,8 @@ class RayControlPort:
         """
         if again:
             self._swept = set()
-        nodes = self._ask_head(cluster.nodes_elsewhere)
+        reaches = self._reaches()
+        nodes = [node for node in self._ask_head(cluster.nodes_elsewhere) if reaches.get(node.id) is Reach.TAKEN]
         self._swept &= {node.id for node in nodes}
         fresh = [node for node in nodes if node.id not in self._swept]
         if not fresh or not runs.is_dir():

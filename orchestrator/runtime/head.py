@@ -39,7 +39,7 @@ import psutil
 
 from orchestrator.certificates import folders
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, DataError, InfrastructureError
-from orchestrator.runtime import join, processes, ray_start
+from orchestrator.runtime import dead_nodes, join, processes, ray_start
 from orchestrator.runtime.cluster import disk_remedy
 from orchestrator.runtime.clusterfile import (
     HEAD_STORAGE,
@@ -61,7 +61,7 @@ from orchestrator.runtime.settings import (
     TOKEN_DIGEST_VARIABLE,
     ray_environment,
 )
-from orchestrator.system import home_files, python_process, signals, socket_room, user_packages
+from orchestrator.system import home_files, python_process, release, signals, socket_room, user_packages
 from orchestrator.system.marks import BY_HEAD, BY_UP, ELSEWHERE, HOME_MARKER, mark_of
 from orchestrator.system.ports import is_loopback
 from orchestrator.system.python_process import built, cleaned
@@ -73,6 +73,7 @@ RAYLET = "raylet"
 SERVICE_STOP_S = 10.0
 START_TIMEOUT_S = 180.0
 WAIT_S = 10.0
+UNREGISTER_TIMEOUT_S = 20.0
 
 
 class EndSignal:
@@ -214,6 +215,7 @@ def run_head(options: argparse.Namespace) -> int:
             try:
                 node.wait_until_it_runs(end_signal)
                 if not end_signal:
+                    unregister_dead(node, options)
                     log.info("The head answers at %s. The cluster's secret is %s.", cluster.address, cluster.token_path)
                 while not end_signal:
                     node.refuse_ended()
@@ -223,6 +225,29 @@ def run_head(options: argparse.Namespace) -> int:
                 node.kill()
     log.info("The head has ended. Islands train on, and jobs continue when it is started again.")
     return 0
+
+
+def unregister_dead(node: RayNode, options: argparse.Namespace) -> None:
+    """Have the head forget the nodes that died with its predecessor: Ray would hand them actors to place."""
+    cluster = node.cluster
+    command = python_process.module(MODULE, dead_nodes.VERB, cluster.address, cluster.id, cluster.temp_dir)
+    try:
+        answer = subprocess.run(
+            command,
+            env={**environment_of(options), **cluster.environment, CLUSTER_MARKER: cluster.id},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=UNREGISTER_TIMEOUT_S,
+            process_group=0,
+        )
+    except subprocess.TimeoutExpired:
+        log.warning("The head does not say which nodes it believes alive.")
+        return
+    if answer.returncode:
+        log.warning("The head does not say which nodes it believes alive: %s", answer.stderr.strip().splitlines()[-1:])
+    elif answer.stdout.strip():
+        log.info("The head has forgotten nodes whose processes are dead: %s.", ", ".join(answer.stdout.split()))
 
 
 def head_cluster(home: Path, folder: Path, options: argparse.Namespace) -> ClusterFile:
@@ -382,6 +407,7 @@ def own_node(home: Path, folder: Path, options: argparse.Namespace, end_signal: 
     processes.leave_marks(cluster, home)
     cluster.write(home)
     arguments = ["--address", options.address, "--num-cpus", "0", "--node-ip-address", options.own_address]
+    arguments += ["--labels", f"{release.LABEL}={release.own()}"]
     node = RayNode(cluster, SERVICE_NODE, [*arguments, *join.ports_of(options.ports)], environment_of(options))
     try:
         node.wait_until_it_runs(end_signal)

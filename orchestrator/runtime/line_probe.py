@@ -26,6 +26,7 @@ from orchestrator.errors import AtollError, first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.line_measurement import KEY_BYTES, Answerer, Bounds, measured, reach
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL
+from orchestrator.system.ports import Reach
 
 START_TIMEOUT_S = 60.0
 MEASURE_TIMEOUT_S = 60.0
@@ -96,12 +97,12 @@ def lines(ports: tuple[int, int]) -> Iterator[dict[str, Any]]:
         ray.kill(probe)
 
 
-def _places(nodes: list[Mapping[str, Any]], reaches: Mapping[str, cluster.Reach]) -> dict[str, tuple[str, str]]:
+def _places(nodes: list[Mapping[str, Any]], reaches: Mapping[str, Reach]) -> dict[str, tuple[str, str]]:
     """Return the id and address of one living node of each group, the head's group first; a node in reach, if one is."""
     places: dict[str, tuple[str, str]] = {}
 
     def rank(entry: Mapping[str, Any]) -> tuple[bool, str]:
-        return reaches.get(entry["NodeID"]) is not cluster.Reach.TAKEN, str(entry["NodeID"])
+        return reaches.get(entry["NodeID"]) is not Reach.TAKEN, str(entry["NodeID"])
 
     for entry in sorted(nodes, key=rank):
         group = entry.get("Labels", {}).get(GROUP_LABEL, "")

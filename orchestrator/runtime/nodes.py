@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from orchestrator.errors import in_words
 from orchestrator.runtime import cluster
 from orchestrator.runtime.placement import Leaving, Node
+from orchestrator.system.ports import Reach
 
 log = logging.getLogger(__name__)
 
@@ -101,11 +102,11 @@ class NodeWatch:
     def _look(self) -> None:
         reaches = cluster.node_reaches()
         self._present = frozenset(reaches)
-        silent = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.NOTHING)
+        silent = frozenset(node for node, reach in reaches.items() if reach is Reach.NOTHING)
         if silent != self._unreachable:
             log.warning("unreachable: the nodes %s", ", ".join(sorted(silent)) or "(none)")
             self._unreachable = silent
-        fresh = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.REFUSED) - self._down
+        fresh = frozenset(node for node, reach in reaches.items() if reach is Reach.REFUSED) - self._down
         if fresh:
             log.warning("down: the nodes %s", ", ".join(sorted(fresh)))
             self._on_down(fresh)

@@ -43,6 +43,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.impaired_link import ImpairedLink
 from orchestrator.runtime.parameter_link import ParameterLink, Request
 from orchestrator.runtime.shard_worker import ShardWorker
+from orchestrator.system.ports import Reach, reach
 
 log = logging.getLogger(__name__)
 POLL_S = 0.5
@@ -219,7 +220,7 @@ class ReportLink:
         """Once, until it answers again."""
         if not self.silent:
             self.silent = True
-            cut_off = self._address is not None and cluster.reach(*self._address) is cluster.Reach.NOTHING
+            cut_off = self._address is not None and reach(*self._address) is Reach.NOTHING
             why = f"{reason}; its node cannot be reached" if cut_off else reason
             self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, False, why, cut_off))
 

@@ -1,4 +1,4 @@
-"""Find a free port for a server that binds it later, and perhaps again after it died.
+"""Find a free port for a server that binds it later, and perhaps again after it died; and see whether a port answers.
 
 Linux gives outgoing connections and servers on port 0, such as each process of Ray, a port of its ephemeral range, by
 default 32768 to 60999. A free port of that range may be taken before the server binds it, or while the server is dead. So
@@ -11,12 +11,14 @@ import ipaddress
 import random
 import re
 import socket
+from enum import StrEnum
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
 FIRST, LAST = 20_000, 29_999
 LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*\.?")
+REACH_S = 1.0
 
 
 def is_loopback(host: str) -> bool:
@@ -52,3 +54,22 @@ def free_port(host: str = LOOPBACK) -> int:
             except OSError as error:
                 last = error
     raise last
+
+
+class Reach(StrEnum):
+    """The outcome of a connection to a port: accepted, refused by the machine, or no answer, as when it is cut off."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"
+    NOTHING = "nothing"
+
+
+def reach(host: str, port: int) -> Reach:
+    """Takes up to a second to say ``NOTHING``. A stopped process's connections are taken, by its kernel."""
+    try:
+        socket.create_connection((host, port), timeout=REACH_S).close()
+    except ConnectionRefusedError:
+        return Reach.REFUSED
+    except OSError:
+        return Reach.NOTHING
+    return Reach.TAKEN

@@ -54,6 +54,17 @@ def test_an_island_must_fit_on_one_node_of_its_group() -> None:
     assert told["islands.0.cpus"] == "asks for 5 cpus on one node of 'pair', whose nodes have 4 each."
 
 
+def test_nodes_that_do_not_answer_may_be_back_and_forbid_no_job() -> None:
+    large = IslandsSection(node_group="pair", cpus=5)
+    pair = IslandsSection(node_group="pair", cpus=4, count=2)
+    facts = {"name": "pair", "region": "here", "accelerators": 0, "builds": []}
+    half = NodeGroupRecord(**facts, nodes=1, nodes_down=1, cpus=4.0, cpus_free=4.0)
+    assert fleet_problems([pair], [half]) == ()
+    assert [problem.path for problem in fleet_problems([large], [half])] == ["islands.0.cpus"]
+    down = NodeGroupRecord(**facts, nodes=0, nodes_down=2, cpus=0.0, cpus_free=0.0)
+    assert fleet_problems([large], [down]) == (), "what its nodes have is not known"
+
+
 def test_each_host_of_an_island_is_a_node_of_its_group() -> None:
     group = NodeGroupRecord(name="pair", region="here", nodes=2, cpus=8.0, cpus_free=8.0, accelerators=8)
     hosts = {"node_group": "pair", "accelerator": "gpu", "accelerators": 4}

@@ -21,7 +21,9 @@ from orchestrator.core.messages import Drained, Progress
 from orchestrator.kubernetes.manifests import Shipped, rendered
 from orchestrator.kubernetes.values import Values
 from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.settings import TOKEN_VARIABLE
+from orchestrator.status import NodeGroupRecord
 from tests.metadata import MachineMetadata, serving
 from tests.ray.jobs import ENDLESS, Job, assert_sound, synthetic
 from tests.waiting import PATIENCE_S, wait_until
@@ -76,8 +78,11 @@ class Machine:
 
 
 @pytest.fixture
-def join(home: Path, tmp_path: Path) -> Iterator[Callable[..., Machine]]:
-    """``atoll join`` to the cluster of these tests, with options and a metadata server, if any."""
+def join(home: Path, port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Machine]]:
+    """``atoll join`` to the cluster of these tests, with options and a metadata server, if any.
+
+    At the end the cluster is as before: machines that still run lose their power, and the head forgets them.
+    """
     cluster = ClusterFile.find(home)
     assert cluster is not None
     machines: list[Machine] = []
@@ -96,6 +101,7 @@ def join(home: Path, tmp_path: Path) -> Iterator[Callable[..., Machine]]:
     yield join_one
     for machine in machines:
         machine.switch_off()
+    wait_until(lambda: not groups_called(GROUP, port), "the head to forget the machines")
 
 
 @contextmanager
@@ -161,8 +167,12 @@ def test_islands_leave_machines_that_are_to_go_and_lose_no_more_than_a_step(
         assert [place.incarnation for place in placed[:4]] == [1, 2, 3, 4]  # none was placed on a node that was to go
 
 
+def groups_called(name: str, port: RayControlPort) -> list[NodeGroupRecord]:
+    return [group for group in port.node_groups() if group["name"] == name]
+
+
 def test_islands_that_leave_together_lose_nothing_and_wait_for_the_next_node(
-    join: Callable[..., Machine], start: Callable[..., Job]
+    join: Callable[..., Machine], start: Callable[..., Job], port: RayControlPort
 ) -> None:
     machine = join("--name", "only")
     document = synthetic(ENDLESS, recovery={"restarts_max": 0})
@@ -174,6 +184,7 @@ def test_islands_that_leave_together_lose_nothing_and_wait_for_the_next_node(
     machine.strike(signal.SIGTERM, signal.SIGHUP)
     assert machine.exit_code() == 0, machine.log
     assert "No process of a job runs here any more" in machine.log
+    assert not groups_called(GROUP, port), "a node that leaves is gone at once"
     for island in both:
         job.wait_for_state(island, "waiting")
         assert job.events(Drained, island)
@@ -182,12 +193,20 @@ def test_islands_that_leave_together_lose_nothing_and_wait_for_the_next_node(
     tokens = job.status()["goodput"]["islands"]
     assert all(tokens[island]["tokens"]["discarded"] == tokens[island]["tokens"]["in_flight"] == 0 for island in both)
 
-    join("--name", "next")
+    after = join("--name", "next")
     for island in both:
         job.wait_for_merge(island, 2)
     job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
+
+    # a machine without power says nothing to the head, which would believe in its node for eleven minutes
+    (present,) = groups_called(GROUP, port)
+    assert (present["nodes"], present["nodes_down"], present["cpus"]) == (1, 0, 4.0)
+    after.switch_off()
+    (dead,) = groups_called(GROUP, port)
+    assert (dead["nodes"], dead["nodes_down"], dead["cpus"], dead["cpus_free"]) == (0, 1, 0.0, 0.0)
+    wait_until(lambda: not groups_called(GROUP, port), "the head to forget the dead node")
 
 
 FAR_SLICE = {

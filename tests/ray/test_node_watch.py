@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.runtime import cluster, nodes
-from orchestrator.runtime.cluster import Reach
 from orchestrator.runtime.nodes import NODE_ID_LABEL, NodeWatch
+from orchestrator.system.ports import Reach
 from tests.waiting import wait_until
 
 

@@ -5,6 +5,8 @@ That it happens is shown live: `tests/ray/shared_job/test_helpers.py`, `tests/ra
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 
@@ -67,3 +69,18 @@ def test_only_nodes_of_this_cluster_without_a_process_are_taken_for_dead() -> No
         Registered("cc", "x", theirs),
     )
     assert dead([living, killed, joined], frozenset({"aa"}), "/tmp/atoll-ab12") == [killed]
+
+
+def test_a_node_is_dead_where_its_port_is_refused_or_another_has_registered_there_since() -> None:
+    from orchestrator.runtime.dead_nodes import Registered, refused, replaced
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as closed:
+        taken, free = listening.getsockname()[1], closed.getsockname()[1]
+        closed.close()
+        lives, killed = (
+            Registered(name, name, "", "127.0.0.1", port, 2) for name, port in (("aa", taken), ("bb", free))
+        )
+        elsewhere = Registered("cc", "cc", "", "127.0.0.2", taken, 3)
+        before = Registered("dd", "dd", "", "127.0.0.1", taken, 1)
+        assert refused([lives, killed]) == [killed]
+        assert replaced([lives, killed, elsewhere, before]) == [before]
