@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.kubernetes.values import STATE, Cluster, Group, Head, Pods, Service, Values, merged
+from orchestrator.kubernetes.values import STATE, Cluster, Group, Head, Pods, RetentionLimits, Service, Values, merged
 from orchestrator.runtime.settings import ray_environment
 from orchestrator.system import user_packages
 
@@ -133,6 +133,7 @@ def service_arguments(values: Values, service: Service) -> list[str]:
         *(word for package in service.allow for word in ("--allow", package)),
         *(word for folder in values.packages for word in ("--packages", folder)),
         *(["--jobs-max", str(service.jobs_max)] if service.jobs_max else []),
+        *retention_arguments(service.retention),
         *service.arguments,
     ]
     return [
@@ -141,6 +142,12 @@ def service_arguments(values: Values, service: Service) -> list[str]:
         *(["--database-file", f"{DATABASE_FOLDER}/url"] if service.database_secret else []),
         *(["--", *options] if options else []),
     ]
+
+
+def retention_arguments(limits: RetentionLimits) -> list[str]:
+    size = None if limits.gib is None else limits.gib << 30
+    named = {"days": limits.days, "failed-days": limits.failed_days, "bytes": size}
+    return [word for name, value in named.items() if value is not None for word in (f"--retention-{name}", str(value))]
 
 
 # ── containers ────────────────────────────────────────────────────────────────────────────────────────────────────────

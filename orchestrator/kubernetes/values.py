@@ -66,6 +66,7 @@ OWN_OPTIONS = frozenset(
     [
         *("--home", "--runs", "--host", "--port", "--control", "--listener", "--certificate", "--key", "--insecure"),
         *("--data", "--checkpoints", "--allow", "--packages", "--jobs-max", "--database"),
+        *("--retention-days", "--retention-failed-days", "--retention-bytes"),
     ]
 )
 """Options of the service that the manifests set, or that have a value of their own."""
@@ -219,12 +220,24 @@ class Group(Pods):
         return self.tpu.hosts if self.tpu else 1
 
 
+class RetentionLimits(Section):
+    """Ended jobs are removed: completed and cancelled ones after ``days``, failed ones after ``failed_days``.
+
+    While all ended jobs together take more than ``gib``, the oldest completed and cancelled ones are removed.
+    """
+
+    days: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+    failed_days: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+    gib: Gib | None = None
+
+
 class Service(Pods):
     """The REST service. Beyond its own namespace, only pods of the namespaces ``allow_from`` can reach it.
 
     ``data`` and ``checkpoints`` are the roots below which jobs may read data and keep checkpoints: URLs of stores, or
     folders of ``volumes``. ``allow`` are packages that jobs may name. ``database_secret`` holds a database's URL under the
-    key ``url``; without it the service keeps SQLite on ``disk``. ``arguments`` are further options of ``api.serve``.
+    key ``url``; without it the service keeps SQLite on ``disk``. ``retention`` limits what ended jobs keep (default: all).
+    ``arguments`` are further options of ``api.serve``.
     """
 
     cpus: CpuCount = 1
@@ -235,6 +248,7 @@ class Service(Pods):
     checkpoints: tuple[Location, ...] = ()
     allow: tuple[PackageName, ...] = ()
     jobs_max: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = None
+    retention: RetentionLimits = RetentionLimits()
     database_secret: Name | None = None
     arguments: tuple[Text, ...] = ()
 

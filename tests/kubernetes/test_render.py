@@ -507,6 +507,7 @@ def test_the_service_gets_roots_packages_database_and_arguments(tmp_path: Path) 
     wanted = {
         **{"data": ["s3://b/text", "/data"], "checkpoints": ["gs://c/atoll"], "allow": ["models"], "jobs_max": 3},
         **{"database_secret": "postgres", "arguments": ["--new-store"]},
+        "retention": {"days": 30, "failed_days": 0.5, "gib": 1_000_000},
     }
     change = {"service": wanted, "pods": {"volumes": [TEXT]}, "packages": ["/data/lib"]}
     documents = manifests_of(read_values(values_with(tmp_path, change)))
@@ -521,7 +522,8 @@ def test_the_service_gets_roots_packages_database_and_arguments(tmp_path: Path) 
     assert str(options.database_file.parent) in paths
     assert NODE.service_options(options.options, NODE.Folders(NODE.STATE)) == [
         *("--data", "s3://b/text", "--data", "/data", "--checkpoints", "gs://c/atoll", "--allow", "models"),
-        *("--packages", "/data/lib", "--jobs-max", "3", "--new-store"),
+        *("--packages", "/data/lib", "--jobs-max", "3", "--retention-days", "30.0", "--retention-failed-days", "0.5"),
+        *("--retention-bytes", str(1_000_000 << 30), "--new-store"),
     ]
     plain = NODE.parser().parse_args(["service"])
     assert NODE.service_options(plain.options, NODE.Folders(NODE.STATE)) == [
