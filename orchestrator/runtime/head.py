@@ -61,7 +61,7 @@ from orchestrator.runtime.settings import (
     TOKEN_DIGEST_VARIABLE,
     ray_environment,
 )
-from orchestrator.system import home_files, python_process, release, signals, socket_room, user_packages
+from orchestrator.system import home_files, python_process, signals, socket_room, user_packages
 from orchestrator.system.marks import BY_HEAD, BY_UP, ELSEWHERE, HOME_MARKER, mark_of
 from orchestrator.system.ports import is_loopback
 from orchestrator.system.python_process import built, cleaned
@@ -407,7 +407,6 @@ def own_node(home: Path, folder: Path, options: argparse.Namespace, end_signal: 
     processes.leave_marks(cluster, home)
     cluster.write(home)
     arguments = ["--address", options.address, "--num-cpus", "0", "--node-ip-address", options.own_address]
-    arguments += ["--labels", f"{release.LABEL}={release.own()}"]
     node = RayNode(cluster, SERVICE_NODE, [*arguments, *join.ports_of(options.ports)], environment_of(options))
     try:
         node.wait_until_it_runs(end_signal)

@@ -413,12 +413,7 @@ def refuse_wrong_head(options: argparse.Namespace) -> None:
 
 def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
     """The command that begins the node, and stays with it. Its own folder: several may join on one machine."""
-    labels = {
-        GROUP_LABEL: options.group,
-        REGION_LABEL: options.region,
-        release.LABEL: str(release.own()),
-        **json.loads(options.labels),
-    }
+    labels = {GROUP_LABEL: options.group, REGION_LABEL: options.region, **json.loads(options.labels)}
     command = [
         *python_process.module(MODULE, "start", "--block", "--disable-usage-stats"),
         *("--address", options.address, "--temp-dir", str(folder), "--include-log-monitor", "false"),

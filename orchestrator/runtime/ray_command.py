@@ -16,6 +16,7 @@ does without, which on two cores is seconds of ``atoll up`` (docs/decisions/0137
 - Workers import less (``worker``).
 - 127.0.0.1 is meant: Ray takes it for a mistake and uses the machine's outer address instead, but at no other does it
   listen on loopback alone (``cluster.join`` says the same to drivers).
+- Every node has a label that names its build of atoll, also one that KubeRay starts from a pod's specification.
 - A node has ``NODE_PATIENCE_S`` to register, where Ray gives it 30 s, too little on a busy machine; it is given up at
   once if its raylet has ended.
 
@@ -24,12 +25,13 @@ There is no public switch for any of it. Source: Ray 2.60 as installed by the lo
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -38,12 +40,13 @@ from typing import Any
 import psutil
 
 from orchestrator.runtime import dead_nodes, idle_agent, worker
-from orchestrator.system import python_process
+from orchestrator.system import python_process, release
 
 NODE_PATIENCE_S = 150.0
 POLL_S = 0.2
 MODULE = "orchestrator.runtime.ray_command"
 EACH = "each"
+START = "start"
 AGENTS = ("dashboard_agent", "runtime_env_agent")
 WITH_DASHBOARD = "--with-dashboard"
 
@@ -72,7 +75,19 @@ def main() -> None:
     if sys.argv[1:2] == [dead_nodes.VERB]:
         dead_nodes.main(sys.argv[2:])
         return
+    sys.argv[1:] = with_build(sys.argv[1:])
     scripts.main()
+
+
+def with_build(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the label of this build added, if they start a node."""
+    if START not in arguments[:1]:
+        return list(arguments)
+    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    given.add_argument("--labels", default="")
+    options, others = given.parse_known_args(arguments)
+    labels = [pair for pair in options.labels.split(",") if pair and pair.partition("=")[0] != release.LABEL]
+    return [*others, "--labels", ",".join([*labels, f"{release.LABEL}={release.own()}"])]
 
 
 def request(arguments: list[str], mark: Mapping[str, str], log: Path) -> bytes:

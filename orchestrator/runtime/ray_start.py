@@ -25,7 +25,7 @@ from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL
 from orchestrator.runtime.ray_command import EACH, MODULE, WITH_DASHBOARD, codes, request
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
-from orchestrator.system import python_process, release, signals, socket_room, user_packages
+from orchestrator.system import python_process, signals, socket_room, user_packages
 from orchestrator.system.ports import LOOPBACK, free_port
 from orchestrator.system.python_process import built
 from orchestrator.system.socket_room import SHARED_MEMORY, node_folder
@@ -159,7 +159,7 @@ def start_node(program: RayProgram, name: str, group: NodeGroup, number: int, pl
         arguments += ["--resources", json.dumps({"TPU": group.accelerators})]
     if group.memory_gib is not None:
         arguments += ["--memory", str(int(group.memory_gib * (1 << 30)))]
-    labels = {GROUP_LABEL: group.name, REGION_LABEL: group.region, release.LABEL: str(release.own())}
+    labels = {GROUP_LABEL: group.name, REGION_LABEL: group.region}
     if group.accelerator == "tpu" and group.accelerators:
         slice_number, worker = divmod(number, group.slice_hosts)
         labels[SLICE_LABEL] = f"{group.name}-slice-{slice_number}"
@@ -181,7 +181,7 @@ def head_options(port: int, *, dashboard: bool = False) -> list[str]:
         *("--head", "--port", str(port), "--num-cpus", "0", "--no-monitor"),
         *("--include-dashboard", str(dashboard).lower(), "--dashboard-host", LOOPBACK),
         *("--dashboard-port", str(free_port())),
-        *("--labels", f"{GROUP_LABEL}={CONTROL_GROUP},{release.LABEL}={release.own()}"),
+        *("--labels", f"{GROUP_LABEL}={CONTROL_GROUP}"),
     ]
 
 

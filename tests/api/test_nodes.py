@@ -17,7 +17,6 @@ from api.commands import nodes
 from api.installation.units import UNITS
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime import join
-from orchestrator.system import release
 from tests.documents import parse
 from tests.programs import missing
 from tests.waiting import wait_until
@@ -95,7 +94,7 @@ def test_what_was_said_is_what_ray_is_started_with(tmp_path: Path) -> None:
     said = ["--address", "head:6379", "--token-file", "t", "--group", "spot", "--region", "us-east1", "--gpus", "2"]
     options = join.parser().parse_args([*said, "--labels", '{"rack": "a7"}', "--resources", '{"TPU": 4.0}'])
     command = join.ray_start(options, tmp_path)
-    labels = f"atoll-node-group=spot,region=us-east1,atoll-build={release.own()},rack=a7"
+    labels = "atoll-node-group=spot,region=us-east1,rack=a7"
     assert command[command.index("--labels") + 1] == labels
     assert command[command.index("--num-gpus") + 1] == "2"
     assert command[command.index("--resources") + 1] == '{"TPU": 4.0}'
@@ -121,35 +120,6 @@ def test_a_machine_passes_on_the_variables_that_are_named(monkeypatch: pytest.Mo
 
 
 # ── the files ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def run_script(tmp_path: Path, *options: str, **said: str) -> subprocess.CompletedProcess[str]:
-    """deploy/join.sh with a program that says what it was called with."""
-    program = tmp_path / "program"
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    program.chmod(0o755)
-    environment = {"PATH": os.environ["PATH"], "ATOLL_PROGRAM": str(program), **said}
-    command = [str(DEPLOY / "join.sh"), *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_the_script_becomes_the_command(tmp_path: Path) -> None:
-    token = tmp_path / "a token"
-    token.touch(mode=0o600)
-    (tmp_path / "tls.key").touch(mode=0o600)
-    said = {"ATOLL_HEAD": "h:1", "ATOLL_GROUP": "g", "ATOLL_REGION": "r", "ATOLL_TOKEN_FILE": str(token)}
-    said["ATOLL_CERTIFICATES"] = str(tmp_path)
-    done = run_script(tmp_path, "--grace", "25", **said, ATOLL_UNTIL="2:00:00")
-    given = ["join", "h:1", "--group", "g", "--region", "r", "--token-file", str(token)]
-    more = ["--until", "2:00:00", "--grace", "25"]
-    assert (done.returncode, done.stdout.splitlines()) == (0, [*given, "--certificates", str(tmp_path), *more])
-    clear = run_script(tmp_path, **said, ATOLL_INSECURE="1")
-    assert clear.stdout.splitlines() == [*given, "--insecure"]
-    for name in said:
-        less = run_script(tmp_path, **{other: value for other, value in said.items() if other != name})
-        assert less.returncode == 2
-        default = {"ATOLL_TOKEN_FILE": "/etc/atoll/token", "ATOLL_CERTIFICATES": "/etc/atoll/certificates/tls.key"}
-        assert default.get(name, name) in less.stderr
 
 
 @pytest.fixture
@@ -236,7 +206,7 @@ def test_a_unit_whose_command_would_refuse_its_options_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("script", ["join.sh", "slurm/join.sbatch"])
-def test_scripts_are_whole(script: str) -> None:
-    done = subprocess.run(["bash", "-n", str(DEPLOY / script)], capture_output=True, text=True, check=False)
+def test_the_script_of_a_queue_is_whole() -> None:
+    script = DEPLOY / "slurm" / "join.sbatch"
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

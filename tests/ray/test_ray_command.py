@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.runtime import idle_agent, ray_command
-from orchestrator.system import python_process
+from orchestrator.system import python_process, release
 from tests.waiting import PATIENCE_S, wait_until
 
 NODE = {"node_manager_port": 1}
@@ -54,6 +54,17 @@ def test_a_node_that_never_registers_is_given_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray_command, "NODE_PATIENCE_S", 0.0)
     with pytest.raises(RuntimeError):
         ray_command.patient(Registry(nth=1 << 30).get_node)("address", "node")
+
+
+def test_every_node_names_its_build_whoever_starts_it() -> None:
+    build = f"atoll-build={release.own()}"
+    assert ray_command.with_build(["start", "--head"]) == ["start", "--head", "--labels", build]
+    kuberay = ["start", "--labels=atoll-node-group=west,region=r", "--num-cpus=4", "--block"]
+    named = ["start", "--num-cpus=4", "--block", "--labels", f"atoll-node-group=west,region=r,{build}"]
+    assert ray_command.with_build(kuberay) == named
+    assert ray_command.with_build(named) == named, "once"
+    assert ray_command.with_build(["start", "--labels", "atoll-build=old_w1"])[-1] == build, "and truly"
+    assert ray_command.with_build(["health-check"]) == ["health-check"]
 
 
 def test_only_agents_are_idle() -> None:
