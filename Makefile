@@ -70,7 +70,7 @@ kubernetes-check: $(STAMP)  ## check manifests and charts against real schemas (
 		$(BIN)/atoll kubernetes render "$$@" >$$made.yaml && $(BIN)/atoll kubernetes render "$$@" --chart $$made >/dev/null || exit 1; done
 	@$(SCHEMAS)/bin/python tests/kubernetes/check.py $(CRDS) $(SCHEMAS)/rendered/*.yaml
 	@$(BIN)/python -m pytest -q -p no:xdist tests/kubernetes tests/metrics/test_dashboards.py
-	@$(SCHEMAS)/bin/shellcheck deploy/atoll deploy/ray deploy/join.sh deploy/slurm/join.sbatch deploy/system-packages.sh
+	@$(SCHEMAS)/bin/shellcheck deploy/atoll deploy/ray deploy/slurm/join.sbatch deploy/system-packages.sh
 
 soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a round, 200 live kills, thousands of simulated jobs
 	@for version in 3.12 3.13; do if command -v python$$version >/dev/null; then \
