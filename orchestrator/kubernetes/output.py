@@ -14,13 +14,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from orchestrator.kubernetes.pods import Manifest
-from orchestrator.kubernetes.values import Values, schema
+from orchestrator.kubernetes.values import Values
 
 PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
 LIVE = ("image", "secret", "metrics_secret", "authority_secret")
 """Values that Helm may change without rendering again (`--set image=…`): texts that stand in manifests as they are."""
 OURS = "atoll/rendered"
 """The annotation in Chart.yaml of a folder that may be written again."""
+
+
+def schema() -> Mapping[str, Any]:
+    """Return the JSON schema of the values."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Values of atoll on Kubernetes",
+        **{name: value for name, value in Values.model_json_schema().items() if name != "title"},
+    }
 
 
 def chart(values: Values, manifests: Callable[[Values], list[Manifest]], version: str) -> dict[str, str]:

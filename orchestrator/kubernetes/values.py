@@ -17,7 +17,7 @@ deploy/kubernetes/values.schema.json, for editors and for Helm.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -221,10 +221,7 @@ class Group(Pods):
 
 
 class RetentionLimits(Section):
-    """Ended jobs are removed: completed and cancelled ones after ``days``, failed ones after ``failed_days``.
-
-    While all ended jobs together take more than ``gib``, the oldest completed and cancelled ones are removed.
-    """
+    """Ended jobs are removed after so many days, and the oldest that have not failed while all take more than ``gib``."""
 
     days: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
     failed_days: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
@@ -590,15 +587,6 @@ def roles(values: Values) -> Iterator[Role]:
     yield Role("service", values.service)
     for index, group in enumerate(values.groups):
         yield Role(f"groups.{index}", group)
-
-
-def schema() -> Mapping[str, Any]:
-    """Return the JSON schema of the values."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Values of atoll on Kubernetes",
-        **{name: value for name, value in Values.model_json_schema().items() if name != "title"},
-    }
 
 
 def _within(path: str, folder: str) -> bool:

@@ -83,9 +83,9 @@ def with_build(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with the label of this build added, if they start a node."""
     if START not in arguments[:1]:
         return list(arguments)
-    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    given.add_argument("--labels", default="")
-    options, others = given.parse_known_args(arguments)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--labels", default="")
+    options, others = parser.parse_known_args(arguments)
     labels = [pair for pair in options.labels.split(",") if pair and pair.partition("=")[0] != release.LABEL]
     return [*others, "--labels", ",".join([*labels, f"{release.LABEL}={release.own()}"])]
 
