@@ -142,11 +142,12 @@ def test_an_evaluator_that_measures_nothing_ends_and_the_last_loss_is_measured_b
     job.wait_until(lambda: pids_of("Evaluator", home) - there, "an evaluator")
     job.wait_until(lambda: not pids_of("Evaluator", home) - there, "the end of an idle evaluator")
     assert job.status()["view"]["phase"] == "running"
-    assert not results(job), "only the end is measured"
+    assert len(results(job)) == 1, "the beginning was measured, and now only the end is"
     job.wait_for_end()
-    (last,) = results(job)
+    _, last = results(job)
     assert isinstance(last, events.EvaluationCompleted), last
     assert (last.place, last.sequence_count) == ("the head", 128)
+    assert [path.name for path in (job.run_dir / "logs").glob("evaluator*")] == ["evaluator-1.log"]
 
 
 @pytest.mark.soak("a job of its own for an evaluation elsewhere")
