@@ -54,6 +54,31 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert lines[-1] == "the last words \\udcff"
 
 
+def test_a_process_of_several_jobs_writes_each_job_s_entries_to_its_own_logbook(tmp_path: Path) -> None:
+    script = """
+logging.basicConfig(level=logging.INFO)
+logbook.BYTES_MAX = 5_000
+books = [logbook.service_logbook(book.path.parent / job, "controller") for job in ("a", "b")]
+parts = [logbook.begin_part(book) for book in books]
+for (context, _), job in zip(parts, "ab"):
+    thread = threading.Thread(target=context.copy().run, args=(logging.info, f"of {job}"))
+    thread.start()
+    thread.join()
+logging.info("of the process")
+parts[0][0].copy().run(lambda: [logging.info("long " * 20) for _ in range(60)])
+logging.getLogger().removeHandler(parts[0][1])
+logging.info("after a")
+"""
+    code, elsewhere, _ = run(service_logbook(tmp_path, "x"), script)
+    assert code == 0, elsewhere
+    a, b = (service_logbook(tmp_path / "logs" / job, "controller") for job in "ab")
+    said = b.path.read_text()
+    assert [line.split(": ", 1)[1] for line in said.splitlines()] == ["of b", "of the process", "after a"]
+    assert a.path.stat().st_size < 5_000 < a.path.stat().st_size + a.older.stat().st_size
+    assert "of b" not in a.older.read_text() + a.path.read_text()
+    assert {path.stat().st_mode & 0o777 for path in (a.path, a.older, b.path)} == {0o600}
+
+
 def test_a_crash_in_native_code_leaves_its_stack(tmp_path: Path) -> None:
     code, _, written = run(
         island_logbook(tmp_path, "asia", 1), "logbook.keep(book)\nos.kill(os.getpid(), signal.SIGSEGV)"

@@ -469,11 +469,9 @@ def end_actor(actor: ActorHandle[ActorT]) -> None:
 
 
 def end_actors_of(job: str, *, but: str = "") -> None:
-    """End whatever has a name of this job, except ``but``: its controller first, so that nothing new is made meanwhile."""
+    """End whatever has a name of this job, except ``but``. Its controller must place nothing meanwhile."""
     import ray
 
-    if but != settings.controller_name(job):
-        end_actor_named(settings.controller_name(job))
     for entry in ray.util.list_named_actors(all_namespaces=True):
         name = entry["name"]
         if entry["namespace"] == NAMESPACE and name.startswith(settings.prefix(job)) and name != but:
@@ -486,13 +484,6 @@ def end_actors_of(job: str, *, but: str = "") -> None:
 def end_actor_named(name: str) -> None:
     if (actor := actor_named(name)) is not None:
         end_actor(actor)
-
-
-def end_own_actor() -> None:
-    """End the actor this is called in; does not return."""
-    import ray
-
-    ray.actor.exit_actor()
 
 
 def _as_written(host: str) -> str:

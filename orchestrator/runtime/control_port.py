@@ -219,6 +219,7 @@ class RayControlPort:
         """
         import ray
 
+        from orchestrator.runtime import controllers
         from orchestrator.runtime.synchroniser_actor import SynchroniserActor
 
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
@@ -230,6 +231,7 @@ class RayControlPort:
             ray.get(actor.call(SynchroniserActor.ready), timeout=START_TIMEOUT_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
             with suppress(ray.exceptions.RayError, InfrastructureError):
+                self._ask_head(lambda: controllers.let_go(job_id))
                 self._ask_head(lambda: cluster.end_actors_of(job_id))  # what it had already made included
             raise InfrastructureError(
                 detail=f"The synchroniser of job {job_id} did not start: {in_words(error)}",

@@ -1,8 +1,8 @@
 """One job's controller: it spawns island processes where they belong, kills them, and ends all of them with the job.
 
-A detached actor beside the synchroniser, so that slow Ray calls never delay a decision. Responsible for placing by label and
-resources, for saying why that failed, and for ending processes for certain. The core decides when an island is placed or
-given up, and ``placement`` whether it fits.
+It is in another process than the synchroniser, so that slow Ray calls never delay a decision: in one for all jobs of the
+cluster (``runtime.controllers``). Responsible for placing by label and resources, for saying why that failed, and for ending
+processes for certain. The core decides when an island is placed or given up, and ``placement`` whether it fits.
 
 ``Orphans`` are processes that were to end while their node was unreachable, and that run on behind the partition. Each is
 ended once its node can be reached again, after a moment in which its link may read its final reports, so that what it
@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_bytes
@@ -51,7 +52,6 @@ from orchestrator.runtime.placement import (
 from orchestrator.runtime.settings import (
     GROUP_LABEL,
     abandoned_after_s,
-    controller_name,
     island_name,
     rank_name,
     synchroniser_name,
@@ -66,6 +66,7 @@ from orchestrator.system.roots import AllowedRoots
 log = logging.getLogger(__name__)
 ISLAND_CLASS = "learners.island:Island"
 CONCURRENCY = 32
+"""Calls of an island's process that run at the same time."""
 FINAL_REPORT_S = 10.0
 """Once the partition is over a link polls again within a second or so, while the controller notices at once."""
 CAPACITY_WAIT_S = 3.0
@@ -80,9 +81,18 @@ Arguments = ParamSpec("Arguments")
 
 
 class Controller:
-    def __init__(self, job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> None:
-        logbook.keep(logbook.service_logbook(Path(run_dir), "controller"))
-        self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
+    """``nodes`` watches the cluster's nodes. ``on_closed`` is called once, when the job's processes have ended."""
+
+    def __init__(
+        self,
+        job: str,
+        spec: JobSpec,
+        run_dir: Path,
+        roots: AllowedRoots,
+        nodes: NodeWatch,
+        on_closed: Callable[[], None],
+    ) -> None:
+        self._job, self._spec, self._run_dir, self._on_closed = job, spec, run_dir, on_closed
         resumption = stored(self._run_dir)
         resumptions = resumption.resumptions if resumption else ()
         self._added = {"legs": resumptions, "roots": roots}
@@ -101,12 +111,12 @@ class Controller:
         self._spawning = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
         self._closing = False
         self._supervisor = Supervisor("nodes-agents")
-        self._nodes, self._orphans = NodeWatch(self._declare_dead, self._announce), Orphans()
+        self._nodes, self._orphans = nodes, Orphans()
         self._node_agents = NodeAgents(self._supervisor, self._nodes.is_there)
         self._logs = LogCopies(self._run_dir, self._node_agents)
         self._supervisor.begin()
         self._logs.begin()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        threading.Thread(target=copy_context().run, args=(self._watch,), name="watch", daemon=True).start()
 
     def place(
         self, island: IslandId, incarnation: Incarnation, standby: Life | None = None
@@ -346,18 +356,28 @@ class Controller:
         self._logs.end(life)
 
     def close(self) -> None:
-        """End all islands, then the job's other actors, then this one. Nothing is placed from now on."""
-        self._supervisor.close()
-        with self._spawning, self._lock:
-            self._closing = True
-            lives = sorted(self._actors)
+        """End all islands, then the job's other actors. Nothing is placed from now on."""
+        lives = self._stop()
         try:
             for island, incarnation in lives:
                 self.end(island, incarnation)
             self._logs.look(LAST_LOOK_S)
-            cluster.end_actors_of(self._job, but=controller_name(self._job))
+            cluster.end_actors_of(self._job)
         finally:
-            cluster.end_own_actor()
+            self._logs.close()
+            self._on_closed()
+
+    def let_go(self) -> None:
+        """Place nothing and watch nothing from now on. The job's processes run on: another controller has them."""
+        self._stop()
+        self._logs.close()
+
+    def _stop(self) -> list[Life]:
+        """Place nothing from now on. Return the lives that may have processes."""
+        self._supervisor.close()
+        with self._spawning, self._lock:
+            self._closing = True
+            return sorted(self._actors)
 
     def _actors_of(self, island: IslandId, incarnation: Incarnation) -> tuple[ActorHandle[IslandInterface], ...]:
         """Their handles; by name where another controller made them. A standby whose processes were taken has none."""
@@ -403,22 +423,20 @@ class Controller:
             try:
                 for life in self._orphans.due(self._nodes.is_unreachable, time.monotonic()):
                     self.end(*life)
-                there = cluster.actor_named(synchroniser_name(self._job)) is not None
-                own: ActorHandle[Controller] | None = cluster.actor_named(controller_name(self._job))
-                trouble = ""
+                there, trouble = cluster.actor_named(synchroniser_name(self._job)) is not None, ""
             except Exception as error:  # the cluster itself does not answer, which says nothing of the synchroniser
                 reason = in_words(error)
                 if reason != trouble:  # it may stay so for hours
                     log.warning("whether the synchroniser is there cannot be told: %s", reason, exc_info=error)
-                there, own, trouble = True, None, reason
-            if there or own is None:
+                there, trouble = True, reason
+            if there:
                 seen_at = time.monotonic()
             elif time.monotonic() - seen_at > ORPHANED_S:
-                # as a call, for an actor can be left only from one
-                own.call(Controller.close)
+                log.warning("the synchroniser is gone: the job's processes are ended")
+                self.close()
                 return
 
-    def _declare_dead(self, nodes: frozenset[str]) -> None:
+    def declare_dead(self, nodes: frozenset[str]) -> None:
         """Have Ray end the islands on these nodes, which are down; their links notice that like any other death."""
         with self._lock:
             placements = self._placements.items()
@@ -427,7 +445,7 @@ class Controller:
         for actor in actors:
             cluster.end_actor(actor)
 
-    def _announce(self, leaving: Mapping[str, Leaving]) -> None:
+    def announce(self, leaving: Mapping[str, Leaving]) -> None:
         """Have the synchroniser hear which islands are on nodes that are about to go. It is told at every look, until they
         have gone: one that died meanwhile may not have heard. The next look tells it again, so no answer is waited for.
         """
@@ -461,12 +479,6 @@ class Controller:
             return f"{island} has no process"
         answers = [self._node_agents.signal(rank, method, *arguments, **named) for rank in placed.ranks]
         return "; ".join(answer for answer in answers if answer)
-
-
-def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> ActorHandle[Controller]:
-    """The job's controller: the one there is, for a synchroniser whose predecessor died, or a new one."""
-    options = {**cluster.on_head(controller_name(job)), "max_restarts": 0, "max_concurrency": CONCURRENCY}
-    return cluster.start_actor(Controller, options, job, spec, run_dir, roots)
 
 
 def _has_process(actor: ActorHandle[IslandInterface]) -> bool:

@@ -1,9 +1,10 @@
 """Evaluation beside the islands: an actor that holds the job's model makes the initial parameters, and measures Θ.
 
 It takes Θ as it is published and has a thread of its own, so that it holds up no merge; the evaluator pulls the bytes by
-the job's channel. An evaluator that dies is made again, on another node of its group if there is one; one that fails or
-hangs is ended, and the next question makes another. While its node group has no room for it, the head measures, and each
-loss says why.
+the job's channel. An evaluator on the head takes memory for a model that may be needed once an hour, so it ends when it has
+measured nothing for ten times as long as it took to start, and is made again for the next measurement. An evaluator that
+dies is made again, on another node of its group if there is one; one that fails or hangs is ended, and the next question
+makes another. While its node group has no room for it, the head measures, and each loss says why.
 
 Every island, the first ones included, takes its state from the synchroniser or from a peer: that is the only way to begin.
 
@@ -13,9 +14,11 @@ Refuses to know when something is evaluated, for how long, and on which island i
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
@@ -53,12 +56,37 @@ HEAD_NICENESS = 15
 HEAD_ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "NPROC": "1"}
 HEAD = ""
 """As the name of a node group: of none."""
+IDLE_START_RATIO, IDLE_MIN_S = 10.0, 20.0
+"""After so many times the time of its start an evaluator ends that measures nothing. Restarts so take less than a tenth of
+the time."""
 LIVES_MAX = 2
 """Of an evaluator in one evaluation: who dies again, dies of the model."""
 REMEDY = "Look at the memory of its machine, and at native code of the job's packages."
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
+
+
+class IdleLimit:
+    """How long an evaluator stays that measures nothing. Times are of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._started_at, self._used_at = 0.0, 0.0
+        self._limit_s: float | None = None
+
+    def started(self, now: float) -> None:
+        """Another evaluator is started."""
+        self._started_at, self._limit_s = now, None
+
+    def used(self, now: float) -> float:
+        """The evaluator has answered. Return the time after which it may end. Its first answer says what a start costs."""
+        if self._limit_s is None:
+            self._limit_s = max(IDLE_MIN_S, IDLE_START_RATIO * (now - self._started_at))
+        self._used_at = now
+        return self._limit_s
+
+    def is_over(self, now: float) -> bool:
+        return self._limit_s is not None and now - self._used_at >= self._limit_s
 
 
 class Evaluation:
@@ -71,7 +99,9 @@ class Evaluation:
         self._thread = ThreadPoolExecutor(1, "evaluate")
         self._evaluators: dict[str, Helper[EvaluatorInterface]] = {}
         self._memberships: dict[str, Membership] = {}
-        self._evaluators_made = 0
+        self._evaluators_made, self._logbook_number = 0, 1
+        self._idle = IdleLimit()
+        self._idle_check: threading.Timer | None = None
         self._nodes = NodeWatch() if context.spec.evaluation.node_group else None
         self.unigram_loss: float | None = None
         """Held-out loss of a model that knows only how often each token occurs: a figure for the report."""
@@ -94,6 +124,8 @@ class Evaluation:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if (check := self._idle_check) is not None:
+            check.cancel()
 
     # ── in its thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -115,7 +147,7 @@ class Evaluation:
                 if lives == LIVES_MAX:
                     raise InfrastructureError(detail=self._dead("built the model"), remedy=REMEDY) from error
                 log.warning("the evaluator died, and is made again: %s", in_words(error))
-                self._drop_actor(HEAD)
+                self._drop_actor(HEAD, failed=True)
                 lives += 1
 
     def _measure_unigram(self) -> None:
@@ -126,6 +158,7 @@ class Evaluation:
             self.unigram_loss = None
         if self._context.spec.evaluation.on != "head":  # its model is a copy of Θ that nobody may ever ask for
             self._drop_actor(HEAD)
+        self._note_use()
 
     def _evaluate(self, order: effects.Evaluate, published: Sequence[Published]) -> None:
         payloads = [one.values() for one in published]  # served for as long as they are held here
@@ -137,7 +170,7 @@ class Evaluation:
                 loss, sequence_count, seconds, *by_byte = self._measured(group, order, payloads)
             except (RayError, TimeoutError) as error:
                 reason = in_words(error)
-                self._drop_actor(group)
+                self._drop_actor(group, failed=True)
                 if isinstance(error, ActorDiedError):
                     if life < LIVES_MAX:
                         log.warning("the evaluator died, and is made again: %s", reason)
@@ -148,6 +181,7 @@ class Evaluation:
                 where = (f"node group {group}" if group else "the head", remark, None, NO_INCARNATION)
                 facts = (loss, sequence_count, seconds, *where, *by_byte)
                 self._post(events.EvaluationCompleted, order.global_version, *facts)
+            self._note_use()
             return
 
     def _measured(self, group: str, order: effects.Evaluate, payloads: Sequence[Payload]) -> Measured:
@@ -189,9 +223,31 @@ class Evaluation:
             return section.node_group, ""
         return HEAD, no.reason
 
+    def _note_use(self) -> None:
+        """The evaluator on the head has just done something: look again once it may end."""
+        if HEAD not in self._evaluators:
+            return
+        wait_s = self._idle.used(time.monotonic())
+        if (check := self._idle_check) is not None:
+            check.cancel()
+        self._idle_check = threading.Timer(wait_s, self._end_idle_soon)
+        self._idle_check.daemon = True
+        self._idle_check.start()
+
+    def _end_idle_soon(self) -> None:
+        with suppress(RuntimeError):  # the job ends
+            self._thread.submit(self._context.guarded, self._end_idle)
+
+    def _end_idle(self) -> None:
+        if HEAD in self._evaluators and self._idle.is_over(time.monotonic()):
+            log.info("the evaluator ends, for nothing is to be measured: the next measurement starts another")
+            self._drop_actor(HEAD)
+
     def _actor(self, group: str) -> Helper[EvaluatorInterface]:
         """The evaluator there; made when it is first needed, and again after a failure."""
         if group not in self._evaluators:
+            if group == HEAD:
+                self._idle.started(time.monotonic())
             name = f"evaluator on {group}" if group else "evaluator"
             self._evaluators[group] = self._supervisor.add(Helper(name, lambda: self._made(group)))
         return self._evaluators[group]
@@ -207,7 +263,7 @@ class Evaluation:
             {**self._options(evaluator_name(context.job, number, group), group), "max_restarts": 0},
             context.spec.model_dump(mode="json") | {"roots": context.roots},
             environment_of(context.spec.evaluation) if group else HEAD_ENVIRONMENT,
-            service_logbook(context.run_dir, "evaluator", number),
+            service_logbook(context.run_dir, "evaluator", self._logbook_number),
             0 if group else HEAD_NICENESS,
         )
 
@@ -225,6 +281,8 @@ class Evaluation:
             "label_selector": {GROUP_LABEL: group, **(self._nodes.selector() if self._nodes else {})},
         }
 
-    def _drop_actor(self, group: str) -> None:
+    def _drop_actor(self, group: str, *, failed: bool = False) -> None:
+        """End the evaluator there. After a failure the next one begins a logbook: what this one said stays for longer."""
+        self._logbook_number += failed
         if (evaluator := self._evaluators.pop(group, None)) is not None:
             cluster.end_actor(evaluator.retire())

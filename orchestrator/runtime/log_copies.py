@@ -16,8 +16,8 @@ import os
 import re
 import secrets
 import threading
-import time
 from collections.abc import Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class LogCopies:
         self._logs: dict[Path, _Copied] = {}
         self._shared: dict[str, bool] = {}
         """By node: whether it shares the run folder."""
+        self._closed = threading.Event()
         self._text, self._fleet = secrets.token_hex(16), ""
 
     def begin(self) -> None:
@@ -70,7 +71,11 @@ class LogCopies:
         except OSError as error:
             log.warning("logs of islands on other machines are not copied: %s", first_line(error))
             return
-        threading.Thread(target=self._run, name="log-copies", daemon=True).start()
+        threading.Thread(target=copy_context().run, args=(self._run,), name="log-copies", daemon=True).start()
+
+    def close(self) -> None:
+        """Copy nothing more by itself."""
+        self._closed.set()
 
     def add(self, book: Logbook, placed: Placement) -> None:
         """Copy the logs of this island's processes from now on."""
@@ -110,8 +115,7 @@ class LogCopies:
             self._forget_ended()
 
     def _run(self) -> None:
-        while True:
-            time.sleep(LOOK_S)
+        while not self._closed.wait(LOOK_S):
             try:
                 self.look()
             except Exception as error:  # the next look may do better

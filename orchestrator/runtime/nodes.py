@@ -110,7 +110,7 @@ class NodeWatch:
         if fresh:
             log.warning("down: the nodes %s", ", ".join(sorted(fresh)))
             self._on_down(fresh)
-            self._down |= fresh
+        self._down = (self._down | fresh) & self._present  # Ray itself knows the others to be dead by now
         leaving = cluster.leaving_nodes()
         if news := leaving.keys() - self._leaving.keys():
             log.warning(

@@ -20,7 +20,6 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.actors import ActorHandle
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.core import events as e
 from orchestrator.core.commands import island_of, kind_of
@@ -32,10 +31,10 @@ from orchestrator.host.job_context import Timers
 from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.last_known import last_known
 from orchestrator.host.state_view import StateView
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, controllers
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.settings import controller_name, synchroniser_name
+from orchestrator.runtime.settings import synchroniser_name
 from orchestrator.runtime.supervision import Helper
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.policy_source import continued
@@ -59,12 +58,13 @@ def end_job(job: str) -> None:
     """End all of this job, the calling synchroniser last. Where the controller is dead or hangs, that is done from here."""
     own = synchroniser_name(job)
     try:
-        controller: ActorHandle[Controller] | None = cluster.actor_named(controller_name(job))
+        controller = controllers.controller_here(job)
         if controller is not None:
             ray.get(controller.call(Controller.close), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
     except Exception as error:
         log.warning("the controller does not let go: %s", in_words(error))
     try:
+        controllers.let_go(job)
         cluster.end_actors_of(job, but=own)
     finally:
         cluster.end_actor_named(own)

@@ -19,6 +19,7 @@ from pathlib import Path
 from orchestrator.certificates import folders
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import ConfigurationError
+from orchestrator.system import release
 
 
 def prefix(job: str) -> str:
@@ -30,7 +31,16 @@ def synchroniser_name(job: str) -> str:
 
 
 def controller_name(job: str) -> str:
+    """Return the name that a job's controller had in builds where it was a process of its own."""
     return f"{prefix(job)}controller"
+
+
+CONTROLLERS = "controllers:"
+
+
+def controllers_name() -> str:
+    """Return the name of the process with the controllers of all jobs. Each build has its own."""
+    return f"{CONTROLLERS}{release.own()}"
 
 
 def evaluator_name(job: str, number: int, node_group: str = "") -> str:

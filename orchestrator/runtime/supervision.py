@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -229,7 +230,8 @@ class Supervisor:
 
     def begin(self) -> None:
         """Look after what was added, and what will be: once everything is there that is called after a death."""
-        threading.Thread(target=self._supervise, name=f"supervise-{self._name}", daemon=True).start()
+        own = copy_context()  # with the logbook of the beginner, in a process of several jobs
+        threading.Thread(target=own.run, args=(self._supervise,), name=f"supervise-{self._name}", daemon=True).start()
 
     def add(self, helper: Helper[ActorT]) -> Helper[ActorT]:
         with self._lock:

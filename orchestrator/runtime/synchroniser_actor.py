@@ -72,7 +72,8 @@ from orchestrator.host.state_view import StateView
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.runtime import cluster, faults, restart
 from orchestrator.runtime.carried_parts import SavedWindows
-from orchestrator.runtime.controller import Controller, controller_of
+from orchestrator.runtime.controller import Controller
+from orchestrator.runtime.controllers import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter, Workers
 from orchestrator.runtime.shard_worker import JobChannel, ShardWorker

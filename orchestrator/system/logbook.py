@@ -23,7 +23,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TextIO
 
@@ -148,6 +151,56 @@ def keep(book: Logbook) -> None:
     faulthandler.enable(file=sys.stderr)
     _current = book
     _begin_keeping_short(book.path, book.older, lambda: book is _current)
+
+
+_part: ContextVar[Logbook | None] = ContextVar("part", default=None)
+"""The logbook to which this thread's entries belong, in a process of several jobs."""
+
+
+class _PartWriter(RotatingFileHandler):
+    """Writes to one of a process's logbooks: the entries of its threads, and those of threads that belong to none.
+
+    What the process prints, and entries of no job, are on its own output as well.
+    """
+
+    def __init__(self, book: Logbook) -> None:
+        book.path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(book.path, maxBytes=BYTES_MAX, backupCount=1, encoding="utf-8", errors="backslashreplace")
+        self.namer = lambda _: str(book.older)
+        self.addFilter(lambda _: _part.get() in (None, book))
+        self.setFormatter(_OfOneLine(FORMAT))
+
+    def _open(self) -> TextIOWrapper:
+        return open(
+            self.baseFilename,
+            "a",
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        )
+
+
+def begin_part(book: Logbook) -> tuple[Context, logging.Handler]:
+    """Write what is logged in the returned context to this logbook, for as long as the root logger has the handler.
+
+    If the file cannot be created, that is logged, and the entries are on the process's output only.
+    """
+    try:
+        writer: logging.Handler = _PartWriter(book)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", book.path, error)
+        writer = logging.NullHandler()
+    else:
+        remove_older(book)
+    logging.getLogger().addHandler(writer)
+    context = copy_context()
+    context.run(_part.set, book)
+    return context, writer
+
+
+def write_part(book: Logbook) -> None:
+    """Have what this thread logs from now on belong to the logbook, for which ``begin_part`` was called."""
+    _part.set(book)
 
 
 def keep_output_short(path: Path) -> None:

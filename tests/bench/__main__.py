@@ -1,7 +1,7 @@
 """``make bench``: the speed of core and fleet model, reading a specification, the merge arithmetic, the cost of
 synchronising, adopting and evaluating, the payload channel, the cost of journalling a merge and of checkpoints, the
-response time for operators, the cost of attrition, the recovery time of a killed island and its cost for the donor, and
-the other parts, as well as the amount of code that one contribution runs through.
+response time for operators, many jobs and an overloaded machine, the cost of attrition, the recovery time of a killed
+island and its cost for the donor, and the other parts, as well as the amount of code that one contribution runs through.
 
 The last line names the missed goals, and the exit code is 1 if there is one. All parts run without arguments.
 """
@@ -20,6 +20,7 @@ from tests.bench import (
     checkpoints,
     checkpoints_load,
     core,
+    crowd,
     device_memory,
     documents,
     donors,
@@ -59,6 +60,8 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "checkpoints-load": checkpoints_load.main,
     "overhead": overhead.main,
     "surface": surface.main,
+    "jobs": crowd.jobs,
+    "overload": crowd.overload,
     "attrition": attrition.main,
     "attrition-real": attrition_real.main,
     "recovery": recovery.main,

@@ -118,6 +118,38 @@ def nicenesses(pid: int) -> set[int]:
     return found
 
 
+def test_an_evaluator_stays_for_ten_times_its_start() -> None:
+    from orchestrator.runtime.evaluation import IDLE_MIN_S, IdleLimit  # here, because it imports Ray
+
+    limit = IdleLimit()
+    assert not limit.is_over(1_000.0)
+    limit.started(1_000.0)
+    assert not limit.is_over(2_000.0), "it has not answered yet"
+    assert limit.used(1_008.0) == 80.0
+    assert limit.used(1_050.0) == 80.0, "later answers cost no start"
+    assert not limit.is_over(1_129.0)
+    assert limit.is_over(1_130.0)
+    limit.started(1_200.0)
+    assert limit.used(1_200.5) == IDLE_MIN_S
+
+
+@pytest.mark.soak("a job that waits until its evaluator is idle")
+def test_an_evaluator_that_measures_nothing_ends_and_the_last_loss_is_measured_by_another(
+    start: Start, home: Path
+) -> None:
+    there = pids_of("Evaluator", home)
+    job = start(synthetic(steps=2000, groups=("asia",), evaluation={"every_merges": 0}))
+    job.wait_until(lambda: pids_of("Evaluator", home) - there, "an evaluator")
+    job.wait_until(lambda: not pids_of("Evaluator", home) - there, "the end of an idle evaluator")
+    assert job.status()["view"]["phase"] == "running"
+    assert len(results(job)) == 1, "the beginning was measured, and now only the end is"
+    job.wait_for_end()
+    _, last = results(job)
+    assert isinstance(last, events.EvaluationCompleted), last
+    assert (last.place, last.sequence_count) == ("the head", 128)
+    assert [path.name for path in (job.run_dir / "logs").glob("evaluator*")] == ["evaluator-1.log"]
+
+
 @pytest.mark.soak("a job of its own for an evaluation elsewhere")
 def test_a_node_group_without_nodes_is_made_up_for_by_the_head_and_each_loss_says_why(start: Start) -> None:
     job = start(document(on="node_group", node_group="mars"))
