@@ -25,7 +25,7 @@ from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.processes import is_own, leave_marks
-from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER, TOKEN_VARIABLE
+from orchestrator.runtime.settings import CLUSTER_MARKER, FOLDER_VARIABLE, NODE_MARKER, TOKEN_VARIABLE
 from orchestrator.system.marks import HOME_MARKER, is_foreign, is_of, mark_of, marked_pids
 from orchestrator.system.ports import free_port
 from orchestrator.system.socket_room import CLUSTER_PREFIX
@@ -302,6 +302,26 @@ def test_a_cluster_that_nobody_can_join_any_more_is_ended(cluster: Marked) -> No
     assert not cluster.temp_dir.exists()
     assert not ClusterFile.path(cluster.home).exists()
     assert len(list(cluster.home.glob("cluster.json.damaged-*"))) == 1
+
+
+def test_a_process_with_the_mark_of_another_cluster_does_not_cost_this_one_its_folder(cluster: Marked) -> None:
+    """Some process that was started with most of the environment of this cluster has an id of its own."""
+    marks = {
+        **os.environ,
+        **cluster.file.environment,
+        FOLDER_VARIABLE: str(cluster.temp_dir),
+        CLUSTER_MARKER: "another",
+    }
+    stray = subprocess.Popen(["/bin/sleep", "600"], env=marks)
+    try:
+        wait_until(lambda: len(processes.marked("another")) == 1)
+        assert embedded._current(cluster.home) == cluster.file
+        assert stray.poll() is not None, "it was ended"
+        assert cluster.alive
+        assert (cluster.temp_dir / "token").exists()
+    finally:
+        stray.kill()
+        stray.wait()
 
 
 def test_the_copy_of_a_home_does_not_end_the_cluster_of_the_first(cluster: Marked, tmp_path: Path) -> None:
