@@ -102,7 +102,7 @@ class JobOverview(Answer):
     started_at: float | None
     ended_at: float | None
     island_count: int
-    islands_training: int
+    islands_training: int | None = Field(description="null: unknown, because the job does not answer")
 
 
 class JobSummary(ProgressFacts, JobOverview):

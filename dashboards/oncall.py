@@ -64,9 +64,9 @@ def _wrong() -> list[Panel]:
         ),
         figure(
             "Failed jobs",
-            "Jobs that failed within the last day.",
+            "Jobs that failed within the last week, and were neither continued nor deleted.",
             "none",
-            Query('sum(round(increase(atoll_jobs_ended_total{state="failed"}[1d]))) or vector(0)', "failed"),
+            Query("count(atoll_job_failed_timestamp_seconds) or vector(0)", "failed"),
             steps=((None, GOOD), (1, BAD)),
         ),
         figure(

@@ -68,7 +68,14 @@ def _now() -> list[Panel]:
 
 def _commands() -> list[Panel]:
     return [
-        curves("Jobs by state", "All jobs that the service knows.", "none", Query("atoll_jobs", "{{state}}"), width=12),
+        curves(
+            "Jobs by state",
+            "All jobs that the service knows, and those that ended within the last hour.",
+            "none",
+            Query("atoll_jobs", "{{state}}"),
+            Query("sum by (state) (increase(atoll_jobs_ended_total[1h]))", "{{state}} within an hour"),
+            width=12,
+        ),
         curves(
             "Longest wait",
             "How long the longest waiting job has been queued. Red: the first job needs more than the fleet has.",

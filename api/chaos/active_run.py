@@ -122,7 +122,7 @@ class ActiveRun:
         conduct, before = self._conduct, self._conduct.begun_at
         training = {IslandId(i.island): Incarnation(i.incarnation) for i in job.islands if i.state == "training"}
         first = len(conduct.decisions)
-        decided = conduct.look(now, training, lambda: figures_now(job.islands_training, job.goodput, job.statistics))
+        decided = conduct.look(now, training, lambda: figures_now(len(training), job.goodput, job.statistics))
         if before is None and conduct.begun_at is not None:
             self._tell(RunState.RUNNING, begun_at=conduct.begun_at)
         self._book.decide(

@@ -175,7 +175,7 @@ def _table(jobs: list[JobSummary], wide: bool) -> Listing:
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
         goodput = "–" if job.goodput_ratio is None else f"{100 * job.goodput_ratio:.1f} %"
         submitted = time.strftime("%m-%d %H:%M", time.localtime(job.submitted_at))
-        islands = f"{UNKNOWN if job.silent else job.islands_training}/{job.island_count}"
+        islands = f"{UNKNOWN if job.islands_training is None else job.islands_training}/{job.island_count}"
         state = f"{job.state} #{job.queue_position}" if job.queue_position else str(job.state)
         state = f"{state}, silent" if job.silent else state
         table.add_row(job.job, state, islands, share, loss, goodput, submitted, *(_wide_cells(job) if wide else ()))

@@ -117,7 +117,7 @@ class Retainer:
             EndedJob(
                 row.job,
                 JobState(row.state),
-                self._ages.of(row.job, _ended_at(row)),
+                self._ages.of(row.job, ended_at(row)),
                 self._size_of(row),
                 _needed_by(row, living),
             )
@@ -131,7 +131,8 @@ class Retainer:
         return self._sizes[row.job]
 
 
-def _ended_at(row: JobRow) -> float:
+def ended_at(row: JobRow) -> float:
+    """Return when the ended job wrote its last status, in Unix seconds; when it was submitted, if it wrote none."""
     try:
         return (Path(row.run_dir) / STATUS).stat().st_mtime
     except (OSError, ValueError):
@@ -139,10 +140,10 @@ def _ended_at(row: JobRow) -> float:
 
 
 def _needed_by(row: JobRow, living: Iterable[JobRow]) -> str:
-    return next((other.job for other in living if _uses(other, row)), "")
+    return next((other.job for other in living if uses(other, row)), "")
 
 
-def _uses(row: JobRow, source: JobRow) -> bool:
+def uses(row: JobRow, source: JobRow) -> bool:
     """Return whether the specification of ``row`` names ``source``, or a file in its folder: a checkpoint, or weights."""
     return any(
         text == source.job or Path(text.removeprefix("file://")).is_relative_to(source.run_dir)

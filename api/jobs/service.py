@@ -431,7 +431,9 @@ class Service:
             snapshot.summary = snapshot.summary or summary_of(snapshot.answer)
             return snapshot.summary
         except InfrastructureError as error:
-            return self._outlined(row, {"silent": True, "reason": f"its state is currently unknown: {error}"})
+            return self._outlined(
+                row, {"silent": True, "islands_training": None, "reason": f"its state is currently unknown: {error}"}
+            )
         except Exception as error:
             return summary_of(unreadable(row, error))
 

@@ -259,7 +259,7 @@ def unreadable(row: JobRow, error: Exception) -> Job:
     row = readable(row)
     why = f"Its row in the store is damaged ({type(error).__name__}: {first_line(error)[:200]}). {UNREADABLE_REMEDY}"
     nothing: dict[str, Any] = dict.fromkeys(
-        ("started_at", "ended_at", "after_s", "pause_reason", "loss", "loss_train", "goodput_ratio")
+        ("started_at", "ended_at", "after_s", "islands_training", "pause_reason", "loss", "loss_train", "goodput_ratio")
     )
     return Job(
         job=row.job,
@@ -271,7 +271,6 @@ def unreadable(row: JobRow, error: Exception) -> Job:
         run_dir=row.run_dir,
         token_budget=0,
         island_count=0,
-        islands_training=0,
         islands=[],
         fragments=[],
         loss_curve=[],

@@ -118,9 +118,9 @@ _FAMILIES = (
     ),
     Family(
         "gauge",
-        "atoll_job_failed",
+        "atoll_job_failed_timestamp_seconds",
         ("atoll_job", "reason"),
-        "1 for an hour after the job failed, unless it is deleted before: `atoll status` says why.",
+        "When the job failed (Unix time), for a week or until it is deleted or continued: `atoll status` says why.",
     ),
     Family(
         "gauge",

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -39,6 +39,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.clocks import Ages
 from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.overseer import TAKEN_DOWN
+from api.jobs.retention import ended_at, uses
 from api.jobs.service import Service
 from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples
@@ -108,8 +109,8 @@ LINGER_S = 900.0
 SIZES_FRESH_S = 30.0
 BUILD = (release.own().release, platform.python_version(), importlib.metadata.version("ray"))
 """The labels of ``atoll_build_info``."""
-FAILED_SHOWN_S = 3600.0
-"""How long a failed job is named: longer than a Prometheus that was away for a while needs to see it."""
+FAILED_SHOWN_S = 7 * 86_400.0
+"""How long a failed job is named, unless it is deleted or continued before: longer than a weekend with holidays."""
 NOT_WANTED = frozenset({IslandState.STOPPED.value, IslandState.DRAINED.value, IslandState.FAILED.value})
 CERTIFICATE, CERTIFICATES = "the certificate of the service", "the certificates of the cluster"
 Cluster = tuple[list[NodeGroupRecord], list[CertificateRecord]]
@@ -146,6 +147,13 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+class Failure(NamedTuple):
+    """When a job failed, in Unix seconds, and the reason of ``ENDINGS``."""
+
+    at: float
+    reason: str
+
+
 class RunSizes:
     """The sizes of runs, measured at most every ``SIZES_FRESH_S``: a folder may have thousands of files."""
 
@@ -178,10 +186,10 @@ class JobsCollector(Collector):
         self._ages, self._endings = Ages(), Ages()
         self._cluster_threads = BoundedThreads("the metrics of the cluster", 1)
         self._cluster: Future[Cluster] | None = None
-        self._ended: dict[str, str | None] = {row.job: None for row in store.jobs(states=set(FINAL))}
-        """Every ended job with the reason, or None if it ended before this process started."""
+        self._ended = {row.job for row in store.jobs(states=set(FINAL))}
+        self._ended_before = frozenset(self._ended)
         self._ended_counts: Counter[tuple[str, str]] = Counter()
-        self._failed_at: dict[str, float] = {}
+        self._failures: dict[str, Failure] = {}
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not scrape."""
@@ -211,9 +219,10 @@ class JobsCollector(Collector):
         yield from self._of_cluster(question, records.values())
         for state, reason in ENDINGS:
             yield Sample("atoll_jobs_ended", (state.value, reason), self._ended_counts[state.value, reason])
-        for job, noticed_at in self._failed_at.items():
-            if time.monotonic() - noticed_at < FAILED_SHOWN_S:
-                yield Sample("atoll_job_failed", (job, self._ended[job] or ""), 1)
+        for row in rows:
+            failure = self._failures.get(row.job)
+            if failure and time.time() - failure.at < FAILED_SHOWN_S and not _is_continued(row, rows):
+                yield Sample("atoll_job_failed_timestamp_seconds", (row.job, failure.reason), failure.at)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
         yield Sample("atoll_queue_unschedulable", (), self._service.queue.unschedulable)
@@ -235,18 +244,27 @@ class JobsCollector(Collector):
         self._problem_log.keep([CERTIFICATE, CERTIFICATES, *(f"job {row.job}" for row in rows)])
 
     def _note_endings(self, rows: list[JobRow], records: Mapping[str, JobStatus]) -> None:
-        """Count each job once, when it is first seen ended. A deleted job stays counted."""
+        """Count each job once, when it is first seen ended. A deleted job stays counted.
+
+        A job that had ended before this process started is not counted, but its failure is known.
+        """
         for row in rows:
-            if row.job in self._ended or not (state := state_of(row, records.get(row.job))).final:
+            if not (state := state_of(row, records.get(row.job))).final:
                 continue
-            record = records.get(row.job) or self._record(row)
-            self._ended[row.job] = reason = ending_reason(row, state, record)
-            self._ended_counts[state.value, reason] += 1
-            if state is JobState.FAILED:
-                self._failed_at[row.job] = time.monotonic()
-        for gone in self._ended.keys() - {row.job for row in rows}:
-            del self._ended[gone]
-            self._failed_at.pop(gone, None)
+            is_new, is_failure = row.job not in self._ended, state is JobState.FAILED and row.job not in self._failures
+            if not is_new and not is_failure:
+                continue
+            reason = ending_reason(row, state, records.get(row.job) or self._record(row))
+            if is_failure:
+                self._failures[row.job] = Failure(
+                    ended_at(row) if row.job in self._ended_before else time.time(), reason
+                )
+            if is_new:
+                self._ended.add(row.job)
+                self._ended_counts[state.value, reason] += 1
+        there = {row.job for row in rows}
+        self._ended &= there
+        self._failures = {job: failure for job, failure in self._failures.items() if job in there}
 
     def _of_own_certificate(self) -> Iterator[Sample]:
         """Yield the facts of the file, of which the first certificate is the one that clients are shown."""
@@ -327,6 +345,11 @@ class JobsCollector(Collector):
             return self._service.record(row)
         except Exception:  # reported as ``atoll_job_answers``; the job's status says why
             return None
+
+
+def _is_continued(row: JobRow, rows: Iterable[JobRow]) -> bool:
+    """Return whether a job that was submitted later continues this one, so that somebody has seen to it."""
+    return any(other.number > row.number and uses(other, row) for other in rows)
 
 
 def state_of(row: JobRow, record: JobStatus | None) -> JobState:

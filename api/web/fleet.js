@@ -9,9 +9,9 @@ import { badge, h } from "./dom.js";
 import { addressOf, stateBadge } from "./views.js";
 import { FINAL, ago, bytes, count, day, loss, percent, plural, seconds, sentence } from "./words.js";
 
-const FAILED_LATELY_S = 86_400;
 const ENDED_SHOWN = 10;
 const DAY_S = 86_400;
+const FAILED_LATELY_S = 7 * DAY_S;
 const NOTHING = "–";
 const CERTIFICATE_EARLY_S = 14 * DAY_S;
 const DISK_FREE_MIN_BYTES = 5e8;

@@ -68,7 +68,7 @@ export function headline(job, buttons, checkpoints) {
     (job.warnings ?? []).map((one) => h("p", { class: "lead" }, `Warning: ${one.path} ${one.message} ${one.remedy}`)),
     !ended && (job.helpers ?? []).filter((one) => one.reason).map((one) => h("p", { class: "notice" }, `The ${one.name}: ${one.reason}.`)),
     ended && job.state !== "completed" && h("h2", { class: "reached" }, "What it reached"),
-    tiles(job, ended && job.state !== "completed" ? lastCheckpoint(checkpoints) : tile("Islands", `${job.islands_training} of ${job.island_count}`, "training now")),
+    tiles(job, ended && job.state !== "completed" ? lastCheckpoint(checkpoints) : tile("Islands", `${job.islands_training ?? "?"} of ${job.island_count}`, "training now")),
   ];
 }
 

@@ -12,8 +12,9 @@ itself (``job_files``), and a snapshot is taken inside ``changing`` (``retry.Sna
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from orchestrator.core import invariants
 from orchestrator.core.island_record import Island
@@ -65,10 +66,10 @@ class StateView:
         with self._lock:
             return self._core.state.outcome
 
-    def status(self, at: Instant) -> CoreStatus:
-        """Return the core's part of the job's status."""
+    def status(self, at: Instant, trained: Mapping[IslandId, int]) -> CoreStatus:
+        """Return the core's part of the job's status. ``trained`` has the tokens of islands, as in ``core_status``."""
         with self._lock:
-            return core_status(self._core.state, at)
+            return core_status(self._core.state, at, trained)
 
     def islands(self) -> dict[IslandId, Island]:
         with self._lock:
@@ -92,8 +93,12 @@ class StateView:
             return self._core.state.checkpoints
 
 
-def core_status(state: JobState, at: Instant) -> CoreStatus:
-    """Return what the status of a job says of its core, in a copy that is safe to keep."""
+def core_status(state: JobState, at: Instant, trained: Mapping[IslandId, int] = MappingProxyType({})) -> CoreStatus:
+    """Return what the status of a job says of its core, in a copy that is safe to keep.
+
+    ``trained`` has the tokens of each island by the ledger, which also counts what a lost incarnation reported with an
+    adoption. Without it they are counted by reports of progress.
+    """
     return CoreStatus(
         at=at,
         phase=state.phase.value,
@@ -107,7 +112,7 @@ def core_status(state: JobState, at: Instant) -> CoreStatus:
         tokens_trained=state.tokens_trained,
         global_version=state.global_version,
         cordoned=sorted(state.cordoned),
-        islands=[_island_status(state, island) for island in state.islands.values()],
+        islands=[_island_status(state, island, trained.get(island.id)) for island in state.islands.values()],
         fragments=[
             FragmentStatus(
                 fragment=current.fragment,
@@ -139,8 +144,10 @@ def _checkpoint_facts(state: JobState, at: Instant) -> CheckpointFacts:
     )
 
 
-def _island_status(state: JobState, island: Island) -> IslandStatus:
+def _island_status(state: JobState, island: Island, tokens: int | None) -> IslandStatus:
     report = state.reports.get(island.id)
+    if tokens is None:
+        tokens = island.tokens_before + (report.tokens_total if report else 0)
     return IslandStatus(
         island=island.id,
         node_group=island.plan.node_group,
@@ -153,7 +160,7 @@ def _island_status(state: JobState, island: Island) -> IslandStatus:
         pid=island.current.pid,
         step=report.step if report else island.step,
         steps_total=island.steps_before + (report.steps_total if report else 0),
-        tokens_total=island.tokens_before + (report.tokens_total if report else 0),
+        tokens_total=tokens,
         step_seconds=report.step_seconds_median if report else None,
         loss=report.loss if report else None,
         last_merge_at=island.last_merge_at,

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import psutil
 
 from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.core.commands import Command
@@ -23,6 +25,7 @@ from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_re
 from orchestrator.runtime import cluster, dead_nodes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Node
+from orchestrator.runtime.processes import StartWatch
 from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, synchroniser_name
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
@@ -38,6 +41,8 @@ from orchestrator.tape import codec
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
+START_LOOK_S = 2.0
+"""Between two looks at a synchroniser that is being made."""
 ASK_NODES_S = 10.0
 """What a question to all nodes may take. A process that has to be started first may need it."""
 ANSWER_TIMEOUT_S = 10.0
@@ -226,10 +231,11 @@ class RayControlPort:
         options = {**cluster.on_head(synchroniser_name(job_id)), "max_restarts": -1, "max_concurrency": 8}
         allowed = roots.without(*self._private)
         facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), allowed)
+        before = frozenset(psutil.pids())
         actor = self._ask_head(lambda: cluster.start_actor(SynchroniserActor, options, *facts), START_TIMEOUT_S)
         try:
-            ray.get(actor.call(SynchroniserActor.ready), timeout=START_TIMEOUT_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
+            self._wait_until_ready(actor, job_id, before)
+        except (ray.exceptions.RayError, InfrastructureError) as error:
             with suppress(ray.exceptions.RayError, InfrastructureError):
                 self._ask_head(lambda: controllers.let_go(job_id))
                 self._ask_head(lambda: cluster.end_actors_of(job_id))  # what it had already made included
@@ -238,6 +244,28 @@ class RayControlPort:
                 remedy=self._without_room()
                 or "Look at the cluster's logs (temp_dir in HOME/cluster.json), and whether the run's folder has room.",
             ) from error
+
+    def _wait_until_ready(self, actor: ActorHandle[Any], job_id: str, before: frozenset[int]) -> None:
+        """Wait while the synchroniser's process works towards its start. ``before`` are the processes that there were.
+
+        Raises RayError at once if the start fails, and InfrastructureError if nothing of it moves or the disk is full.
+        """
+        import ray
+
+        from orchestrator.runtime.synchroniser_actor import SynchroniserActor
+
+        cluster_id = self._head.id if self._head is not None else ""
+        name = synchroniser_name(job_id)
+        watch = StartWatch(cluster_id, CONTROL_GROUP, name, time.monotonic(), before)
+        ready = actor.call(SynchroniserActor.ready)
+        while True:
+            try:
+                ray.get(ready, timeout=START_LOOK_S)
+                return
+            except ray.exceptions.GetTimeoutError:
+                why = "there is no room for its process" if self._without_room() else watch.given_up(time.monotonic())
+                if why:
+                    raise InfrastructureError(detail=f"{why}.") from None
 
     def status(self, job_id: str) -> StatusDocument:
         """The live job. Raises NotFound when nothing of it runs (any more)."""

@@ -177,7 +177,8 @@ def _current(home: Path) -> ClusterFile | None:
             _say(f"a cluster of {home} that no file tells how to join is ended ({len(one.pids)} processes)")
             processes.end_all(one.id)
         for folder in one.temp_dirs:
-            remove(folder)
+            if cluster is None or folder != Path(cluster.temp_dir):  # a process of another may name it
+                remove(folder)
     path = ClusterFile.path(home)
     if cluster is None and os.path.lexists(path):
         _say(f"nothing of the cluster in it runs; it is kept as {set_aside(path)}")

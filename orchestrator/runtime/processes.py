@@ -33,6 +33,8 @@ from orchestrator.system.marks import is_of, mark_of, of_home
 from orchestrator.system.socket_room import CLUSTER_PREFIX
 
 SIGHTING_TOLERANCE_S = 1.0
+START_SILENCE_S, START_MAX_S = 60.0, 600.0
+"""An actor that is being made is given up once its process has used no processor time for so long, or after this in all."""
 KILL_TIMEOUT_S = 10.0
 EXEC_S = 0.05
 """A process that is just becoming another program has no environment for an instant, and so no mark."""
@@ -111,6 +113,40 @@ def _kill_all(find: Callable[[], list[psutil.Process]], timeout_s: float) -> set
             _signal(process, signal.SIGKILL)
         psutil.wait_procs(left, timeout=1.0)
     return killed
+
+
+class StartWatch:
+    """Whether the process of an actor that is being made still works towards its start. A busy machine may take minutes.
+
+    Its process is one on the node that was not there ``before``, or that has ``name`` in its title. On another machine no
+    process is visible; then the start counts as silent.
+    """
+
+    def __init__(self, cluster_id: str, node: str, name: str, now: float, before: frozenset[int]) -> None:
+        self._cluster_id, self._node, self._name, self._before = cluster_id, node, name, before
+        self._began = self._worked_at = now
+        self._seconds: dict[int, float] = {}
+
+    def given_up(self, now: float) -> str:
+        """Look at the processes, and return why the start will not be waited for any longer; empty if it will."""
+        seconds = self._processor_seconds()
+        if any(used > self._seconds.get(pid, used) for pid, used in seconds.items()):
+            self._worked_at = now
+        self._seconds = seconds
+        if now - self._began > START_MAX_S:
+            return f"it was not ready after {START_MAX_S:.0f} s"
+        if now - self._worked_at > START_SILENCE_S:
+            return f"no process of it did anything for {START_SILENCE_S:.0f} s"
+        return ""
+
+    def _processor_seconds(self) -> dict[int, float]:
+        seconds = {}
+        for process in marked(self._cluster_id, self._node):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if process.pid not in self._before or any(self._name in word for word in process.cmdline()):
+                    used = process.cpu_times()
+                    seconds[process.pid] = used.user + used.system
+        return seconds
 
 
 def signal_seen(pid: int, seen_at: float, number: signal.Signals) -> bool:

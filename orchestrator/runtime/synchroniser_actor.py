@@ -506,7 +506,7 @@ class LiveJob:
             name=self.context.spec.name,
             started_at=self.started_at,
             at=at,
-            view=self.state.status(at),
+            view=self.state.status(at, self.goodput.ledger.trained),
             goodput=self.goodput.summary(at),
             statistics=self.statistics.summary(at),
             loss_curve=self.statistics.evaluations.curve.all(),

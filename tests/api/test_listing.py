@@ -59,10 +59,11 @@ def test_ids_and_numbers_of_jobs_are_never_cut(
     width: int, terminal: bool, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where one job has a reason of more than a thousand characters."""
-    table = command._table([job(1), job(2)], wide)
+    table = command._table([job(1), job(2, silent=True, islands_training=None)], wide)
     text = drawn(table, width=width, terminal=terminal, wide=wide, monkeypatch=monkeypatch)
     for fact in FACTS:
         assert fact in text
+    assert "?/128" in text, "of a job that does not answer"
     assert "…" not in text
     if wide and not terminal:
         (line,) = (line for line in text.splitlines() if "letters-1" in line)

@@ -184,7 +184,8 @@ def test_a_job_whose_start_was_cut_short_is_settled_once_the_cluster_answers(col
     silent.touch()
     service = Service(control, store, cold.runs)
     service.resume()
-    assert [(job.state, "currently unknown" in job.reason) for job in service.jobs()] == [("starting", True)]
+    (listed,) = service.jobs()
+    assert (listed.state, "currently unknown" in listed.reason, listed.islands_training) == ("starting", True, None)
     with pytest.raises(InfrastructureError):
         service.submit(spec, "me", "key")
 

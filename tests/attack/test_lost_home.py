@@ -24,8 +24,8 @@ from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.orphan_scan import census
-from orchestrator.runtime.processes import is_own, leave_marks
-from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER, TOKEN_VARIABLE
+from orchestrator.runtime.processes import START_MAX_S, START_SILENCE_S, StartWatch, is_own, leave_marks
+from orchestrator.runtime.settings import CLUSTER_MARKER, FOLDER_VARIABLE, NODE_MARKER, TOKEN_VARIABLE
 from orchestrator.system.marks import HOME_MARKER, is_foreign, is_of, mark_of, marked_pids
 from orchestrator.system.ports import free_port
 from orchestrator.system.socket_room import CLUSTER_PREFIX
@@ -275,6 +275,36 @@ def cluster(tmp_path: Path) -> Iterator[Marked]:
     made.end()
 
 
+def test_a_start_is_waited_for_as_long_as_a_process_of_it_works(cluster: Marked) -> None:
+    """Of a job's actor, the process of which is new on its node, or was idle and has the actor's name by now."""
+
+    def watch(before: frozenset[int], name: str = "job-1:synchroniser") -> StartWatch:
+        return StartWatch(cluster.file.id, "control", name, 0.0, before)
+
+    idle = watch(frozenset())
+    assert idle.given_up(0.0) == idle.given_up(START_SILENCE_S) == ""
+    assert idle.given_up(START_SILENCE_S + 1) == "no process of it did anything for 60 s"
+
+    marks = {**os.environ, **cluster.file.environment, CLUSTER_MARKER: cluster.file.id, NODE_MARKER: "control"}
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass", "ray::job-1:synchroniser"], env=marks)
+    try:
+        wait_until(lambda: len(processes.marked(cluster.file.id)) == 3)
+        at = 0.0
+        for watched in (watch(frozenset()), watch(frozenset({busy.pid}))):
+            for _ in range(5):
+                used = psutil.Process(busy.pid).cpu_times().user
+                assert watched.given_up(at) == ""
+                wait_until(lambda used=used: psutil.Process(busy.pid).cpu_times().user > used)  # type: ignore[misc]
+                at += START_SILENCE_S
+            assert watched.given_up(START_MAX_S + 1) == "it was not ready after 600 s"
+            at = 0.0
+        other = watch(frozenset({busy.pid}), "job-2:synchroniser")
+        assert other.given_up(START_SILENCE_S + 1) == "no process of it did anything for 60 s", "another job's works"
+    finally:
+        busy.kill()
+        busy.wait()
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_down_ends_the_cluster_of_the_home_whatever_its_file_is(cluster: Marked, damage: str) -> None:
     DAMAGES[damage](ClusterFile.path(cluster.home))
@@ -302,6 +332,26 @@ def test_a_cluster_that_nobody_can_join_any_more_is_ended(cluster: Marked) -> No
     assert not cluster.temp_dir.exists()
     assert not ClusterFile.path(cluster.home).exists()
     assert len(list(cluster.home.glob("cluster.json.damaged-*"))) == 1
+
+
+def test_a_process_with_the_mark_of_another_cluster_does_not_cost_this_one_its_folder(cluster: Marked) -> None:
+    """Some process that was started with most of the environment of this cluster has an id of its own."""
+    marks = {
+        **os.environ,
+        **cluster.file.environment,
+        FOLDER_VARIABLE: str(cluster.temp_dir),
+        CLUSTER_MARKER: "another",
+    }
+    stray = subprocess.Popen(["/bin/sleep", "600"], env=marks)
+    try:
+        wait_until(lambda: len(processes.marked("another")) == 1)
+        assert embedded._current(cluster.home) == cluster.file
+        assert stray.poll() is not None, "it was ended"
+        assert cluster.alive
+        assert (cluster.temp_dir / "token").exists()
+    finally:
+        stray.kill()
+        stray.wait()
 
 
 def test_the_copy_of_a_home_does_not_end_the_cluster_of_the_first(cluster: Marked, tmp_path: Path) -> None:

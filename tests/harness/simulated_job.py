@@ -103,7 +103,7 @@ class SimulatedJob(World):
             name=job_id,
             started_at=started_at,
             at=now,
-            view=core_status(self.core.state, now),
+            view=core_status(self.core.state, now, self.goodput.ledger.trained),
             goodput=self.goodput.summary(now),
             statistics=self.statistics.summary(now),
             loss_curve=self.statistics.evaluations.curve.all(),

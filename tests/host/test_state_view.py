@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core import commands
+from orchestrator.core.effects import SetTimer
+from orchestrator.core.messages import Adopted
 from orchestrator.core.saving import CheckpointFailed
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import CheckpointPolicy, IslandId, JobPhase
+from orchestrator.core.vocabulary import CheckpointPolicy, FragmentId, IslandId, JobPhase, ScheduleAnchor, Version
 from orchestrator.host.state_view import StateView, core_status
-from tests.harness.story import Story, policy
+from tests.harness.story import Story, policy, the
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent / "orchestrator"
@@ -91,6 +93,24 @@ def test_steps_are_those_of_all_incarnations() -> None:
     reported = core_status(story.core.state, story.now).islands[0].steps_total
     assert reported > 0
     assert StateView(story.core).step_counts() == {IslandId("a"): reported}
+
+
+def test_the_tokens_of_an_island_are_those_of_the_goodput_after_an_incarnation_was_lost_right_after_an_adoption() -> (
+    None
+):
+    """An adoption reports its tokens itself. The progress follows later, and here it never does."""
+    story = Story("ab", accounted=True)
+    story.starts("a", "b")
+    story.offers_fragment("a")
+    story.merges(0, 1)
+    story.reports("a", 1, Adopted(FragmentId(0), Version(1), 3, 300, 200, ScheduleAnchor(0, 0)))
+    again = story.dies("a")
+    story.timer(the(SetTimer, again))
+    story.starts("a")
+    trained = story.goodput.ledger.trained
+    (island, *_) = StateView(story.core).status(story.now, trained).islands
+    assert island.tokens_total == trained[IslandId("a")] == 400
+    assert story.goodput.summary(story.now)["islands"]["a"]["tokens"]["trained"] == 400
 
 
 def test_the_status_says_that_checkpoints_fail_why_and_when_one_is_tried() -> None:

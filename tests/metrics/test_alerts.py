@@ -95,6 +95,7 @@ def hastened(rules: dict[str, Any]) -> dict[str, Any]:
 
     def shorter(expression: str) -> str:
         expression = re.sub(r"(?<!atoll_build_info)\[\d+[smhd]\]", "[12s]", expression)
+        expression = re.sub(r">= 3600", ">= 1", expression)
         return re.sub(r"(atoll_job_age_seconds|atoll_checkpoint_age_seconds) > \d+", r"\1 > 0", expression)
 
     groups = [
@@ -113,6 +114,7 @@ OF_WEARY = {
 OF_JOBS = {
     *OF_WEARY,
     *("AtollQuorumUnreachable", "AtollJournalFailing", "AtollMergesStalled", "AtollJobSilent", "AtollJobFailed"),
+    "AtollJobFailureOpen",
     *("AtollQueueStuck", "AtollCertificateExpiring", "AtollCertificateExpired", "AtollDiskLow", "AtollDiskFull"),
 }
 OF_CLUSTER = {"AtollHeadDown", "AtollApiErrors"}

@@ -207,6 +207,9 @@ def test_an_ended_job_is_shown_until_its_last_figures_were_scraped(tmp_path: Pat
     desk.store.close()
 
 
+FAILED = "atoll_job_failed_timestamp_seconds"
+
+
 def test_each_end_of_a_job_is_counted_once_and_a_failed_job_is_named_until_it_is_deleted(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,15 +221,29 @@ def test_each_end_of_a_job_is_counted_once_and_a_failed_job_is_named_until_it_is
 
     assert set(scrape().all("atoll_jobs_ended_total").values()) == {0.0}, "a rise from zero must be visible as one"
     desk.store.move_job(desk.job, "running", "failed", reason="its disk is gone", last_known={"epoch": 1})
+    before = time.time()
     for _ in range(2):
         told = scrape()
         assert told.one("atoll_jobs_ended_total", state="failed", reason="not_restarted") == 1
-        assert told.one("atoll_job_failed", atoll_job=desk.job) == 1
+        assert before <= told.one(FAILED, atoll_job=desk.job) <= time.time()
     started_later = desk.scrape()
     assert set(started_later.all("atoll_jobs_ended_total").values()) == {0.0}, "it failed before that process started"
+    assert started_later.one(FAILED, atoll_job=desk.job, reason="not_restarted") <= before + 1
+
+    row = desk.store.job(desk.job)
+    assert row is not None
+    again = desk.service.submit(Installation(desk.folder).spec(), "me", None).job
+    desk.store.update_job(again, spec={**row.spec, "resume": {"checkpoint": f"{row.run_dir}/checkpoints/000003"}})
+    assert scrape().all(FAILED) == {}, "somebody has seen to it"
+    desk.store.remove_job(again)
+    assert scrape().all(FAILED) != {}
+    monkeypatch.setattr(metrics, "FAILED_SHOWN_S", 0.0)
+    assert scrape().all(FAILED) == {}
+    monkeypatch.undo()
+    monkeypatch.setattr(metrics, "FRESH_S", 0.0)
     desk.store.remove_job(desk.job)
     told = scrape()
-    assert told.all("atoll_job_failed") == {}
+    assert told.all(FAILED) == {}
     assert told.one("atoll_jobs_ended_total", state="failed", reason="not_restarted") == 1
 
 
@@ -391,7 +408,7 @@ def test_a_disk_that_refuses_the_journal_is_told_until_it_takes_it(desk: Desk) -
 def test_every_family_of_the_catalogue_is_exported_with_its_labels_and_help(voyaging: Voyaging) -> None:
     told = Exposition(wait_until(lambda: "atoll_recovery_part" in (text := voyaging.metrics()) and text))
     absent = {"atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats"}  # a simulated job has no text,
-    absent |= {"atoll_job_failed"}  # and neither failures nor checkpoints
+    absent |= {"atoll_job_failed_timestamp_seconds"}  # and neither failures nor checkpoints
     absent |= {f"atoll_checkpoint_{of}" for of in ("interval_seconds", "age_seconds", "bytes")}
     for family in (family for family in FAMILIES.values() if family.name not in absent):
         assert family.name in told.families, family.name

@@ -102,7 +102,7 @@ def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
     def start(cluster: ClusterFile, name: str, code: int) -> subprocess.Popen[bytes]:
         started.append(name)
         log_of(cluster, name).touch()
-        marks = {CLUSTER_MARKER: cluster.id, NODE_MARKER: name}
+        marks = {**cluster.environment, CLUSTER_MARKER: cluster.id, NODE_MARKER: name}
         return subprocess.Popen(["/bin/sh", "-c", f"{raylet} 600 & exit {code}"], env={**os.environ, **marks})
 
     def start_node(program: RayProgram, name: str, *_: Any) -> subprocess.Popen[bytes]:
@@ -128,7 +128,8 @@ def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
             assert len(processes.marked(cluster.id, "only")) == 1
             assert "has unregistered the dead nodes only" in capsys.readouterr().err
         finally:
-            embedded.down(tmp_path)
+            assert embedded.down(tmp_path) > 0
+        assert processes.marked(cluster.id) == []
 
 
 def test_a_start_that_fails_has_its_own_exit_code_and_log(tmp_path: Path) -> None:

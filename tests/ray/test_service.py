@@ -37,7 +37,7 @@ NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong, and no tex
     "atoll_standby_seconds",
     "atoll_chaos_faults",
     "atoll_refusals",
-    "atoll_job_failed",
+    "atoll_job_failed_timestamp_seconds",
     "atoll_checkpoint_interval_seconds",
 }
 OF_EVERY_JOB = (
