@@ -1,10 +1,10 @@
 """Evaluation beside the islands: an actor that holds the job's model makes the initial parameters, and measures Θ.
 
-It takes Θ as it is published and has a thread of its own, so that it holds up no merge; the evaluator pulls the bytes by
-the job's channel. An evaluator on the head takes memory for a model that may be needed once an hour, so it ends when it has
-measured nothing for ten times as long as it took to start, and is made again for the next measurement. An evaluator that
-dies is made again, on another node of its group if there is one; one that fails or hangs is ended, and the next question
-makes another. While its node group has no room for it, the head measures, and each loss says why.
+It takes Θ as it is published and has a thread of its own, so that it holds up no merge; the evaluator pulls the bytes
+by the job's channel. An evaluator on the head takes memory for a model that may be needed once an hour, so it ends when
+it has measured nothing for four times as long as it took to start, and is made again for the next measurement. An
+evaluator that dies is made again, on another node of its group if there is one; one that fails or hangs is ended, and
+the next question makes another. While its node group has no room for it, the head measures, and each loss says why.
 
 Every island, the first ones included, takes its state from the synchroniser or from a peer: that is the only way to begin.
 
@@ -56,9 +56,9 @@ HEAD_NICENESS = 15
 HEAD_ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "NPROC": "1"}
 HEAD = ""
 """As the name of a node group: of none."""
-IDLE_START_RATIO, IDLE_MIN_S = 10.0, 20.0
-"""After so many times the time of its start an evaluator ends that measures nothing. Restarts so take less than a tenth of
-the time."""
+IDLE_START_RATIO, IDLE_MIN_S = 4.0, 20.0
+"""After so many times the time of its start an evaluator ends that measures nothing. Starts take a fifth of the time at
+most, mostly at a low priority."""
 LIVES_MAX = 2
 """Of an evaluator in one evaluation: who dies again, dies of the model."""
 REMEDY = "Look at the memory of its machine, and at native code of the job's packages."

@@ -70,7 +70,7 @@ SMALL_LOAD = Load(8, 5.0, 5.0, 5.0, 10.0)
 
 def jobs(asked: Options) -> list[Goal]:
     size = SMALL_CROWD if asked.small else CROWD
-    with service() as (client, installation):
+    with service(jobs_max=size.jobs) as (client, installation):
         names = [client.submit(_document(2)).job for _ in range(size.jobs)]
         began = time.monotonic()
         wait(lambda: _training(client) == 2 * size.jobs, "all islands of all jobs train", START_TIMEOUT_S)

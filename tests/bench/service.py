@@ -24,10 +24,12 @@ TURNS = (False, True, True, False) * 2
 
 
 @contextmanager
-def service(groups: Path = CONFIGS / "groups.yaml") -> Iterator[tuple[Client, Installation]]:
+def service(
+    groups: Path = CONFIGS / "groups.yaml", jobs_max: int | None = None
+) -> Iterator[tuple[Client, Installation]]:
     """Run a service with a cluster of its own and these node groups, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
-        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs", groups)
+        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs", groups, jobs_max=jobs_max)
         try:
             up(installation, lambda _: None)
             with Client.at(installation.home.path) as client:
