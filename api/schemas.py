@@ -301,6 +301,19 @@ class Merges(Answer):
     next_cursor: str | None = Field(default=None, description="give it as `cursor` for the next page; null: no more")
 
 
+class Log(Answer):
+    """The log of one process of a job."""
+
+    source: str = Field(description="an island, or synchroniser, controller, evaluator")
+    incarnation: int = Field(description="incarnation of the island, or number of the process")
+    bytes: int
+    written_at: float = Field(description="time of its last line, Unix seconds")
+
+
+class Logs(Answer):
+    logs: list[Log]
+
+
 class Scale(BaseModel):
     """The number of the job's islands on the node group: at most ``islands.count_max`` of its specification."""
 
