@@ -61,7 +61,7 @@ class CommandState(StrEnum):
 
 
 class Answer(BaseModel):
-    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="null")
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="null", defer_build=True)
 
 
 class Island(Answer, IslandFacts):
