@@ -14,7 +14,6 @@ well under half a second, because what a command needs is imported when it runs.
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import os
 import platform
 import sys
@@ -60,6 +59,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        import importlib.metadata  # late: it imports much, for `--version` alone
+
         build = release.own()
         ray = importlib.metadata.version("ray")
         say(f"atoll {build.release} (wire {build.wire}, Ray {ray}, Python {platform.python_version()})")

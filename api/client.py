@@ -30,7 +30,6 @@ from api.chaos.schemas import ChaosRun, ChaosRunList, ChaosRunSummary, ShownPlan
 from api.http.eventstream import events_of
 from api.installation.binding import trusting
 from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
-from api.run.logs import Log, Logs
 from api.schemas import (
     Answer,
     AuditTrail,
@@ -45,6 +44,8 @@ from api.schemas import (
     JobCheck,
     Jobs,
     JobSummary,
+    Log,
+    Logs,
     Merge,
     Merges,
     NewToken,

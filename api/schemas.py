@@ -61,7 +61,7 @@ class CommandState(StrEnum):
 
 
 class Answer(BaseModel):
-    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="null")
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="null", defer_build=True)
 
 
 class Island(Answer, IslandFacts):
@@ -299,6 +299,19 @@ class Merge(MergeSummary):
 class Merges(Answer):
     merges: list[MergeSummary]
     next_cursor: str | None = Field(default=None, description="give it as `cursor` for the next page; null: no more")
+
+
+class Log(Answer):
+    """The log of one process of a job."""
+
+    source: str = Field(description="an island, or synchroniser, controller, evaluator")
+    incarnation: int = Field(description="incarnation of the island, or number of the process")
+    bytes: int
+    written_at: float = Field(description="time of its last line, Unix seconds")
+
+
+class Logs(Answer):
+    logs: list[Log]
 
 
 class Scale(BaseModel):

@@ -27,7 +27,6 @@ from orchestrator.core.messages import IslandReport
 from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, SourceLoss, Version
 from orchestrator.parameters.pieces import Roles, Shape
 from orchestrator.parameters.tensors import Tensors
-from orchestrator.status import StatusDocument
 from orchestrator.system.logbook import Logbook
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.channel.endpoint import Carried, Membership
     from orchestrator.parameters.holding import Holding
     from orchestrator.parameters.parts import Bounds
+    from orchestrator.status import StatusDocument  # islands need no models of a status
 
 ActorT = TypeVar("ActorT")
 Arguments = ParamSpec("Arguments")

@@ -45,7 +45,7 @@ StatusDocument = dict[str, Any]
 class Facts(BaseModel):
     """The base of all parts of a status. Unknown fields, of a later build, are ignored."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     def shared(self, facts: type[Facts]) -> dict[str, Any]:
         """Return the fields that this object has from ``facts``, by name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,6 +40,8 @@ def render(
     ] = None,
 ) -> None:
     """Print the manifests of one Kubernetes cluster, for `kubectl apply --filename -`. The cluster is not contacted."""
+    from importlib.metadata import version
+
     from orchestrator.kubernetes import output
     from orchestrator.kubernetes.manifests import rendered
     from orchestrator.kubernetes.values import read_values

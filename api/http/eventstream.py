@@ -5,7 +5,8 @@
     data: {"n": 12, "event": {…}, "effects": […]}
 
 A reader that lost the connection resumes with the header ``Last-Event-ID``. ``end`` is the last event of a job that has
-ended; a stream that stops without it was cut off, or did not follow. Knows neither files nor sockets.
+ended; a stream that stops without it was cut off, or did not follow. Knows neither files nor sockets, and imports nothing
+that reads tapes, because every client imports it.
 
 Source: HTML Living Standard, section 9.2, Server-sent events.
 """
@@ -17,7 +18,6 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from api.run.records import is_sound, number_of
 from orchestrator.system.plain import finite
 
 CONTENT_TYPE = "text/event-stream"
@@ -26,13 +26,9 @@ CHECKSUM = re.compile(rb',"crc":"[0-9a-f]{8}"}$')
 KEEP_ALIVE = b": nothing new\n\n"
 
 
-def frames(lines: Iterable[bytes]) -> bytes:
-    """Return the events for these lines of a tape. Headers, footers and damaged lines are skipped."""
-    return b"".join(
-        b"id: %d\nevent: record\ndata: %s\n\n" % (number, strict_json(line))
-        for line in lines
-        if (number := number_of(line)) is not None and is_sound(line)
-    )
+def frames(records: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return the events for these records of a tape, each given by its number and its line."""
+    return b"".join(b"id: %d\nevent: record\ndata: %s\n\n" % (number, strict_json(line)) for number, line in records)
 
 
 def end_frame(n: int) -> bytes:

@@ -26,8 +26,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
 from api.auth.code import refuse_unfit
 from api.installation import store_history
 from api.installation.binding import Binding
@@ -273,6 +271,8 @@ def _end_service(home: Home, say: Say) -> bool:
 
 def _lives(pid: int) -> bool:
     """Return whether the process lives. While its last threads end it no longer holds the home, but still counts."""
+    import psutil  # late: every command imports this module
+
     with suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False

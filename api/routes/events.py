@@ -22,10 +22,10 @@ from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
 from api.http.streams import File, Stream, following
 from api.routes.dependencies import ServiceHere
 from api.run.folder import Run, open_below
-from api.run.logs import LogReader, Logs, logs_of, newest
+from api.run.logs import LogReader, logs_of, newest
 from api.run.merges import MergeHistories, merge_of, summary_of
-from api.run.records import TapeReader, event_type, number_at_end
-from api.schemas import Merge, Merges
+from api.run.records import TapeReader, number_at_end, sound_records
+from api.schemas import Logs, Merge, Merges
 from orchestrator.errors import DataError, NotFound
 from orchestrator.tape.schema import CHECKSUM_AT_END, CONTINUATION_BYTES, Digest, Footer, continuation_at, encode_footer
 
@@ -181,7 +181,7 @@ async def tell(
     told_at = time.monotonic()
     while True:
         if lines:
-            yield eventstream.frames([line for line in lines if event_type(line) not in without] if without else lines)
+            yield eventstream.frames(sound_records(lines, without))
             told_at = time.monotonic()
         elif over or reader.sealed:
             yield eventstream.end_frame(reader.n)

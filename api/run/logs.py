@@ -11,10 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from pydantic import Field
-
 from api.run.folder import Run, open_below
-from api.schemas import Answer
+from api.schemas import Log
 from orchestrator.errors import NotFound
 from orchestrator.system.logbook import Logbook, logbooks
 from orchestrator.system.run_folder import ISLAND_LOGS, LOGS
@@ -22,19 +20,6 @@ from orchestrator.system.run_folder import ISLAND_LOGS, LOGS
 CHUNK_BYTES = 256 * 1024
 TAIL_BYTES_MAX = 8 << 20
 """How many bytes of each half of a log are read at most: more than logbooks let them grow."""
-
-
-class Log(Answer):
-    """The log of one process of a job."""
-
-    source: str = Field(description="an island, or synchroniser, controller, evaluator")
-    incarnation: int = Field(description="incarnation of the island, or number of the process")
-    bytes: int
-    written_at: float = Field(description="time of its last line, Unix seconds")
-
-
-class Logs(Answer):
-    logs: list[Log]
 
 
 def logs_of(run: Run) -> list[Log]:

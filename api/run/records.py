@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -166,6 +167,14 @@ def number_at_end(path: Path) -> int:
         numbers = (number_of(line) for line in reversed(file.read().split(b"\n")[:-1]))
         return next((n for n in numbers if n is not None), newest.after.count if newest else 0)
     return 0
+
+
+def sound_records(lines: Iterable[bytes], without: Collection[str] = ()) -> Iterator[tuple[int, bytes]]:
+    """Yield number and line of each record. Skip headers, footers, damaged lines, and events of types ``without``."""
+    for line in lines:
+        number = number_of(line)
+        if number is not None and is_sound(line) and not (without and event_type(line) in without):
+            yield number, line
 
 
 def is_sound(line: bytes) -> bool:

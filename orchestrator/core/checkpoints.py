@@ -24,8 +24,6 @@ Source: Chandy and Lamport, ACM TOCS 3 (1985); ``saving`` describes the cut.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from orchestrator.core import commands, fragment_round, island_record
 from orchestrator.core.effects import Effect, ReleasePayload, ResolveCommand, SetTimer
 from orchestrator.core.events import CommandRequested
@@ -58,6 +56,7 @@ from orchestrator.core.vocabulary import (
     ReleaseReason,
     RoundPhase,
     Version,
+    replace,
 )
 
 TIMEOUT_BASE_S = 60.0

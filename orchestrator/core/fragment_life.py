@@ -6,8 +6,6 @@ round, when a round closes, and what each contribution counts.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from orchestrator.core import evaluation, fragment_round, island_record
 from orchestrator.core.effects import (
     AdmitContribution,
@@ -44,6 +42,7 @@ from orchestrator.core.vocabulary import (
     ReleaseReason,
     RoundPhase,
     Version,
+    replace,
 )
 
 _BEHIND = (RefusalReason.LATE, RefusalReason.ALREADY_MERGED)

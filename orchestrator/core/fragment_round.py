@@ -77,7 +77,7 @@ floor is ours.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import fsum
 
 from orchestrator.core.island_record import Island
@@ -96,6 +96,7 @@ from orchestrator.core.vocabulary import (
     RoundPhase,
     Version,
     WeightedPayload,
+    replace,
 )
 
 
@@ -108,13 +109,13 @@ class Pace:
     sync: Duration | None = None
 
     def with_step(self, seconds: Duration, decay: float) -> Pace:
-        return replace(self, step=_average(self.step, seconds, decay))
+        return Pace(_average(self.step, seconds, decay), self.quorum, self.sync)
 
     def with_quorum(self, seconds: Duration, decay: float) -> Pace:
-        return replace(self, quorum=_average(self.quorum, seconds, decay))
+        return Pace(self.step, _average(self.quorum, seconds, decay), self.sync)
 
     def with_sync(self, seconds: Duration, decay: float) -> Pace:
-        return replace(self, sync=_average(self.sync, seconds, decay))
+        return Pace(self.step, self.quorum, _average(self.sync, seconds, decay))
 
     def steps_since(self, since: Instant | None, now: Instant) -> int:
         """Return how many inner steps passed since then, rounded; 0 before the first step is reported."""

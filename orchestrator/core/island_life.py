@@ -33,7 +33,6 @@ island that kills every process is given up in the end.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from orchestrator.core import island_record
 from orchestrator.core.effects import (
@@ -77,6 +76,7 @@ from orchestrator.core.vocabulary import (
     JobPhase,
     JobTimer,
     Version,
+    replace,
 )
 
 MARGIN_S = 2.0

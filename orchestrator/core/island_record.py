@@ -31,7 +31,7 @@ Records are frozen; every function returns the next one, those that begin or end
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from zlib import crc32
 
 from orchestrator.core.effects import Effect, PlaceIsland, SetTimer, StopIsland
@@ -54,6 +54,7 @@ from orchestrator.core.vocabulary import (
     Life,
     MergedOffer,
     Version,
+    replace,
 )
 
 WITH_PROCESS = frozenset(

@@ -23,7 +23,6 @@ whether it answers. The driver keeps the deadlines of timers (``tape.pending``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from orchestrator.core import checkpoints, evaluation, island_life, island_record
 from orchestrator.core.commands import Cordon, Drain, Kill, Readd, Scale, Uncordon
@@ -65,6 +64,7 @@ from orchestrator.core.vocabulary import (
     JobPhase,
     RoundPhase,
     Version,
+    replace,
 )
 
 

@@ -209,7 +209,7 @@ class JobState:
     @property
     def job_islands(self) -> tuple[Island, ...]:
         """Return all islands but standbys, and but scale-up slots that were never used."""
-        return tuple(i for i in self.islands.values() if i.id not in self.standbys and (i.wanted or i.incarnation))
+        return tuple([i for i in self.islands.values() if (i.wanted or i.incarnation) and i.id not in self.standbys])
 
     @property
     def global_version(self) -> int:
@@ -217,8 +217,8 @@ class JobState:
 
     @property
     def tokens_trained(self) -> int:
-        before = sum(island.tokens_before for island in self.islands.values())
-        return (self.tokens_before or 0) + before + sum(report.tokens_total for report in self.reports.values())
+        before = sum([island.tokens_before for island in self.islands.values()])
+        return (self.tokens_before or 0) + before + sum([report.tokens_total for report in self.reports.values()])
 
     @property
     def anchor(self) -> ScheduleAnchor:
@@ -235,7 +235,7 @@ class JobState:
     def recipients(self) -> tuple[Island, ...]:
         """Return the islands that a new version is published to: those with a state, suspect ones included."""
         holding = (IslandState.TRAINING, IslandState.STANDBY, IslandState.SUSPECT, IslandState.DRAINING)
-        return tuple(i for i in self.islands.values() if i.state in holding)
+        return tuple([i for i in self.islands.values() if i.state in holding])
 
     def pause_reason(self) -> str | None:
         """Return why no fragment can merge at present, or None."""

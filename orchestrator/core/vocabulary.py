@@ -1,6 +1,7 @@
 """The core's vocabulary: identities, units, states, reasons and policies that every other module uses.
 
 Nothing here decides anything. Names are the glossary of docs/concepts.md; when a word is missing, add it there first.
+``replace``, the standard library's under another roof, is here because every module of the core replaces records.
 
 Units: every ``Instant`` is in seconds since the job was created, every ``Duration`` in seconds, every count of tokens or
 steps is an integer, so that conservation can be checked exactly.
@@ -8,11 +9,13 @@ steps is an integer, so that conservation can be checked exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cache
 from math import ceil
+from operator import attrgetter
 from types import MappingProxyType
-from typing import NewType
+from typing import TYPE_CHECKING, Any, NewType
 
 IslandId = NewType("IslandId", str)
 """An island, the paper's learner: one model replica with its own data shard and inner optimizer. Unique within a job."""
@@ -36,6 +39,30 @@ NodeGroupId = NewType("NodeGroupId", str)
 
 Instant = float
 Duration = float
+
+if TYPE_CHECKING:
+    from dataclasses import replace as replace
+else:
+
+    def replace(record, /, **changes):
+        """Return ``dataclasses.replace(record, **changes)`` for a record whose fields are all arguments of its class.
+
+        Takes a third of the time, because the fields of a class are looked up once: replacing records is most of the
+        core's work. Type checkers see the standard library's function, and so check the names and types of the changes.
+        """
+        values_of, place_of = _layout(record.__class__)
+        *values, record_class = values_of(record)
+        for name, value in changes.items():
+            values[place_of[name]] = value
+        return record_class(*values)
+
+
+@cache
+def _layout(record_class: type[Any]) -> tuple[attrgetter[tuple[Any, ...]], dict[str, int]]:
+    """Return how to read all fields of such a record and its class at once, and the place of each field in that."""
+    names = [each.name for each in fields(record_class)]
+    return attrgetter(*names, "__class__"), {name: place for place, name in enumerate(names)}
+
 
 UNWRITTEN_DEFAULT = MappingProxyType({"unwritten_default": True})
 """The metadata of a message's field that a tape leaves out where it has its default: what a message grew later, and most

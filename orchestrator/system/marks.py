@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from orchestrator.system import home_files
 
 HOME_MARKER = "ATOLL_CLUSTER_HOME"
@@ -62,6 +60,8 @@ def path_in(mark: str) -> Path:
 
 def marked_pids(home: Path) -> list[int]:
     """Return the live processes with the mark of this home."""
+    import psutil  # late: every client imports this module
+
     pids = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):

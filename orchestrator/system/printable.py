@@ -14,6 +14,8 @@ import re
 import unicodedata
 
 _HIDDEN = ("Cc", "Cf", "Zl", "Zp", "Cs", "Co")
+_JOINERS = "\u200c\u200d"
+"""Some scripts and emoji need these two of the hidden characters."""
 _SYMBOL_OF_DELETE, _SYMBOLS_OF_CONTROLS, _REPLACEMENT = "\u2421", 0x2400, "\ufffd"
 
 
@@ -23,13 +25,18 @@ def _visible(number: int) -> str:
     return _SYMBOL_OF_DELETE if number == 0x7F else _REPLACEMENT
 
 
-_TABLE = {
-    number: _visible(number)
-    for number in (*range(0x10000), *range(0xE0000, 0xE1000))
-    if unicodedata.category(chr(number)) in _HIDDEN and chr(number) not in "\u200c\u200d"
-}
-"""Except the joiners, which some scripts and emoji need."""
-_TABLE_OF_LINES = {number: shown for number, shown in _TABLE.items() if chr(number) not in "\n\t"}
+class _Shown(dict[int, str]):
+    """What each character is shown as, for ``str.translate``. Found at first use: a whole table delays every command."""
+
+    def __missing__(self, number: int) -> str:
+        character = chr(number)
+        hidden = unicodedata.category(character) in _HIDDEN and character not in _JOINERS
+        self[number] = shown = _visible(number) if hidden else character
+        return shown
+
+
+_TABLE = _Shown()
+_TABLE_OF_LINES = _Shown({ord(character): character for character in "\n\t"})
 _HAZARD_IN_JSON = re.compile(
     "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
 )

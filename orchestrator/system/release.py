@@ -11,7 +11,6 @@ of an upgrade is in docs/guide/upgrade.md.
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from typing import NamedTuple, Self
 
@@ -39,6 +38,8 @@ class Build(NamedTuple):
 
 def own() -> Build:
     """Return the build of this process."""
+    import importlib.metadata  # late: most commands do not need it, and it imports much
+
     return Build(importlib.metadata.version("atoll").replace("+", "-"), WIRE)
 
 

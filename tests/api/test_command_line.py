@@ -138,10 +138,18 @@ def test_replay_tells_an_identical_tape_from_a_changed_one(warm: Installation) -
 
 @pytest.mark.parametrize(("module", "more"), [("api.cli", {"httpx", "pydantic"}), ("api.client", set())])
 def test_the_command_line_starts_light(module: str, more: set[str]) -> None:
-    code = f"import sys, {module}; print(*sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    code = f"import sys, {module}; print(*sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    loaded = set(printed.split())
     heavy = {"ray", "jax", "numpy", "matplotlib", "pandas", "fastapi", "sqlalchemy", "alembic", "uvicorn"}
-    assert not (heavy | more) & set(loaded.split())
+    assert not (heavy | more) & loaded
+    deciding = (
+        "orchestrator.tape",
+        "orchestrator.accounting",
+        "orchestrator.core.synchroniser",
+        "orchestrator.runtime",
+    )
+    assert not {name for name in loaded if name.startswith(deciding)}, "it reads no tape and decides nothing"
 
 
 def test_compare_hands_every_baseline_on() -> None:

@@ -25,7 +25,7 @@ from api.auth.roles import Role
 from api.client import Client
 from api.http.eventstream import events_of, frames
 from api.http.streams import SEATS_EACH
-from api.run.records import CHUNK_BYTES, TapeReader, number_of, offset_after
+from api.run.records import CHUNK_BYTES, TapeReader, number_of, offset_after, sound_records
 from api.schemas import TapeRecord
 from api.terminal.record_text import EFFECTS, EVENTS, fields_of, sentence, tell
 from orchestrator.core.effects import Effect
@@ -340,7 +340,7 @@ def test_the_place_after_any_record_is_the_one_that_reading_from_the_start_finds
 
 def test_what_json_cannot_say_is_null_in_the_stream() -> None:
     line = b'{"n":7,"event":{"type":"EvaluationCompleted","at":1.0,"global_version":2,"loss":NaN},"effects":[]}'
-    ((name, data),) = events_of(frames([b"{}", line]).decode().split("\n"))
+    ((name, data),) = events_of(frames(sound_records([b"{}", line])).decode().split("\n"))
     assert (name, data["n"], data["event"]["loss"]) == ("record", 7, None)
     assert "held-out loss –" in tell(TapeRecord.model_validate(data))
 

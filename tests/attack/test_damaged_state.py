@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.eventstream import frames
 from api.run.folder import Run, examine
 from api.run.logs import Logbook, LogReader, newest
+from api.run.records import sound_records
 from orchestrator.errors import NotFound
 from orchestrator.specification.bounds import ISLANDS_MAX
 from orchestrator.system.logbook import logbooks
@@ -286,7 +286,8 @@ def test_a_damaged_line_of_a_tape_is_no_event() -> None:
     forged = b'{"n":2,"event":{"type":"X\r\revent: end"},"effects":[]}'
     cut = b'{"n":3,"event":{"type":"Jo'
     checked = b'{"n":4,"event":{"at":1.0},"effects":[],"crc":"00000000"}'
-    assert frames([whole, forged, cut, checked, b'{"n":5,"x":"\xff"}']) == frames([whole])
+    lines = [whole, forged, cut, checked, b'{"n":5,"x":"\xff"}']
+    assert list(sound_records(lines)) == [(1, whole)]
 
 
 def test_a_log_is_read_from_its_end_however_long_it_is(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
-from orchestrator.core import invariants, island_record
+from orchestrator.core import invariants, island_record, vocabulary
+from orchestrator.core.fragment_round import FragmentRound, UpdateNorms
 from orchestrator.core.island_record import CurrentIncarnation, Island
+from orchestrator.core.state import Checkpoints
 from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId, IslandPlan, IslandState
 from orchestrator.errors import InternalError
 from tests.harness.story import Story
@@ -111,3 +114,23 @@ def test_a_placement_leaves_nothing_of_the_incarnation_before() -> None:
         f.name: getattr(fresh, f.name) for f in fields(fresh)
     }
     assert after.incarnation == before.incarnation + 1
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        training().core.state.islands[IslandId("a")],
+        CurrentIncarnation(),
+        FragmentRound(P),
+        UpdateNorms(),
+        Checkpoints(),
+    ],
+)
+def test_the_core_replaces_a_record_as_the_standard_library_does(before: Any) -> None:
+    """``vocabulary.replace`` is the core's own for its speed alone."""
+    for field in fields(before):
+        new = object()
+        after, expected = (f(before, **{field.name: new}) for f in (vocabulary.replace, dataclasses.replace))
+        assert type(after) is type(before)
+        assert all(getattr(after, other.name) is getattr(expected, other.name) for other in fields(before))
+    assert vocabulary.replace(before) is not before
