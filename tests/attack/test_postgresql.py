@@ -13,9 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from api.client import Client
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.errors import InfrastructureError
 from tests.api.installation import CONTROL, Installation
+from tests.documents import ROOT, blocks
+from tests.newcomer import Newcomer
 from tests.postgresql import PostgreSQL, a_server
 from tests.waiting import wait_until
 
@@ -247,3 +250,50 @@ def test_a_store_on_postgresql_that_was_silent_for_a_while_needs_no_new_connecti
         store.add_command(command)
     assert store.jobs(), "what was given to it was at fault, and it answers"
     store.close()
+
+
+def trains(client: Client, job: str) -> bool:
+    """Whether all its islands train. A job that a busy machine lets answer late is asked again."""
+    with suppress(InfrastructureError):
+        return client.job(job).islands_training == 4
+    return False
+
+
+@pytest.mark.soak("five starts and ends of a service")
+@pytest.mark.parametrize("is_lost", [False, True], ids=["the same database", "a new server's empty one"])
+def test_jobs_and_tokens_are_back_from_a_dump_as_the_page_says(
+    postgres: PostgreSQL, tmp_path: Path, is_lost: bool
+) -> None:
+    page = (ROOT / "docs" / "guide" / "backup.md").read_text()
+    up = f"atoll up --control {CONTROL}"
+    person = Newcomer(tmp_path)
+    installation = Installation(tmp_path)
+    installation.home = person.home
+
+    def typed(heading: str) -> None:
+        section = page.split(f"### {heading}\n")[1].split("\n## ")[0]
+        commands = [command for block in blocks(section) for command in block.commands]
+        assert any(command.startswith("pg_") for command in commands)
+        for command in commands:
+            if is_lost and command.startswith("pg_restore"):
+                person.type(f"export ATOLL_DATABASE={postgres.new_database()}")
+            person.type(up if command.strip() == "atoll up" else command)
+
+    try:
+        person.fork_commands()
+        person.type(f"export ATOLL_DATABASE={postgres.new_database()}")
+        person.type(up)
+        with installation.client() as client, installation.http() as http:
+            kept = client.submit(installation.spec()).job
+            wait_until(lambda: trains(client, kept))
+            token = http.post("/v1/tokens", json={"name": "reader", "role": "viewer"}).json()["token"]
+        typed("With PostgreSQL")
+        with installation.client() as client:
+            assert client.submit(installation.spec()).job != kept
+        typed("Restore with PostgreSQL")
+        with installation.client() as client, installation.http(token) as reader:
+            assert [job.job for job in client.jobs()] == [kept], "the newer one is lost"
+            wait_until(lambda: trains(client, kept))
+            assert reader.get("/v1/whoami").json()["name"] == "reader"
+    finally:
+        person.leave()

@@ -104,8 +104,10 @@ class Prometheus:
             return False
 
     def has_scraped(self) -> bool:
-        """Often enough, and its latest scrape was answered; from then on that is the present."""
-        found = self.query(f"sum_over_time(up[1h]) >= {SCRAPES_MIN} and up == 1")
+        """Often enough, and its latest scrape has the job, which a busy service leaves out; that is the present now."""
+        found = self.query(
+            f"sum_over_time(up[1h]) >= {SCRAPES_MIN} and up == 1 and on (instance) atoll_job_answers == 1"
+        )
         self.at = float(found[0]["value"][0]) if found else None
         return bool(found)
 
