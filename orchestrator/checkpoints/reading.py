@@ -87,11 +87,13 @@ def newest_sound(roots: AllowedRoots, url: str) -> SoundCheckpoint:
     raise DataError(detail=f"There is no intact checkpoint at {requested.url}. {reasons}")
 
 
-def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
-    """Return Θ, momentum and residue of every fragment. Raises DataError if a file has changed."""
+def outer_states(folder: Folder, manifest: Manifest) -> Iterator[FragmentState]:
+    """Yield Θ, momentum and residue, one fragment after the other. Raises DataError if a file has changed."""
     listed = {file.name for file in manifest.files}
-    return [
-        FragmentState(
+    for p, (fragment, parameters) in enumerate(
+        zip(manifest.fragments, outer_parameters(folder, manifest), strict=True)
+    ):
+        yield FragmentState(
             Version(fragment.version),
             parameters,
             _arrays(folder, manifest, momentum_name(p)),
@@ -99,10 +101,6 @@ def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
             from_rows(fragment.roles),
             _arrays(folder, manifest, residue_name(p)) if residue_name(p) in listed else {},
         )
-        for p, (fragment, parameters) in enumerate(
-            zip(manifest.fragments, outer_parameters(folder, manifest), strict=True)
-        )
-    ]
 
 
 def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[dict[str, Array]]:

@@ -10,21 +10,20 @@ import html
 import importlib
 import json
 import logging
+import math
 import os
-import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from orchestrator.errors import in_words
-from orchestrator.parameters.pieces import joined
+from orchestrator.parameters.pieces import Piece, Shape, piece_named, whole_shapes
 from orchestrator.status import JobStatus
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.plain import finite
@@ -33,31 +32,61 @@ from orchestrator.system.run_folder import PARAMETERS, REPORT, REPORT_PAGE, STAT
 log = logging.getLogger(__name__)
 
 Array = NDArray[np.float32]
+ITEM_BYTES = 4
+HEADER_ALIGNMENT = 8
+"""Of a file of safetensors: values begin at a multiple of it."""
 RENDERER = "orchestrator.report.html"
 
 
 def write_parameters(
-    run_dir: Path, parameters: Mapping[str, Array], facts: Mapping[str, str], name: str = PARAMETERS
+    run_dir: Path,
+    shapes: Mapping[str, Shape],
+    parts: Iterable[Mapping[str, Array]],
+    facts: Mapping[str, str],
+    name: str = PARAMETERS,
 ) -> None:
-    """Write Θ in whole tensors of float32, with ``facts`` in the file's metadata.
+    """Write Θ in whole tensors of float32, with ``facts`` in the file's metadata. One part at a time is in memory.
 
-    parameters  all pieces, by name
+        shapes  of all pieces, by name
+        parts   the pieces themselves, each in one of the parts
+
+    Raises OSError, and leaves no draft then.
     """
     draft = run_dir / f"{name}.draft"
     draft.unlink(missing_ok=True)  # what was left there; a link would lead elsewhere
-    contiguous = {name: np.ascontiguousarray(array) for name, array in joined(parameters).items()}
+    tensors = whole_shapes(shapes)
+    sizes = [ITEM_BYTES * math.prod(shape) for shape in tensors.values()]
+    starts = dict(zip(tensors, accumulate(sizes, initial=0), strict=False))
+    table = {
+        tensor: {"dtype": "F32", "shape": tensors[tensor], "data_offsets": [start, start + size]}
+        for (tensor, start), size in zip(starts.items(), sizes, strict=True)
+    }
+    header = json.dumps({"__metadata__": dict(facts), **table}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % HEADER_ALIGNMENT)
     try:
-        save_file(contiguous, draft, metadata=dict(facts))
-    except SafetensorError as error:
+        with open(draft, "xb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            first = file.tell()
+            file.truncate(first + sum(sizes))
+            for part in parts:
+                for name_of_piece, array in part.items():
+                    piece = piece_named(name_of_piece)
+                    _put(file, piece, array, first + starts[piece.tensor], tensors[piece.tensor])
+    except BaseException:
         draft.unlink(missing_ok=True)  # half of it is of no use, and takes the room that others wait for
-        raise _refused_by_disk(error, draft) or error from error
+        raise
     os.replace(draft, run_dir / name)
 
 
-def _refused_by_disk(error: SafetensorError, path: Path) -> OSError | None:
-    """Return the system's error, which the library has in its text only: ``… (os error 28)``."""
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
+def _put(file: BinaryIO, piece: Piece, array: Array, start: int, shape: Shape) -> None:
+    """Write a piece of the tensor that begins at ``start`` and has this shape to its place in the file."""
+    axis, begin, _ = piece.bounds or (0, 0, shape[0] if shape else 1)
+    rows = np.ascontiguousarray(array, "<f4").reshape(math.prod(shape[:axis]), -1)
+    inner = ITEM_BYTES * math.prod(shape[axis + 1 :])
+    stride = inner * (shape[axis] if shape else 1)
+    for number, row in enumerate(rows if rows.size else ()):
+        file.seek(start + number * stride + begin * inner)
+        file.write(row.data)
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, RefusalReason, Version
-from orchestrator.errors import InternalError
+from orchestrator.errors import DataError, InternalError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import Holding, encoded_part
 from orchestrator.parameters.journal import Facts
@@ -85,6 +85,10 @@ class PayloadTable:
         with self._lock:
             self._held[payload] = displacement
 
+    def holds(self, payload: PayloadId) -> bool:
+        with self._lock:
+            return payload in self._held
+
     def get(self, payload: PayloadId) -> EncodedTensors:
         with self._lock:
             try:
@@ -95,6 +99,11 @@ class PayloadTable:
     def release(self, payload: PayloadId) -> None:
         with self._lock:
             self._held.pop(payload, None)
+
+
+@dataclass(eq=False, kw_only=True)
+class InputsLost(DataError):
+    """Contributions that a merge needs were lost with the process that held them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +134,8 @@ class Publication:
     """A fragment at one version, for islands.
 
     ``update`` is the difference from the version before, None if the codec of updates is lossless. ``values`` makes the
-    payload of the values themselves, about ``values_bytes``, or of a holding's part of them. After either, the arrays of
-    a process with this holding have the digest of ``digest_of``, which is ``digest`` for the whole fragment.
+    payload of the values themselves, ``parameters``, about ``values_bytes``, or of a holding's part of them. After either,
+    the arrays of a process with this holding have the digest of ``digest_of``, ``digest`` for the whole fragment.
     """
 
     fragment: FragmentId
@@ -136,6 +145,7 @@ class Publication:
     values: Callable[[Holding], memoryview]
     digest_of: Callable[[Holding], str]
     values_bytes: int
+    parameters: Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +203,10 @@ class ParameterShard:
             return Unusable(error.reason, error.detail)
         self._payloads.hold(payload, displacement)
         return Held(update_norm)
+
+    def holds(self, payload: PayloadId) -> bool:
+        """Return whether the contribution is held."""
+        return self._payloads.holds(payload)
 
     def release(self, payload: PayloadId) -> None:
         self._payloads.release(payload)
@@ -257,6 +271,7 @@ class ParameterShard:
             lambda holding: encoded_part(state.parameters, holding),
             lambda holding: holding.digest_of(state.parameters) if holding.parts else state.digest,
             sum(array.nbytes for array in state.parameters.values()),
+            state.parameters,
         )
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────

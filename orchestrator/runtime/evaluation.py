@@ -25,7 +25,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.actors import ActorHandle, EvaluatorFactory, EvaluatorInterface, Measured, ModelOutline
-from orchestrator.channel.endpoint import Membership, Payload
+from orchestrator.channel.endpoint import Membership
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import NO_INCARNATION
 from orchestrator.errors import InfrastructureError, in_words
@@ -34,7 +34,7 @@ from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import environment_of, refusal, resources_of
-from orchestrator.runtime.published import Published
+from orchestrator.runtime.published import AnyPayload, PublicationGone, PublishedFragment, ShardAway
 from orchestrator.runtime.settings import GROUP_LABEL, evaluator_name
 from orchestrator.runtime.shard_worker import ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
@@ -160,14 +160,20 @@ class Evaluation:
             self._drop_actor(HEAD)
         self._note_use()
 
-    def _evaluate(self, order: effects.Evaluate, published: Sequence[Published]) -> None:
-        payloads = [one.values() for one in published]  # served for as long as they are held here
+    def _evaluate(self, order: effects.Evaluate, published: Sequence[PublishedFragment]) -> None:
+        try:  # served for as long as they are held here
+            payloads = self._shard.patiently(lambda: [one.values() for one in published])
+        except PublicationGone as error:
+            self._post(events.EvaluationFailed, order.global_version, in_words(error))
+            return
         for life in range(1, LIVES_MAX + 1):
             group, remark = self._group()
             if remark:
                 log.warning("the head measures Θ: %s", remark)
             try:
                 loss, sequence_count, seconds, *by_byte = self._measured(group, order, payloads)
+            except (ShardAway, PublicationGone) as error:
+                self._post(events.EvaluationFailed, order.global_version, in_words(error))
             except (RayError, TimeoutError) as error:
                 reason = in_words(error)
                 self._drop_actor(group, failed=True)
@@ -184,7 +190,7 @@ class Evaluation:
             self._note_use()
             return
 
-    def _measured(self, group: str, order: effects.Evaluate, payloads: Sequence[Payload]) -> Measured:
+    def _measured(self, group: str, order: effects.Evaluate, payloads: Sequence[AnyPayload]) -> Measured:
         """Return the answer of ``EvaluatorInterface.evaluate``. Raises RayError or TimeoutError."""
         evaluator, epoch = self._actor(group).handle, self._context.epoch
         membership = self._memberships[group]

@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.core.faults import Corrupt, Delay, Drop
+from orchestrator.runtime.published import Content
 from orchestrator.simulation.impairment import LinkImpairment
 
 SLICE_S = 0.1
@@ -64,7 +65,7 @@ class ImpairedLink:
             if self.closed.wait(min(SLICE_S, there_at - now)):
                 return
 
-    def impaired(self, payload: memoryview | None) -> memoryview | None:
+    def impaired(self, payload: Content | None) -> Content | None:
         """The payload as it arrives, when it does; None if it does not arrive, or there was no payload."""
         if payload is None:
             return None
@@ -77,7 +78,7 @@ class ImpairedLink:
                 self.closed.wait(fault.duration_s)
                 return payload
             case Corrupt():
-                return _flipped(payload)
+                return _flipped(payload) if isinstance(payload, memoryview) else payload.spoiled()
             case Drop():
                 return None
             case _:

@@ -457,11 +457,10 @@ class CatchUps:
 
     def _give_outer(self, effect: f.BeginCatchUp, connection: Connection) -> None:
         """Θ to each of the island's processes, of what it has. The payloads are held until the island has answered."""
-        versions, step, payloads = self._shard.whole_state(connection.parameters.holdings())
-        contents = [
-            [payload.carried(subject) for payload in own]
-            for subject, own in zip(connection.subjects, payloads, strict=True)
-        ]
+        holdings = connection.parameters.holdings()
+        versions, step, payloads, contents = self._shard.patiently(
+            lambda: self._shard.whole_state(connection.subjects, holdings)
+        )
         connection.line.sent("state", sum(payload.byte_count for own in payloads for payload in own))
         island, facts = connection.actor, (self._epoch, versions, step, effect.cursor)
         if len(contents) == 1:

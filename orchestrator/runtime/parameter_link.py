@@ -44,7 +44,7 @@ from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.shard import Held, Unusable
 from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.runtime.impaired_link import ImpairedLink
-from orchestrator.runtime.published import Published, Shipment
+from orchestrator.runtime.published import Content, PublicationGone, PublishedFragment, ShardAway, Shipment
 from orchestrator.runtime.shard_worker import ShardWorker
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ Request = tuple[ray.ObjectRef[Carried | None], ...]
 class Delivery:
     """A publication on its way to one island, with the facts that go with it."""
 
-    published: Published
+    published: PublishedFragment
     step: int
     merged_offer: MergedOffer
     anchor: ScheduleAnchor
@@ -86,7 +86,8 @@ class Consignment:
     fragment: FragmentId
     delivery: Delivery
     shipment: Shipment
-    holding: Holding
+    digest: str
+    carried: tuple[Carried, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class ParameterLink:
     def fetch(self, offer: Offer, payload: PayloadId, request: Request) -> Held | Unusable | None:
         """Pull the bytes of all its parts and have the shard hold them under this name.
 
-        None where nothing came: the offer was replaced meanwhile, or died with its island.
+        None where nothing came: the offer was replaced meanwhile, or died with its island. Raises ShardAway.
         """
         began, contents = time.monotonic(), []
         may_pass_over = offer.fragment not in self._passed_over
@@ -167,7 +168,7 @@ class ParameterLink:
         self._line.received(sum(map(len, contents)), time.monotonic() - began)
         return self._shard.receive(payload, offer.fragment, *contents)
 
-    def _pulled(self, offer: Offer, request: Request, may_pass_over: bool) -> Sequence[memoryview | None]:
+    def _pulled(self, offer: Offer, request: Request, may_pass_over: bool) -> Sequence[Content | None]:
         """Pull all parts of the offer at once, and return each of them, or None for one that was not pulled."""
         if len(request) == 1:
             return (self._pull(0, offer, request[0], may_pass_over),)
@@ -177,7 +178,7 @@ class ParameterLink:
 
     def _pull(
         self, rank: int, offer: Offer, request: ray.ObjectRef[Carried | None], may_pass_over: bool
-    ) -> memoryview | None:
+    ) -> Content | None:
         fragment = offer.fragment
 
         def over() -> bool:
@@ -193,9 +194,7 @@ class ParameterLink:
                     return None
                 if isinstance(carried, Ticket):
                     self._served_at = carried.addresses[0]
-                content = self._shard.channel.endpoint.received(
-                    carried, lambda: over() or superseded() or self._link.is_cut()
-                )
+                content = self._shard.pull(fragment, carried, lambda: over() or superseded() or self._link.is_cut())
                 self._let_go(rank, offer, carried)
                 return content if self._link.wait_until_open() else None
             except TimeoutError:
@@ -278,15 +277,9 @@ class ParameterLink:
                 self._deliver_marker(marker)
             holdings = self.holdings() if batch else ()
             consignments = [
-                Consignment(
-                    rank,
-                    fragment,
-                    delivery,
-                    delivery.published.since(self._held.get((rank, fragment)), holding),
-                    holding,
-                )
+                one
                 for fragment, delivery in sorted(batch.items())
-                for rank, holding in enumerate(holdings)
+                for one in self._consigned(fragment, delivery, holdings)
             ]
             began = time.monotonic()
             self._link.delay(sum(one.shipment.byte_count for one in consignments))
@@ -300,6 +293,25 @@ class ParameterLink:
             with self._outgoing_changed:
                 self._under_way = {}
                 self._count_waiting()
+
+    def _consigned(self, fragment: FragmentId, delivery: Delivery, holdings: Sequence[Holding]) -> list[Consignment]:
+        """Return what each of the island's processes is sent: nothing yet, while the fragment's shard is away."""
+        published = delivery.published
+        try:
+            consignments = []
+            for rank, holding in enumerate(holdings):
+                shipment = published.since(self._held.get((rank, fragment)), holding)
+                carried = tuple(payload.carried(self._memberships[rank].subject) for payload in shipment.payloads)
+                consignments.append(
+                    Consignment(rank, fragment, delivery, shipment, published.digest_of(holding), carried)
+                )
+        except PublicationGone:
+            return []  # the newer version is published when the core has heard of it
+        except ShardAway:
+            self._send_again(fragment, delivery)
+            self._closed.wait(RETRY_S)
+            return []
+        return consignments
 
     def _count_waiting(self) -> None:
         """The caller has locked what is outgoing."""
@@ -339,7 +351,7 @@ class ParameterLink:
             return f"it cannot take part in the channel: {not_joined[1]}"
         if self._served_at is None:
             return None
-        return "; ".join(self._shard.channel.endpoint.hindrances(self._served_at)) or None
+        return "; ".join(self._shard.hindrances(self._served_at)) or None
 
     def _trouble_there(self) -> str | None:
         troubles = [trouble for actor in self._ranks if (trouble := self._trouble_of(actor))]
@@ -358,19 +370,18 @@ class ParameterLink:
         return None
 
     def _call(self, one: Consignment) -> ray.ObjectRef[int]:
-        published, delivery = one.delivery.published, one.delivery
-        subject = self._memberships[one.rank].subject
+        delivery = one.delivery
         return self._ranks[one.rank].call(
             IslandInterface.deliver,
             self._epoch,
             one.fragment,
-            published.version,
+            delivery.published.version,
             delivery.step,
             offer_number(delivery.merged_offer),
             delivery.anchor,
             one.shipment.since,
-            published.digest_of(one.holding),
-            *(payload.carried(subject) for payload in one.shipment.payloads),
+            one.digest,
+            *one.carried,
         )
 
     def _gone(self) -> bool:

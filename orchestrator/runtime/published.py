@@ -7,13 +7,52 @@ they are fewer bytes than the values. Values are encoded when somebody needs the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from orchestrator.channel.endpoint import Endpoint, Payload
+from orchestrator.channel.endpoint import Carried, Endpoint, Payload
 from orchestrator.core.vocabulary import Version
+from orchestrator.errors import InfrastructureError
 from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.shard import Publication
+from orchestrator.parameters.tensors import Tensors
+
+
+@dataclass(eq=False, kw_only=True)
+class ShardAway(InfrastructureError):
+    """The process of a shard is gone, and is being started again from its journal."""
+
+
+@dataclass(eq=False, kw_only=True)
+class PublicationGone(InfrastructureError):
+    """The version died with the process of its shard, which has a newer one by now."""
+
+
+class Spoilable(Protocol):
+    """Bytes in another process, which spoils them there."""
+
+    def __len__(self) -> int: ...
+
+    def spoiled(self) -> Spoilable:
+        """Return them with some bits flipped."""
+        ...
+
+
+Content = memoryview | Spoilable
+"""The pulled bytes of an offer, here or in the process of its shard."""
+
+
+class AnyPayload(Protocol):
+    """A payload that this process or another one serves: ``channel.endpoint.Payload``."""
+
+    @property
+    def byte_count(self) -> int: ...
+
+    @property
+    def inline(self) -> bool: ...
+
+    def carried(self, receiver: str) -> Carried: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +60,7 @@ class Shipment:
     """The content sent for a fragment: updates since a version, oldest first, or with ``since`` None its values alone."""
 
     since: Version | None
-    payloads: tuple[Payload, ...]
+    payloads: Sequence[AnyPayload]
 
     @property
     def byte_count(self) -> int:
@@ -31,6 +70,37 @@ class Shipment:
     def is_pulled(self) -> bool:
         """Return whether any part of it is too large for the call."""
         return not all(payload.inline for payload in self.payloads)
+
+
+class PublishedFragment(Protocol):
+    """One version of a fragment as links hand it out: ``Published``, in this process or in that of another shard.
+
+    The calls of one in another process raise ShardAway while that process is being started again, and PublicationGone if it
+    has a newer version since.
+    """
+
+    version: Version
+
+    @property
+    def usual_bytes(self) -> int:
+        """The bytes that an island which holds the version before is sent: the newest update, or else the values."""
+        ...
+
+    def digest_of(self, holding: Holding) -> str:
+        """The digest of what somebody with this holding has of the fragment."""
+        ...
+
+    def values(self, holding: Holding = EVERYTHING) -> AnyPayload:
+        """The payload of the values themselves."""
+        ...
+
+    def since(self, held: Version | None, holding: Holding = EVERYTHING) -> Shipment:
+        """Return the shipment that leads from the version ``held`` to this one; None if that version is not known."""
+        ...
+
+    def parameters(self) -> Tensors:
+        """Return the values themselves, by piece."""
+        ...
 
 
 class _Served:
@@ -85,19 +155,19 @@ class Published:
 
     @property
     def usual_bytes(self) -> int:
-        """The bytes that an island which holds the version before is sent: the newest update, or else the values."""
         return self._updates[-1].byte_count if self._updates else self._publication.values_bytes
 
     def digest_of(self, holding: Holding) -> str:
-        """The digest of what somebody with this holding has of the fragment."""
         with self._naming:
             if holding not in self._digests:
                 self._digests[holding] = self._publication.digest_of(holding)
             return self._digests[holding]
 
     def values(self, holding: Holding = EVERYTHING) -> Payload:
-        """The payload of the values themselves."""
         return self._values.payload(holding)
+
+    def parameters(self) -> Tensors:
+        return self._publication.parameters
 
     def since(self, held: Version | None, holding: Holding = EVERYTHING) -> Shipment:
         """Return the shipment that leads from the version ``held`` to this one; None if that version is not known.

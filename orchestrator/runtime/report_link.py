@@ -42,6 +42,7 @@ from orchestrator.parameters.shard import Unusable
 from orchestrator.runtime import cluster
 from orchestrator.runtime.impaired_link import ImpairedLink
 from orchestrator.runtime.parameter_link import ParameterLink, Request
+from orchestrator.runtime.published import ShardAway
 from orchestrator.runtime.shard_worker import ShardWorker
 from orchestrator.system.ports import Reach, reach
 
@@ -83,7 +84,7 @@ class Connection:
         self.parameters = ParameterLink(
             f"{island}.{incarnation}", ranks, context, self.link, self._closed, shard, self.line
         )
-        self.reports = ReportLink(life, self.actor, context, self.link, self.parameters, lost=lost)
+        self.reports = ReportLink(life, self.actor, context, self.link, self.parameters, shard, lost=lost)
 
     def close(self) -> None:
         """Read nothing more of this incarnation. Returns at once."""
@@ -105,12 +106,13 @@ class ReportLink:
         context: JobContext,
         link: ImpairedLink,
         parameters: ParameterLink,
+        shard: ShardWorker,
         *,
         lost: bool,
     ) -> None:
         (self._island, self._incarnation), self._actor = life, actor
         self._epoch, self._post, self._failed = context.epoch, context.post, context.failed
-        self._link, self._closed, self._parameters = link, link.closed, parameters
+        self._link, self._closed, self._parameters, self._shard = link, link.closed, parameters, shard
         self._durable_count, self.silent = context.durable_count, lost
         self._address: tuple[str, int] | None = None
         self._over = threading.Event()
@@ -251,14 +253,19 @@ class ReportLink:
                 if isinstance(report, messages.Progress):
                     self._losses = (*self._losses[:1], report.loss)
                 record = self._post(self._event_of(report))
-            self._recorded.append((record, number))
+            if number:  # an offer that waited for its shard was acknowledged when it came first
+                self._recorded.append((record, number))
 
     def _relay_offer(self, offer: messages.Offer, request: Request | None) -> int:
         """Have the offer's bytes held and say so; an offer that was replaced, or died with its island, is no event."""
         contribution = contribution_of(offer, self._island, self._incarnation)
-        fetched = self._parameters.fetch(
-            offer, contribution.payload, self._parameters.request(offer) if request is None else request
-        )
+        try:
+            fetched = self._parameters.fetch(
+                offer, contribution.payload, self._parameters.request(offer) if request is None else request
+            )
+        except ShardAway:  # offers for other shards do not wait for it
+            self._shard.when_back(offer.fragment, lambda: self._inbox.put((0, offer, None)))
+            return 0
         if fetched is None:
             return 0
         if isinstance(fetched, Unusable):

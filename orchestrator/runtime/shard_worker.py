@@ -1,10 +1,12 @@
-"""The job's parameter shard in the synchroniser's process: threads that carry out its orders, whose results are events.
+"""The job's parameter shards as the synchroniser uses them: threads that carry out orders, whose results are events.
 
 ``ShardWorker`` is all of the data plane that the control plane sees: it orders merges, restores and cuts, and hears of
-versions and digests. Links receive contributions and send publications past it. In a job with several shards, it would hand
-an order to the shard that owns the fragment. Responsible for carrying out the orders for one fragment one after another,
-and for an event only once what it says is journalled and can be published. The arithmetic and the codecs are
-``parameters.shard``.
+versions and digests. Links receive contributions and send publications past it. It hands each order to the shard that owns
+the fragment. Responsible for carrying out the orders for one fragment one after another, and for an event only once what it
+says is journalled and can be published. The arithmetic and the codecs are ``parameters.shard``.
+
+A ``Shard`` has its part of the fragments, its own journal and its own end of the job's channel. ``LocalShard`` is the one
+of most jobs, in this process. Several could be in processes of their own.
 
 ``MergePool`` runs orders for different fragments at once and orders for one fragment in order. A cut, a rollback and the
 initial state concern all of Θ: they run behind everything ordered before and ahead of everything ordered after. A merge's
@@ -18,31 +20,42 @@ are trusted by nobody.
 
 from __future__ import annotations
 
+import heapq
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
 
 from orchestrator.actors import ModelOutline
-from orchestrator.channel.endpoint import Endpoint, Membership, Payload, Terms, encrypts, rank_subject
-from orchestrator.channel.frames import SHARD
+from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Terms, encrypts, rank_subject
+from orchestrator.channel.frames import SHARD, Address
 from orchestrator.channel.stream import JobAuthority
 from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import File, Fragment
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.checkpoints.resumption import Resumption
-from orchestrator.checkpoints.writing import OuterCut, cut_of
+from orchestrator.checkpoints.writing import OuterCut, parameters_name, write_outer
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import FragmentId, Life, PayloadId, Version
 from orchestrator.errors import InvalidJobSpec, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map
-from orchestrator.parameters.holding import Holding
+from orchestrator.parameters.holding import EVERYTHING, Holding
+from orchestrator.parameters.journal import Facts
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep, initial_state
+from orchestrator.parameters.pieces import Roles, Shape, from_rows, rows_of
 from orchestrator.parameters.shard import (
     Held,
+    InputsLost,
     NewVersion,
     ParameterShard,
     Publication,
@@ -50,12 +63,13 @@ from orchestrator.parameters.shard import (
     Unusable,
     norms_of_update,
 )
-from orchestrator.parameters.tensors import Array, Tensors, digest, shapes
+from orchestrator.parameters.tensors import Tensors, digest, shapes
 from orchestrator.runtime import cluster
-from orchestrator.runtime.published import Published
+from orchestrator.runtime.published import AnyPayload, Content, PublicationGone, Published, PublishedFragment, ShardAway
 from orchestrator.specification.memory_budget import NodeMemory, memory_problems
 
 THREADS_MAX = 4
+RETRY_S = 0.2
 Result = TypeVar("Result")
 
 
@@ -67,24 +81,103 @@ class InitialModel(Protocol):
     def initial_pieces(self, names: Sequence[str]) -> Future[Tensors]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Announceable:
+    """A version that is journalled and may be announced, with the seconds that its merge and its journal entry took.
+
+    ``norms`` computes the norms of the update, once. ``shapes`` are those of the fragment's pieces.
+    """
+
+    published: PublishedFragment
+    facts: Facts
+    shapes: Mapping[str, Shape]
+    seconds: float = 0.0
+    journal_seconds: float = 0.0
+    norms: Callable[[], StepNorms] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentCut:
+    """A fragment as it was at a checkpoint's cut. ``state`` returns its arrays, which may travel from another process."""
+
+    fragment: FragmentId
+    facts: Fragment
+    state: Callable[[], FragmentState]
+
+
+class Shard(Protocol):
+    """A shard as the worker uses it. Calls may raise ShardAway while the shard's process is being started again."""
+
+    def give(self, fragment: FragmentId, state: FragmentState, step: int) -> None:
+        """Take over the first state of a fragment. ``begin`` follows once all of the shard's are there."""
+        ...
+
+    def begin(self) -> list[Announceable]:
+        """Journal what was given."""
+        ...
+
+    def recover(self, files: JobFiles) -> list[Announceable]:
+        """Continue from the journal."""
+        ...
+
+    def merge(self, order: effects.MergeFragment) -> Announceable:
+        """Take the outer step and journal it. Raises NotFinite, and InputsLost."""
+        ...
+
+    def restore(self, fragment: FragmentId, version: Version, step: int, state: FragmentState) -> Announceable: ...
+
+    def cut(self, fragment: FragmentId) -> FragmentCut: ...
+
+    def pull(self, carried: Carried, abandoned: Callable[[], bool]) -> Content:
+        """Pull the bytes of an offer. Raises as ``ChannelClient.pull``."""
+        ...
+
+    def receive(self, payload: PayloadId, fragment: FragmentId, *parts: Content) -> Held | Unusable: ...
+
+    def release(self, payload: PayloadId) -> None: ...
+
+    def hindrances(self, address: Address) -> tuple[str, ...]:
+        """Return what currently blocks pulls from this address."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Return what the shard waits for before it can journal, if anything."""
+        ...
+
+    def when_back(self, work: Callable[[], None]) -> None:
+        """Do the work once the shard's process is there again."""
+        ...
+
+
 class ShardWorker:
     """``context.failed`` is called when the job cannot go on: no initial parameters, no room for them, or a bug in a merge.
 
-    ``node_memory`` is what the nodes have: a job that begins is held against it once its model is known.
+    ``node_memory`` is what the nodes have: a job that begins is held against it once its model is known. ``before_merge``
+    makes durable what a merge on another machine rests on.
     """
 
     def __init__(
         self,
         context: JobContext,
-        shard: ParameterShard,
+        shards: Sequence[Shard],
         channel: JobChannel,
         node_memory: Callable[[], Sequence[NodeMemory]] = tuple,
+        before_merge: Callable[[], None] = lambda: None,
     ) -> None:
-        self._context, self._shard, self.channel = context, shard, channel
-        self._node_memory = node_memory
-        self._pool = MergePool()
-        self._published: dict[FragmentId, Published] = {}
+        self._context, self._shards, self.channel = context, tuple(shards), channel
+        self._node_memory, self._before_merge = node_memory, before_merge
+        # an order for a shard that is away keeps its thread until the shard is back, and others need one meanwhile
+        several = context.spec.synchroniser.fragments + THREADS_MAX
+        self._pool = MergePool() if len(self._shards) == 1 else MergePool(several)
+        self._joining = ThreadPoolExecutor(1, "cut")
+        self._owners: dict[FragmentId, Shard] = {}
+        self._holders: dict[PayloadId, Shard] = {}
+        self._published: dict[FragmentId, PublishedFragment] = {}
+        self._shapes: dict[FragmentId, Mapping[str, Shape]] = {}
+        self._steps: dict[FragmentId, int] = {}
         self._norms: dict[FragmentId, StepNorms] = {}
+        self._closed = threading.Event()
 
     # ── orders, from the pump ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -97,11 +190,12 @@ class ShardWorker:
         self._pool.submit_alone(lambda: self._context.guarded(lambda: self._resume(resumption)))
 
     def recover(self, files: JobFiles) -> None:
-        """Go on from Θ as the journal has it."""
-        assert files.outer is not None
-        _require_own([files.outer.state(p) for p in files.outer.fragments])
-        for publication in self._shard.recover(files.outer, files.merges):
-            self._publish(publication)
+        """Continue from Θ as the journal has it. Raises DataError unless it is cut as this build cuts it."""
+        recovered = [(shard, shard.recover(files)) for shard in self._shards]
+        versions = sorted((one.facts.fragment, one) for _, own in recovered for one in own)
+        _require_own([(one.shapes, from_rows(one.facts.roles)) for _, one in versions])
+        for shard, own in recovered:
+            self._announce(shard, own)
 
     def merge(self, order: effects.MergeFragment) -> None:
         """``MergeCompleted`` follows, or ``MergeFailed`` when nothing that may be published came of it."""
@@ -112,54 +206,103 @@ class ShardWorker:
         self._pool.submit_alone(lambda: self._context.guarded(lambda: self._restore(order, folder)))
 
     def cut(self) -> Future[OuterCut]:
-        """Θ and momentum for a checkpoint, once the merges ordered so far are done."""
-        return self._pool.submit_alone(lambda: cut_of(self._shard.states()))
+        """Θ and momentum for a checkpoint, once the merges ordered so far are done.
+
+        Each fragment is cut behind its own merges. So no fragment waits for another.
+        """
+        cuts = [self._pool.submit(p, partial(self._cut, p)) for p in sorted(self._owners)]
+        return self._joining.submit(lambda: _outer_cut([cut.result() for cut in cuts]))
 
     def release(self, payload: PayloadId) -> None:
-        self._shard.release(payload)
+        holder = self._holders.pop(payload, None)
+        for shard in self._shards if holder is None else (holder,):
+            shard.release(payload)
 
     def close(self) -> None:
+        self._closed.set()
         self._pool.close()
+        self._joining.shutdown(wait=False, cancel_futures=True)
         self.channel.close()
 
     # ── contributions and publications, from links ────────────────────────────────────────────────────────────────
 
-    def receive(self, payload: PayloadId, fragment: FragmentId, *parts: memoryview) -> Held | Unusable:
-        """Validate and hold the bytes of a contribution, one part from each process of its island."""
-        return self._shard.receive(payload, fragment, *parts)
+    def pull(self, fragment: FragmentId, carried: Carried, abandoned: Callable[[], bool]) -> Content:
+        """Pull the bytes of an offer to where its fragment is. Raises as ``ChannelClient.pull``, and ShardAway."""
+        return self._owners[fragment].pull(carried, abandoned)
 
-    def published(self, fragment: FragmentId) -> Published:
+    def receive(self, payload: PayloadId, fragment: FragmentId, *parts: Content) -> Held | Unusable:
+        """Validate and hold the bytes of a contribution, one part from each process of its island. Raises ShardAway."""
+        shard = self._holders[payload] = self._owners[fragment]
+        return shard.receive(payload, fragment, *parts)
+
+    def when_back(self, fragment: FragmentId, work: Callable[[], None]) -> None:
+        """Do the work once the process that owns the fragment is there again."""
+        self._owners[fragment].when_back(work)
+
+    def hindrances(self, address: Address) -> tuple[str, ...]:
+        """Return, for operators, what currently blocks pulls from this address."""
+        return tuple(dict.fromkeys(words for shard in self._shards for words in shard.hindrances(address)))
+
+    def published(self, fragment: FragmentId) -> PublishedFragment:
         return self._published[fragment]
 
-    def whole_state(self, holdings: Sequence[Holding]) -> tuple[tuple[Version, ...], int, list[list[Payload]]]:
-        """Return a state for an island: versions, logical step, and for each holding one payload per fragment."""
-        published = self.all_published()
-        payloads = [[p.values(holding) for p in published] for holding in holdings]
-        return tuple(p.version for p in published), self._shard.step(), payloads
+    def whole_state(
+        self, subjects: Sequence[str], holdings: Sequence[Holding]
+    ) -> tuple[tuple[Version, ...], int, list[list[AnyPayload]], list[list[Carried]]]:
+        """Return a state for the processes of an island: versions, logical step, and one payload per process and fragment.
 
-    def all_published(self) -> list[Published]:
+        The payloads come as objects, which are to be held until they have arrived, and as a call carries them.
+        """
+        while True:
+            published = self.all_published()
+            try:
+                payloads = [[p.values(holding) for p in published] for holding in holdings]
+                carried = [
+                    [payload.carried(subject) for payload in own]
+                    for subject, own in zip(subjects, payloads, strict=True)
+                ]
+            except PublicationGone:
+                if self._closed.wait(RETRY_S):  # until the newer version is announced
+                    raise
+            else:
+                return tuple(p.version for p in published), max(self._steps.values()), payloads, carried
+
+    def all_published(self) -> list[PublishedFragment]:
         """Θ as it stands, fragment by fragment."""
         return [self._published[fragment] for fragment in sorted(self._published)]
 
-    # ── values, for evaluation, exports and the status ────────────────────────────────────────────────────────────
+    # ── for evaluation, exports and the status ────────────────────────────────────────────────────────────────────
 
     @property
     def seeded(self) -> bool:
-        return self._shard.seeded
+        return len(self._published) == self._context.spec.synchroniser.fragments
 
-    def parameters(self) -> tuple[dict[str, Array], tuple[Version, ...]]:
-        """Θ as it stands, by the names of its pieces, and the version of each fragment."""
-        states = [state for state, _ in self._shard.states().values()]
-        values = {name: array for state in states for name, array in state.parameters.items()}
-        return values, tuple(state.version for state in states)
+    @property
+    def trouble(self) -> str | None:
+        """Return what shards in other processes wait for before they can journal, if anything."""
+        return "; ".join(trouble for shard in self._shards if (trouble := shard.trouble)) or None
+
+    def shapes(self) -> dict[str, Shape]:
+        """Return the shapes of all pieces."""
+        return {name: shape for own in self._shapes.values() for name, shape in own.items()}
 
     def fragment_parameters(self) -> list[int]:
         """Return how many parameters each fragment has; empty while there is no Θ."""
-        return list(self._shard.sizes().values())
+        shapes = self._shapes.copy() if self.seeded else {}
+        return [sum(map(math.prod, shapes[fragment].values())) for fragment in sorted(shapes)]
 
     def norms(self) -> dict[FragmentId, StepNorms]:
         """Return the norms of each fragment's last update, if one was made in this life."""
         return dict(sorted(self._norms.copy().items()))
+
+    def patiently(self, work: Callable[[], Result]) -> Result:
+        """Do the work, again once a shard that was away is back. Raises ShardAway when the worker is closed."""
+        while True:
+            try:
+                return work()
+            except ShardAway:
+                if self._closed.wait(RETRY_S):
+                    raise
 
     # ── in the merge threads ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,11 +312,11 @@ class ShardWorker:
         self._require_memory(outline.parameter_count)
         step = OuterStep.of(knobs)
         fragments = fragment_map.build(outline.shapes, knobs.fragments, outline.roles)
-        states = {
-            FragmentId(p): initial_state(model.initial_pieces(names).result(), step, outline.roles)
-            for p, names in enumerate(fragments)
-        }
-        self._begin(OuterState.restored(states, step), {})
+        owners = self._dealt(fragment_map.sizes(fragments, outline.shapes))
+        for p, names in enumerate(fragments):
+            state = initial_state(model.initial_pieces(names).result(), step, outline.roles)
+            owners[p].give(FragmentId(p), state, 0)
+        self._begin()
 
     def _require_memory(self, parameter_count: int) -> None:
         """Raises InvalidJobSpec where the fleet has too little."""
@@ -181,62 +324,188 @@ class ShardWorker:
             raise InvalidJobSpec(detail="the job does not fit the memory of its nodes", problems=problems)
 
     def _resume(self, resumption: Resumption) -> None:
-        manifest = resumption.manifest
-        states = outer_states(resumption.folder(self._context.roots), manifest)
-        _require_own(states)
-        steps = {FragmentId(p): fragment.step for p, fragment in enumerate(manifest.fragments)}
-        fragments = {FragmentId(p): state for p, state in enumerate(states)}
-        self._begin(OuterState.restored(fragments, OuterStep.of(self._context.spec.synchroniser)), steps)
+        manifest, folder = resumption.manifest, resumption.folder(self._context.roots)
+        byte_counts = {file.name: file.size for file in manifest.files}
+        count = len(manifest.fragments)
+        owners = self._dealt([byte_counts.get(parameters_name(p), 0) for p in range(count)])
+        outlines = []
+        for p, state in enumerate(outer_states(folder, manifest)):
+            outlines.append((shapes(state.parameters), state.roles))
+            owners[p].give(FragmentId(p), state, manifest.fragments[p].step)
+        _require_own(outlines)
+        self._begin()
 
-    def _begin(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> None:
-        for version in self._shard.seed(outer, steps):
-            self._publish(version.publication)
-        parameters = outer.parameters()
-        count, name = sum(array.size for array in parameters.values()), digest(parameters)
+    def _dealt(self, sizes: Sequence[int]) -> list[Shard]:
+        """Return the shard of each fragment."""
+        owner_of = {
+            p: shard for shard, own in zip(self._shards, dealt(sizes, len(self._shards)), strict=True) for p in own
+        }
+        return [owner_of[FragmentId(p)] for p in range(len(sizes))]
+
+    def _begin(self) -> None:
+        for shard in self._shards:
+            self._announce(shard, shard.begin())
+        count, published = sum(self.fragment_parameters()), self.all_published()
+        if len(self._shards) == 1:
+            name = digest({name: array for one in published for name, array in one.parameters().items()})
+        else:  # no process has all of Θ
+            of_fragments = {str(p): one.digest_of(EVERYTHING) for p, one in enumerate(published)}
+            name = digest({p: np.frombuffer(bytes.fromhex(own), np.uint8) for p, own in of_fragments.items()})
         self._context.post(lambda at: events.OuterStateSeeded(at, count, name))
 
     def _merge(self, order: effects.MergeFragment) -> None:
-        began, before = time.monotonic(), self._shard.state(order.fragment).parameters
+        shard = self._owners[order.fragment]
+        self._before_merge()
         try:
-            new = self._shard.merge(order)
-        except NotFinite as error:
+            new = self.patiently(lambda: shard.merge(order))
+        except (NotFinite, InputsLost) as error:
             why, merged = error.detail, tuple(item.payload for item in order.inputs)
             self._context.post(lambda at: events.MergeFailed(at, order.fragment, order.version, merged, why))
             return
-        self._publish(new.publication)
-        facts, seconds = new.facts, time.monotonic() - began
+        self._announce(shard, [new])
+        facts = new.facts
         self._context.post(
             lambda at: events.MergeCompleted(
-                at, order.fragment, order.version, facts.digest, seconds, facts.base_digest, new.journal_seconds
+                at, order.fragment, order.version, facts.digest, new.seconds, facts.base_digest, new.journal_seconds
             )
         )
-        after = self._shard.state(order.fragment)  # nobody waits for what is computed of it
-        self._norms[order.fragment] = norms_of_update(after.version, before, after.parameters, after.residue)
+        if new.norms is not None:  # nothing waits for what is computed of it
+            with suppress(ShardAway):
+                self._norms[order.fragment] = new.norms()
 
     def _restore(self, order: saving.RestoreFragments, folder_of: Callable[[int], Folder]) -> None:
         number = order.checkpoint
         try:
             folder = folder_of(number)
-            states = outer_states(folder, manifest_of(folder))  # all of it is read before anything is touched
+            manifest = manifest_of(folder)
+            if len(self._shards) == 1:
+                read = list(outer_states(folder, manifest))  # all of it is read before anything is touched
+            else:  # no process has all of Θ, so what is verified here is read again below
+                for _ in outer_states(folder, manifest):
+                    pass
         except Exception as error:  # whatever it is: the job stands where it stood
             reason = in_words(error)
             self._context.post(lambda at: saving.RollbackFailed(at, number, reason))
             return
-        for fragment, version, step in order.fragments:
-            new = self._shard.restore(fragment, version, step, states[fragment])
-            self._publish(new.publication)
-            self._context.post(_restored(number, new))
+        wanted = {fragment: (version, step) for fragment, version, step in order.fragments}
+        for p, state in enumerate(read if len(self._shards) == 1 else outer_states(folder, manifest)):
+            if (fragment := FragmentId(p)) in wanted:
+                shard = self._owners[fragment]
+                new = self.patiently(partial(shard.restore, fragment, *wanted[fragment], state))
+                self._announce(shard, [new])
+                self._context.post(_restored(number, new))
 
-    def _publish(self, publication: Publication) -> None:
+    def _cut(self, fragment: FragmentId) -> FragmentCut:
+        return self.patiently(lambda: self._owners[fragment].cut(fragment))
+
+    def _announce(self, shard: Shard, versions: Sequence[Announceable]) -> None:
+        for one in versions:
+            fragment = FragmentId(one.facts.fragment)
+            self._owners[fragment], self._shapes[fragment] = shard, one.shapes
+            self._steps[fragment], self._published[fragment] = one.facts.step, one.published
+
+
+class LocalShard:
+    """The shard of this process: ``ParameterShard`` with what it published and this process's end of the channel."""
+
+    def __init__(self, shard: ParameterShard, endpoint: Endpoint, outer_step: OuterStep) -> None:
+        """``outer_step`` are the settings of merges from the first version on."""
+        self._shard, self._endpoint, self._outer_step = shard, endpoint, outer_step
+        self._first: dict[FragmentId, tuple[FragmentState, int]] = {}
+        self._published: dict[FragmentId, Published] = {}
+        self.trouble: str | None = None
+        """The retrier of this process says what it waits for."""
+
+    def give(self, fragment: FragmentId, state: FragmentState, step: int) -> None:
+        self._first[fragment] = (state, step)
+
+    def begin(self) -> list[Announceable]:
+        first, self._first = self._first, {}
+        outer = OuterState.restored({p: state for p, (state, _) in first.items()}, self._outer_step)
+        steps = {p: step for p, (_, step) in first.items()}
+        return [self._announceable(new, shapes(self._state(new).parameters)) for new in self._shard.seed(outer, steps)]
+
+    def recover(self, files: JobFiles) -> list[Announceable]:
+        assert files.outer is not None
+        return self.recover_from(files.outer, files.merges)
+
+    def recover_from(self, outer: OuterState, merges: Sequence[Facts]) -> list[Announceable]:
+        """Continue from Θ as the journal has it; ``merges`` are the last of each fragment."""
+        publications = {p.fragment: p for p in self._shard.recover(outer, merges)}
+        return [
+            Announceable(self._publish(publications[p]), facts, shapes(outer.state(p).parameters))
+            for p, facts in ((FragmentId(facts.fragment), facts) for facts in merges)
+        ]
+
+    def merge(self, order: effects.MergeFragment) -> Announceable:
+        began, before = time.monotonic(), self._shard.state(order.fragment).parameters
+        new = self._shard.merge(order)
+        published = self._publish(new.publication)
+        seconds, after = time.monotonic() - began, self._shard.state(order.fragment)
+
+        def norms() -> StepNorms:
+            return norms_of_update(after.version, before, after.parameters, after.residue)
+
+        return Announceable(published, new.facts, shapes(after.parameters), seconds, new.journal_seconds, norms)
+
+    def restore(self, fragment: FragmentId, version: Version, step: int, state: FragmentState) -> Announceable:
+        new = self._shard.restore(fragment, version, step, state)
+        return self._announceable(new, shapes(state.parameters))
+
+    def cut(self, fragment: FragmentId) -> FragmentCut:
+        state, step = self._shard.states()[fragment]
+        return FragmentCut(fragment, Fragment(state.version, step, state.digest, rows_of(state.roles)), lambda: state)
+
+    def pull(self, carried: Carried, abandoned: Callable[[], bool]) -> memoryview:
+        return self._endpoint.received(carried, abandoned)
+
+    def receive(self, payload: PayloadId, fragment: FragmentId, *parts: Content) -> Held | Unusable:
+        return self._shard.receive(payload, fragment, *cast(tuple[memoryview, ...], parts))
+
+    def release(self, payload: PayloadId) -> None:
+        self._shard.release(payload)
+
+    def hindrances(self, address: Address) -> tuple[str, ...]:
+        return self._endpoint.hindrances(address)
+
+    def when_back(self, work: Callable[[], None]) -> None:
+        """Do the work: this process is there."""
+        work()
+
+    def published(self, fragment: FragmentId) -> Published:
+        return self._published[fragment]
+
+    def _state(self, new: NewVersion) -> FragmentState:
+        return self._shard.state(FragmentId(new.facts.fragment))
+
+    def _announceable(self, new: NewVersion, of_pieces: Mapping[str, Shape]) -> Announceable:
+        return Announceable(self._publish(new.publication), new.facts, of_pieces, journal_seconds=new.journal_seconds)
+
+    def _publish(self, publication: Publication) -> Published:
         before = self._published.get(publication.fragment)
-        self._published[publication.fragment] = Published(publication, before, self.channel.endpoint)
+        published = self._published[publication.fragment] = Published(publication, before, self._endpoint)
+        return published
+
+
+def dealt(sizes: Sequence[int], shard_count: int) -> tuple[tuple[FragmentId, ...], ...]:
+    """Deal fragments of these sizes to shards: in descending size, each to the shard with the fewest bytes so far.
+
+    Ties are broken by index, so every process deals alike.
+    """
+    lightest = [(0, number) for number in range(shard_count)]
+    hands: list[list[FragmentId]] = [[] for _ in lightest]
+    for p in sorted(range(len(sizes)), key=lambda p: (-sizes[p], p)):
+        weight, number = heapq.heappop(lightest)
+        hands[number].append(FragmentId(p))
+        heapq.heappush(lightest, (weight + sizes[p], number))
+    return tuple(tuple(sorted(hand)) for hand in hands)
 
 
 class MergePool:
     """An order waits for earlier ones only, and these were started before it: nothing can wait for ever."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(min(THREADS_MAX, max(2, os.cpu_count() or 1)), "merge")
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = ThreadPoolExecutor(threads or min(THREADS_MAX, max(2, os.cpu_count() or 1)), "merge")
         self._lock = threading.Lock()
         self._alone: Future[Any] | None = None
         self._latest: dict[FragmentId, Future[Any]] = {}
@@ -295,13 +564,23 @@ def _after(earlier: Iterable[Future[Any]], work: Callable[[], Result]) -> Result
     return work()
 
 
-def _require_own(states: Sequence[FragmentState]) -> None:
-    """Raises DataError unless all of Θ is cut as this build cuts it."""
-    roles = {tensor: role for state in states for tensor, role in state.roles.items()}
-    fragment_map.require_own([shapes(state.parameters) for state in states], roles)
+def _require_own(outlines: Sequence[tuple[Mapping[str, Shape], Roles]]) -> None:
+    """Raises DataError unless Θ, with these shapes and roles of each fragment, is cut as this build cuts it."""
+    roles = {tensor: role for _, own in outlines for tensor, role in own.items()}
+    fragment_map.require_own([of_pieces for of_pieces, _ in outlines], roles)
 
 
-def _restored(checkpoint: int, new: NewVersion) -> Callable[[float], events.Event]:
+def _outer_cut(cuts: Sequence[FragmentCut]) -> OuterCut:
+    """Return the cut of all fragments. One of them at a time is in memory when it is written."""
+
+    def write(folder: Folder) -> tuple[File, ...]:
+        files = [file for cut in cuts for file in write_outer(folder, {cut.fragment: cut.state()})]
+        return tuple(sorted(files, key=lambda file: file.name))
+
+    return OuterCut(tuple(cut.facts for cut in cuts), write)
+
+
+def _restored(checkpoint: int, new: Announceable) -> Callable[[float], events.Event]:
     facts = new.facts
     named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
     return lambda at: saving.FragmentRestored(at, *named)

@@ -69,6 +69,7 @@ from orchestrator.host.retry import (
     tape_sync_of,
 )
 from orchestrator.host.state_view import StateView
+from orchestrator.parameters.outer_state import OuterStep
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.runtime import cluster, faults, restart
 from orchestrator.runtime.carried_parts import SavedWindows
@@ -76,7 +77,7 @@ from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter, Workers
-from orchestrator.runtime.shard_worker import JobChannel, ShardWorker
+from orchestrator.runtime.shard_worker import JobChannel, LocalShard, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec
@@ -159,10 +160,12 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
             ask=Controller.helpers,
         )
     )
+    channel = JobChannel(context)
+    parameters = ParameterShard(files.journal, files.epoch, retrier.until_done)
     shard = ShardWorker(
         context,
-        ParameterShard(files.journal, files.epoch, retrier.until_done),
-        JobChannel(context),
+        [LocalShard(parameters, channel.endpoint, OuterStep.of(spec.synchroniser))],
+        channel,
         cluster.node_memory,
     )
     goodput, statistics = files.folds  # those given above, or a snapshot's of the same kinds
@@ -271,7 +274,7 @@ class LiveJob:
         if not self.files.started:
             self._begin(cordoned)
         shard, evaluation = self.workers.shard, self.workers.evaluation
-        if self.files.outer is not None:
+        if self.files.merges:
             shard.recover(self.files)
         elif self.resumption is not None:
             shard.resume(self.resumption)
@@ -330,14 +333,16 @@ class LiveJob:
         """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
         if not self.workers.shard.seeded:
             raise Conflict(detail=f"Job {self.context.job} has no parameters yet.", remedy="Try again once it trains.")
-        parameters, versions = self.workers.shard.parameters()
+        shard = self.workers.shard
+        published = shard.all_published()
         facts = {
             "job": self.context.job,
-            "versions": ",".join(map(str, versions)),
+            "versions": ",".join(str(one.version) for one in published),
             "spec": self.context.spec.model_dump_json(),
         }
         name = f"parameters-{uuid.uuid4().hex}.safetensors"
-        records.write_parameters(self.context.run_dir, parameters, facts, name)
+        parts = (shard.patiently(one.parameters) for one in published)
+        records.write_parameters(self.context.run_dir, shard.shapes(), parts, facts, name)
         return name
 
     def notice(self, island: str, incarnation: int, cause: str, seconds: float | None) -> None:
@@ -465,11 +470,12 @@ class LiveJob:
         outcome = self.state.outcome
         assert outcome is not None
         facts = {"job": self.context.job, "outcome": outcome.value, "spec": self.context.spec.model_dump_json()}
-        if self.files.outer is not None:  # it ended in an earlier life
-            records.write_parameters(self.context.run_dir, self.files.outer.parameters(), facts)
-        elif self.workers.shard.seeded:
-            parameters, _ = self.workers.shard.parameters()
-            records.write_parameters(self.context.run_dir, parameters, facts)
+        shard = self.workers.shard
+        if self.files.merges and not shard.seeded:  # it ended in an earlier life
+            shard.recover(self.files)
+        if shard.seeded:
+            parts = (shard.patiently(one.parameters) for one in shard.all_published())
+            records.write_parameters(self.context.run_dir, shard.shapes(), parts, facts)
 
     def _leave_report(self) -> None:
         with self.state.unchanged():

@@ -27,6 +27,7 @@ from orchestrator.accounting import report
 from orchestrator.core.commands import Command, Cordon
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.host.records import write_parameters
+from orchestrator.parameters.tensors import shapes
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
@@ -157,7 +158,7 @@ class Clockwork:
             spec = json.dumps(record["spec"])
             arrays = {"embed": np.full((2, 3), 0.5, np.float32)}
             facts = {"job": job_id, "spec": spec}
-            write_parameters(Path(record["run_dir"]), arrays, facts, "picture.safetensors")
+            write_parameters(Path(record["run_dir"]), shapes(arrays), [arrays], facts, "picture.safetensors")
         return "picture.safetensors"
 
     def close(self) -> None:

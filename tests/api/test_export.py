@@ -17,6 +17,7 @@ from api.client import Client
 from orchestrator.host.records import write_parameters
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import export as huggingface
+from orchestrator.parameters.tensors import shapes
 from orchestrator.specification.config import parse_job
 from tests.api.installation import Installation
 from tests.learners.tokenizers_of import FAMILIES
@@ -70,7 +71,7 @@ def test_the_command_writes_what_transformers_loads_or_says_why_not(service: Ins
     assert not list((tmp_path / "y").iterdir())
     spec = parse_job(service.spec(model={"decoder": decoder}))
     tensors = {name: np.ones(shape, np.float32) for name, shape in parameter_shapes(spec.model.network).items()}
-    write_parameters(folder, tensors, {"job": plain, "spec": spec.model_dump_json()})
+    write_parameters(folder, shapes(tensors), [tensors], {"job": plain, "spec": spec.model_dump_json()})
     out = tmp_path / "out"
     assert "transformers can load" in service.atoll("export", plain, "--format", "huggingface", "--out", str(out))
     assert sorted(path.name for path in out.iterdir()) == [
@@ -109,7 +110,7 @@ def test_the_tokenizer_of_a_job_goes_with_its_model_while_it_is_the_one_that_it_
     assert http.get(f"/v1/jobs/{bare}/tokenizer").status_code == 404
     assert http.get(f"/v1/jobs/{job}/tokenizer").text == content
     tensors = {name: np.ones(shape, np.float32) for name, shape in parameter_shapes(spec.model.network).items()}
-    write_parameters(folder, tensors, {"job": job, "spec": spec.model_dump_json()})
+    write_parameters(folder, shapes(tensors), [tensors], {"job": job, "spec": spec.model_dump_json()})
     out = tmp_path / "out"
     assert "AutoTokenizer" in service.atoll("export", job, "--format", "huggingface", "--out", str(out))
     assert (out / "tokenizer.json").read_text() == content
@@ -175,7 +176,9 @@ def test_an_export_keeps_what_was_continued_also_when_the_checkpoint_is_gone(
     assert http.get(f"/v1/jobs/{bare}/origin").status_code == 404
     shutil.rmtree(weights)
     spec = (folder / "spec.yaml").read_text()
-    write_parameters(folder, ones(DECODER), {"job": job, "spec": json.dumps(yaml.safe_load(spec))})
+    write_parameters(
+        folder, shapes(ones(DECODER)), [ones(DECODER)], {"job": job, "spec": json.dumps(yaml.safe_load(spec))}
+    )
     out = tmp_path / "out"
     shown = service.atoll("export", job, "--format", "huggingface", "--out", str(out))
     assert "AutoTokenizer" in shown

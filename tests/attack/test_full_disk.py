@@ -17,6 +17,7 @@ from api.installation import doctor
 from api.installation.clock import CheckResult, State
 from api.installation.home import CONFIGS, Home
 from orchestrator.host.records import write_parameters
+from orchestrator.parameters.tensors import shapes
 from orchestrator.runtime import cluster
 from tests.api.installation import CONTROL, Installation
 from tests.programs import missing, required
@@ -230,7 +231,7 @@ def test_parameters_that_find_no_room_are_the_systems_error_and_leave_nothing(tm
     with small_disk(tmp_path / "disk"):
         big = {"big": np.zeros(16 << 20, np.float32)}
         with pytest.raises(OSError, match="No space left") as told:
-            write_parameters(tmp_path / "disk", big, {"job": "j"})
+            write_parameters(tmp_path / "disk", shapes(big), [big], {"job": "j"})
         assert told.value.errno == 28
         assert list((tmp_path / "disk").iterdir()) == []
 

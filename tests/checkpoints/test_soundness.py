@@ -67,7 +67,7 @@ def test_what_was_written_is_what_is_read(root: Path) -> None:
         MANIFEST,
         *(file.name for file in found.manifest.files),
     }
-    states = outer_states(found.folder, found.manifest)
+    states = list(outer_states(found.folder, found.manifest))
     assert [state.digest for state in states] == [outer().state(p).digest for p in range(2)]
     assert all((state.momentum[name] == 0).all() for state in states for name in state.momentum)
 

@@ -114,7 +114,7 @@ class Saver:
     def _restore(self, order: RestoreFragments) -> None:
         """Restore fragments as ``runtime.shard_worker`` does: all are kept before the first is reported, or sooner."""
         shard, folder = self._shell.shard, self._real.folder(order.checkpoint)
-        states, restored = outer_states(folder, manifest_of(folder)), []
+        states, restored = list(outer_states(folder, manifest_of(folder))), []
         for fragment, version, step in order.fragments:
             self._shell.reached("before restore")
             new = shard.restore(fragment, version, step, states[fragment])

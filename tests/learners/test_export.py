@@ -12,6 +12,7 @@ from api.commands.export import described
 from learners import corpus, jax_trainer, orbax_export
 from learners.island_spec import IslandSpec
 from orchestrator.host.records import write_parameters
+from orchestrator.parameters.tensors import shapes
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def loaded_from_orbax(folder: Path):
 def test_what_is_exported_has_the_held_out_loss_it_had(trainer, make_job, tmp_path, load):
     spec = make_job()
     parameters = trainer.snapshot(trainer.tensor_shapes()).arrays()
-    write_parameters(tmp_path, parameters, {"job": "a", "spec": json.dumps(spec)})
+    write_parameters(tmp_path, shapes(parameters), [parameters], {"job": "a", "spec": json.dumps(spec)})
     file = tmp_path / "merged.safetensors"
     (tmp_path / "config.json").write_text(json.dumps(described(file)))
     orbax_export.write(file, tmp_path / "checkpoint")
@@ -59,7 +60,8 @@ def test_what_is_exported_has_the_held_out_loss_it_had(trainer, make_job, tmp_pa
 
 
 def test_an_orbax_checkpoint_is_not_written_over_another(trainer, tmp_path):
-    write_parameters(tmp_path, trainer.initial_parameters(), {})
+    initial = trainer.initial_parameters()
+    write_parameters(tmp_path, shapes(initial), [initial], {})
     orbax_export.write(tmp_path / "merged.safetensors", tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="already exists"):
         orbax_export.write(tmp_path / "merged.safetensors", tmp_path / "checkpoint")

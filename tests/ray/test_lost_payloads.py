@@ -60,11 +60,12 @@ def shard(tmp_path: Path) -> ParameterShard:
 @pytest.fixture
 def interpreter(port: object, shard: ParameterShard, tmp_path: Path) -> Iterator[Interpreter]:
     from orchestrator.runtime.interpreter import Interpreter, Workers  # imports Ray, which reads its environment then
-    from orchestrator.runtime.shard_worker import ShardWorker
+    from orchestrator.runtime.shard_worker import LocalShard, ShardWorker
 
     nobody: Any = None
     context = JobContext("job", SPEC, tmp_path, AllowedRoots(), Epoch(2), lambda: 0.0, nobody, nobody, nobody)
-    worker, nothing = ShardWorker(context, shard, Closed()), Closed()
+    local = LocalShard(shard, nobody, OuterStep.of(SPEC.synchroniser))
+    worker, nothing = ShardWorker(context, [local], Closed()), Closed()
     workers = Workers(nobody, worker, nothing, Timers(lambda: 0.0, nobody), nothing)
     made = Interpreter(context, workers, resolve=nobody, finish=nobody)
     yield made

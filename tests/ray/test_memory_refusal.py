@@ -14,6 +14,7 @@ from orchestrator.core.vocabulary import Epoch
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters.journal import Journal
+from orchestrator.parameters.outer_state import OuterStep
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.specification.config import parse_job
@@ -29,6 +30,8 @@ Value = TypeVar("Value")
 
 class Unused:
     """Nothing is handed over here."""
+
+    endpoint: Any = None
 
     def close(self) -> None:
         pass
@@ -52,7 +55,10 @@ def done(value: Value) -> Future[Value]:
 
 def seeded(folder: Path, nodes: list[NodeMemory]) -> object:
     """What comes first of a job that begins with ``PARAMETERS`` on these nodes: an event, or why it cannot go on."""
-    from orchestrator.runtime.shard_worker import ShardWorker  # imports Ray, which reads its environment then
+    from orchestrator.runtime.shard_worker import (  # imports Ray, which reads its environment then
+        LocalShard,
+        ShardWorker,
+    )
 
     first: Future[object] = Future()
     channel: Any = Unused()
@@ -68,7 +74,8 @@ def seeded(folder: Path, nodes: list[NodeMemory]) -> object:
         lambda: 0,
     )
     shard = ParameterShard(Journal(folder), Epoch(1), lambda _, work: work())
-    worker = ShardWorker(context, shard, channel, lambda: nodes)
+    local = LocalShard(shard, channel.endpoint, OuterStep.of(SPEC.synchroniser))
+    worker = ShardWorker(context, [local], channel, lambda: nodes)
     worker.seed(Model())
     outcome = first.result()
     worker.close()

@@ -120,7 +120,9 @@ def made_link(
     monkeypatch.setattr(parameter_link, "HINDERED_S", 0.0)
     closed = threading.Event()
     shard: Any = SimpleNamespace(
-        channel=SimpleNamespace(endpoint=channel), receive=lambda payload, fragment, content: bytes(content)
+        pull=lambda fragment, carried, abandoned: channel.received(carried, abandoned),
+        hindrances=channel.hindrances,
+        receive=lambda payload, fragment, content: bytes(content),
     )
     context: Any = SimpleNamespace(epoch=Epoch(1), guarded=lambda work: work())
     ranks: Any = [(island, Membership("job", "asia:1", 1, Terms()))]
@@ -221,7 +223,8 @@ def pair(port: object, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     closed, given = threading.Event(), []
     shard: Any = SimpleNamespace(
-        channel=SimpleNamespace(endpoint=channel),
+        pull=lambda fragment, carried, abandoned: channel.received(carried, abandoned),
+        hindrances=channel.hindrances,
         receive=lambda payload, fragment, *parts: given.append(parts) or payload,
     )
     context: Any = SimpleNamespace(epoch=Epoch(1), guarded=lambda work: work())

@@ -129,7 +129,7 @@ class CheckpointingWorld(MortalWorld):
     def restore_fragments(self, effect: RestoreFragments) -> None:
         folder = self._checkpoints().folder(effect.checkpoint)
         try:
-            states = outer_states(folder, manifest_of(folder))
+            states = list(outer_states(folder, manifest_of(folder)))
         except (AtollError, OSError) as error:
             require(False, "a kept checkpoint can be gone back to", (effect, error))
             return

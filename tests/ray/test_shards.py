@@ -1,0 +1,157 @@
+"""Several shards of one job: the same bits as one, and a life of their own."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.actors import ModelOutline
+from orchestrator.channel.endpoint import Membership, Payload, Terms
+from orchestrator.channel.frames import SHARD
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.core import events
+from orchestrator.core.effects import MergeFragment
+from orchestrator.core.vocabulary import (
+    CloseReason,
+    Epoch,
+    FragmentId,
+    IslandId,
+    PayloadId,
+    Version,
+    WeightedPayload,
+)
+from orchestrator.host.job_context import JobContext
+from orchestrator.parameters import fragment_map, wire_format
+from orchestrator.parameters.holding import EVERYTHING
+from orchestrator.parameters.journal import Journal
+from orchestrator.parameters.outer_state import OuterStep
+from orchestrator.parameters.shard import Held, ParameterShard
+from orchestrator.parameters.tensors import Tensors, digest
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import AllowedRoots
+from tests.waiting import PATIENCE_S
+
+FRAGMENTS, VERSIONS = 6, 3
+SPEC = parse_job(
+    {
+        "islands": [{"node_group": "here"}],
+        "budget": {"steps": 10},
+        "synchroniser": {"fragments": FRAGMENTS, "wire": "int4"},
+    }
+)
+SHAPES = {f"w{number}": (40 + 3 * number, 16) for number in range(9)}
+FIXED_MAP = fragment_map.build(SHAPES, FRAGMENTS)
+
+
+class InCalls:
+    """The end of a channel by which nothing travels: all of it is small enough for a call."""
+
+    membership = Membership("job", SHARD, 1, Terms(inline_bytes_max=1 << 30))
+
+    def payload(self, name: str, content: memoryview) -> Payload:
+        return Payload(IN_CALLS, name, content)
+
+
+IN_CALLS: Any = InCalls()
+
+
+class Model:
+    def outline(self) -> Future[ModelOutline]:
+        return done(ModelOutline(SHAPES, {}))
+
+    def initial_pieces(self, names: Sequence[str]) -> Future[Tensors]:
+        generator = np.random.default_rng(1)
+        whole = {name: generator.standard_normal(shape, np.float32) for name, shape in sorted(SHAPES.items())}
+        return done(fragment_map.pieces_of(whole, (tuple(names),)))
+
+
+def done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+class Channel:
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def story(folder: Path, shard_count: int) -> tuple[Any, ...]:
+    """All that a job with so many shards in this process says of a few merges, and the checkpoint after them."""
+    from orchestrator.runtime.shard_worker import LocalShard, ShardWorker
+
+    posted: queue.Queue[Any] = queue.Queue()
+    channel: Any = Channel()
+    context = JobContext(
+        "job",
+        SPEC,
+        folder,
+        AllowedRoots(),
+        Epoch(1),
+        lambda: 0.0,
+        lambda make: posted.put(make(0.0)) or 0,
+        posted.put,
+        lambda: 0,
+    )
+    journals = [Journal(folder / str(number)) for number in range(shard_count)]
+    shards = [ParameterShard(journal, Epoch(1), lambda _, work: work()) for journal in journals]
+    step = OuterStep.of(SPEC.synchroniser)
+    worker = ShardWorker(context, [LocalShard(shard, IN_CALLS, step) for shard in shards], channel)
+    worker.seed(Model())
+    assert isinstance(posted.get(timeout=PATIENCE_S), events.OuterStateSeeded)
+    said, generator = [], np.random.default_rng(2)
+    for version in range(1, VERSIONS + 1):
+        for p, names in enumerate(FIXED_MAP):
+            inputs = []
+            for island, weight in (("a", 0.25), ("b", 0.75)):
+                learned = {name: generator.standard_normal(published_shape(worker, name), np.float32) for name in names}
+                payload = PayloadId(f"{island}.{p}.{version}")
+                content = wire_format.encode(learned, "int4", Version(version - 1))
+                assert isinstance(worker.receive(payload, FragmentId(p), content), Held)
+                inputs.append(WeightedPayload(payload, IslandId(island), weight))
+            everyone = (tuple(inputs), CloseReason.EVERYONE_IN, "")
+            worker.merge(MergeFragment(Epoch(1), FragmentId(p), Version(version), version, *everyone))
+    cut = worker.cut()
+    for _ in range(VERSIONS * FRAGMENTS):
+        event = posted.get(timeout=PATIENCE_S)
+        assert isinstance(event, events.MergeCompleted), event
+        said.append((event.fragment, event.version, event.digest, event.base_digest))
+    taken = cut.result(PATIENCE_S)
+    files = taken.write(Folder.own(folder / "checkpoint"))
+    versions, logical_step, payloads, _ = worker.whole_state(["a:1"], [EVERYTHING])
+    whole = [digest(wire_format.decode(np.asarray(payload.carried("a:1")).data)) for payload in payloads[0]]
+    assert sum(len(journal.fragments) for journal in journals) == FRAGMENTS
+    assert all(len(journal.fragments) >= FRAGMENTS // shard_count for journal in journals)
+    sizes, norms = worker.fragment_parameters(), worker.norms()
+    worker.close()
+    return sorted(said), taken.fragments, files, versions, logical_step, whole, sizes, norms
+
+
+def published_shape(worker: Any, name: str) -> Any:
+    return worker.shapes()[name]
+
+
+@pytest.mark.parametrize("shard_count", [2, 3, 6])
+def test_several_shards_make_the_same_bits_as_one(tmp_path: Path, shard_count: int) -> None:
+    assert story(tmp_path / "several", shard_count) == story(tmp_path / "one", 1)
+
+
+@given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=40), shard_count=st.integers(1, 12))
+def test_fragments_are_dealt_evenly_by_bytes_and_each_once(sizes: list[int], shard_count: int) -> None:
+    from orchestrator.runtime.shard_worker import dealt
+
+    hands = dealt(sizes, shard_count)
+    assert sorted(p for hand in hands for p in hand) == list(range(len(sizes)))
+    heaviest = max(sum(sizes[p] for p in hand) for hand in hands)
+    # Graham 1969, "Bounds on multiprocessing timing anomalies", for any order: the mean, and the largest but for its share
+    assert heaviest <= sum(sizes) / shard_count + max(sizes) * (1 - 1 / shard_count)
+    if len(sizes) >= shard_count:
+        assert all(hands)
