@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from orchestrator.core import events
 from orchestrator.core.saving import FragmentRestored, FromJournal, RestoredFrom
@@ -39,7 +40,7 @@ from orchestrator.parameters.journal import (
     undecided_merges,
     unrecorded_merges,
 )
-from orchestrator.parameters.journaled_store import recovered, state_at
+from orchestrator.parameters.journaled_store import MergeLog, recovered, state_at
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.disk import Disk, LocalDisk
@@ -67,16 +68,37 @@ AGE_MAX_S = 1e9
 LEFT_AT_THE_END = (STATUS, REPORT, PARAMETERS)
 
 
+class MergeJournal(MergeLog, Protocol):
+    """The journal as it is reconciled with the tape: a ``Journal``, or those of several shards in other processes."""
+
+    damage: list[str]
+    foreign: list[str]
+
+    @property
+    def fragments(self) -> tuple[FragmentId, ...]: ...
+
+    def newest(self, fragment: FragmentId) -> Version | None: ...
+
+    def facts(self, fragment: FragmentId, version: Version) -> Facts: ...
+
+    def settle(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def drop_newest(self, fragment: FragmentId) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class JobFiles:
-    """``past`` is ``None`` for a job that begins; ``outer`` while Θ was never made, or is not needed any more.
+    """``past`` is ``None`` for a job that begins; ``outer`` while Θ was never made, or is not needed any more, or if several
+    shards have it. ``merges`` are the last of each fragment.
 
     ``folds`` and ``pending`` cover all that is on the tape, and go on with what comes. ``damage`` is what was cut off,
     and ``foreign`` names files of the journal's folder that no journal wrote, which are neither read nor removed.
     """
 
     tape: TapeWriter
-    journal: Journal
+    journal: MergeJournal
     header: Header
     core: Synchroniser
     folds: tuple[Fold, ...]
@@ -107,21 +129,24 @@ def open_files(
     started_at: float,
     folds: Sequence[Fold] = (),
     disk: Disk | None = None,
+    journal_of_shards: MergeJournal | None = None,
 ) -> JobFiles:
     """Create the job's files, or recover from them. If a usable snapshot exists, its folds replace ``folds``.
+
+    ``journal_of_shards`` takes the place of the run folder's own journal.
 
     Raises ConfigurationError when the folder holds another job, DataError when its files are damaged or do not fit each
     other, InfrastructureError while another process writes them.
     """
     path, snapshot_path, disk = run_dir / TAPE, run_dir / SNAPSHOT, disk or LocalDisk()
     if not _has_begun(path, disk):
-        _refuse_a_past(run_dir, disk)
+        _refuse_a_past(run_dir, disk, journal_of_shards)
         disk.remove(path)
         disk.remove(snapshot_path)
         _note_boot(run_dir, disk)
         tape = TapeWriter(path, Header(job, policy, started_at), disk)
         tape.sync()  # before the job is announced: a header that is damaged later is no torn one
-        journal = _journal(run_dir, spec, policy, tape, disk)
+        journal = journal_of_shards or _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
         return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Pending())
     on_disk = _snapshot(snapshot_path, disk)
@@ -141,7 +166,7 @@ def open_files(
         if written.footer is not None and past.core.state.phase is not JobPhase.FINISHED:
             detail = f"The job in {run_dir} was ended by a failure (see crash.txt there); it cannot continue."
             raise ConfigurationError(detail=f"{detail} Submit it anew.")
-        journal = _journal(run_dir, spec, policy, tape, disk)
+        journal = journal_of_shards or _journal(run_dir, spec, policy, tape, disk)
         damage = [*journal.damage]
         if written.torn is not None:
             undecided = undecided_merges(past.core.state.rounds, journal.newest) if past.core.state.seeded else ()
@@ -200,7 +225,7 @@ def _has_begun(path: Path, disk: Disk) -> bool:
     return bool(end)
 
 
-def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
+def _refuse_a_past(run_dir: Path, disk: Disk, of_shards: MergeJournal | None) -> None:
     """Raise DataError if files of an earlier run exist without a tape.
 
     Each of these files is written only once the tape's first line is durable. Starting over would silently discard what the
@@ -210,6 +235,8 @@ def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
     traces = [name for name in (SNAPSHOT, *LEFT_AT_THE_END) if name in files]
     if segments := [name for name in disk.files(run_dir / JOURNAL) if name.endswith(SUFFIX)]:
         traces.append(f"{JOURNAL} with {len(segments)} files")
+    if of_shards is not None and of_shards.fragments:
+        traces.append(f"journals of shards with {len(of_shards.fragments)} fragments")
     traces += [name for name in (SEALED, CHECKPOINTS) if (run_dir / name).is_dir() and any((run_dir / name).iterdir())]
     if traces:
         lacks = "has no complete first line" if files.get(TAPE) else "is empty" if TAPE in files else "is missing"
@@ -262,7 +289,7 @@ def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
         )
 
 
-def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> None:
+def _refuse_a_cut(path: Path, journal: MergeJournal, snapshot: Snapshot | None) -> None:
     """A tape without Θ has no merges. Raises DataError where another file has one.
 
     A merge is kept only when the tape is durable up to its decision, which lies behind Θ: no loss of power does this.
@@ -279,7 +306,7 @@ def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> No
         )
 
 
-def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
+def _was_merged(journal: MergeJournal, fragment: FragmentId) -> bool:
     """Return whether the fragment's newest entry has a base, as every entry has but the first of a job."""
     newest = journal.newest(fragment)
     if newest is None:
@@ -311,7 +338,11 @@ def _with_theta(files: JobFiles, spec: JobSpec) -> JobFiles:
     others = [current for current in state.rounds if current.fragment not in set_back]
     unrecorded = unrecorded_merges(others, files.journal.newest, over=over)
     fragments = [current.fragment for current in state.rounds]
-    outer, merges = recovered(files.journal, fragments, OuterStep.of(spec.synchroniser))
+    outer: OuterState | None = None
+    if isinstance(files.journal, Journal):
+        outer, merges = recovered(files.journal, fragments, OuterStep.of(spec.synchroniser))
+    else:
+        merges = tuple(_newest_facts(files.journal, fragment) for fragment in fragments)
     completed = [_completed(merges[fragment], state) for fragment in unrecorded]
     return replace(files, outer=outer, merges=merges, first_events=(*completed, *first, *set_back.values()))
 
@@ -323,6 +354,8 @@ def _set_back(files: JobFiles, epoch: Epoch, outer_step: OuterStep) -> dict[Frag
     base and no contributors.
     """
     rounds, journal = files.core.state.rounds, files.journal
+    if not isinstance(journal, Journal):
+        return {}  # only the shards can write theirs; a loss is reported by ``unrecorded_merges``
     for fragment in lost_merges(rounds, journal.newest) if files.damage else ():
         version = rounds[fragment].version
         before = state_at(journal, fragment, Version(version - 1), outer_step)
@@ -340,6 +373,12 @@ def _set_back(files: JobFiles, epoch: Epoch, outer_step: OuterStep) -> dict[Frag
         if not facts.base_digest and not facts.contributors:
             restored[current.fragment] = _restoring(facts, FromJournal())
     return restored
+
+
+def _newest_facts(journal: MergeJournal, fragment: FragmentId) -> Facts:
+    newest = journal.newest(fragment)
+    assert newest is not None  # ``unrecorded_merges`` has looked
+    return journal.facts(fragment, newest)
 
 
 def _completed(facts: Facts, state: JobState) -> Undated:

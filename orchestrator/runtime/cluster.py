@@ -452,6 +452,26 @@ def on_head(name: str) -> dict[str, Any]:
     return {"name": name, "get_if_exists": True, **NEXT_TO_NOTHING, "label_selector": {GROUP_LABEL: CONTROL_GROUP}}
 
 
+def on_node(node_id: str | None = None) -> dict[str, Any]:
+    """Ray's option for an actor on this node, by default that of this process, and no other."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id or own_node_id(), soft=False)}
+
+
+def own_node_id() -> str:
+    """Return Ray's id of the node of this process."""
+    import ray
+
+    node_id: str = ray.get_runtime_context().get_node_id()
+    return node_id
+
+
+def name_of_node(node_id: str) -> str | None:
+    """Return the name of the node with this id, if it is alive."""
+    return next((node.name for node in nodes() if node.id == node_id), None)
+
+
 def own_address() -> str:
     """The address of this process's node, as the others of the cluster know it."""
     import ray
@@ -472,13 +492,20 @@ def end_actors_of(job: str, *, but: str = "") -> None:
     """End whatever has a name of this job, except ``but``. Its controller must place nothing meanwhile."""
     import ray
 
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        name = entry["name"]
-        if entry["namespace"] == NAMESPACE and name.startswith(settings.prefix(job)) and name != but:
-            end_actor_named(name)
+    end_actors_named_from(settings.prefix(job), but=but)
     for booking in ray.util.placement_group_table().values():
         if booking["name"].startswith(settings.prefix(job)) and booking["state"] != "REMOVED":
             cancel_booking(booking["name"])
+
+
+def end_actors_named_from(beginning: str, *, but: str = "") -> None:
+    """End our actors with names that begin like this, except ``but``."""
+    import ray
+
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        name = entry["name"]
+        if entry["namespace"] == NAMESPACE and name.startswith(beginning) and name != but:
+            end_actor_named(name)
 
 
 def end_actor_named(name: str) -> None:

@@ -47,6 +47,9 @@ class AnyPayload(Protocol):
     """A payload that this process or another one serves: ``channel.endpoint.Payload``."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def byte_count(self) -> int: ...
 
     @property

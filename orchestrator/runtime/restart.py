@@ -28,7 +28,7 @@ from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutc
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line, in_words, origin
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
-from orchestrator.host.job_files import JobFiles, open_files
+from orchestrator.host.job_files import JobFiles, MergeJournal, open_files
 from orchestrator.host.last_known import last_known
 from orchestrator.host.state_view import StateView
 from orchestrator.runtime import cluster, controllers
@@ -122,7 +122,14 @@ def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPo
     return continued(spec.policy({**regions, **begun_in}, slots=True, standbys=True), header.policy)
 
 
-def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: Sequence[Fold]) -> JobFiles:
+def files_of(
+    job: str,
+    spec: JobSpec,
+    policy: JobPolicy,
+    run_dir: Path,
+    folds: Sequence[Fold],
+    journal_of_shards: MergeJournal | None = None,
+) -> JobFiles:
     """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.
 
     Raises what ``open_files`` raises.
@@ -130,7 +137,7 @@ def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: S
     give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
     while True:
         try:
-            return open_files(run_dir, job, spec, policy, time.time(), folds)
+            return open_files(run_dir, job, spec, policy, time.time(), folds, journal_of_shards=journal_of_shards)
         except InfrastructureError:  # a writer that is ending, or one that lives: then this one has no business here
             if time.monotonic() > give_up_at:
                 raise
@@ -138,11 +145,11 @@ def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: S
         except ConfigurationError:
             raise  # the folder is another job's, and not to be written to
         except Exception as error:
-            crash(job, run_dir, error, (), partial(_left, job, spec, policy, run_dir))
+            crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
             raise
 
 
-def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> JobStatus:
+def left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> JobStatus:
     """The status of a job whose files cannot be gone on from: what they still say of how far it was."""
     return last_known(run_dir, policy, time.time()).status(job, spec.name)
 

@@ -52,6 +52,16 @@ def island_name(job: str, island: IslandId, incarnation: Incarnation) -> str:
     return f"{prefix(job)}{island}:{incarnation}"
 
 
+def shard_prefix(job: str) -> str:
+    """Return the beginning of the names of a job's shards in processes of their own."""
+    return f"{prefix(job)}shard-"
+
+
+def shard_name(job: str, number: int, life: str) -> str:
+    """Return the name of a shard's process. ``life`` distinguishes it from one before it, whose end Ray may not know yet."""
+    return f"{shard_prefix(job)}{number}-{life}"
+
+
 def rank_name(island: str, rank: int) -> str:
     """Return the name of the process of this rank, in an island whose rank 0 is called ``island``."""
     return f"{island}/{rank}" if rank else island

@@ -6,7 +6,7 @@ the fragment. Responsible for carrying out the orders for one fragment one after
 says is journalled and can be published. The arithmetic and the codecs are ``parameters.shard``.
 
 A ``Shard`` has its part of the fragments, its own journal and its own end of the job's channel. ``LocalShard`` is the one
-of most jobs, in this process. Several could be in processes of their own.
+of most jobs, in this process. Several are in processes of their own (``runtime.remote_shard``).
 
 ``MergePool`` runs orders for different fragments at once and orders for one fragment in order. A cut, a rollback and the
 initial state concern all of Θ: they run behind everything ordered before and ahead of everything ordered after. A merge's
@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
@@ -66,6 +66,7 @@ from orchestrator.parameters.shard import (
 from orchestrator.parameters.tensors import Tensors, digest, shapes
 from orchestrator.runtime import cluster
 from orchestrator.runtime.published import AnyPayload, Content, PublicationGone, Published, PublishedFragment, ShardAway
+from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory, memory_problems
 
 THREADS_MAX = 4
@@ -93,7 +94,7 @@ class Announceable:
     shapes: Mapping[str, Shape]
     seconds: float = 0.0
     journal_seconds: float = 0.0
-    norms: Callable[[], StepNorms] | None = None
+    norms: Callable[[], StepNorms | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +184,11 @@ class ShardWorker:
 
     def seed(self, model: InitialModel) -> None:
         """Begin with this model; ``OuterStateSeeded`` follows."""
-        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._seed(model)))
+        self._pool.submit_alone(lambda: self._context.guarded(lambda: self.patiently(lambda: self._seed(model))))
 
     def resume(self, resumption: Resumption) -> None:
         """Begin with Θ and momentum of a checkpoint; ``OuterStateSeeded`` follows."""
-        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._resume(resumption)))
+        self._pool.submit_alone(lambda: self._context.guarded(lambda: self.patiently(lambda: self._resume(resumption))))
 
     def recover(self, files: JobFiles) -> None:
         """Continue from Θ as the journal has it. Raises DataError unless it is cut as this build cuts it."""
@@ -211,7 +212,7 @@ class ShardWorker:
         Each fragment is cut behind its own merges. So no fragment waits for another.
         """
         cuts = [self._pool.submit(p, partial(self._cut, p)) for p in sorted(self._owners)]
-        return self._joining.submit(lambda: _outer_cut([cut.result() for cut in cuts]))
+        return self._joining.submit(lambda: _outer_cut([cut.result() for cut in cuts], self.patiently))
 
     def release(self, payload: PayloadId) -> None:
         holder = self._holders.pop(payload, None)
@@ -371,7 +372,8 @@ class ShardWorker:
         )
         if new.norms is not None:  # nothing waits for what is computed of it
             with suppress(ShardAway):
-                self._norms[order.fragment] = new.norms()
+                if (norms := new.norms()) is not None:
+                    self._norms[order.fragment] = norms
 
     def _restore(self, order: saving.RestoreFragments, folder_of: Callable[[int], Folder]) -> None:
         number = order.checkpoint
@@ -538,7 +540,7 @@ class JobChannel:
     def __init__(self, context: JobContext) -> None:
         host = cluster.own_address()
         self._context = context
-        self._terms = Terms(**context.spec.transport.model_dump())
+        self._terms = terms_of(context.spec)
         self._authority = JobAuthority.new(context.job) if encrypts(self._terms, host) else None
         self.endpoint = Endpoint(self._membership(SHARD), host)
 
@@ -551,12 +553,22 @@ class JobChannel:
         """Return the membership of the job's evaluator with this number."""
         return self._membership(f"evaluator {number}")
 
+    def shard_membership(self) -> Membership:
+        """Return the membership of a shard in a process of its own. To islands all shards are one."""
+        return self._membership(SHARD)
+
     def close(self) -> None:
         self.endpoint.close()
 
     def _membership(self, subject: str) -> Membership:
         identity = self._authority.issue(subject) if self._authority is not None else None
         return Membership(self._context.job, subject, self._context.epoch, self._terms, identity)
+
+
+def terms_of(spec: JobSpec) -> Terms:
+    """Return the terms of a job's channel. With several shards no payload travels in a call of the synchroniser."""
+    terms = Terms(**spec.transport.model_dump())
+    return terms if spec.synchroniser.shards == 1 else replace(terms, inline_bytes_max=0)
 
 
 def _after(earlier: Iterable[Future[Any]], work: Callable[[], Result]) -> Result:
@@ -570,11 +582,13 @@ def _require_own(outlines: Sequence[tuple[Mapping[str, Shape], Roles]]) -> None:
     fragment_map.require_own([of_pieces for of_pieces, _ in outlines], roles)
 
 
-def _outer_cut(cuts: Sequence[FragmentCut]) -> OuterCut:
+def _outer_cut(
+    cuts: Sequence[FragmentCut], patiently: Callable[[Callable[[], FragmentState]], FragmentState]
+) -> OuterCut:
     """Return the cut of all fragments. One of them at a time is in memory when it is written."""
 
     def write(folder: Folder) -> tuple[File, ...]:
-        files = [file for cut in cuts for file in write_outer(folder, {cut.fragment: cut.state()})]
+        files = [file for cut in cuts for file in write_outer(folder, {cut.fragment: patiently(cut.state)})]
         return tuple(sorted(files, key=lambda file: file.name))
 
     return OuterCut(tuple(cut.facts for cut in cuts), write)

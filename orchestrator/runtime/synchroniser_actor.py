@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ from orchestrator.core.vocabulary import (
     Life,
     NodeGroupId,
 )
-from orchestrator.errors import Conflict, DataError, Fenced, NotFound, in_words
+from orchestrator.errors import ConfigurationError, Conflict, DataError, Fenced, NotFound, in_words
 from orchestrator.host import records
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import EventQueue, JobContext, Timers
@@ -77,6 +78,7 @@ from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter, Workers
+from orchestrator.runtime.remote_shard import RemoteShard, ShardProcesses
 from orchestrator.runtime.shard_worker import JobChannel, LocalShard, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.simulation.advice import advice
@@ -143,7 +145,15 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
     log.info("the synchroniser of %s begins", job)
     policy = restart.policy_of(spec, regions, run_dir)
     resumption = restart.resumption_of(spec, run_dir, roots)
-    files = restart.files_of(job, spec, policy, run_dir, (Goodput(policy), Statistics(policy)))
+    shards = None
+    if spec.synchroniser.shards > 1:
+        try:
+            shards = ShardProcesses(job, spec, run_dir)
+        except (ConfigurationError, DataError) as error:
+            restart.crash(job, run_dir, error, (), partial(restart.left, job, spec, policy, run_dir))
+            raise
+    journals = shards.journals if shards is not None else None
+    files = restart.files_of(job, spec, policy, run_dir, (Goodput(policy), Statistics(policy)), journals)
     past, state = files.past, StateView(files.core)
     started_at, now = restart.clock(files, run_dir)
     retrier, tape_sync = tape_sync_of(spec, files.tape)
@@ -161,12 +171,11 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
         )
     )
     channel = JobChannel(context)
-    parameters = ParameterShard(files.journal, files.epoch, retrier.until_done)
-    shard = ShardWorker(
-        context,
-        [LocalShard(parameters, channel.endpoint, OuterStep.of(spec.synchroniser))],
-        channel,
-        cluster.node_memory,
+    sync_tape = partial(retrier.until_done, TAPE_REFUSES, files.tape.sync)
+    shard = (
+        _one_shard(context, files, channel, retrier)
+        if shards is None
+        else _several_shards(context, shards, channel, supervisor, sync_tape)
     )
     goodput, statistics = files.folds  # those given above, or a snapshot's of the same kinds
     assert isinstance(goodput, Goodput)
@@ -182,7 +191,7 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
             state,
             goodput.ledger,
             shard.cut,
-            lambda: retrier.until_done(TAPE_REFUSES, files.tape.sync),
+            sync_tape,
         ),
     )
     commands = CommandTable(state, restart.commands(past) if past is not None else {})
@@ -209,6 +218,28 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
         saved=SavedWindows(resumption, roots, shard.channel.endpoint),
     )
     return live
+
+
+def _one_shard(context: JobContext, files: JobFiles, channel: JobChannel, retrier: Retrier) -> ShardWorker:
+    """Return the worker of the shard in this process."""
+    parameters = ParameterShard(files.journal, files.epoch, retrier.until_done)
+    local = LocalShard(parameters, channel.endpoint, OuterStep.of(context.spec.synchroniser))
+    return ShardWorker(context, [local], channel, cluster.node_memory)
+
+
+def _several_shards(
+    context: JobContext,
+    processes: ShardProcesses,
+    channel: JobChannel,
+    supervisor: Supervisor,
+    sync_tape: Callable[[], None],
+) -> ShardWorker:
+    """Return the worker of shards in processes of their own."""
+    remote = [
+        RemoteShard(context, number, processes, channel.shard_membership(), channel.endpoint, supervisor)
+        for number in range(context.spec.synchroniser.shards)
+    ]
+    return ShardWorker(context, remote, channel, cluster.node_memory, sync_tape)
 
 
 class CommandTable:
@@ -302,7 +333,9 @@ class LiveJob:
         with self.state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self.last_status = self._status(self.context.now())
-        last, trouble, lines = self.last_status, self.retrier.trouble, self._line_status()
+        troubles = (self.retrier.trouble, self.workers.shard.trouble)
+        trouble = "; ".join(filter(None, troubles)) or None
+        last, lines = self.last_status, self._line_status()
         of_nodes = [HelperStatus.model_validate(one) for one in self.workers.controller.said or ()]
         now = {"disk_trouble": trouble, "lines": lines, "helpers": [*self.supervisor.statuses(), *of_nodes]}
         pause = trouble or last.view.pause_reason or self._line_trouble(last.view, lines)

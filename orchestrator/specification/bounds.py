@@ -100,6 +100,9 @@ VersionCount = Annotated[int, Field(strict=True, ge=0, le=10**6)]
 FRAGMENTS_MAX = 10_000
 FragmentCount = Annotated[int, Field(strict=True, ge=1, le=FRAGMENTS_MAX)]
 """The paper has 24, and no model has ten thousand tensors worth sending alone. Each is a line of every status."""
+SHARDS_MAX = 64
+ShardCount = Annotated[int, Field(strict=True, ge=1, le=SHARDS_MAX)]
+"""Each is a process with a journal and a line of its own. The synchroniser has a thread or two for each."""
 TokenCount = Annotated[int, Field(strict=True, ge=1, le=BUDGET_TOKENS_MAX)]
 SequenceCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 """Sequences in one batch of one island, or held out; see ``STEP_TOKENS_MAX``."""

@@ -452,6 +452,22 @@ def _cut_problems(path: str, batch_size: int, accumulation: int) -> Iterable[Pro
         yield Problem(path, message, f"Use {fitting:,}, or another batch_size.")
 
 
+def _shard_problems(job: JobSpec) -> Iterable[Problem]:
+    knobs = job.synchroniser
+    if knobs.shards > knobs.fragments:
+        message = f"is {knobs.shards}, but there are only {knobs.fragments} fragments to share."
+        yield Problem("synchroniser.shards", message, f"Lower it to at most {knobs.fragments}, or raise fragments.")
+    if knobs.shards > 1 and knobs.durability.kind != "sync":
+        message = f"is {knobs.durability.kind}, but shards in several processes need sync."
+        yield Problem("synchroniser.durability.kind", message, "Use sync, or set synchroniser.shards to 1.")
+
+
+def _shard_group_problems(job: JobSpec) -> Iterable[Problem]:
+    if job.synchroniser.shard_groups and job.synchroniser.shards == 1:
+        message = "are set, but the only shard is the synchroniser's own."
+        yield Problem("synchroniser.shard_groups", message, "Raise synchroniser.shards, or leave them out.")
+
+
 def _evaluating_group_problems(job: JobSpec) -> Iterable[Problem]:
     evaluation = job.evaluation
     if (evaluation.on == "node_group") != (evaluation.node_group is not None):
@@ -526,6 +542,8 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _begin_token_problems,
     _island_problems,
     _quorum_problems,
+    _shard_problems,
+    _shard_group_problems,
     _slot_problems,
     _accumulation_problems,
     _batch_size_problems,

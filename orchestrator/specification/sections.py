@@ -16,6 +16,7 @@ from orchestrator.models.decoder import DecoderSection, VocabularySize
 from orchestrator.models.presets import DECODERS, PLAIN, Architecture, PresetName
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
 from orchestrator.specification.bounds import (
+    SHARDS_MAX,
     AcceleratorCount,
     AxisLength,
     ByteCount,
@@ -48,6 +49,7 @@ from orchestrator.specification.bounds import (
     RoundStepsRatio,
     SequenceCount,
     SequenceLength,
+    ShardCount,
     SourceWeight,
     StepCount,
     StepCountOrNone,
@@ -373,6 +375,15 @@ class SynchroniserSection(Section):
         "part of the training islands, and otherwise 0",
     )
     staleness_max: VersionCount = 0
+    shards: ShardCount = Field(
+        default=1,
+        description="processes that share the fragments, each with its own journal and line; 1: the synchroniser's own",
+    )
+    shard_groups: tuple[Name, ...] = Field(
+        default=(),
+        description="node groups of the shards, in turn; empty: the synchroniser's node",
+        max_length=SHARDS_MAX,
+    )
     averaging: Literal["radial", "mean"] = "radial"
     outer_optimizer: OuterOptimizerSection = OuterOptimizerSection()
     wire: WireSection = WireSection()

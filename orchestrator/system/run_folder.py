@@ -29,6 +29,7 @@ TAPE = "tape.jsonl"
 SEALED = "tape.sealed"
 SNAPSHOT = "snapshot"
 JOURNAL = "journal"
+SHARDS = "shards"
 BOOT = "boot"
 CLOCK = "clock.json"
 LOGS = "logs"
@@ -127,6 +128,16 @@ FILES = (
         "one entry for each merge, before it is published",
         "`sync`: at once; `async`: after some merges",
     ),
+    RunFile(
+        f"{SHARDS}/SHARD/{JOURNAL}/fragment-FRAGMENT-NUMBER.journal",
+        "the same, of the fragments of one of several shards, on the shard's machine",
+        "one entry for each merge, before it is published",
+        "at once",
+    ),
+    RunFile(f"{SHARDS}/SHARD.node", "the name of the node of a shard", "when the shard starts first", "at once"),
+    RunFile(
+        f"{SHARDS}/SHARD/lock", "nothing: the shard's process has it locked", "when the shard starts", "not required"
+    ),
     RunFile(BOOT, "the boot id of the machine when the job began", "when the job begins", "synced"),
     RunFile(
         CLOCK,
@@ -135,7 +146,10 @@ FILES = (
         _SYSTEM,
     ),
     RunFile(
-        f"{LOGS}/PROCESS-NUMBER.log", "what synchroniser, controller and evaluator printed", "as they print", _KERNEL
+        f"{LOGS}/PROCESS-NUMBER.log",
+        "what synchroniser, controller, evaluator and shards printed",
+        "as they print",
+        _KERNEL,
     ),
     RunFile(
         f"{LOGS}/{ISLAND_LOGS}/ISLAND-INCARNATION.log",

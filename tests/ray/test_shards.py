@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import queue
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from orchestrator.actors import ModelOutline
 from orchestrator.channel.endpoint import Membership, Payload, Terms
 from orchestrator.channel.frames import SHARD
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import (
     CloseReason,
@@ -37,6 +42,7 @@ from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.specification.config import parse_job
 from orchestrator.system.roots import AllowedRoots
+from tests.ray.jobs import ENDLESS, Job, assert_sound, pids_of, synthetic
 from tests.waiting import PATIENCE_S
 
 FRAGMENTS, VERSIONS = 6, 3
@@ -155,3 +161,83 @@ def test_fragments_are_dealt_evenly_by_bytes_and_each_once(sizes: list[int], sha
     assert heaviest <= sum(sizes) / shard_count + max(sizes) * (1 - 1 / shard_count)
     if len(sizes) >= shard_count:
         assert all(hands)
+
+
+Start = Callable[[dict[str, Any]], Job]
+
+
+@contextmanager
+def dead_shard(job: Job, home: Path) -> Iterator[int]:
+    """Kill a shard, and keep its lock until the end, so that its next process waits. Yields the number of the shard."""
+    with ExitStack() as opened:
+        locks = [opened.enter_context(path.open("ab")) for path in sorted(job.run_dir.glob("shards/*/lock"))]
+        os.kill(min(pids_of("ShardActor", home)), signal.SIGKILL)
+
+        def freed() -> list[int]:
+            return [number for number, lock in enumerate(locks) if locked(lock)]
+
+        (number,) = job.wait_until(freed, "the end of the shard", pause_s=0.001)
+        yield number
+
+
+def locked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def several(steps: int, **synchroniser: Any) -> dict[str, Any]:
+    """A job of two islands and two shards with two fragments each."""
+    return synthetic(steps, ("us-east", "asia"), synchroniser={"shards": 2, "fragments": 4, **synchroniser})
+
+
+def merged_fragments(job: Job, after: float) -> set[int]:
+    """The fragments that were merged after this instant."""
+    merges = (record.event for record in job.records() if isinstance(record.event, events.MergeCompleted))
+    return {event.fragment for event in merges if event.at > after}
+
+
+def wait_for_all_fragments(job: Job) -> None:
+    """Return once each of the fragments has been merged after now."""
+    since = job.status()["at"]
+    job.wait_until(lambda: merged_fragments(job, since) == {0, 1, 2, 3}, "a merge of each fragment")
+
+
+@pytest.mark.ray
+@pytest.mark.soak("a minute with three deaths")
+def test_a_job_of_two_shards_checkpoints_loses_a_shard_and_its_synchroniser_and_keeps_all_of_it(
+    start: Start, home: Path
+) -> None:
+    job = start(several(ENDLESS, wire="int8", shard_groups=["europe", "asia"]))
+    wait_for_all_fragments(job)
+    folders = sorted(job.run_dir.glob("shards/*/journal"))
+    owned = [{name.name[9:13] for name in folder.iterdir()} for folder in folders]
+    assert [len(fragments) for fragments in owned] == [2, 2]
+    assert not list(job.run_dir.glob("journal/*.journal"))
+
+    with dead_shard(job, home) as number:
+        lost, since = {int(fragment) for fragment in owned[number]}, job.status()["at"]
+        job.wait_until(lambda: merged_fragments(job, since) == {0, 1, 2, 3} - lost, "merges of the other shard")
+        assert len(job.status()["view"]["islands"]) == 2
+    wait_for_all_fragments(job)
+    helpers = {helper["name"]: helper["restarts"] for helper in job.status()["helpers"] if "shard" in helper["name"]}
+    assert sorted(helpers.values()) == [0, 1], helpers
+
+    job.command(commands.Checkpoint())
+    job.wait_until(lambda: list(job.run_dir.glob("checkpoints/*/manifest.json")), "a checkpoint")
+    os.kill(job.pid_of_synchroniser(), signal.SIGKILL)
+    job.wait_until(lambda: len(job.restarts()) == 1, "the next synchroniser")
+    job.status_once_back()
+    wait_for_all_fragments(job)
+    job.command(commands.Rollback(0))
+    wait_for_all_fragments(job)
+
+    exported = job.port.save_parameters(job.id)
+    whole = load_file(job.run_dir / exported)
+    assert sum(array.size for array in whole.values()) == sum(job.status()["fragment_parameters"])
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert load_file(job.run_dir / "merged.safetensors").keys() == whole.keys()
+    assert_sound(job)

@@ -20,7 +20,8 @@ from orchestrator.errors import InternalError
 from orchestrator.host.retry import Retrier
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
-from orchestrator.parameters.journal import Facts, Journal
+from orchestrator.parameters.journal import Facts
+from orchestrator.parameters.journaled_store import MergeLog
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.parameters.wire_format import EncodedTensors, encoded
@@ -51,7 +52,7 @@ class MortalMergeWorker(MergeWorker):
         self.versions: dict[tuple[FragmentId, Version], tuple[FragmentState, int]] = {}
         """Every version of this life, with its step."""
 
-    def seed(self, outer: OuterState, journal: Journal) -> None:
+    def seed(self, outer: OuterState, journal: MergeLog) -> None:
         world = self._mortal
         shard = ParameterShard(journal, world.epoch, retry_until_written, lambda: world.now)
         shard.seed(outer, {})
@@ -60,7 +61,7 @@ class MortalMergeWorker(MergeWorker):
         self.shard = shard
         world.tell(e.OuterStateSeeded(world.now, SIZE * world.policy.fragment_count, "0" * 32))
 
-    def recover(self, outer: OuterState, merges: Sequence[Facts], journal: Journal) -> None:
+    def recover(self, outer: OuterState, merges: Sequence[Facts], journal: MergeLog) -> None:
         """Continue from Θ in the journal. Payloads that were held are gone."""
         world = self._mortal
         self.shard = ParameterShard(journal, world.epoch, retry_until_written, lambda: world.now)

@@ -1,0 +1,303 @@
+"""The actor of a shard: one process with its part of the fragments, its own journal, and its own end of the job's channel.
+
+    islands  ──offers, pulled──▶ ShardActor ──publications, pulled──▶ islands
+                                 ▲ orders   │ versions, digests, tickets: plain data
+                                 synchroniser (``runtime.remote_shard``)
+
+Bytes travel between islands and the shard directly. A version is answered once its journal entry is durable. A merge that
+the journal has is answered from there. A merge whose contributions died with an earlier process fails.
+
+A lock beside the journal excludes a second process that writes it. Responsible for nothing that needs the tape or the time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.channel.endpoint import Carried, Endpoint, Membership
+from orchestrator.channel.frames import SHARD, Address
+from orchestrator.checkpoints.manifest import Fragment
+from orchestrator.core import effects
+from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, Version
+from orchestrator.errors import DataError, InfrastructureError
+from orchestrator.host.retry import JOURNAL_REFUSES, Retrier
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.holding import Holding
+from orchestrator.parameters.journal import Facts, Journal
+from orchestrator.parameters.journaled_store import recovered
+from orchestrator.parameters.outer_state import FragmentState, OuterStep
+from orchestrator.parameters.pieces import Roles, Shape
+from orchestrator.parameters.shard import Held, InputsLost, ParameterShard, StepNorms, Unusable
+from orchestrator.runtime import cluster
+from orchestrator.runtime.published import PublicationGone, Published
+from orchestrator.runtime.shard_worker import Announceable, FragmentCut, LocalShard
+from orchestrator.specification.config import JobSpec
+from orchestrator.system import logbook
+from orchestrator.system.run_folder import JOURNAL, SHARDS
+
+log = logging.getLogger(__name__)
+LOCK_TIMEOUT_S = 10.0
+RETRY_S, LOOK_S = 0.2, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A shard's journal: the facts of each version that can be restored, by fragment. ``node_id`` is Ray's."""
+
+    node_id: str
+    facts: Mapping[FragmentId, Mapping[Version, Facts]]
+    damage: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewPublication:
+    """An ``Announceable`` as plain data."""
+
+    facts: Facts
+    shapes: Mapping[str, Shape]
+    usual_bytes: int
+    seconds: float = 0.0
+    journal_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedState:
+    """A ``FragmentState`` on its way to another process: its arrays are pulled over the job's channel."""
+
+    version: Version
+    digest: str
+    roles: Roles
+    parameters: Carried
+    momentum: Carried
+    residue: Carried
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A shard's troubles, for operators: what blocks its pulls, by address, and what it waits for before it can journal."""
+
+    hindrances: tuple[tuple[Address, str], ...]
+    trouble: str | None
+
+
+class ShardActor:
+    """The actor that Ray makes. ``open`` comes first, then ``join``, then ``recover``, or ``give`` and ``begin``."""
+
+    def __init__(self, job: str, spec: JobSpec, number: int, run_dir: str) -> None:
+        logbook.keep(logbook.service_logbook(Path(run_dir), "shard", number + 1))
+        self._job, self._spec, self._number = job, spec, number
+        self._folder = Path(run_dir) / SHARDS / str(number)
+        self._outer_step = OuterStep.of(spec.synchroniser)
+        self._retrier = Retrier()
+        self._names = itertools.count(1)
+        self._pulled: dict[int, memoryview] = {}
+        self._abandoned: set[int] = set()
+        self._newest: dict[FragmentId, NewPublication] = {}
+        self._published: dict[tuple[FragmentId, Version], Published] = {}
+        self._norms: dict[FragmentId, Callable[[], StepNorms | None]] = {}
+        self._cuts: dict[FragmentId, FragmentCut] = {}
+        self._served: dict[FragmentId, list[Any]] = {}
+
+    def open(self) -> Opened:
+        """Open the journal once no other process writes it. Raises InfrastructureError, DataError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self._folder / "lock")
+        try:
+            versions_kept = self._spec.synchroniser.staleness_max + 2  # as in the journal of other jobs (``job_files``)
+            self._journal = journal = Journal(self._folder / JOURNAL, versions_kept=versions_kept)
+        except OSError as error:
+            raise DataError(detail=f"The journal in {self._folder} cannot be read: {error}.") from error
+        self._retrier.until_done(JOURNAL_REFUSES, journal.settle)
+        facts = {p: {version: journal.facts(p, version) for version in journal.versions(p)} for p in journal.fragments}
+        log.info("shard %d of %s has the fragments %s", self._number, self._job, sorted(facts))
+        return Opened(cluster.own_node_id(), facts, tuple(journal.damage), tuple(journal.foreign))
+
+    def clear(self) -> None:
+        self._journal.clear()
+
+    def drop_newest(self, fragment: FragmentId) -> str:
+        return self._journal.drop_newest(fragment)
+
+    def join(self, membership: Membership) -> None:
+        """Join the channel of this synchroniser."""
+        self._endpoint = Endpoint(membership, cluster.own_address())
+        self._shard = ParameterShard(self._journal, Epoch(membership.epoch), self._retrier.until_done)
+        self._local = LocalShard(self._shard, self._endpoint, self._outer_step)
+
+    def look(self) -> Look:
+        """Return what is in the way."""
+        hindered = self._endpoint.client.hindrances.current() if hasattr(self, "_endpoint") else ()
+        addresses = dict.fromkeys(one.address for one in hindered)
+        words = tuple((address, text) for address in addresses for text in self._endpoint.hindrances(address))
+        time.sleep(LOOK_S)  # the call is made again at once
+        return Look(words, self._retrier.trouble)
+
+    # ── the first Θ, and orders ───────────────────────────────────────────────────────────────────────────────────
+
+    def give(self, fragment: FragmentId, state: CarriedState, step: int) -> None:
+        self._local.give(fragment, self._arrived(state), step)
+
+    def begin(self) -> list[NewPublication]:
+        return [self._plain(one) for one in self._local.begin()]
+
+    def recover(self) -> list[NewPublication]:
+        outer, merges = recovered(self._journal, self._journal.fragments, self._outer_step)
+        return [self._plain(one) for one in self._local.recover_from(outer, merges)]
+
+    def merge(self, order: effects.MergeFragment) -> NewPublication:
+        """Take the outer step and journal it. A merge that is in the journal is answered from there."""
+        newest = self._newest[order.fragment]
+        if newest.facts.version == order.version:
+            return newest
+        if lost := [item for item in order.inputs if not self._shard.holds(item.payload)]:
+            islands = ", ".join(item.island for item in lost)
+            detail = f"the process of shard {self._number} died with contributions that it held ({islands})"
+            raise InputsLost(detail=f"{detail}; islands offer the work again")
+        return self._plain(self._local.merge(order))
+
+    def restore(self, fragment: FragmentId, version: Version, step: int, state: CarriedState) -> NewPublication:
+        newest = self._newest[fragment]
+        if newest.facts.version == version:
+            return newest
+        return self._plain(self._local.restore(fragment, version, step, self._arrived(state)))
+
+    def norms(self, fragment: FragmentId) -> StepNorms | None:
+        """Return the norms of the last update, once."""
+        norms = self._norms.pop(fragment, None)
+        return norms() if norms is not None else None
+
+    def cut(self, fragment: FragmentId) -> Fragment:
+        """Keep the fragment as it is, until the next cut."""
+        cut = self._cuts[fragment] = self._local.cut(fragment)
+        return cut.facts
+
+    def cut_state(self, fragment: FragmentId, version: Version) -> CarriedState:
+        """Serve the arrays of a cut. Raises InfrastructureError if a process before this one made it, and it has passed."""
+        cut = self._cuts.get(fragment)
+        if cut is None or cut.facts.version != version:
+            cut = self._local.cut(fragment)
+        if cut.facts.version != version:
+            detail = f"shard {self._number} died with version {version} of fragment {fragment} before it was saved"
+            raise InfrastructureError(detail=detail)
+        carried, self._served[fragment] = carried_state(self._endpoint, cut.state())
+        return carried
+
+    def saved(self, fragment: FragmentId) -> None:
+        """Forget the cut of a fragment."""
+        self._cuts.pop(fragment, None)
+        self._served.pop(fragment, None)
+        self._endpoint.withdraw_unheld()
+
+    # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pull(self, key: int, carried: Carried) -> int:
+        """Pull the bytes of an offer and keep them under ``key``. Returns how many they are."""
+        try:
+            content = self._local.pull(carried, lambda: key in self._abandoned)
+        finally:
+            self._abandoned.discard(key)
+        self._pulled[key] = content
+        return len(content)
+
+    def abandon(self, key: int) -> None:
+        """End the pull with this key, if it is under way."""
+        self._abandoned.add(key)
+
+    def receive(self, payload: PayloadId, fragment: FragmentId, parts: Sequence[tuple[int, bool]]) -> Held | Unusable:
+        """Validate and hold what was pulled under these keys; those with True are spoiled first, by chaos."""
+        contents = [
+            spoiled(self._pulled.pop(key)) if is_spoiled else self._pulled.pop(key) for key, is_spoiled in parts
+        ]
+        return self._local.receive(payload, fragment, *contents)
+
+    def release(self, payload: PayloadId) -> None:
+        self._local.release(payload)
+
+    # ── publications ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def digest_of(self, fragment: FragmentId, version: Version, holding: Holding) -> str:
+        return self._version(fragment, version).digest_of(holding)
+
+    def values(self, fragment: FragmentId, version: Version, holding: Holding) -> tuple[str, int]:
+        payload = self._version(fragment, version).values(holding)
+        return payload.name, payload.byte_count
+
+    def since(
+        self, fragment: FragmentId, version: Version, held: Version | None, holding: Holding
+    ) -> tuple[Version | None, list[tuple[str, int]]]:
+        shipment = self._version(fragment, version).since(held, holding)
+        return shipment.since, [(payload.name, payload.byte_count) for payload in shipment.payloads]
+
+    def ticket(self, name: str, receiver: str) -> Carried:
+        return self._endpoint.server.ticket(name, receiver)
+
+    def let_go(self, versions: Sequence[tuple[FragmentId, Version]], pulled: Sequence[int]) -> None:
+        """Nobody needs these versions and pulled bytes any more. The newest version of a fragment stays."""
+        for fragment, version in versions:
+            if self._newest[fragment].facts.version != version:
+                self._published.pop((fragment, version), None)
+        for key in pulled:
+            self._pulled.pop(key, None)
+        self._endpoint.withdraw_unheld()
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _version(self, fragment: FragmentId, version: Version) -> Published:
+        published = self._published.get((fragment, version))
+        if published is None:
+            raise PublicationGone(detail=f"Shard {self._number} has no version {version} of fragment {fragment}.")
+        return published
+
+    def _plain(self, one: Announceable) -> NewPublication:
+        fragment, published = FragmentId(one.facts.fragment), self._local.published(FragmentId(one.facts.fragment))
+        new = NewPublication(one.facts, one.shapes, published.usual_bytes, one.seconds, one.journal_seconds)
+        self._published[fragment, published.version] = published
+        self._newest[fragment] = new
+        if one.norms is not None:
+            self._norms[fragment] = one.norms
+        return new
+
+    def _arrived(self, state: CarriedState) -> FragmentState:
+        return arrived_state(self._endpoint, state)
+
+
+def _locked(path: Path) -> Any:
+    """Return the file, locked until this process ends. Raises InfrastructureError if another keeps it."""
+    file, give_up_at = open(path, "ab"), time.monotonic() + LOCK_TIMEOUT_S  # noqa: SIM115  (until the process ends)
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError as error:
+            if time.monotonic() > give_up_at:
+                raise InfrastructureError(detail=f"Another process writes the journal beside {path}.") from error
+            time.sleep(RETRY_S)
+
+
+def spoiled(content: memoryview) -> memoryview:
+    """Return the content with some bits in its middle flipped, which its checksum detects."""
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 0b00111100
+    return memoryview(changed)
+
+
+def carried_state(endpoint: Endpoint, state: FragmentState) -> tuple[CarriedState, list[Any]]:
+    """Serve the state's arrays. Returns the state for a call, and the payloads, which are served while they are held."""
+    payloads = [endpoint.payload(f"state/{state.version}", wire_format.encode(arrays)) for arrays in state.arrays()]
+    parameters, momentum, residue = (payload.carried(SHARD) for payload in payloads)
+    return CarriedState(state.version, state.digest, state.roles, parameters, momentum, residue), payloads
+
+
+def arrived_state(endpoint: Endpoint, state: CarriedState) -> FragmentState:
+    """Pull the arrays of a state from the process that serves it."""
+    carried = (state.parameters, state.momentum, state.residue)
+    parameters, momentum, residue = (wire_format.decode(endpoint.received(one)) for one in carried)
+    return FragmentState(state.version, parameters, momentum, state.digest, state.roles, residue)
