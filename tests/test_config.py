@@ -64,6 +64,20 @@ def test_islands_measure_only_where_they_keep_what_was_published() -> None:
     assert "adoption 'replace'" in found["evaluation.on"]
 
 
+@pytest.mark.parametrize(
+    ("section", "path", "words"),
+    [
+        ({"shards": 9, "fragments": 8}, "synchroniser.shards", "at most 8"),
+        ({"shards": 2, "durability": {"kind": "async"}}, "synchroniser.durability.kind", "need sync"),
+        ({"shard_groups": ["a"]}, "synchroniser.shard_groups", "Raise synchroniser.shards"),
+    ],
+)
+def test_shards_that_could_not_share_the_fragments_are_refused(
+    section: dict[str, object], path: str, words: str
+) -> None:
+    assert words in problems({**SMALLEST, "synchroniser": section})[path]
+
+
 def test_how_long_an_evaluation_may_take_is_by_who_stands_still_for_it() -> None:
     def ratio(**section: object) -> float | None:
         return parse_job({**SMALLEST, "evaluation": section}).policy().evaluation.time_ratio_max
