@@ -33,7 +33,7 @@ from learners.streaming.documents import Continuation, Reader, Unreadable, chose
 from learners.tokenizer import Bytes, Tokenizer
 from orchestrator.errors import ConfigurationError
 from orchestrator.specification.bounds import BYTE_COUNT
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import AllowedRoots, shown
 
 NOWHERE = AllowedRoots()

@@ -24,7 +24,7 @@ from learners.island_spec import IslandSpec
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, in_words
 from orchestrator.parameters import fragment_map
-from orchestrator.specification.sections import BUILT_IN_TRAINER
+from orchestrator.specification.training_sections import BUILT_IN_TRAINER
 from orchestrator.system.roots import EVERYTHING
 
 SHOWN_TOKENS = 64

@@ -47,7 +47,7 @@ from optax import contrib
 from learners.factories import called, guarded
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import BY_NAME, Roles, role_of
-from orchestrator.specification.sections import InnerOptimizerSection, OptimizerGroupSection
+from orchestrator.specification.training_sections import InnerOptimizerSection, OptimizerGroupSection
 
 MUON_RMS = 0.2
 """The root mean square of an update of Muon, as in AdamW, so that both use the same learning rate.

@@ -21,7 +21,7 @@ import numpy as np
 from learners.streaming.documents import Continuation
 from orchestrator.errors import ConfigurationError, Problem
 from orchestrator.specification.bounds import BYTE_COUNT, BYTES
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.text import tokenizer_file
 from orchestrator.text.data_index import counted_with

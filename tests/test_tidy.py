@@ -326,6 +326,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.specification.device_mesh",
             "orchestrator.models",
             "orchestrator.specification.sections",
+            "orchestrator.specification.training_sections",
             "orchestrator.text",
             "orchestrator.specification.bounds",
             "orchestrator.errors",

@@ -42,7 +42,7 @@ from learners.corpus import document_count
 from learners.held_out import HeldOut, digest
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen
 from orchestrator.errors import AtollError, InfrastructureError
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import data_index
 from orchestrator.text.file_kinds import kind_of

@@ -23,7 +23,7 @@ import numpy as np
 from learners.streaming import documents, order
 from learners.streaming.order import Pieces, cut, listed
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, first_line, in_words
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import AllowedRoots, data_bytes, shown
 from orchestrator.text import data_index
 from orchestrator.text.data_index import FIELD, IndexedSource

@@ -28,23 +28,21 @@ from orchestrator.specification.bounds import (
     Name,
     Seed,
 )
-from orchestrator.specification.sections import BUILT_IN_TRAINER as BUILT_IN_TRAINER
 from orchestrator.specification.sections import (
     BudgetSection,
     CheckpointsSection,
-    DataSection,
     EvaluationSection,
     HealthSection,
     IslandsSection,
-    ModelSection,
     RecoverySection,
     ResumeSection,
     Section,
     SynchroniserSection,
     SyntheticSection,
-    TrainingSection,
     TransportSection,
 )
+from orchestrator.specification.training_sections import BUILT_IN_TRAINER as BUILT_IN_TRAINER
+from orchestrator.specification.training_sections import DataSection, ModelSection, TrainingSection
 from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
 from orchestrator.system.plain import counted
 from orchestrator.text.file_kinds import refusal

@@ -26,7 +26,7 @@ from typing import IO
 
 from orchestrator.errors import AtollError, ConfigurationError, InvalidJobSpec, OutsideRoots, Problem, first_line
 from orchestrator.specification.config import JobSpec
-from orchestrator.specification.sections import FILES_MAX
+from orchestrator.specification.training_sections import FILES_MAX
 from orchestrator.system.roots import AllowedRoots, data_bytes, open_data, open_folder, shown
 from orchestrator.system.threads import BoundedThreads
 from orchestrator.text import file_kinds, parquet_bytes

@@ -26,7 +26,7 @@ from orchestrator.checkpoints.manifest import File, decode, decode_part, encode,
 from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, verified
 from orchestrator.checkpoints.resumption import begun, stored
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, OutsideRoots
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import AllowedRoots, Place, Root, defaults, name_parts, open_data, place_of, shown
 from tests.checkpoints.making import make
 

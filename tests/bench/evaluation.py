@@ -13,7 +13,7 @@ from statistics import median
 
 from learners import jax_trainer
 from orchestrator.models.presets import Architecture
-from orchestrator.specification import sections
+from orchestrator.specification import training_sections
 from tests.bench.goals import Goal, at_most
 from tests.bench.one_island import seconds_of, specification
 from tests.bench.options import Options
@@ -26,7 +26,7 @@ STEPS = 3
 
 def main(asked: Options) -> list[Goal]:
     if asked.parameters is not None:
-        sections.PLAIN = {**sections.PLAIN, "small": _architecture(asked.parameters)}
+        training_sections.PLAIN = {**training_sections.PLAIN, "small": _architecture(asked.parameters)}
     spec = specification(asked, training={"batch_size": 2}, evaluation={"sequences": 32, "on": "islands"})
     trainer = jax_trainer.create(spec.model_dump(mode="json"), 0, 1)
     trainer.warm_up()
@@ -53,6 +53,6 @@ def _architecture(parameters: int) -> Architecture:
     """Return an architecture of ``small``'s depth with about so many parameters: a layer has twelve times its width
     squared.
     """
-    small = sections.PLAIN["small"]
+    small = training_sections.PLAIN["small"]
     heads = round((parameters / (12 * small.layer_count)) ** 0.5 / small.head_size)
     return replace(small, width=max(1, heads) * small.head_size)

@@ -13,7 +13,7 @@ from learners.island_spec import IslandSpec
 from learners.streaming.documents import DOCUMENT_BYTES_MAX
 from learners.text import Text
 from orchestrator.errors import ConfigurationError
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 
 DOCUMENTS = [f"document {number} says {'la ' * (number % 7 + 20)}".encode() for number in range(200)]

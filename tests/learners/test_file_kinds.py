@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from learners.corpus import file_documents
 from learners.streaming.documents import Reader, Unreadable
 from orchestrator.errors import ConfigurationError
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import file_kinds
 from orchestrator.text.file_kinds import Compression, FileKind, Format, kind_of, refusal

@@ -14,7 +14,7 @@ from learners.inner_step import DescentCheck
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import Role
 from orchestrator.specification.config import parse_job
-from orchestrator.specification.sections import InnerOptimizerSection
+from orchestrator.specification.training_sections import InnerOptimizerSection
 
 section = InnerOptimizerSection
 

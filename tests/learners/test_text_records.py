@@ -24,7 +24,7 @@ from learners.text import Text
 from learners.tokenizer import Bytes
 from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text.text_records import NotText, text_of
 

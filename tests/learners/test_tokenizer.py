@@ -17,7 +17,7 @@ from orchestrator.errors import ConfigurationError, InvalidJobSpec, OutsideRoots
 from orchestrator.models.huggingface.export import end_of_text_of
 from orchestrator.models.huggingface.export import files_of as exported_files
 from orchestrator.specification.config import parse_job
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.text import tokenizer_file
 

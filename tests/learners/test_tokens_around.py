@@ -21,7 +21,7 @@ from learners.tokenizer import SPACE
 from orchestrator.core.vocabulary import NO_FLAWS
 from orchestrator.errors import ConfigurationError
 from orchestrator.models.huggingface.export import end_of_text_of
-from orchestrator.specification.sections import DataSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING, AllowedRoots
 from orchestrator.text import data_index, tokenizer_file
 from tests.learners.tokenizers_of import FAMILIES, HTML, config, pieces_of_gemma, pieces_of_llama_2

@@ -36,7 +36,7 @@ from orchestrator.models.huggingface.files import TensorFile
 from orchestrator.models.huggingface.layout import Sources, sources_of
 from orchestrator.models.huggingface.origin import CONFIG, GENERATION, OF_THE_TOKENIZER, TOKENIZER_CONFIG, Origin
 from orchestrator.specification.bounds import BYTES
-from orchestrator.specification.sections import BUILT_IN_TRAINER, ModelSection
+from orchestrator.specification.training_sections import BUILT_IN_TRAINER, ModelSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text.tokenizer_file import TokenizerFile
 from orchestrator.text.tokenizer_file import read as read_tokenizer

@@ -1,0 +1,252 @@
+"""The sections of a job specification that say what is trained: model, data, inner optimizer, training.
+
+What is right within one section is said here, in types; ``sections`` has the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from orchestrator.models.decoder import DecoderSection, VocabularySize
+from orchestrator.models.presets import DECODERS, PLAIN, Architecture, PresetName
+from orchestrator.specification.bounds import (
+    Digest,
+    Function,
+    GradientNorm,
+    LearningRate,
+    Location,
+    MicrobatchCount,
+    Name,
+    RateRatio,
+    Ratio,
+    RatioBelowOne,
+    SequenceCount,
+    SequenceLength,
+    SourceWeight,
+    StepCountOrNone,
+    StoredBytes,
+    TensorPattern,
+    TokenId,
+    UnreadableCount,
+    WeightDecay,
+    Word,
+)
+from orchestrator.specification.bounds import Section as Section
+
+BUILT_IN_TRAINER = "learners.jax_trainer:create"
+FILES_MAX = 10_000
+"""Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
+SOURCES_MAX = 64
+"""Of a streamed data set: an island holds some megabytes of each."""
+GROUPS_MAX = 100
+"""Groups of tensors: each is tried on each tensor, whenever a step is compiled."""
+
+
+class ModelSection(Section):
+    """The model: a preset, your own ``decoder``, or ``factory: package.module:function`` of an installed package.
+
+    Set ``vocabulary_size`` if the tokenizer's size differs from the preset's. ``initial_weights`` is a folder with weights
+    that fit the model, in the format of Hugging Face's libraries (`config.json`, `model.safetensors`); the job continues
+    from them. The evaluator's node must have the folder, below a root (`atoll up --data`). ``remat`` selects what a decoder
+    recomputes for the gradient: ``dots`` recomputes everything except matrix products, which costs less time; ``full``
+    recomputes everything, which takes the least memory.
+    """
+
+    preset: PresetName = "nano"
+    decoder: DecoderSection | None = None
+    factory: Function | None = None
+    vocabulary_size: VocabularySize | None = None
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    remat: Literal["none", "dots", "full"] = "none"
+    initial_weights: Location | None = None
+
+    @model_validator(mode="after")
+    def _one_model(self) -> ModelSection:
+        of_built_in = {
+            "decoder": self.decoder,
+            "vocabulary_size": self.vocabulary_size,
+            "initial_weights": self.initial_weights,
+        }
+        named = [name for name, value in of_built_in.items() if value is not None]
+        if self.factory is not None and named:
+            raise ValueError(f"has factory and {named[0]}, which only a built-in model takes; leave one of the two out")
+        if self.decoder is not None and self.preset != "nano":
+            raise ValueError("has preset and decoder, which are two models; leave one of the two out")
+        if self.initial_weights is not None and not isinstance(self.network, DecoderSection):
+            raise ValueError(
+                f"has initial_weights and the preset {self.preset!r}, which only atoll has; use the preset of the "
+                "weights' model, or decoder"
+            )
+        return self
+
+    @property
+    def network(self) -> Architecture | DecoderSection | None:
+        """The configuration of the built-in model that is asked for; None where only a package knows it."""
+        if self.factory is not None:
+            return None
+        if self.decoder is None and self.preset in PLAIN:
+            plain = PLAIN[self.preset]
+            return replace(plain, vocabulary_size=self.vocabulary_size or plain.vocabulary_size)
+        decoder = self.decoder or DECODERS[self.preset]
+        return decoder.model_copy(update={"vocabulary_size": self.vocabulary_size or decoder.vocabulary_size})
+
+
+class SourceSection(Section):
+    """One kind of text of a streamed data set. ``weight`` is its share of all sequences, relative to the other weights.
+
+    A file's name determines how it is read, regardless of case: .jsonl, .json, .ndjson and .jsonlines are JSON Lines (one
+    object per line), .parquet is Parquet, .arrayrecord is ArrayRecord (one text per record), and everything else is UTF-8
+    text. JSON Lines and text may be compressed: .gz, .gzip, .zst, .zstd. A file is refused if its content does not match
+    its name. In Parquet and JSON the text is in ``text_field``.
+
+    The part of a file's name after the last slash may be a pattern with ``*``, ``?`` and ``[…]``, except in a store. The
+    service replaces it by the files that it finds when the job is submitted. Without ``held_out``, the share
+    ``data.held_out_ratio`` of the text is held out.
+    """
+
+    name: Name
+    files: Annotated[tuple[Location, ...], Field(min_length=1, max_length=FILES_MAX)]
+    held_out: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = Field(
+        default=(), description="files for the source's held-out loss; no island trains on them"
+    )
+    weight: SourceWeight = 1.0
+    text_field: Word = "text"
+
+
+class DataSection(Section):
+    """The text, and its conversion to tokens. ``source: builtin`` is the source code of Python's standard library.
+
+    ``source: files`` accepts the same kinds of files as ``sources``. Each island holds all of the text, which takes 2.5
+    times its size in memory; use it for some 100 MB, and at most 2 GiB. ``source: streamed`` reads ``sources`` a few
+    megabytes at a time, and each island reads only its own part.
+
+    The commands of ``atoll`` accept paths relative to the specification; over REST they must be absolute, or URLs of a store
+    (s3://…, gs://…). The node of every island must be able to read the files, below a root (`atoll up --data`). The same
+    applies to ``tokenizer``, which is `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of
+    SentencePiece, and to ``index``, which `atoll data index` creates. Without an index islands count streamed text as they
+    read it, and the length of an epoch is estimated if an island's part of a source has more than 1 GiB.
+    """
+
+    source: Literal["builtin", "files", "streamed"] = "builtin"
+    files: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = ()
+    sources: Annotated[tuple[SourceSection, ...], Field(max_length=SOURCES_MAX)] = ()
+    text_field: Word = Field(default="text", description="for source: files")
+    tokenizer: Location = "bytes"
+    tokenizer_digest: Digest | None = Field(
+        default=None, description="digest of the tokenizer's file; filled in by the service"
+    )
+    separator: TokenId | None = Field(
+        default=None,
+        description="the token between two documents; if absent, the control token that ends a text, filled in by the "
+        "service",
+    )
+    begin_token: TokenId | Literal["tokenizer", "none"] = Field(
+        default="tokenizer",
+        description="the token before each document; `tokenizer`: the one that the tokenizer itself puts before a text, if "
+        "any, filled in by the service",
+    )
+    index: Location | None = Field(
+        default=None, description="index of a streamed data set, with the token counts of its pieces"
+    )
+    index_digest: Digest | None = Field(default=None, description="digest of the index; filled in by the service")
+    stored_bytes: Annotated[tuple[StoredBytes, ...], Field(max_length=SOURCES_MAX)] = Field(
+        default=(),
+        description="size of each source's files on the service's machine, if there is no index; filled in by the service",
+    )
+    sequence_length: SequenceLength = 128
+    held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
+    unreadable_max: UnreadableCount = Field(
+        default=0,
+        description="unreadable records (not UTF-8, or without text) and pieces of files that an island may skip; one more "
+        "ends the job",
+    )
+
+
+class OptimizerGroupSection(Section):
+    """A group of tensors with its own learning rate or weight decay. It contains the tensors that match both ``tensors``
+    and ``role``.
+
+    ``tensors`` is a pattern of names, with ``*`` and ``?``; ``role`` is the tensors' purpose. At least one is required.
+    """
+
+    tensors: TensorPattern | None = None
+    role: Literal["embedding", "matrix", "vector"] | None = None
+    lr_ratio: RateRatio = Field(default=1.0, description="factor of the learning rate, also for the decay")
+    weight_decay: WeightDecay | None = Field(
+        default=None, description="if absent, the common weight decay, which excludes embeddings and vectors"
+    )
+
+    @model_validator(mode="after")
+    def _names_some(self) -> OptimizerGroupSection:
+        if self.tensors is None and self.role is None:
+            raise ValueError("names no tensors; give it a pattern of names, a role, or both")
+        return self
+
+
+class InnerOptimizerSection(Section):
+    """The optimizer of every island's inner steps, with its schedule: a linear warm-up, then a decay by ``schedule`` to
+    ``lr · lr_final_ratio`` at the end of the job's token budget.
+
+    ``muon`` updates matrices by Muon and everything else by AdamW, at one learning rate, that of AdamW. For Lion use a third
+    to a tenth of AdamW's rate. The first of the ``groups`` that matches a tensor applies.
+
+    ``factory`` is ``package.module:function``, and replaces ``kind``. It gets this section as a dictionary and returns a
+    complete optax optimizer, such as ``optax.adamw(3e-4)``, whose updates are added to the parameters. The optimizer has its
+    own learning rate and weight decay; the schedule multiplies its updates by a factor that is 1 after warm-up and
+    ``lr_final_ratio`` at the end. Gradients are clipped only if ``clip_norm`` is set. A job with a factory that ascends
+    fails at its first step.
+    """
+
+    kind: Literal["adamw", "muon", "lion", "adafactor"] = "adamw"
+    factory: Function | None = None
+    lr: LearningRate = 2e-3
+    lr_final_ratio: Ratio = 0.1
+    warmup_steps: StepCountOrNone = Field(default=50, description="steps of each island")
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    decay_ratio: Ratio = Field(
+        default=0.2, description="for wsd: the share of the budget at its end during which the rate falls"
+    )
+    beta1: RatioBelowOne = Field(default=0.9, description="for AdamW and Lion")
+    beta2: RatioBelowOne = Field(default=0.95, description="for AdamW and Lion; use 0.99 for Lion")
+    momentum: RatioBelowOne = Field(default=0.95, description="for Muon")
+    weight_decay: WeightDecay = 0.1
+    clip_norm: GradientNorm | None = Field(
+        default=1.0, description="limit of the norm of all gradients; null, the default with a factory: no limit"
+    )
+    groups: Annotated[tuple[OptimizerGroupSection, ...], Field(max_length=GROUPS_MAX)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_factory_clips_itself(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("factory") is not None and "clip_norm" not in data:
+            return {**data, "clip_norm": None}
+        return data
+
+    @model_validator(mode="after")
+    def _one_optimizer(self) -> InnerOptimizerSection:
+        if self.factory is not None and "kind" in self.model_fields_set and self.kind != "adamw":
+            raise ValueError(f"has kind {self.kind} and a factory, which takes its place; leave one of them out")
+        if self.factory is not None and any(group.weight_decay is not None for group in self.groups):
+            raise ValueError(
+                "has a factory, whose optimizer decays weights itself, and a group with a weight_decay of its own; "
+                "remove that, and use optax.add_decayed_weights with a mask in the factory"
+            )
+        return self
+
+
+class TrainingSection(Section):
+    """The inner steps of one island. ``batch_size`` is in sequences for one island.
+
+    With ``accumulation`` a step processes its batch in that many equal parts, one after another: activations take less
+    memory, and the result is the same. Decoder models add ``z_loss`` times the mean of log²Z to their objective, where Z is
+    the sum of the exponentials of a position's logits (arXiv:2204.02311, section 5). Reported losses do not include it.
+    """
+
+    batch_size: SequenceCount = 8
+    accumulation: MicrobatchCount = Field(default=1, description="number of parts of a batch; must divide batch_size")
+    z_loss: Ratio = 0.0
+    inner_optimizer: InnerOptimizerSection = InnerOptimizerSection()
