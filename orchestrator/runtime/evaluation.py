@@ -68,7 +68,7 @@ Answer = TypeVar("Answer")
 
 
 class IdleLimit:
-    """How long an evaluator stays that measures nothing. Times are of a monotonic clock."""
+    """Limits how long an evaluator stays that measures nothing. Times are of a monotonic clock."""
 
     def __init__(self) -> None:
         self._started_at, self._used_at = 0.0, 0.0

@@ -116,7 +116,7 @@ def _kill_all(find: Callable[[], list[psutil.Process]], timeout_s: float) -> set
 
 
 class StartWatch:
-    """Whether the process of an actor that is being made still works towards its start. A busy machine may take minutes.
+    """Tells whether the process of an actor that is being made still works towards its start. That may take minutes.
 
     Its process is one on the node that was not there ``before``, or that has ``name`` in its title. On another machine no
     process is visible; then the start counts as silent.

@@ -26,7 +26,7 @@ def _visible(number: int) -> str:
 
 
 class _Shown(dict[int, str]):
-    """What each character is shown as, for ``str.translate``. Found at first use: a whole table delays every command."""
+    """Maps characters to visible ones, for ``str.translate``. A table that is filled at once would delay every command."""
 
     def __missing__(self, number: int) -> str:
         character = chr(number)
