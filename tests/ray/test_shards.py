@@ -6,6 +6,7 @@ import fcntl
 import os
 import queue
 import signal
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from orchestrator.actors import ModelOutline
-from orchestrator.channel.endpoint import Membership, Payload, Terms
+from orchestrator.channel.endpoint import Endpoint, Membership, Payload, Terms
 from orchestrator.channel.frames import SHARD
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.core import commands, events
@@ -37,8 +38,8 @@ from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.holding import EVERYTHING
 from orchestrator.parameters.journal import Journal
-from orchestrator.parameters.outer_state import OuterStep
-from orchestrator.parameters.shard import Held, ParameterShard
+from orchestrator.parameters.outer_state import OuterStep, initial_state
+from orchestrator.parameters.shard import Held, InputsLost, ParameterShard, Unusable
 from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.specification.config import parse_job
 from orchestrator.system.roots import AllowedRoots
@@ -161,6 +162,83 @@ def test_fragments_are_dealt_evenly_by_bytes_and_each_once(sizes: list[int], sha
     assert heaviest * shard_count <= sum(sizes) + max(sizes) * (shard_count - 1)
     if len(sizes) >= shard_count:
         assert all(hands)
+
+
+@pytest.fixture
+def started(port: object, tmp_path: Path) -> Iterator[Callable[[], Any]]:
+    """Starts the process of a shard with its journal in this folder. The one before it is ended."""
+    from orchestrator.runtime import cluster
+    from orchestrator.runtime.remote_shard import answer_of
+    from orchestrator.runtime.shard_actor import ShardActor
+    from orchestrator.runtime.shard_worker import terms_of
+
+    spec = SPEC.model_copy(update={"synchroniser": SPEC.synchroniser.model_copy(update={"shards": 2})})
+    prefix = f"{tmp_path.name}:"
+
+    def start() -> Any:
+        cluster.end_actors_named_from(prefix)
+        options = {
+            "name": f"{prefix}{uuid.uuid4().hex}",
+            "max_concurrency": 8,
+            **cluster.on_node(),
+            **cluster.NEXT_TO_NOTHING,
+        }
+        handle = cluster.start_actor(ShardActor, options, "job", spec, 0, str(tmp_path))
+
+        def call(method: Callable[..., Any], *arguments: Any) -> Any:
+            return answer_of(handle.call(method, *arguments))
+
+        call(ShardActor.open)
+        call(ShardActor.join, Membership("job", SHARD, 1, terms_of(spec)))
+        return call
+
+    yield start
+    cluster.end_actors_named_from(prefix)
+
+
+@pytest.mark.ray
+def test_a_shard_that_comes_back_answers_what_it_journalled_and_fails_what_it_lost(started: Callable[[], Any]) -> None:
+    from orchestrator.runtime.published import PublicationGone
+    from orchestrator.runtime.shard_actor import ShardActor, carried_state
+
+    fragment, island = FragmentId(0), Endpoint(Membership("job", "a:1", 1, Terms(inline_bytes_max=0)), "127.0.0.1")
+    first = initial_state({"w0": np.ones((40, 16), np.float32)}, OuterStep.of(SPEC.synchroniser))
+    offer = wire_format.encode({"w0": np.full((40, 16), 0.5, np.float32)}, "int4", Version(0))
+    served = island.payload("offer", offer)
+
+    def receive(shard: Any, key: int) -> PayloadId:
+        assert shard(ShardActor.pull, key, served.carried(SHARD)) == len(offer)
+        assert isinstance(shard(ShardActor.receive, PayloadId(f"a.{key}"), fragment, [(key, False)]), Held)
+        return PayloadId(f"a.{key}")
+
+    def order(payload: PayloadId, version: int) -> MergeFragment:
+        inputs = (WeightedPayload(payload, IslandId("a"), 1.0),)
+        return MergeFragment(Epoch(1), fragment, Version(version), version, inputs, CloseReason.EVERYONE_IN, "")
+
+    shard = started()
+    state, payloads = carried_state(island, first)
+    shard(ShardActor.give, fragment, state, 0)
+    shard(ShardActor.begin)
+    merged_payload = receive(shard, 1)
+    merged = shard(ShardActor.merge, order(merged_payload, 1))
+    spoilt = shard(ShardActor.pull, 2, served.carried(SHARD))
+    assert isinstance(shard(ShardActor.receive, PayloadId("spoilt"), fragment, [(2, True)]), Unusable), spoilt
+    held = receive(shard, 3)
+
+    shard = started()
+    (recovered,) = shard(ShardActor.recover)
+    assert recovered.facts == merged.facts
+    assert shard(ShardActor.merge, order(merged_payload, 1)).facts == merged.facts
+    with pytest.raises(InputsLost, match="offer the work again"):
+        shard(ShardActor.merge, order(held, 2))
+    with pytest.raises(PublicationGone):
+        shard(ShardActor.values, fragment, Version(0), EVERYTHING)
+    name, byte_count = shard(ShardActor.values, fragment, Version(1), EVERYTHING)
+    values = island.received(shard(ShardActor.ticket, name, "a:1"))
+    assert (len(values), digest(wire_format.decode(values))) == (byte_count, merged.facts.digest)
+    assert shard(ShardActor.merge, order(receive(shard, 4), 2)).facts.base_digest == merged.facts.digest
+    island.close()
+    del payloads
 
 
 Start = Callable[[dict[str, Any]], Job]
