@@ -52,7 +52,7 @@ from orchestrator.core.vocabulary import (
     Life,
     NodeGroupId,
 )
-from orchestrator.errors import ConfigurationError, Conflict, DataError, Fenced, NotFound, in_words
+from orchestrator.errors import Conflict, DataError, Fenced, NotFound, in_words
 from orchestrator.host import records
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import EventQueue, JobContext, Timers
@@ -149,7 +149,7 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
     if spec.synchroniser.shards > 1:
         try:
             shards = ShardProcesses(job, spec, run_dir)
-        except (ConfigurationError, DataError) as error:
+        except DataError as error:
             restart.crash(job, run_dir, error, (), partial(restart.left, job, spec, policy, run_dir))
             raise
     journals = shards.journals if shards is not None else None

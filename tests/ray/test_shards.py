@@ -34,6 +34,7 @@ from orchestrator.core.vocabulary import (
     Version,
     WeightedPayload,
 )
+from orchestrator.errors import InfrastructureError
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.holding import EVERYTHING
@@ -41,6 +42,7 @@ from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.outer_state import OuterStep, initial_state
 from orchestrator.parameters.shard import Held, InputsLost, ParameterShard, Unusable
 from orchestrator.parameters.tensors import Tensors, digest
+from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.specification.config import parse_job
 from orchestrator.system.roots import AllowedRoots
 from tests.ray.jobs import ENDLESS, Job, assert_sound, pids_of, synthetic
@@ -319,3 +321,10 @@ def test_a_job_of_two_shards_checkpoints_loses_a_shard_and_its_synchroniser_and_
     job.wait_for_end()
     assert load_file(job.run_dir / "merged.safetensors").keys() == whole.keys()
     assert_sound(job)
+
+
+@pytest.mark.ray
+@pytest.mark.soak("a job of its own for a sentence")
+def test_a_job_whose_shards_have_no_node_does_not_start_and_says_why(port: RayControlPort, tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError, match="names 'nowhere', but no node of that group is there"):
+        port.start_job("nowhere", parse_job(several(10, shard_groups=["nowhere"])), tmp_path / "nowhere")
