@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,20 +161,10 @@ def test_by_default_the_working_folder_is_a_root_without_what_is_hidden_or_priva
     key = tmp_path / "key.pem"
     roots = given_by(tmp_path, (), (), key)
     inside = ("text.txt", "runs/job-1/checkpoints/000001", ".atoll/checkpoints/x", "fetched/000001")
-    outside = (
-        ".atoll/token",
-        ".atoll",
-        ".atoll/service.sqlite",
-        ".atoll/data/x",
-        ".ssh/id",
-        ".env",
-        "a/.git/config",
-        "key.pem",
-        "../x",
-    )
+    hidden = (".atoll/token", ".atoll", ".atoll/service.sqlite", ".atoll/data/x", ".ssh/id", ".env", "a/.git/config")
     for name in inside:
         roots.checkpoint_folder(f"{tmp_path}/{name}").real()
-    for name in (*outside, "key.pem", "../x"):
+    for name in (*hidden, "key.pem", "../x"):
         with pytest.raises(OutsideRoots):
             roots.checkpoint_folder(f"{tmp_path}/{name}")
     roots.data_file(f"{tmp_path}/.atoll/data/text.txt").real()
@@ -205,20 +196,10 @@ def test_a_working_folder_of_the_system_is_no_root(folder: str) -> None:
             roots.data_file(path)
 
 
-@pytest.mark.parametrize(
-    "root",
-    [
-        "reference::http://x/y",
-        "http://x/y",
-        "zip:///x",
-        "s3://u:p@b/x",
-        "s3://b/../x",
-        "dir://x",
-        "",
-        "a\0b",
-        "memory:x",
-    ],
-)
+NO_ROOTS = ("reference::http://x/y", "http://x/y", "zip:///x", "s3://u:p@b/x", "s3://b/../x", "dir://x", "", "a\0b")
+
+
+@pytest.mark.parametrize("root", [*NO_ROOTS, "memory:x"])
 def test_a_root_that_can_be_none_is_refused(root: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not a valid root"):
         given_by(tmp_path, (root,))
@@ -267,20 +248,17 @@ def beside(tmp_path: Path) -> Iterator[tuple[Path, AllowedRoots]]:
         yield root, AllowedRoots.only(root)
 
 
-@pytest.mark.parametrize(
-    ("name", "link", "target"),
-    [
-        ("link", "link", "secret/token"),
-        ("dangling", "dangling", "secret/nothing"),
-        ("folder/token", "folder", "secret"),
-        ("folder/nothing", "folder", "secret"),
-    ],
-)
+LINKS = {"link": "secret/token", "dangling": "secret/nothing", "folder/token": "secret", "folder/nothing": "secret"}
+"""What the first part of each name leads to."""
+
+
+@pytest.mark.parametrize(("name", "target"), LINKS.items())
 def test_a_data_file_behind_a_link_that_leads_out_is_refused_and_the_answer_does_not_tell_what_is_there(
-    beside: tuple[Path, AllowedRoots], name: str, link: str, target: str
+    beside: tuple[Path, AllowedRoots], name: str, target: str
 ) -> None:
     """It names the link that leaves and what that link says, which lies within the root, and nothing beyond."""
     root, roots = beside
+    link = name.partition("/")[0]
     for use in (lambda: open_data(roots, f"{root}/{name}"), lambda: list(documents(roots, root / name))):
         with pytest.raises(OutsideRoots) as refused:
             use()
@@ -328,12 +306,8 @@ def test_a_checkpoints_file_that_is_a_link_or_no_file_is_neither_read_nor_writte
 ) -> None:
     root, roots = beside
     folder = Folder.within(roots, str(root))
-    for use in (
-        folder.size,
-        folder.fingerprint,
-        lambda name: folder.read(name, 99),
-        lambda name: list(folder.chunks(name)),
-    ):
+    reading = (lambda name: folder.read(name, 99), lambda name: list(folder.chunks(name)))
+    for use in (folder.size, folder.fingerprint, *reading):
         with pytest.raises((DataError, FileNotFoundError)):
             use(name)
     with pytest.raises(DataError, match="link"):
@@ -348,14 +322,8 @@ def test_a_checkpoints_file_that_is_a_link_or_no_file_is_neither_read_nor_writte
 def test_a_folder_behind_a_link_that_leads_out_is_refused(beside: tuple[Path, AllowedRoots]) -> None:
     root, roots = beside
     folder = Folder.within(roots, f"{root}/folder")
-    for use in (
-        lambda: folder.read("token", 99),
-        folder.names,
-        folder.folders,
-        folder.sync,
-        folder.remove_all,
-        lambda: folder.local,
-    ):
+    plain = (folder.names, folder.folders, folder.sync, folder.remove_all)
+    for use in (*plain, lambda: folder.read("token", 99), lambda: folder.local):
         with pytest.raises(AtollError) as refused:
             use()
         assert "the token" not in str(refused.value)
@@ -389,11 +357,7 @@ def test_a_run_folder_that_a_job_has_put_a_link_in_place_of_gives_nothing(tmp_pa
     (tmp_path / "runs" / replaced).symlink_to(tmp_path / "secret" / Path(replaced).relative_to("run"))
     for roots in (AllowedRoots(), defaults(tmp_path / "home", tmp_path / "runs", ("/nowhere",), (), tmp_path, ())):
         folder = Folder.within(roots.with_run(tmp_path / "runs" / "run"), f"{tmp_path}/runs/run/checkpoints")
-        for use in (
-            folder.folders,
-            lambda folder=folder: folder.write("x", b"x"),
-            lambda folder=folder: listed(folder),
-        ):
+        for use in (folder.folders, partial(folder.write, "x", b"x"), partial(listed, folder)):
             with pytest.raises((OutsideRoots, DataError)):
                 use()
     assert manifest_of(secret).number == 1
@@ -421,24 +385,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return plain
 
 
-WRONG: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    1.5,
-    10**30,
-    "x\0",
-    "../../x",
-    "\ud800",
-    [],
-    {},
-    [None],
-    [[[]]],
-    [True],
-    {"a": 1},
-    [10**30],
-    "",
-)
+WRONG_SCALARS: tuple[Any, ...] = (None, True, -1, 1.5, 10**30, "x\0", "../../x", "\ud800", "")
+WRONG: tuple[Any, ...] = (*WRONG_SCALARS, [], {}, [None], [[[]]], [True], {"a": 1}, [10**30])
 
 
 def places(document: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -481,19 +429,8 @@ def test_of_a_manifest_with_any_field_wrong_nothing_comes_but_dataerror(sound: d
         with pytest.raises(DataError) if needed else suppress(DataError):
             decode(seal(changed(sound, way, lambda there, key: there.pop(key))), "it")
     assert refused > 500
-    harmless = {
-        ("job",),
-        ("spec",),
-        ("at",),
-        ("taken_at",),
-        ("legs",),
-        ("granules",),
-        ("parts",),
-        ("fragments", 0, "roles"),
-        ("fragments", 1, "roles"),
-        ("parts", 0, "files"),
-        ("parts", 1, "files"),
-    }
+    harmless = {(name,) for name in ("job", "spec", "at", "taken_at", "legs", "granules", "parts")}
+    harmless |= {(section, i, name) for section, name in (("fragments", "roles"), ("parts", "files")) for i in (0, 1)}
     assert {way for way, _ in accepted} <= harmless
     assert not [
         value for way, value in accepted if way != ("job",) and (value is True or value not in (1.5, [], {}, {"a": 1}))
@@ -624,17 +561,9 @@ def test_what_a_store_raises_is_told_as_an_error_of_ours(tmp_path: Path, monkeyp
 
     for name in ("open", "find", "ls", "rm", "rm_file", "pipe_file", "size", "invalidate_cache"):
         monkeypatch.setattr(MemoryFileSystem, name, broken)
-    for use in (
-        folder.names,
-        folder.folders,
-        folder.remove_all,
-        lambda: folder.read("x", 9),
-        lambda: folder.write("x", b""),
-        lambda: folder.size("x"),
-        lambda: folder.fingerprint("x"),
-        lambda: folder.remove("x"),
-        lambda: listed(folder),
-    ):
+    named = (partial(method, "x") for method in (folder.size, folder.fingerprint, folder.remove))
+    contents = (lambda: folder.read("x", 9), lambda: folder.write("x", b""), lambda: listed(folder))
+    for use in (folder.names, folder.folders, folder.remove_all, *named, *contents):
         with pytest.raises(InfrastructureError, match="KeyError: 'webhdfs answered something else'"):
             use()
 

@@ -44,6 +44,8 @@ GROUP = {
 }
 """Fields of ours that KubeRay's CRD has (helm-chart/kuberay-operator/crds/ray.io_rayclusters.yaml, 1.6 and 1.7)."""
 
+CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+
 
 def manifests(name: str, cluster: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:
     return manifests_of(read_values(FOLDER / f"{name}.yaml"), cluster)
@@ -77,6 +79,14 @@ def templates(documents: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str
     return found
 
 
+def secrets_of(template: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each["secret"] for each in template["spec"]["volumes"] if "secret" in each]
+
+
+def component_of(template: dict[str, Any]) -> str:
+    return str(template["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
 def environment(template: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each["value"] for each in template["spec"]["containers"][0]["env"]}
 
@@ -89,11 +99,7 @@ def test_every_pod_is_confined_and_has_the_settings_of_the_cluster(name: str, cl
     for template in pods:
         spec, (container,) = template["spec"], template["spec"]["containers"]
         assert spec["securityContext"]["runAsNonRoot"]
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        assert container["securityContext"] == CONFINED
         requested, limits = container["resources"]["requests"], container["resources"]["limits"]
         assert requested.keys() == limits.keys()
         assert "ephemeral-storage" in limits
@@ -105,9 +111,8 @@ def test_every_pod_is_confined_and_has_the_settings_of_the_cluster(name: str, cl
         mounted, before = ({each["name"] for each in one["volumeMounts"]} for one in (container, issuing))
         assert mounted | before == {each["name"] for each in spec["volumes"]}
         assert before - mounted == {"authority"}, "nobody but who issues sees the authority's key"
-        settings = ray_environment(
-            Path("/var/lib/atoll/cluster/token"), certificates=Path("/var/lib/atoll/certificates")
-        )
+        state = Path("/var/lib/atoll")
+        settings = ray_environment(state / "cluster/token", certificates=state / "certificates")
         assert settings.items() <= environment(template).items()
         assert {"livenessProbe", "readinessProbe", "startupProbe"} <= container.keys()
         assert "secretKeyRef" not in str(container)  # a secret is a file, which no other process's environment shows
@@ -199,16 +204,11 @@ def test_nobody_reaches_a_pod_but_those_who_are_named(name: str) -> None:
     policies = [each["spec"] for (kind, _), each in documents.items() if kind == "NetworkPolicy"]
     chosen = [each for spec in policies for each in spec["podSelector"]["matchExpressions"]]
     covered = {component for each in chosen for component in each["values"]}
-    assert covered == {
-        template["metadata"]["labels"]["app.kubernetes.io/component"] for template in templates(documents)
-    }
+    assert covered == set(map(component_of, templates(documents)))
     sources = [source for spec in policies for rule in spec["ingress"] for source in rule["from"]]
     assert {source["ipBlock"]["cidr"] for source in sources if "ipBlock" in source} == set(values.join_from)
-    namespaces = {
-        source["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
-        for source in sources
-        if "namespaceSelector" in source
-    }
+    selectors = [source["namespaceSelector"]["matchLabels"] for source in sources if "namespaceSelector" in source]
+    namespaces = {selector["kubernetes.io/metadata.name"] for selector in selectors}
     watching = {values.monitoring.namespace} if values.monitoring else set()
     assert namespaces == set(values.service.allow_from) | watching
 
@@ -253,12 +253,7 @@ def test_what_the_guide_has_kubectl_name_is_in_the_manifests() -> None:
     tokens = dict(re.findall(r"create secret generic (\S+) --from-literal=(\w+)=", guide))
     folders = set(re.findall(r"create secret generic (\S+) --from-file=", guide))
     assert (tokens.keys(), folders) == ({"atoll-cluster", "atoll-metrics"}, {"atoll-authority", "atoll-store"})
-    mounted = {
-        each["secret"]["secretName"]
-        for pod in templates(documents)
-        for each in pod["spec"]["volumes"]
-        if "secret" in each
-    }
+    mounted = {secret["secretName"] for pod in templates(documents) for secret in secrets_of(pod)}
     (path,) = {environment(pod)["RAY_AUTH_TOKEN_PATH"] for pod in templates(documents)}
     (endpoint,) = documents["PodMonitor", "atoll-service"]["spec"]["podMetricsEndpoints"]
     scraped = endpoint["authorization"]["credentials"]
@@ -279,6 +274,9 @@ HOME = {"name": "home", "region": "us-east1", "head": {}}
 FAR = {"name": "far", "region": "us-west1", "head_address": "h:1"}
 TEXT = {"name": "text", "mount": "/data", "source": {"nfs": {"server": "10.0.0.1", "path": "/text"}}}
 SLICE = {"accelerators": 4, "tpu": {"accelerator": "tpu-v6e-slice", "topology": "4x4", "hosts": 4}}
+LONG = {**SLICE, "cluster": "far", "name": "x" * 40}
+ACCOUNT = {"name": "a", "annotations": {"x/y": "1"}}
+NO_VOLUME = "no volume of clusters.0.head, service, groups.0"
 
 
 def values_with(tmp_path: Path, change: dict[str, Any], **group: Any) -> Path:
@@ -308,21 +306,11 @@ def values_with(tmp_path: Path, change: dict[str, Any], **group: Any) -> Path:
         ({}, {"spot": "gke"}, "groups.0.grace_s", "25 or less"),
         ({}, {"selector": {"a b": "c"}}, "groups.0.selector", ""),
         ({}, {"nodes": -1}, "groups.0.nodes", "-1"),
-        (
-            {"clusters": [HOME, FAR], "name": "installation"},
-            {**SLICE, "cluster": "far", "name": "x" * 40},
-            "groups.0.name",
-            "over 49 characters",
-        ),
+        ({"clusters": [HOME, FAR], "name": "installation"}, LONG, "groups.0.name", "over 49 characters"),
         ({"clusters": [HOME, FAR | {"head_address": "h:70000"}]}, {}, "clusters.1.head_address", "1 to 65535"),
         ({"clusters": [{"name": "home", "head": {}}]}, {}, "groups.0.region", "region of the group or of its cluster"),
         ({"service": {"data": ["s3:/bucket"]}}, {}, "service.data.0", "s3://BUCKET/PREFIX"),
-        (
-            {"service": {"data": ["/data/text"]}},
-            {},
-            "service.data.0",
-            "no volume of clusters.0.head, service, groups.0",
-        ),
+        ({"service": {"data": ["/data/text"]}}, {}, "service.data.0", NO_VOLUME),
         ({"service": {"checkpoints": ["ftp://x/y"]}}, {}, "service.checkpoints.0", "'ftp' is not a supported protocol"),
         (
             {"service": {"checkpoints": ["/data"]}, "pods": {"volumes": [TEXT]}},
@@ -348,15 +336,10 @@ def values_with(tmp_path: Path, change: dict[str, Any], **group: Any) -> Path:
         ({"pods": {"requests": {"cpus": 64}}}, {}, "pods.requests.cpus", "at most what the pod may use"),
         ({}, {"requests": {"memory_gib": 9.0}}, "groups.0.requests.memory_gib", "more than the 8 of groups.0"),
         (
-            {"service": {"service_account": {"name": "a", "annotations": {"x/y": "1"}}}},
+            {"service": {"service_account": ACCOUNT}},
             *({"service_account": {"name": "a"}}, "groups.0.service_account", "other values than service"),
         ),
-        (
-            {"service": {"service_account": {"name": "a", "annotations": {"x/y": "1"}, "create": False}}},
-            {},
-            "service",
-            "create",
-        ),
+        ({"service": {"service_account": ACCOUNT | {"create": False}}}, {}, "service", "create"),
     ],
 )
 def test_values_that_cannot_be_are_refused_with_field_and_remedy(
@@ -432,19 +415,12 @@ def test_head_and_service_share_one_machine_unless_their_volume_is_shared(tmp_pa
             assert ("affinity" in pod) == (not shared)
         (runs,) = [each for each in island["volumes"] if each["name"] == "runs"]
         assert ("persistentVolumeClaim" in runs) == shared
-    (term,) = manifests("cpu")["Deployment", "atoll-service"]["spec"]["template"]["spec"]["affinity"]["podAffinity"][
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ]
-    chosen = [
-        component_of(pod)
-        for pod in templates(manifests("cpu"))
-        if term["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    ]
+    affinity = manifests("cpu")["Deployment", "atoll-service"]["spec"]["template"]["spec"]["affinity"]["podAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    wanted = term["labelSelector"]["matchLabels"].items()
+    pods = templates(manifests("cpu"))
+    chosen = [component_of(pod) for pod in pods if wanted <= pod["metadata"]["labels"].items()]
     assert sorted(chosen) == ["head", "service"], "each matches its own term, so the first of them can run anywhere"
-
-
-def component_of(pod: dict[str, Any]) -> str:
-    return str(pod["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
 def test_regions_select_machines_only_when_asked_and_a_selector_can_be_removed(tmp_path: Path) -> None:
@@ -457,16 +433,10 @@ def test_regions_select_machines_only_when_asked_and_a_selector_can_be_removed(t
 
 
 def test_options_of_all_pods_and_of_one_kind_reach_the_pods(tmp_path: Path) -> None:
-    common = {
-        "labels": {"team": "a"},
-        "annotations": {"x/y": "1"},
-        "priority_class": "training",
-        "environment": {"AWS_REGION": "us-east-1"},
-        "volumes": [TEXT],
-        "tolerate": ["dedicated"],
-        "service_account": {"name": "atoll", "annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/a"}},
-        "scratch_gib": 7,
-    }
+    role = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/a"}
+    common = {"labels": {"team": "a"}, "annotations": {"x/y": "1"}, "priority_class": "training", "scratch_gib": 7}
+    common |= {"environment": {"AWS_REGION": "us-east-1"}, "volumes": [TEXT], "tolerate": ["dedicated"]}
+    common |= {"service_account": {"name": "atoll", "annotations": role}}
     own = {"labels": {"team": "b", "kueue.x-k8s.io/queue-name": "q"}, "environment": {"AWS_REGION": "eu"}}
     own |= {"run_as_user": 0, "shm_gib": 3.0, "cluster": "far"}
     change = {"pods": common, "clusters": [HOME, FAR], "packages": ["/data/lib"]}
@@ -487,13 +457,11 @@ def test_options_of_all_pods_and_of_one_kind_reach_the_pods(tmp_path: Path) -> N
         assert pod["spec"]["securityContext"]["runAsUser"] == (0 if is_far else 10001)
         assert pod["spec"]["securityContext"]["runAsNonRoot"] != is_far
         assert ("fsGroup" in pod["spec"]["securityContext"]) != is_far, "it would let a group read the secrets of root"
-        secrets = [each["secret"]["defaultMode"] for each in pod["spec"]["volumes"] if "secret" in each]
-        assert secrets == [0o400 if is_far else 0o440] * 2
+        assert [secret["defaultMode"] for secret in secrets_of(pod)] == [0o400 if is_far else 0o440] * 2
         (issuing,) = pod["spec"]["initContainers"]
         assert "AWS_REGION" not in {each["name"] for each in issuing["env"]}
     for documents in (near, far):
-        account = documents["ServiceAccount", "atoll"]
-        assert account["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/a"}
+        assert documents["ServiceAccount", "atoll"]["metadata"]["annotations"] == role
     deployment = far["Deployment", "atoll-one"]
     assert deployment["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
     command = deployment["spec"]["template"]["spec"]["containers"][0]["command"]
@@ -525,13 +493,9 @@ def test_the_service_gets_roots_packages_database_and_arguments(tmp_path: Path) 
         *("--packages", "/data/lib", "--jobs-max", "3", "--retention-days", "30.0", "--retention-failed-days", "0.5"),
         *("--retention-bytes", str(1_000_000 << 30), "--new-store"),
     ]
-    plain = NODE.parser().parse_args(["service"])
-    assert NODE.service_options(plain.options, NODE.Folders(NODE.STATE)) == [
-        "--checkpoints",
-        "/var/lib/atoll/runs",
-        "--data",
-        "/var/lib/atoll/data",
-    ]
+    plain, state = NODE.parser().parse_args(["service"]), "/var/lib/atoll"
+    by_default = ["--checkpoints", f"{state}/runs", "--data", f"{state}/data"]
+    assert NODE.service_options(plain.options, NODE.Folders(NODE.STATE)) == by_default
     database = tmp_path / "url"
     database.write_text("postgresql+psycopg://atoll:secret@db/atoll\n")
     assert NODE.database_in(database) == {"ATOLL_DATABASE": "postgresql+psycopg://atoll:secret@db/atoll"}
