@@ -162,10 +162,18 @@ class RayControlPort:
         self._suspects = {node: self._suspects.get(node, now) for node in suspects}
         due = [node for node, since in self._suspects.items() if now - since >= DEAD_S]
         if self._head is not None and due:
-            head = self._head.address
-            if names := self._ask_head(lambda: dead_nodes.unregister_dead(head, due)):
-                log.warning("the head has forgotten nodes whose processes are dead: %s", ", ".join(names))
+            self._unregister(self._head.address, due)
         return reaches
+
+    def _unregister(self, head: str, suspects: Collection[str]) -> None:
+        """Have the head forget those of these nodes that are dead. A head that has no time for that is asked again."""
+        try:
+            names = self._ask_head(lambda: dead_nodes.unregister_dead(head, suspects))
+        except InfrastructureError as error:
+            log.warning("dead nodes are not forgotten yet: %s", error)
+            return
+        if names:
+            log.warning("the head has forgotten nodes whose processes are dead: %s", ", ".join(names))
 
     def _node_remedy(self) -> str:
         if self._head is None or self._head.supervisor == BY_UP:
