@@ -134,6 +134,7 @@ def serve(
         keep_output_short(place.log)
         store_history.refuse_lost_store(place, database)
         control = load_control(control_name, home)
+        control.begin(runs)
         store = Store(
             database or f"sqlite:///{store_history.default_store(place)}",
             had_tables=store_history.had_store(place, database),

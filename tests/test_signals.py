@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from orchestrator.system import signals
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def ran(code: str, *numbers: signal.Signals, ignoring: signal.Signals | None = None) -> tuple[int, str]:
@@ -114,3 +115,18 @@ print(child.returncode)
 
 def test_processes_that_block_the_ending_signals_outlive_all_of_them_and_so_do_their_children() -> None:
     assert ran(STARTS_A_CHILD) == (0, "ready\n70\n")
+
+
+IS_KILLED = """
+import subprocess
+child = subprocess.Popen(["sleep", "1000"], preexec_fn=signals.end_with_parent)
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_child_that_ends_with_its_parent_does_so_where_the_parent_is_killed() -> None:
+    code, said = ran(IS_KILLED)
+    assert code == -signal.SIGKILL
+    child = int(said)
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)

@@ -45,6 +45,13 @@ class ControlPort(Protocol):
         """
         ...
 
+    def begin(self, runs: Path) -> None:
+        """The service reads and writes its jobs' folders below ``runs``. Called once, before anything is asked of jobs.
+
+        Where the jobs' processes do not see that folder, what they write appears in it nevertheless.
+        """
+        ...
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Remove what islands of unknown jobs left below ``runs`` on machines that do not share that folder.
 

@@ -290,7 +290,7 @@ def own_node_runs() -> bool:
     """
     import ray
 
-    own = ray.get_runtime_context().get_node_id()
+    own = own_node_id()
     entry = next((entry for entry in ray.nodes() if entry["NodeID"] == own and entry["Alive"]), None)
     return entry is not None and reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]) is not Reach.REFUSED
 

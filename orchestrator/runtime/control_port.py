@@ -22,8 +22,9 @@ import psutil
 from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
-from orchestrator.runtime import cluster, dead_nodes
+from orchestrator.runtime import cluster, dead_nodes, run_copies
 from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.placement import Node
 from orchestrator.runtime.processes import StartWatch
 from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, synchroniser_name
@@ -79,6 +80,7 @@ class RayControlPort:
     def __init__(self, head: ClusterFile | None = None, private: Sequence[Path] = ()) -> None:
         self._head, self._private = head, private
         self._secret = _secret_of(head)
+        self._copies: run_copies.RunCopies | None = None
         self._certificates: list[CertificateRecord] = []
         self._certificates_at = -math.inf
         self._swept: set[str] = set()
@@ -86,6 +88,28 @@ class RayControlPort:
         self._suspects: dict[str, float] = {}
         """Since when nodes that the head believes alive seem dead, by id."""
         self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
+
+    def begin(self, runs: Path) -> None:
+        """Look whether the head's machine sees the service's folder of runs. If it does not, keep copies from now on.
+
+        Raises InfrastructureError if the head does not answer.
+        """
+        nodes = self._ask_head(cluster.nodes)
+        heads = [node for node in nodes if node.group == CONTROL_GROUP]
+        if not heads or self._ask_head(cluster.own_node_id) in {node.id for node in heads}:
+            return
+        self._copies = run_copies.shared(runs, run_copies.HeadMachine(self._head_agent))
+        if self._copies is not None:
+            self._copies.begin()
+
+    def _head_agent(self) -> ActorHandle[NodeAgent]:
+        """Return the agent of the head's node, which is another one after each start of the head."""
+        from orchestrator.runtime.node_agents import node_agent_of
+
+        heads = [node.id for node in self._ask_head(cluster.nodes) if node.group == CONTROL_GROUP]
+        if not heads:
+            raise InfrastructureError(detail="The head has no node.", remedy="Wait until it has started.")
+        return self._ask_head(lambda: node_agent_of(heads[-1]))
 
     def node_groups(self) -> list[NodeGroupRecord]:
         """Every group that has a node, by name; the head's own is not one of them.
@@ -138,10 +162,18 @@ class RayControlPort:
         self._suspects = {node: self._suspects.get(node, now) for node in suspects}
         due = [node for node, since in self._suspects.items() if now - since >= DEAD_S]
         if self._head is not None and due:
-            head = self._head.address
-            if names := self._ask_head(lambda: dead_nodes.unregister_dead(head, due)):
-                log.warning("the head has forgotten nodes whose processes are dead: %s", ", ".join(names))
+            self._unregister(self._head.address, due)
         return reaches
+
+    def _unregister(self, head: str, suspects: Collection[str]) -> None:
+        """Have the head forget those of these nodes that are dead. A head that has no time for that is asked again."""
+        try:
+            names = self._ask_head(lambda: dead_nodes.unregister_dead(head, suspects))
+        except InfrastructureError as error:
+            log.warning("dead nodes are not forgotten yet: %s", error)
+            return
+        if names:
+            log.warning("the head has forgotten nodes whose processes are dead: %s", ", ".join(names))
 
     def _node_remedy(self) -> str:
         if self._head is None or self._head.supervisor == BY_UP:
@@ -178,6 +210,8 @@ class RayControlPort:
 
         Only folders that were claimed for this installation are removed. A node that does not answer is asked next time.
         """
+        if self._copies is not None:
+            self._copies.sweep(is_known)
         if again:
             self._swept = set()
         reaches = self._reaches()
@@ -229,6 +263,8 @@ class RayControlPort:
 
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
         options = {**cluster.on_head(synchroniser_name(job_id)), "max_restarts": -1, "max_concurrency": 8}
+        if self._copies is not None:
+            self._copies.put(run_dir)
         allowed = roots.without(*self._private)
         facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), allowed)
         before = frozenset(psutil.pids())
@@ -269,7 +305,12 @@ class RayControlPort:
 
     def status(self, job_id: str) -> StatusDocument:
         """The live job. Raises NotFound when nothing of it runs (any more)."""
-        return self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.status)
+        try:
+            return self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.status)
+        except NotFound:
+            if self._copies is not None:
+                self._copies.settle(job_id)
+            raise
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
         """Hand a command to the job. Raises NotFound or Conflict when it cannot be taken."""
@@ -283,7 +324,6 @@ class RayControlPort:
         """
         import ray
 
-        from orchestrator.runtime.node_agent import NodeAgent
         from orchestrator.runtime.node_agents import node_agent_of
 
         def synchroniser() -> cluster.ActorProcess | None:
@@ -311,13 +351,18 @@ class RayControlPort:
         parameter_count = sum(self.status(job_id)["fragment_parameters"])
         timeout_s = SAVE_BASE_S + FLOAT32_BYTES * parameter_count / SAVE_BYTES_PER_S_MIN
         try:
-            return self._ask(job_id, timeout_s, SynchroniserInterface.save_parameters)
+            name = self._ask(job_id, timeout_s, SynchroniserInterface.save_parameters)
+            if self._copies is not None:
+                self._copies.take(job_id, name)
+            return name
         except OSError as error:
             detail = f"The parameters of job {job_id} could not be written: {error.strerror or error}."
             remedy = f"{disk_remedy(error)}, on the disk of its run folder."
             raise InfrastructureError(detail=detail, remedy=remedy) from error
 
     def close(self) -> None:
+        if self._copies is not None:
+            self._copies.close()
         cluster.leave()
 
     def _ask(

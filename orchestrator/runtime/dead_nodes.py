@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 
+from orchestrator.errors import InfrastructureError, first_line
 from orchestrator.runtime import processes
 from orchestrator.system.ports import Reach, reach
 
@@ -101,13 +102,16 @@ def replaced(registered: Iterable[Registered]) -> list[Registered]:
 def unregister_dead(address: str, suspects: Collection[str]) -> list[str]:
     """Have the head at this address forget those of the nodes ``suspects``, by id, that are dead. Return their names.
 
-    Raises an error of gRPC if the head does not answer.
+    Raises InfrastructureError if the head does not answer in time.
     """
     head = _Head(address)
-    registered = head.registered()
-    gone = {node.id: node for node in (*refused(registered), *replaced(registered)) if node.id in suspects}
-    for node in gone.values():
-        head.unregister(node.id)
+    try:
+        registered = head.registered()
+        gone = {node.id: node for node in (*refused(registered), *replaced(registered)) if node.id in suspects}
+        for node in gone.values():
+            head.unregister(node.id)
+    except head.error as error:
+        raise InfrastructureError(detail=f"The head does not say which nodes it knows: {first_line(error)}.") from error
     return sorted(node.name for node in gone.values())
 
 

@@ -420,7 +420,11 @@ def serve(node: HeadsNode | RayNode, options: argparse.Namespace, end_signal: En
     """Run the service. Return its exit code, 0 after a signal, and None once a head answers that has lost the node."""
     with signals.held():
         service = subprocess.Popen(
-            options.command, env=environment_of(options), stdin=subprocess.DEVNULL, process_group=0
+            options.command,
+            env=environment_of(options),
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            preexec_fn=signals.end_with_parent,  # if this program is killed, the next one needs the home and the port
         )
     try:
         while service.poll() is None and not end_signal:

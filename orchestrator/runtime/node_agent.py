@@ -22,9 +22,10 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import psutil
 
@@ -35,6 +36,9 @@ from orchestrator.system.logbook import LogAddition, addition
 from orchestrator.system.run_folder import claim
 
 log = logging.getLogger(__name__)
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 RAYLET = "raylet"
 ANSWERED_S = 0.5
@@ -101,6 +105,12 @@ class NodeAgent:
     def read_logs(self, requests: Sequence[tuple[str, int]]) -> list[LogAddition | None]:
         """Return what was added to each of these logs since the given byte (``logbook.addition``)."""
         return [addition(Path(path), at) if path.endswith(".log") else None for path, at in requests]
+
+    def run(
+        self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Answer:
+        """Call the function on this machine, for a service on another one, and return its answer."""
+        return function(*arguments, **named)
 
     def leave(self) -> None:
         """The node is being drained: this process ends once it is the last one. Returns at once."""

@@ -11,7 +11,9 @@ a user, a closing terminal, ``timeout`` or a batch system ends them. Leaves the 
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
 SIGNALLED = 128
 """Shells report a command that a signal ended by this number plus the signal's."""
 
@@ -85,6 +88,15 @@ def block() -> None:
     that leave only after work was handed over must not hear it: their parent does, and ends them by SIGKILL.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process by SIGKILL when its parent's thread ends: for ``preexec_fn`` of a child.
+
+    A parent that is killed cannot end its children itself. Does nothing where the kernel is not Linux.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:

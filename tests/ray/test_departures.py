@@ -209,6 +209,24 @@ def test_islands_that_leave_together_lose_nothing_and_wait_for_the_next_node(
     wait_until(lambda: not groups_called(GROUP, port), "the head to forget the dead node")
 
 
+@pytest.mark.soak("a machine and a job of its own")
+def test_a_second_ctrl_c_ends_at_once_a_node_that_an_island_does_not_leave(
+    join: Callable[..., Machine], start: Callable[..., Job]
+) -> None:
+    machine = join("--name", "stuck", "--grace", "3000")
+    with training_on(start) as job:
+        pid = job.island(GROUP)["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        for count, number in enumerate((signal.SIGINT, signal.SIGTERM), start=1):
+            machine.send(number)
+            wait_until(lambda count=count: machine.log.count("This node is leaving") == count, machine.log)
+            assert machine.runs(pid), "a queue repeats its SIGTERM"
+        machine.send(signal.SIGINT)
+        assert machine.exit_code() == 0, machine.log
+        assert "The time is up, and a process of a job still runs here." in machine.log
+        assert not psutil.pid_exists(pid)
+
+
 FAR_SLICE = {
     "image": "atoll:1",
     "clusters": [

@@ -13,8 +13,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.core import commands, events
@@ -35,6 +37,7 @@ pytestmark = [
 ]
 
 GROUP = "slurm"
+CGROUPS = Path("/sys/fs/cgroup")
 SCRIPT = ROOT / "deploy" / "slurm" / "join.sbatch"
 CONFIGURATION = """
 ClusterName=test
@@ -46,7 +49,7 @@ CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge
 CredType=cred/munge
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracking}
 TaskPlugin=task/none
 MpiDefault=none
 SwitchType=switch/none
@@ -83,15 +86,17 @@ read -r _
 class Slurm:
     """A queue with one node. ``environment`` is that of whoever submits."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, environment: dict[str, str], tracking: str) -> None:
+        self.folder, self._tracking = folder, tracking
         for name in ("state", "spool", "home"):
             (folder / name).mkdir(parents=True)
         key = folder / "key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
         controller, node = free_port(), free_port()
-        (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, controller=controller, node=node))
+        text = CONFIGURATION.format(folder=folder, controller=controller, node=node, tracking=tracking)
+        (folder / "slurm.conf").write_text(text)
+        (folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={CGROUPS}\n")
         self._environment = {**os.environ, **environment, "SLURM_CONF": str(folder / "slurm.conf")}
         namespaces = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "bash", "-ec"]
         self._first = subprocess.Popen(
@@ -124,10 +129,15 @@ class Slurm:
     def close(self) -> None:
         self._first.kill()  # and with it every process of its namespace
         self._first.wait()
+        if self._tracking == "cgroup":
+            for folder, _, _ in os.walk(CGROUPS / "freezer" / "slurm_localhost", topdown=False):
+                with suppress(OSError):  # of another queue on this machine
+                    os.rmdir(folder)
 
 
 @pytest.fixture
-def slurm(home: Path, tmp_path: Path) -> Iterator[Slurm]:
+def slurm(home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    """A queue that finds a job's processes by their parents, or as its parameter says."""
     for program in ("slurmctld", "slurmd", "munged", "unshare"):
         required(program)
     if os.geteuid() != 0:
@@ -145,7 +155,7 @@ def slurm(home: Path, tmp_path: Path) -> Iterator[Slurm]:
         "ATOLL_TOKEN_FILE": cluster.environment[TOKEN_VARIABLE],
         "PYTHONPATH": str(ROOT),
     }
-    queue = Slurm(tmp_path / "slurm", settings)
+    queue = Slurm(tmp_path / "slurm", settings, getattr(request, "param", "linuxproc"))
     yield queue
     queue.close()
 
@@ -204,6 +214,32 @@ def test_an_array_of_a_queue_is_cancelled_preempted_and_out_of_time_and_loses_no
     told = (elsewhere / f"slurm-{limited}_0.out").read_text()
     assert "No process of a job runs here any more" in told
 
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+
+
+@pytest.mark.skipif(
+    not (CGROUPS / "freezer").is_dir(), reason="this Slurm needs cgroups of version 1 to track processes"
+)
+@pytest.mark.parametrize("slurm", ["cgroup"], indirect=True)
+def test_an_element_whose_processes_a_cgroup_holds_is_cancelled_and_loses_nothing(
+    slurm: Slurm, start: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = job_of_the_queue(start)
+    array = slurm.submits("--array=0-1%1", str(SCRIPT), folder=tmp_path)
+    merges_on(job, 1)
+    (element,) = {
+        path.parents[1] for path in CGROUPS.glob("freezer/slurm_localhost/uid_0/job_*/step_batch/cgroup.procs")
+    }
+    held = [psutil.Process(int(pid)) for path in element.rglob("cgroup.procs") for pid in path.read_text().split()]
+    (raylet,) = (process for process in held if process.name() == "raylet")
+    slurm.said("scancel", f"{array}_0")
+    assert_all_left(job, 1, SIGTERM)
+    assert not raylet.is_running()
+    merges_on(job, 2)
+    slurm.said("scancel", array)
+    assert_all_left(job, 2, SIGTERM)
     job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)

@@ -84,3 +84,13 @@ def test_a_node_is_dead_where_its_port_is_refused_or_another_has_registered_ther
         before = Registered("dd", "dd", "", "127.0.0.1", taken, 1)
         assert refused([lives, killed]) == [killed]
         assert replaced([lives, killed, elsewhere, before]) == [before]
+
+
+def test_a_head_that_does_not_answer_about_dead_nodes_is_reported_in_our_words() -> None:
+    from orchestrator.errors import InfrastructureError
+    from orchestrator.runtime.dead_nodes import unregister_dead
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(InfrastructureError, match="does not say which nodes it knows"):
+        unregister_dead(f"127.0.0.1:{port}", {"aa"})

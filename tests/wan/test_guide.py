@@ -7,26 +7,29 @@ background, and what the page tells people to do by hand (Ctrl-C, start it again
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from orchestrator.system import release
 from tests.documents import DOCS, FENCE, Block
 from tests.programs import required
 from tests.waiting import wait_until
 from tests.wan.regions import Regions
 
-pytestmark = [pytest.mark.ray, pytest.mark.soak("minutes"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 GUIDE = DOCS / "guide" / "machines-that-join.md"
 NET, HEAD, EAST, WEST = "198.51.100", "198.51.100.1", "198.51.100.2", "198.51.100.3"
 PLACE = re.compile(r"# on (\S+)\n")
@@ -46,6 +49,115 @@ mkdir -p /etc/atoll /var/lib/atoll
 hostname {name}
 cd /var/lib/atoll
 """
+
+
+TARGETS = ("basic", "sysinit", "network-online", "shutdown", "umount", "final", "sockets", "timers", "paths", "slices")
+BOOT = """
+set -e
+mount --make-rprivate /
+umask 022
+for folder in units installed settings state; do mkdir -p {folder}/$folder; done
+mount -t tmpfs tmpfs /run
+mkdir -p /run/lock /run/up /run/work /run/open /run/work2 /run/bound
+mount --bind {folder} /run/bound
+mount -t tmpfs tmpfs /dev/shm
+mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/up,workdir=/run/work /etc
+mount -t overlay overlay -o lowerdir={private},upperdir=/run/open,workdir=/run/work2 {private}
+for folder in /var/lib /var/cache /tmp; do mount -t tmpfs -o mode=1777 tmpfs $folder; done
+mkdir -p /var/lib/atoll /etc/atoll
+mount --bind /run/bound/units /lib/systemd/system
+mount --bind /run/bound/installed /etc/systemd/system
+mount --bind /run/bound/settings /etc/atoll
+mount --bind /run/bound/state /var/lib/atoll
+useradd --system --home-dir /var/lib/atoll --shell /usr/sbin/nologin atoll
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t proc proc /proc
+hostname machine
+echo 0123456789abcdef0123456789abcdef > /etc/machine-id
+exec env -i container=atoll PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --unit=multi-user.target \
+    --log-target=console --show-status=0
+"""
+
+
+class SystemdMachine:
+    """A machine whose first process is systemd. What it has in /etc/atoll, /var/lib/atoll and of units outlives a boot."""
+
+    def __init__(self, regions: Regions, folder: Path) -> None:
+        self._place, self._folder = regions.places["head"], folder
+        mounted = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+        self._cgroup = (
+            next(path for path in mounted if (path / "cgroup.procs").exists()) / f"atoll-{secrets.token_hex(4)}"
+        )
+        self._cgroup.mkdir()
+        units = folder / "units"
+        units.mkdir()
+        for name in TARGETS:
+            (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\nDefaultDependencies=no\n")
+        wanted = "[Unit]\nDescription=all\nRequires=basic.target\nAfter=basic.target\nAllowIsolate=yes\n"
+        (units / "multi-user.target").write_text(wanted)
+        logged = folder / "installed" / "service.d" / "log.conf"  # nothing here keeps a journal
+        logged.parent.mkdir(parents=True)
+        output = "append:/var/lib/atoll/%n.log"
+        logged.write_text(f"[Service]\nStandardOutput={output}\nStandardError={output}\n")
+        self.boot()
+
+    def boot(self) -> None:
+        private = next(
+            path for path in (Path(sys.base_prefix), *Path(sys.base_prefix).parents) if path.parent == Path("/")
+        )
+        first = f"echo $$ > {self._cgroup}/cgroup.procs; exec "
+        own = ["unshare", "--cgroup", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "bash", "-c"]
+        inner = shlex.join([*own, BOOT.format(folder=self._folder, private=private)])
+        with (self._folder / "console.log").open("ab") as log:
+            self._outer = subprocess.Popen(
+                [*self._place.enter, "bash", "-c", first + inner], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        wait_until(lambda: self.attempt("systemctl is-active multi-user.target")[0] == 0, self.console, 0.5)
+
+    def console(self) -> str:
+        logs = [self._folder / "console.log", *sorted((self._folder / "state").glob("*.service.log"))]
+        return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
+
+    def wait_until(self, situation: Callable[[], object], what: str) -> None:
+        try:
+            wait_until(situation, what, 1.0)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.console()}") from error
+
+    def wait_until_it_trains(self) -> None:
+        self.wait_until(lambda: re.search(TRAIN, self.attempt("atoll islands latest")[1]), "both train")
+
+    def attempt(self, command: str) -> tuple[int, str]:
+        inside = psutil.Process(self._outer.pid).children()
+        if not inside:
+            return 1, "it has not begun"
+        enter = ["nsenter", "--target", str(inside[0].pid), "--mount", "--pid", "--net", "--uts", "--ipc", "--cgroup"]
+        path = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
+        done = subprocess.run(
+            [*enter, "bash", "-c", f"cd /var/lib/atoll; {command}"],
+            env={"PATH": path, "HOME": "/tmp", "COLUMNS": "160"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return done.returncode, done.stdout
+
+    def type(self, command: str) -> str:
+        code, said = self.attempt(command)
+        assert code == 0, f"$ {command}\n{said}\nexit code {code}\n{self.console()}"
+        return said
+
+    def switch_off(self) -> None:
+        for first in psutil.Process(self._outer.pid).children():
+            first.kill()  # all others end with it
+        self._outer.wait()
+
+    def close(self) -> None:
+        self.switch_off()
+        for folder, _, _ in os.walk(self._cgroup, topdown=False):
+            wait_until(lambda folder=folder: not Path(folder, "cgroup.procs").read_text(), "the end of its processes")
+            os.rmdir(folder)
 
 
 class Machine:
@@ -167,7 +279,7 @@ def copy(machines: dict[str, Machine], here: Machine, words: list[str]) -> None:
         shutil.copy2(origin, destination)
 
 
-def merges(head: Machine) -> int:
+def merges(head: Machine | SystemdMachine) -> int:
     return int(re.search(r"version (\d+)", head.type("atoll status latest"))[1])  # type: ignore[index]
 
 
@@ -177,19 +289,133 @@ def lives(head: Machine) -> list[str]:
     return re.findall(r"training +(\d+)", seen)
 
 
-def wait_for_merges(head: Machine) -> None:
+def wait_for_merges(head: Machine | SystemdMachine) -> None:
     before = merges(head)
     wait_until(lambda: merges(head) > before + 4, "merges", 1.0)
 
 
-def test_the_guide_works_word_for_word_on_machines_that_share_nothing(machines: dict[str, Machine]) -> None:
-    page, head = sections(), machines[HEAD]
+def start(machines: dict[str, Machine], page: dict[str, list[Block]], without: str = "") -> None:
+    """Type the page up to the point where its job trains, except what is done on the machine ``without``."""
     for name in ("Start a head and a service", "Join"):
         for block in page[name]:
             if block.kind == "yaml":
-                head.path("job.yaml").write_text(block.text)
-            else:
+                machines[HEAD].path("job.yaml").write_text(block.text)
+            elif not without or f"# on {without}\n" not in block.text:
                 do(machines, block)
+
+
+def cancel(head: Machine) -> None:
+    head.type("atoll cancel latest")
+    assert "cancelled" in head.attempt("atoll watch latest")[1]
+
+
+def test_the_guide_begins_a_job_with_a_head_a_service_and_a_machine_that_joins(machines: dict[str, Machine]) -> None:
+    head = machines[HEAD]
+    start(machines, sections(), without=WEST)
+    groups = json.loads(head.type("atoll node-groups --json"))
+    assert [(group["name"], group["nodes"], group["builds"]) for group in groups] == [("spot", 1, [str(release.own())])]
+    wait_for_merges(head)
+    machines[EAST].end("join", signal.SIGTERM)
+    assert "No process of a job runs here any more" in machines[EAST].log("join")
+    assert json.loads(head.type("atoll node-groups --json")) == [], "a node that leaves is gone at once"
+    cancel(head)
+
+
+@pytest.mark.soak("minutes")
+def test_a_service_on_another_machine_than_the_head_reads_jobs_that_write_there(machines: dict[str, Machine]) -> None:
+    head, east, other = machines[HEAD], machines[EAST], machines[WEST]
+    head.type("atoll certificates authority fleet")
+    for address, folder in ((HEAD, "/etc/atoll/certificates"), (EAST, "east"), (WEST, "west")):
+        head.type(f"atoll certificates issue fleet {folder} --name {address}")
+    head.stay(f"atoll head --address {HEAD} --certificates /etc/atoll/certificates")
+    for address, folder in ((EAST, "east"), (WEST, "west")):
+        copy(machines, head, ["-rp", folder, f"root@{address}:/etc/atoll/certificates"])
+        copy(machines, head, ["-p", ".atoll/cluster/token", f"root@{address}:/etc/atoll/token"])
+        machines[address].type("export RAY_AUTH_TOKEN_PATH=/etc/atoll/token ATOLL_CERTIFICATES=/etc/atoll/certificates")
+    other.stay(f"atoll serve --head {HEAD}:6379 --host {WEST}")
+    east.stay(f"atoll join {HEAD}:6379 --group spot --region us-east1 --cpus 2")
+
+    (document,) = (block.text for block in sections()["Join"] if block.kind == "yaml")
+    other.path("job.yaml").write_text(f"{document}checkpoints: {{every_merges: 16, keep: 2}}\n")
+    job = json.loads(other.type("atoll submit job.yaml --json"))["job"]
+    wait_until(lambda: re.search(TRAIN, other.type("atoll islands latest")), "both train", 1.0)
+    wait_for_merges(other)
+    wait_until(lambda: json.loads(other.type("atoll checkpoints latest --json")), "a checkpoint", 1.0)
+    assert "incarnation 1, is process" in other.type("atoll logs latest one")
+    assert "everyone was in" in other.type("atoll merges latest")
+
+    other.end("serve", signal.SIGKILL)  # it copies on where it was
+    other.again("serve")
+    wait_for_merges(other)
+    program = (
+        "from api.client import *; Client.at(Path('.atoll')).download_parameters('latest', Path('now.safetensors'))"
+    )
+    other.type(f'python -c "{program}"')
+    assert not list(head.path(f"runs/{job}").glob("parameters-*")), "nor does the head keep it"
+    cancel(other)
+    assert json.loads(other.type("atoll report latest --json"))
+    here, there = other.path(f"runs/{job}"), head.path(f"runs/{job}")
+    for name in ("tape.jsonl", "status.json", "report.html", "merged.safetensors"):
+        assert (here / name).read_bytes() == (there / name).read_bytes(), name
+    assert not (here / "journal").exists(), "only a job reads it"
+
+    other.type(f"atoll submit job.yaml --resume {job}")
+    wait_for_merges(other)
+    cancel(other)
+    other.type(f"atoll delete {job} --yes")
+    assert not here.exists()
+    wait_until(lambda: not there.exists() and not east.path(f"runs/{job}").exists(), "the sweep", 1.0)
+    assert head.path("runs").is_dir()
+
+
+@pytest.mark.soak("minutes")
+def test_systemd_brings_head_service_and_node_back_after_kills_and_a_restart_of_the_machine(tmp_path: Path) -> None:
+    for program in ("unshare", "nsenter", "systemctl", "useradd"):
+        required(program)
+    regions = Regions(["head"], net=NET)
+    page = sections()
+    (commands,) = (block.commands for block in page["Under systemd"] if block.kind == "console")
+    (document,) = (block.text for block in page["Join"] if block.kind == "yaml")
+    machine = SystemdMachine(regions, tmp_path)
+    try:
+        machine.type(
+            f"atoll certificates authority fleet; atoll certificates issue fleet /etc/atoll/certificates --name {HEAD}"
+        )
+        head, service, join = commands
+        machine.type(head)
+        copy_token = "install -m 600 /var/lib/atoll/.atoll/cluster/token /etc/atoll/token"
+        wait_until(lambda: machine.attempt(copy_token)[0] == 0, "the cluster's secret", 0.5)
+        machine.type(service)
+        machine.type(join)
+        (tmp_path / "state" / "job.yaml").write_text(document)
+        machine.wait_until(lambda: re.search(r"spot +us-east1 +1 ", machine.attempt("atoll node-groups")[1]), "a node")
+        machine.type("atoll submit job.yaml")
+        machine.wait_until_it_trains()
+
+        units = ("head", "service", "join")
+        for unit in units:
+            machine.type(f"kill -9 $(systemctl show --property MainPID --value atoll-{unit})")
+        for unit in units:
+            restarts = f"systemctl show --property NRestarts --value atoll-{unit}"
+            machine.wait_until(lambda restarts=restarts: int(machine.type(restarts)) > 0, f"{unit} again")
+        machine.wait_until_it_trains()
+        wait_for_merges(machine)
+
+        machine.switch_off()
+        machine.boot()
+        machine.wait_until_it_trains()
+        wait_for_merges(machine)
+        machine.type("systemctl stop atoll-join")
+        assert json.loads(machine.type("atoll node-groups --json")) == []
+    finally:
+        machine.close()
+        regions.close()
+
+
+@pytest.mark.soak("minutes")
+def test_the_guide_works_word_for_word_on_machines_that_share_nothing(machines: dict[str, Machine]) -> None:
+    page, head = sections(), machines[HEAD]
+    start(machines, page)
     assert re.search(r"spot +\S+ +2 ", head.type("atoll node-groups"))
     operate, rotate, retire = page["Operate"]
     do(machines, operate)
@@ -222,5 +448,4 @@ def test_the_guide_works_word_for_word_on_machines_that_share_nothing(machines: 
     machines[EAST].end("join", signal.SIGTERM)  # one machine leaves for good
     wait_until(lambda: re.search(TRAIN, head.type("atoll islands latest")), "both train on the other machine", 1.0)
     wait_for_merges(head)
-    head.type("atoll cancel latest")
-    assert "cancelled" in head.attempt("atoll watch latest")[1]
+    cancel(head)

@@ -104,6 +104,55 @@ def test_a_deleted_job_leaves_no_file_on_any_machine(archipelago: Archipelago, s
     job.wait_until(lambda: not any((runs / job.id).exists() for runs in seen.values()), "the sweep")
 
 
+@soak
+def test_a_job_that_is_deleted_while_a_machine_is_away_leaves_no_file_there_once_it_is_back(
+    archipelago: Archipelago, submit: Submit
+) -> None:
+    job = submit(STEPS)
+    job.wait_for_merge(EAST, 1)
+    seen = {island: runs_seen_by(job, island) for island in (EAST, ASIA)}
+    job.wait_for_end()
+    job.wait_until(lambda: all((runs / job.id / ".fleet").exists() for runs in seen.values()), "claims")
+    archipelago.regions.cut(EAST)
+    with archipelago.client() as client:
+        client.delete(job.id)
+        job.wait_until(lambda: not (seen[ASIA] / job.id).exists(), "the sweep of the other machine")
+        assert (seen[EAST] / job.id).exists(), "it cannot be reached"
+        groups = {group.name: group for group in client.node_groups()}
+        assert (groups[EAST].nodes, groups[EAST].nodes_down, groups[EAST].cpus) == (0, 1, 0.0)
+        archipelago.regions.heal(EAST)
+        job.wait_until(lambda: not (seen[EAST] / job.id).exists(), "the sweep of the machine that is back")
+        groups = {group.name: group for group in client.node_groups()}
+        assert (groups[EAST].nodes, groups[EAST].nodes_down) == (1, 0)
+
+
+@soak
+def test_an_island_that_dies_while_it_sends_its_part_of_a_checkpoint_leaves_nothing_of_it(
+    archipelago: Archipelago, submit: Submit
+) -> None:
+    job = submit(checkpoints={"every_merges": 1_000_000, "keep": 5}, synthetic={"parameters": 10_000_000})
+    for island in (EAST, ASIA):
+        job.wait_for_merge(island, 1)
+    root = job.run_dir / "checkpoints"
+    with archipelago.client() as client:
+        client.inject(job.id, "slow", EAST, 120.0, bytes_per_second=4e6)
+        client.take_checkpoint(job.id)
+        job.wait_until(lambda: list(root.glob(f"000001/{EAST}/*.draft")), "a window of several")
+        os.kill(job.island(EAST)["pid"], signal.SIGKILL)
+        outcomes = (saving.CheckpointTaken, saving.CheckpointFailed)
+        job.wait_until(lambda: any(recorded(job, kind) for kind in outcomes), "what becomes of the checkpoint")
+        job.wait_until(lambda: not list(root.glob(f"000001/{EAST}/*")), "the removal of what had arrived")
+        job.wait_for_merge(EAST, 2)
+        client.take_checkpoint(job.id)
+    job.wait_until(
+        lambda: any(event.checkpoint == 2 for event in recorded(job, saving.CheckpointTaken)), "the next one"
+    )
+    folder = Folder.own(root).sub("000002")
+    manifest = verified(folder)
+    assert {part.island for part in manifest.parts} == {EAST, ASIA}
+    assert set(folder.names()) == {"manifest.json", *(file.name for file in manifest.files)}
+
+
 def test_a_job_whose_text_the_islands_machines_do_not_see_is_refused_with_their_names(archipelago: Archipelago) -> None:
     text = archipelago.data / "text.jsonl"
     text.write_text('{"text": "a few words"}\n' * 1000)

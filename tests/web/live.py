@@ -54,6 +54,9 @@ class Live:
     def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
         return []
 
+    def begin(self, runs: Path) -> None:
+        """Do nothing: there is one machine."""
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Do nothing: there is one machine."""
 

@@ -1,0 +1,167 @@
+"""A service that does not share the head's disk keeps copies of its runs, complete before a job counts as ended."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InfrastructureError
+from orchestrator.runtime.run_copies import RunCopies, shared
+from orchestrator.system.run_copies import files_of, read_part
+
+JOB = "first-1"
+
+
+class TwoMachines:
+    """Two folders, in which the same path means another file. ``ask`` calls on the head's machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.here, self.head = folder / "here", folder / "head"
+        self.before_part: Callable[[str], None] = lambda _: None
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        def there(value: Any) -> Any:
+            if isinstance(value, list):
+                return [there(each) for each in value]
+            is_ours = isinstance(value, Path) and value.is_relative_to(self.here)
+            return self.head / value.relative_to(self.here) if is_ours else value
+
+        if function is read_part:
+            self.before_part(arguments[1])
+        return function(*map(there, arguments))
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self.head / JOB / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    def same(self, name: str) -> bool:
+        return (self.here / JOB / name).read_bytes() == (self.head / JOB / name).read_bytes()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> TwoMachines:
+    return TwoMachines(tmp_path)
+
+
+@pytest.fixture
+def copies(two: TwoMachines) -> RunCopies:
+    made = shared(two.here, two.ask)
+    assert made is not None
+    (two.here / JOB).mkdir()
+    (two.here / JOB / "spec.yaml").write_text("name: first")
+    made.put(two.here / JOB)
+    return made
+
+
+def test_a_folder_that_both_machines_see_is_not_copied(two: TwoMachines) -> None:
+    two.here.mkdir()
+    two.head.symlink_to(two.here)
+    assert shared(two.here, two.ask) is None
+    assert [path.name for path in two.here.iterdir()] == [".fleet"]
+
+
+def test_what_the_service_wrote_is_on_the_head_and_what_the_job_wrote_comes_back(
+    two: TwoMachines, copies: RunCopies
+) -> None:
+    assert two.same("spec.yaml")
+    assert (two.here / ".fleet").read_text() == (two.head / ".fleet").read_text()
+    files = ["tape.jsonl", "tape.sealed/1.zst", "logs/islands/a-1.log", "checkpoints/000001/manifest.json"]
+    for name in (*files, "journal/fragment-0-1.journal", "snapshot", "parameters-aa.safetensors", ".x.draft"):
+        two.write(name, name.encode() * 10)
+    (two.head / JOB / "link").symlink_to("/etc/passwd")
+    copies.settle(JOB)
+    assert all(map(two.same, files))
+    there = {str(path.relative_to(two.here / JOB)) for path in (two.here / JOB).rglob("*") if path.is_file()}
+    assert there == {*files, "spec.yaml"}
+    copies.take(JOB, "parameters-aa.safetensors")
+    assert (two.here / JOB / "parameters-aa.safetensors").exists()
+    assert not (two.head / JOB / "parameters-aa.safetensors").exists()
+
+
+def test_a_tape_that_grows_is_continued_and_one_in_its_place_is_copied_anew(
+    two: TwoMachines, copies: RunCopies
+) -> None:
+    asked: list[str] = []
+    two.before_part = asked.append
+    two.write("tape.jsonl", b"one\n")
+    copies.settle(JOB)
+    inode = (two.here / JOB / "tape.jsonl").stat().st_ino
+    with (two.head / JOB / "tape.jsonl").open("ab") as file:
+        file.write(b"two\n")
+    copies.settle(JOB)
+    assert two.same("tape.jsonl")
+    assert (two.here / JOB / "tape.jsonl").stat().st_ino == inode, "readers continue in the same file"
+    copies.settle(JOB)
+    assert asked == ["tape.jsonl", "tape.jsonl"], "what has not changed is not read"
+    (two.head / JOB / "next").write_bytes(b"another and longer\n")
+    (two.head / JOB / "next").replace(two.head / JOB / "tape.jsonl")
+    copies.settle(JOB)
+    assert two.same("tape.jsonl")
+
+
+def test_checkpoints_that_are_removed_there_are_removed_here_but_not_what_the_service_wrote(
+    two: TwoMachines, copies: RunCopies
+) -> None:
+    for number in (1, 2):
+        two.write(f"checkpoints/00000{number}/manifest.json", b"{}")
+    (two.here / JOB / "chaos-quiet.html").write_text("verdict")
+    copies.settle(JOB)
+    (two.head / JOB / "checkpoints/000001/manifest.json").unlink()
+    (two.head / JOB / "checkpoints/000001").rmdir()
+    copies.settle(JOB)
+    assert [path.name for path in (two.here / JOB / "checkpoints").iterdir()] == ["000002"]
+    assert (two.here / JOB / "chaos-quiet.html").exists()
+
+
+def test_copies_outlive_the_disk_of_the_head(two: TwoMachines, copies: RunCopies) -> None:
+    two.write("checkpoints/000001/manifest.json", b"{}")
+    copies.settle(JOB)
+    shutil.rmtree(two.head / JOB)
+    copies.settle(JOB)
+    assert (two.here / JOB / "checkpoints/000001/manifest.json").read_bytes() == b"{}"
+
+
+def test_the_final_status_comes_last_and_a_job_whose_end_is_not_copied_is_not_gone(
+    two: TwoMachines, copies: RunCopies
+) -> None:
+    two.write("status.json", b"{}")
+    two.write("merged.safetensors", b"parameters")
+
+    def vanish(name: str) -> None:
+        if name == "merged.safetensors":
+            two.write("replacement", b"others")
+            (two.head / JOB / "replacement").replace(two.head / JOB / name)
+
+    two.before_part = vanish
+    with pytest.raises(InfrastructureError, match="not copied yet"):
+        copies.settle(JOB)
+    assert not (two.here / JOB / "status.json").exists()
+    two.before_part = lambda _: None
+    copies.settle(JOB)
+    assert two.same("status.json")
+    assert two.same("merged.safetensors")
+
+
+def test_deleted_jobs_are_removed_from_the_head_and_folders_of_others_stay(two: TwoMachines, copies: RunCopies) -> None:
+    (two.head / "of-another").mkdir()
+    (two.head / "of-another" / "tape.jsonl").touch()
+    copies.sweep(lambda job: True)
+    assert two.same("spec.yaml")
+    copies.sweep(lambda job: False)
+    assert sorted(path.name for path in two.head.iterdir()) == [".fleet", "of-another"]
+    assert not (two.here / JOB).exists()
+
+
+def test_a_name_leads_to_nothing_outside_the_runs_folder(tmp_path: Path) -> None:
+    run, secret = tmp_path / "run", tmp_path / "secret"
+    run.mkdir()
+    secret.write_text("secret")
+    (run / "link").symlink_to(secret)
+    inode = secret.stat().st_ino
+    assert files_of(run) == []
+    assert read_part(run, "../secret", inode, 0, 100) == read_part(run, "link", inode, 0, 100) == b""
