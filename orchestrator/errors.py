@@ -261,9 +261,19 @@ class InternalError(AtollError):
         return f"{self.detail} This is a bug in atoll; please report it with the job's tape."
 
 
+_DISK_REMEDIES = {
+    errno.EROFS: "Mount the disk writable",
+    errno.EACCES: "Let this user write there",
+    errno.EPERM: "Let this user write there",
+    errno.EEXIST: "Move the file away that is in place of the folder",
+    errno.ENOTDIR: "Move the file away that is in place of a folder",
+    errno.ENOENT: "Create the folder above it",
+}
+
+
 def disk_remedy(error: OSError) -> str:
-    """Return the remedy for a full or read-only disk, without a full stop."""
-    return "Mount the disk writable" if error.errno == errno.EROFS else "Free some space there"
+    """Return the remedy for a disk or folder that cannot be written, without a full stop."""
+    return _DISK_REMEDIES.get(error.errno or 0, "Free some space there")
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -244,6 +245,13 @@ def head(
     """
     os.umask(OWNER_ALONE)
     refuse_unset(os.environ, pass_environment or ())
+    try:
+        ipaddress.ip_address(address)
+    except ValueError as error:
+        raise ConfigurationError(
+            detail=f"--address {address!r} is not an IP address. Give one of this machine's, as others reach it, such as "
+            "10.0.0.7."
+        ) from error
     folder = checked_certificates(certificates, f"{address}:{port}", address, insecure=insecure)
     Home(home).require_room()
     command = ["head", "--home", str(home.resolve()), "--address", address, "--port", str(port)]

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from api.installation.home import DATABASE_VARIABLE
 from orchestrator.errors import ConfigurationError, InfrastructureError
-from orchestrator.system.ports import EVERYWHERE, LOOPBACK, is_loopback
+from orchestrator.system.ports import EVERYWHERE, LOOPBACK, is_host, is_loopback
 
 
 def refuse_password_in_view(url: str | None) -> None:
@@ -76,6 +76,10 @@ class Binding:
 
     def refuse_if_unfit(self) -> None:
         """Raise ConfigurationError if tokens would cross a network in the clear, or the files are unusable."""
+        if not is_host(self.host.strip("[]")):
+            raise ConfigurationError(
+                detail=f"--host {self.host!r} is not an address. Give one of this machine's without a port, or leave it out."
+            )
         if (self.certificate is None) != (self.key is None):
             raise ConfigurationError(detail="--certificate and --key belong together. Give both, or neither.")
         if self.certificate and self.key:

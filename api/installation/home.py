@@ -109,6 +109,40 @@ class Address:
         return _port(int(number)) if number.isascii() and number.isdecimal() and len(number) <= 5 else None
 
 
+def require_runs(runs: Path) -> None:
+    """Create the folder that jobs write to. Raises InfrastructureError if it cannot be one of this user.
+
+    A full or read-only disk is no reason to refuse: it needs the service, which lists its jobs and removes them.
+    """
+    with _writing("runs", runs, "--runs"):
+        runs.mkdir(parents=True, exist_ok=True)
+        if not os.access(runs, os.R_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _writing(what: str, folder: Path, option: str) -> Iterator[None]:
+    """Turn an OSError inside into an InfrastructureError that names the folder and its option."""
+    try:
+        yield
+    except OSError as error:
+        detail = f"The {what} folder {folder} cannot be written: {error.strerror}."
+        raise InfrastructureError(
+            detail=detail, remedy=f"{disk_remedy(error)}, or choose another with {option}."
+        ) from error
+
+
+def _require_room(folder: Path) -> None:
+    """Raise OSError if the folder cannot take a small file."""
+    probe = folder / f"room-{os.getpid()}"
+    try:
+        with probe.open("wb", buffering=0) as file:
+            if file.write(bytes(ROOM_BYTES)) < ROOM_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        probe.unlink(missing_ok=True)
+
+
 class Home:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -180,20 +214,9 @@ class Home:
 
     def require_room(self) -> None:
         """Create the folder, and check that a service can start in it. Raises InfrastructureError if it is not writable."""
-        probe = self.path / f"room-{os.getpid()}"
-        try:
+        with _writing("home", self.path, "--home"):
             self.make()
-            try:
-                with probe.open("wb", buffering=0) as file:
-                    if file.write(bytes(ROOM_BYTES)) < ROOM_BYTES:
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            finally:
-                probe.unlink(missing_ok=True)
-        except OSError as error:
-            detail = f"The home folder {self.path} cannot be written: {error.strerror}."
-            raise InfrastructureError(
-                detail=detail, remedy=f"{disk_remedy(error)}, or choose another with --home."
-            ) from error
+            _require_room(self.path)
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the service's lock until the block is left or the process ends. Raises Conflict."""

@@ -29,7 +29,16 @@ from typing import TypeVar
 from api.auth.code import refuse_unfit
 from api.installation import store_history
 from api.installation.binding import Binding
-from api.installation.home import CONFIGS, DATABASE_VARIABLE, Address, Home, roots_of, start_detached, working_folder
+from api.installation.home import (
+    CONFIGS,
+    DATABASE_VARIABLE,
+    Address,
+    Home,
+    require_runs,
+    roots_of,
+    start_detached,
+    working_folder,
+)
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError, StoreUnavailable
 from orchestrator.system import home_files, program_cache, python_process, signals, user_packages
 from orchestrator.system.marks import BY_UP, marked_pids, supervisor_of
@@ -138,6 +147,8 @@ def start(wanted: Installation, say: Say) -> Address:
     if wanted.with_cluster and not wanted.groups.is_file():
         raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
     home.require_room()
+    require_runs(wanted.runs)
+    bound_listener(wanted.binding, wanted.port, port).close()  # what the service would refuse only beside a cluster
     _look_for_store(wanted, say)
     if wanted.with_cluster and (problem := program_cache.problem(built(os.environ, wanted.passed))):
         say(f"warning: {problem}")

@@ -373,10 +373,10 @@ class RayControlPort:
         *arguments: Arguments.args,
         **named: Arguments.kwargs,
     ) -> Answer:
-        import ray
-
         actor: ActorHandle[SynchroniserInterface] | None
         actor = self._ask_head(lambda: cluster.actor_named(synchroniser_name(job_id)))
+        import ray  # not before the head answers
+
         if actor is None:
             raise _not_here(job_id)
         if not actor.has(method):

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import ipaddress
 import logging
 import math
 import os
@@ -199,7 +198,7 @@ def run_head(options: argparse.Namespace) -> int:
     """Be the head until a signal comes. Raises InfrastructureError if it dies by itself."""
     end_signal, home = EndSignal(), options.home.resolve()
     with locked(home, "head"):
-        refuse_foreign_address("--address", options.address)
+        join.refuse_foreign_address("--address", options.address)
         if options.certificates is not None:
             folders.refuse_unfit(options.certificates, options.address)
         refuse_other_cluster(home, BY_HEAD)
@@ -270,37 +269,6 @@ def head_cluster(home: Path, folder: Path, options: argparse.Namespace) -> Clust
     )
 
 
-def refuse_foreign_address(option: str, address: str) -> None:
-    """Raise ConfigurationError unless this is an address of this machine that another can call."""
-    here = ", ".join(sorted(own_addresses())) or "none"
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError as error:
-        raise ConfigurationError(
-            detail=f"{option} {address!r} is not an IP address. Give one of this machine's, which are {here}."
-        ) from error
-    family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            if parsed.is_unspecified:
-                raise OSError("it means all addresses")
-            probe.bind((address, 0))
-        except OSError as error:
-            raise ConfigurationError(
-                detail=f"{option} {address} is not an address of this machine. Give one of {here}."
-            ) from error
-
-
-def own_addresses() -> set[str]:
-    """Return the addresses of this machine that other machines may reach."""
-    listed = (each for interface in psutil.net_if_addrs().values() for each in interface)
-    families = (socket.AF_INET, socket.AF_INET6)
-    return {each.address for each in listed if each.family in families and "%" not in each.address} - {
-        "127.0.0.1",
-        "::1",
-    }
-
-
 def refuse_used_port(address: str, port: int) -> None:
     """Raise ConfigurationError if another program listens on this port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -367,11 +335,13 @@ def joined(home: Path, options: argparse.Namespace, wait_s: float, end_signal: E
         )
     refuse_other_cluster(home, ELSEWHERE)
     end_leftovers(home)
+    if options.own_address:
+        join.refuse_foreign_address("--own-address", options.own_address)
     join.wait_for_head(options.address, wait_s, lambda: bool(end_signal))
     if end_signal:
         return None
     options.own_address = join.own_address(options)
-    refuse_foreign_address("--own-address", options.own_address)
+    join.refuse_foreign_address("--own-address", options.own_address)
     join.refuse_unfit_certificates(options)
     join.refuse_wrong_head(options)
     with new_folder() as folder:

@@ -16,6 +16,7 @@ its raylet, has the head drain it, and knows when nothing works there any more. 
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import json
 import logging
 import math
@@ -41,12 +42,20 @@ from orchestrator.errors import AtollError, ConfigurationError, InfrastructureEr
 from orchestrator.runtime import cluster, processes, token_check
 from orchestrator.runtime.node_agent import RAYLET, workers_of
 from orchestrator.runtime.ray_command import MODULE
-from orchestrator.runtime.settings import GROUP_LABEL, PARTITION_TOLERANCE_S, REGION_LABEL, ray_environment
+from orchestrator.runtime.settings import (
+    CONTROL_GROUP,
+    GROUP_LABEL,
+    PARTITION_TOLERANCE_S,
+    REGION_LABEL,
+    ray_environment,
+)
 from orchestrator.system import notices, program_cache, python_process, release, signals, socket_room, user_packages
 from orchestrator.system.python_process import built
 from orchestrator.system.socket_room import JOIN_PREFIX
 
 log = logging.getLogger(__name__)
+OWN_CALL_S = 2.0
+"""A call from this machine to itself."""
 LOOK_S = 0.5
 AGAIN_S = 1.0
 RAY_PREFIX = "RAY_"
@@ -118,6 +127,10 @@ class Joined:
         for note in (room.note, socket_room.note()):
             if note:
                 log.warning("%s", note)
+        if self._options.group == CONTROL_GROUP:
+            raise ConfigurationError(detail=f"--group {CONTROL_GROUP} is the head's own group. Choose another name.")
+        if self._options.own_address:
+            refuse_foreign_address("--own-address", self._options.own_address)
         wait_for_head(self._options.address, self._options.wait, lambda: self._signal is not None)
         if self._signal is not None:
             return 0
@@ -386,6 +399,39 @@ def own_address(options: argparse.Namespace) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as way:  # nothing is sent
         way.connect(head)
         return str(way.getsockname()[0])
+
+
+def refuse_foreign_address(option: str, address: str) -> None:
+    """Raise ConfigurationError unless this is an address of this machine that another can call."""
+    here = ", ".join(sorted(own_addresses())) or "none"
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError as error:
+        raise ConfigurationError(
+            detail=f"{option} {address!r} is not an IP address. Give one of this machine's, which are {here}."
+        ) from error
+    family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            if parsed.is_unspecified:
+                raise OSError("it means all addresses")
+            probe.bind((address, 0))  # works for an address of a group or of all machines, too, which nobody can call
+            probe.listen(1)
+            socket.create_connection(probe.getsockname()[:2], timeout=OWN_CALL_S).close()
+        except OSError as error:
+            raise ConfigurationError(
+                detail=f"{option} {address} is not an address of this machine. Give one of {here}."
+            ) from error
+
+
+def own_addresses() -> set[str]:
+    """Return the addresses of this machine that other machines may reach."""
+    listed = (each for interface in psutil.net_if_addrs().values() for each in interface)
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {each.address for each in listed if each.family in families and "%" not in each.address} - {
+        "127.0.0.1",
+        "::1",
+    }
 
 
 def refuse_wrong_head(options: argparse.Namespace) -> None:

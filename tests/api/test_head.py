@@ -74,6 +74,9 @@ def test_a_head_needs_an_address_of_this_machine_that_others_can_call(tmp_path: 
     for address, says in (
         (NOT_HERE, f"--address {NOT_HERE} is not an address of this machine. Give one of "),
         ("0.0.0.0", "--address 0.0.0.0 is not an address of this machine"),
+        ("224.0.0.1", "--address 224.0.0.1 is not an address of this machine"),
+        ("255.255.255.255", "--address 255.255.255.255 is not an address of this machine"),
+        ("", "--address '' is not an IP address. Give one of this machine's"),
         ("head.example", "--address 'head.example' is not an IP address. Give one of this machine's"),
     ):
         assert says in refused(tmp_path, "head", "--insecure", "--address", address)
@@ -147,3 +150,32 @@ def test_a_service_needs_a_head_and_a_home_has_one_kind_of_cluster(tmp_path: Pat
             assert "belongs to `atoll head` or `atoll serve`" in refused(tmp_path, command)
         assert "Start one with `atoll serve`" in refused(tmp_path, "jobs", code=3)
     assert "belongs to a cluster of `atoll serve --head`" in refused(tmp_path, "head", "--address", HERE)
+
+
+def test_a_machine_that_joins_has_an_address_of_its_own_and_not_the_heads_group(tmp_path: Path) -> None:
+    at = ("join", f"{HERE}:1", "--region", "r", "--wait", "0", "--token-file", token_in(tmp_path))
+    said = refused(tmp_path, *at, "--group", "g", "--own-address", NOT_HERE)
+    assert f"--own-address {NOT_HERE} is not an address of this machine. Give one of " in said
+    assert "--group control is the head's own group" in refused(tmp_path, *at, "--group", "control")
+    served = ("serve", "--port", str(free_port()), "--head", f"{HERE}:1", "--wait", "0")
+    given = ("--token-file", token_in(tmp_path), "--own-address", NOT_HERE)
+    assert f"--own-address {NOT_HERE} is not an address of this machine" in refused(tmp_path, *served, *given)
+    assert "--host '' is not an address" in refused(tmp_path, *served, "--token-file", token_in(tmp_path), "--host", "")
+
+
+def test_a_file_in_place_of_the_home_is_to_be_moved_away(tmp_path: Path) -> None:
+    said = refused(tmp_path, "head", "--address", HERE, "--home", token_in(tmp_path), code=1)
+    assert "cannot be written: File exists. Move the file away that is in place of the folder" in said
+
+
+def test_an_installation_that_could_not_serve_starts_no_cluster(tmp_path: Path, taken: int) -> None:
+    file = token_in(tmp_path)
+    for options, says in (
+        (("--host", NOT_HERE, "--insecure"), f"of {NOT_HERE}: Cannot assign requested address. Choose another --host"),
+        (("--port", str(taken)), f"Port {taken} is in use by other programs. Give another with --port."),
+        (("--runs", file), f"The runs folder {file} cannot be written: File exists. Move the file away"),
+        (("--runs", f"{file}/runs"), "cannot be written: Not a directory. Move the file away"),
+    ):
+        said = refused(tmp_path, "up", *options, code=1)
+        assert says in said
+        assert "starting the embedded cluster" not in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import threading
 import time
 from collections import Counter
@@ -15,7 +17,12 @@ import httpx
 import pytest
 from fastapi.dependencies.models import Dependant
 
+from api.app import create_app
+from api.auth.roles import Role
+from api.storage.store import JobRow, Store
 from orchestrator.errors import InfrastructureError
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.system.threads import BoundedThreads
 from tests.api.installation import Installation
 from tests.attack.ports import ANSWER_TIMEOUT_S, CONTROL
@@ -99,6 +106,40 @@ def test_with_a_dead_head_readiness_says_so_and_nobody_else_waits(troubled: Inst
             assert process_of(troubled).num_threads() < threads + 64
         wait_until(lambda: http.get("/readyz").status_code == 200)
         wait_until(lambda: http.get("/v1/node-groups").status_code == 200)
+
+
+@pytest.mark.parametrize("path", sorted({route.path for route in routes_of() if "GET" in route.methods} - STREAMS))
+def test_a_lost_head_costs_each_answer_one_look_at_its_port_at_most(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes a second where the head's machine is gone, so the page has its answer within two, whatever it asks."""
+    looks: Counter[int] = Counter()
+
+    def answers(cluster: ClusterFile) -> bool:
+        looks[threading.get_ident()] += 1
+        return False
+
+    monkeypatch.setattr(ClusterFile, "answers", answers)
+    lost = RayControlPort(ClusterFile("x", "127.0.0.1:1", str(tmp_path), {}))
+    store = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    lives = create_app(lost, store, tmp_path / "runs")
+    spec = Installation(tmp_path).spec()
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    about = {"run_dir": str(run), "caller": "me", "submitted_at": time.time()}
+    store.add_job(JobRow(job=run.name, name=run.name, spec=spec, state="running", **about))
+    headers = {"Authorization": f"Bearer {lives.state.tokens.create('me', Role.ADMIN, 'the test')[1]}"}
+    where = re.sub(r"{(\w+)}", lambda part: "one" if part[1] == "job" else "1", path)
+
+    async def exchange() -> httpx.Response:
+        transport = httpx.ASGITransport(lives, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as http:
+            return await http.get(where, timeout=PATIENCE_S)
+
+    answer = asyncio.run(exchange())
+    assert answer.status_code in (200, 304, 404, 422, 503), answer.text
+    assert max(looks.values(), default=0) <= 1, "a thread waited twice, one look after the other"
+    store.close()
 
 
 def test_many_who_look_at_a_silent_job_hold_up_no_other_request(troubled: Installation) -> None:
