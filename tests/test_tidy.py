@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.errors",
             "psutil",
             "fsspec",
+            "obstore",
         }
     ),
     "orchestrator.text": frozenset(

@@ -21,6 +21,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +31,7 @@ from orchestrator.core.saving import FragmentRestored, FromJournal, RestoredFrom
 from orchestrator.core.state import JobState
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase, JobPolicy, Version
-from orchestrator.errors import ConfigurationError, DataError
+from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
 from orchestrator.host.job_context import Undated
 from orchestrator.parameters.journal import (
     SUFFIX,
@@ -44,6 +45,8 @@ from orchestrator.parameters.journaled_store import MergeLog, recovered, state_a
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.disk import Disk, LocalDisk
+from orchestrator.system.mirror import MirroredDisk, mirrored
+from orchestrator.system.object_store import ObjectStore
 from orchestrator.system.run_folder import (
     BOOT,
     CHECKPOINTS,
@@ -56,6 +59,7 @@ from orchestrator.system.run_folder import (
     STATUS,
     TAPE,
 )
+from orchestrator.system.store_log import has_log
 from orchestrator.tape.driver import Fold, Pending
 from orchestrator.tape.replay import Recovered, recover
 from orchestrator.tape.schema import Header, decode_header
@@ -119,6 +123,47 @@ class JobFiles:
     def epoch(self) -> Epoch:
         """The epoch of the synchroniser that holds these files."""
         return self.core.state.epoch if self.past is None else self.past.next_epoch
+
+
+def mirror(
+    run_dir: Path,
+    store: ObjectStore,
+    below: Disk,
+    requests: Executor | None = None,
+    background: Callable[[Callable[[], None]], object] | None = None,
+) -> MirroredDisk:
+    """Take over the job's log in the store, give ``run_dir`` its files, and return the disk that goes on with it.
+
+    What the folder has beyond that was never announced, and is removed. Raises OSError if the store refuses, DataError if it
+    has lost the log, InfrastructureError while another process of this machine writes the files.
+    """
+    below.files(run_dir)  # makes the folder
+    try:
+        held = below.hold(run_dir / TAPE, new=False)
+    except FileNotFoundError:
+        held = None
+    except BlockingIOError as error:
+        detail = f"the tape {run_dir / TAPE} is being written by another process."
+        raise InfrastructureError(detail=detail, remedy="Wait until it ends, or end it.") from error
+    try:
+        if held is not None and not has_log(store):
+            raise DataError(
+                detail=f"The store {store.url} has nothing of this job, but {run_dir} has a tape: the store was emptied or "
+                "exchanged. Put the store's content back, or start the service with the store that the job began with."
+            )
+        disk = mirrored(store, below, run_dir, requests, background)
+        for folder, is_ours in (
+            (run_dir, lambda name: name in (TAPE, SNAPSHOT, BOOT)),
+            (run_dir / JOURNAL, lambda name: name.endswith(SUFFIX)),
+            (run_dir / SEALED, lambda name: True),
+        ):
+            for name in below.files(folder):
+                if is_ours(name) and not disk.mirrors(folder / name):
+                    below.remove(folder / name)
+    finally:
+        if held is not None:
+            held.close()
+    return disk
 
 
 def open_files(
@@ -276,7 +321,7 @@ def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
 
 def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
     """Async, tape and journal may have lost the same merges with the power: nothing in them would show it."""
-    if spec.synchroniser.durability.kind == "sync":
+    if spec.synchroniser.durability.kind != "async":
         return
     try:
         same = disk.read(run_dir / BOOT).decode() == disk.boot()

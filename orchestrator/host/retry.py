@@ -109,7 +109,7 @@ class RetryingSink:
 def tape_sync_of(spec: JobSpec, tape: TapeWriter) -> tuple[Retrier, PeriodicSync | NoSync]:
     """The sync of this job's tape, and the retrier of what its disk refuses."""
     retrier = Retrier()
-    return retrier, PeriodicSync(tape, retrier) if spec.synchroniser.durability.kind == "sync" else NoSync(tape)
+    return retrier, NoSync(tape) if spec.synchroniser.durability.kind == "async" else PeriodicSync(tape, retrier)
 
 
 class PeriodicSync:

@@ -82,14 +82,17 @@ class OuterOptimizerSection(Section):
 
 
 class DurabilitySection(Section):
-    """The durability that a merge has before any island receives it. Both kinds survive the synchroniser's death.
+    """The durability that a merge has before any island receives it. All kinds survive the synchroniser's death.
+
+    With ``mirrored``, it is also in the service's store (``atoll up --store``), and the job survives the loss of the
+    synchroniser's machine with its disk. Each merge waits for the store; islands do not.
 
     With ``async``, up to ``merges_max`` merges may be in the operating system's cache only, and are lost if the power fails.
     A job with islands that hold lost merges does not continue by itself.
     """
 
-    kind: Literal["sync", "async"] = "sync"
-    merges_max: MergeCount = Field(default=8, description="for async; ignored with sync")
+    kind: Literal["sync", "async", "mirrored"] = "sync"
+    merges_max: MergeCount = Field(default=8, description="for async; ignored otherwise")
     snapshot_every_records: RecordCount = Field(
         default=20_000,
         description="records between snapshots; a restarted synchroniser replays at most about this many",

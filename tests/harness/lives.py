@@ -12,6 +12,7 @@ from orchestrator.core import commands
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.host.state_view import core_status
 from orchestrator.system.disk import Disk
+from orchestrator.system.object_store import ObjectStore
 from tests.harness.disks import Died
 from tests.harness.shell import FRAGMENTS, ISLANDS, ScriptedIsland, Shell, spec
 
@@ -29,12 +30,13 @@ class Lives:
         reached: Callable[[str], None],
         disk: Disk | None = None,
         after_death: Callable[[], None] = lambda: None,
+        store: ObjectStore | None = None,
         **synchroniser: Any,
     ) -> None:
         job = spec(**synchroniser)
         self.islands = {name: ScriptedIsland(job, index) for index, name in enumerate(ISLANDS)}
         self.deaths = 0
-        self._make = lambda: Shell(folder, job, self.islands, reached, disk)
+        self._make = lambda: Shell(folder, job, self.islands, reached, disk, store)
         self._after_death = after_death
         self._shell: Shell | None = None
         self._asked = 0

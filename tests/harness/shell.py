@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from orchestrator.core import saving
 from orchestrator.core.events import event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved, contribution_of
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
-from orchestrator.host.job_files import open_files
+from orchestrator.host.job_files import mirror, open_files
 from orchestrator.host.retry import Retrier, RetryingSink, SnapshotWriter
 from orchestrator.parameters import fragment_map, tensors
 from orchestrator.parameters.holding import EVERYTHING
@@ -35,12 +36,13 @@ from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard, Publication
 from orchestrator.replica.replica import Publication as Arrived
 from orchestrator.specification.config import JobSpec, parse_job
-from orchestrator.system.disk import Disk
+from orchestrator.system.disk import Disk, LocalDisk
+from orchestrator.system.object_store import ObjectStore
 from orchestrator.system.run_folder import SNAPSHOT
 from orchestrator.tape.sealing import SEAL_BYTES
 from tests.harness.disks import Died
 from tests.harness.job import Job
-from tests.harness.saver import Saver
+from tests.harness.saver import AtOnce, Saver
 from tests.swarm.disk import SimulatedDisk
 
 ISLANDS = ("a", "b", "c")
@@ -126,8 +128,13 @@ class Shell(Job):
         islands: dict[str, ScriptedIsland],
         reached: Callable[[str], None],
         disk: Disk | None = None,
+        store: ObjectStore | None = None,
     ) -> None:
-        self.spec, self.islands, self.reached, self.disk = job, islands, reached, disk
+        self.spec, self.islands, self.reached, self.below = job, islands, reached, disk
+        self.disk = disk
+        if store is not None:
+            self._retry("the store cannot be used", partial(self._take_over, folder, store))
+            disk = self.disk
         policy = job.policy()
         self.files = open_files(folder, "job", job, policy, 0.0, (Goodput(policy),), disk)
         (goodput,) = self.files.folds  # ours, or a snapshot's
@@ -141,7 +148,7 @@ class Shell(Job):
         self.snapshots = SnapshotWriter(
             folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk, self.seal_bytes
         )
-        self.shard = ParameterShard(self.files.journal, self.files.epoch, self._retry)
+        self.shard = ParameterShard(self.files.journal, self.files.epoch, self._keep)
         self.published: dict[int, Publication] = {}
         self.read = dict.fromkeys(islands, 0)
         self.unsynced: dict[str, list[tuple[int, int]]] = {name: [] for name in islands}
@@ -149,6 +156,9 @@ class Shell(Job):
         if self.files.outer is not None:
             recovered = self.shard.recover(self.files.outer, self.files.merges)
             self.published = {publication.fragment: publication for publication in recovered}
+
+    def _take_over(self, folder: Path, store: ObjectStore) -> None:
+        self.disk = mirror(folder, store, self.below or LocalDisk(), AtOnce(), lambda work: work())
 
     def begin(self) -> None:
         """Tell the first events of this life."""
@@ -161,8 +171,8 @@ class Shell(Job):
         """Leave what a killed process leaves: its files, unlocked."""
         self.snapshots.let_go()
         self.files.tape.let_go()
-        if isinstance(self.disk, SimulatedDisk):
-            self.disk.lose_process()
+        if isinstance(self.below, SimulatedDisk):
+            self.below.lose_process()
 
     def append(self, record: Any) -> None:
         self.reached("before tape")
@@ -312,8 +322,11 @@ class Shell(Job):
         self.published = {new.publication.fragment: new.publication for new in seeded}
         self.happen(e.OuterStateSeeded, 210, tensors.digest(outer.parameters()))
 
-    def _retry(self, what: str, work: Callable[[], None]) -> None:
+    def _keep(self, what: str, work: Callable[[], None]) -> None:
         self.reached("after merge")
+        self._retry(what, work)
+
+    def _retry(self, what: str, work: Callable[[], None]) -> None:
         Retrier(retry_s=0.0).until_done(what, work)
 
 

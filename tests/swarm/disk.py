@@ -12,7 +12,7 @@ The disk is never better than POSIX allows. ``fault_source`` decides the fault o
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -188,6 +188,13 @@ class SimulatedDisk:
                 self._contents.setdefault(path, self._removed[path])
         self._removed.clear()
 
+    def lose_everything(self) -> None:
+        """Become another machine's disk, an empty one."""
+        self.lose_process()
+        self._boots += 1
+        self._contents.clear()
+        self._removed.clear()
+
     def _hold(self, path: Path) -> SimulatedFile:
         file = self._held[path] = SimulatedFile(self, path)
         return file
@@ -244,3 +251,67 @@ def _spoil(content: _Content, chance: Random) -> bool:
     elif kind == 2:
         content.data[where] ^= 1 << chance.randrange(8)
     return kind > 0
+
+
+class StoreFault(StrEnum):
+    """The fault of one put. A put is done as a whole or not at all, so a torn one is one that was not done."""
+
+    BEFORE = "before"
+    """The process dies before the put, or half way."""
+    AFTER = "after"
+    """The process dies after the put."""
+    DOWN = "down"
+    """The store refuses."""
+    UNANSWERED = "unanswered"
+    """The put is done, but the answer is lost."""
+
+
+class SimulatedStore:
+    """An ``object_store.ObjectStore`` in memory. ``fault_source`` decides the fault of each put, by its object's name.
+
+    With ``stale_count``, listings lack the newest so many objects.
+    """
+
+    url = "memory"
+
+    def __init__(self, fault_source: Callable[[str], StoreFault | None] = lambda _: None, stale_count: int = 0) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.fault_source, self.stale_count = fault_source, stale_count
+        self.refused = 0
+
+    def create(self, name: str, content: bytes) -> None:
+        self._put(name, content, may_exist=False)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._put(name, content, may_exist=True)
+
+    def _put(self, name: str, content: bytes, *, may_exist: bool) -> None:
+        fault = self.fault_source(name)
+        if fault is StoreFault.BEFORE:
+            raise Died
+        if fault is StoreFault.DOWN:
+            self.refused += 1
+            raise OSError(errno.EIO, "the store memory cannot be reached")
+        exists = name in self.objects
+        if may_exist or not exists:
+            self.objects[name] = bytes(content)
+        if fault is StoreFault.AFTER:
+            raise Died
+        if fault is StoreFault.UNANSWERED:
+            self.refused += 1
+            raise OSError(errno.EIO, "the store memory did not answer in time")
+        if exists and not may_exist:
+            raise FileExistsError(errno.EEXIST, "The object exists", name)
+
+    def get(self, name: str) -> bytes:
+        if name not in self.objects:
+            raise FileNotFoundError(errno.ENOENT, "No such object", name)
+        return self.objects[name]
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        seen = list(self.objects)[: len(self.objects) - self.stale_count]
+        return {name: len(self.objects[name]) for name in sorted(seen) if name.startswith(f"{prefix.rstrip('/')}/")}
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.objects.pop(name, None)

@@ -1,0 +1,475 @@
+"""A disk that is mirrored into an object store, operation by operation (``store_log`` has the format, and what holds).
+
+A ``MirroredDisk`` does each operation on the disk below it and notes it. ``sync`` makes all that was noted durable below,
+then in the store, as one segment: so what is synced is in both, and whoever waits for a disk waits for the store as well.
+The files that the log gives are those of a disk that lost its power between two operations, and the readers of tape and
+journal go on from such files.
+
+Responsible for writing the log, for a writer that stops once it is fenced, and for bases in the background. Refuses to know
+what the files mean.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from orchestrator.errors import DataError, Fenced
+from orchestrator.system.disk import Disk, HeldFile
+from orchestrator.system.object_store import ObjectStore
+from orchestrator.system.store_log import (
+    NEWEST,
+    REQUESTS_MAX,
+    SCHEMA,
+    Content,
+    Extent,
+    Files,
+    Kind,
+    Operation,
+    Piece,
+    Segment,
+    base_after,
+    base_name,
+    content_or_none,
+    digest_of,
+    encode,
+    log_name,
+    next_name,
+    restore,
+    row_of,
+    sealed,
+    size_of,
+    take_over,
+)
+
+log = logging.getLogger(__name__)
+INLINE_BYTES_MAX = 64 << 10
+"""Larger contents are objects of their own, put before the segment that names them."""
+PIECE_BYTES = 8 << 20
+SEGMENT_BYTES_MAX = 8 << 20
+BASE_AFTER_BYTES = 8 << 20
+BASE_AFTER_SEGMENTS = 1024
+"""A recovery reads at most about this many segments: some seconds at 30 ms each, several at a time."""
+SLOW_S = 5.0
+"""From then on a put that is under way is reported."""
+
+
+class LogWriter:
+    """Writes the log from its claim on. Any thread may note and flush.
+
+    ``background`` does work in its own time: bases, and the deletion of what they make superfluous.
+    """
+
+    base_after_bytes = BASE_AFTER_BYTES
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        files: Files,
+        writer: str,
+        requests: Executor,
+        background: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._store, self._files, self._writer = store, files, writer
+        self._requests, self._background = requests, background
+        self._noting, self._flushing = threading.Lock(), threading.Lock()
+        self._noted: list[Operation] = []
+        self._sizes = {path: size_of(extents) for path, extents in files.files.items()}
+        self._noted_count = self._durable_count = 0
+        self._in_flight: tuple[bytes, list[Operation]] | None = None
+        self._fence: Fenced | None = None
+        self._names = count(1)
+        self._base = self._base_tried = files.base
+        self._bytes_since_base, self._is_compacting = 0, False
+        self._since_snapshot: list[Operation] = []
+        self._superfluous: set[str] = set()
+        self._dropped: set[str] = set()
+        self.on_fenced: Callable[[Fenced], None] = lambda _: None
+        self.puts = self.put_bytes = 0
+        self._waiting_since: float | None = None
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the put of a segment that is under way began, by the monotonic clock."""
+        return self._waiting_since
+
+    def size(self, path: str) -> int | None:
+        with self._noting:
+            return self._sizes.get(path)
+
+    def content_of(self, parts: Sequence[bytes | memoryview]) -> Content:
+        """Return the content for an operation. If it is large, it is put into the store first. Raises OSError."""
+        if sum(map(len, parts)) <= INLINE_BYTES_MAX:
+            return (b"".join(parts),)
+        return tuple(self._requests.map(self._put_piece, _cut(parts)))
+
+    def note(self, kind: Kind, path: str, content: Content = (), size: int = 0) -> None:
+        """Add an operation to those of the next segment. ``size`` is for a truncation."""
+        with self._noting:
+            before = self._sizes.get(path, 0)
+            if kind == "truncate":
+                if not self._shortened(path, size):
+                    return
+                operation = Operation(kind, path, size)
+            else:
+                operation = Operation(kind, path, before if kind == "append" else 0, content)
+            after = {"append": before + size_of(content), "write": size_of(content), "truncate": size}
+            if kind == "remove":
+                self._sizes.pop(path, None)
+            else:
+                self._sizes[path] = after[kind]
+            self._noted.append(operation)
+            self._noted_count += 1
+
+    def _shortened(self, path: str, size: int) -> bool:
+        """Forget appends behind ``size`` that are in no segment yet, and return whether more has to be cut off.
+
+        So attempts that are repeated while the store is down do not pile up.
+        """
+        own = [i for i, operation in enumerate(self._noted) if operation.path == path]
+        while own and self._noted[own[-1]].kind == "append" and self._noted[own[-1]].start >= size:
+            dropped = self._noted.pop(own.pop())
+            self._sizes[path] = dropped.start
+            self._dropped |= {extent.name for extent in dropped.content if isinstance(extent, Piece)}
+            self._noted_count -= 1
+        return self._sizes.get(path, 0) > size
+
+    def flush(self) -> None:
+        """Return once all that was noted before is in the store. Raises OSError, and may be repeated; Fenced."""
+        with self._noting:
+            wanted = self._noted_count
+        with self._flushing:
+            while self._durable_count < wanted or self._in_flight is not None:
+                if self._fence is not None:
+                    raise self._fence
+                if self._in_flight is None and not self._begin_segment():
+                    return
+                self._put_segment()
+            base = self._due_base()
+        if base is not None:
+            self._background(base)
+
+    def _begin_segment(self) -> bool:
+        """Fix the next segment's content. It stays the same until it is known to be in the store."""
+        with self._noting:
+            size, taken = 0, 0
+            for operation in self._noted:
+                size += sum(len(extent) for extent in operation.content if not isinstance(extent, Piece))
+                if taken and size > SEGMENT_BYTES_MAX:
+                    break
+                taken += 1
+            operations, self._noted = self._noted[:taken], self._noted[taken:]
+        if not operations:
+            return False
+        segment = Segment(self._files.segment + 1, self._writer, operations=tuple(operations))
+        self._in_flight = encode(segment), operations
+        return True
+
+    def _put_segment(self) -> None:
+        assert self._in_flight is not None
+        content, operations = self._in_flight
+        name = log_name(self._files.segment + 1)
+        self._waiting_since = time.monotonic()
+        try:
+            self._store.create(name, content)
+        except FileExistsError:
+            there = content_or_none(self._store, name)
+            if there is None:
+                raise OSError(
+                    f"the store {self._store.url} says both that {name} exists and that it does not"
+                ) from None
+            if there != content:
+                self._be_fenced()
+        finally:
+            self._waiting_since = None
+        self.puts, self.put_bytes = self.puts + 1, self.put_bytes + len(content)
+        before: set[str] = set()
+        if any(operation.kind != "append" for operation in operations):
+            of_these = (extent for operation in operations for extent in operation.content)
+            before = self._files.objects() | {extent.name for extent in of_these if isinstance(extent, Piece)}
+        for operation in operations:
+            self._files.apply(operation)
+        self._superfluous |= before - self._files.objects()
+        self._since_snapshot += operations if self._is_compacting else []
+        self._files.segment += 1
+        self._durable_count += len(operations)
+        self._bytes_since_base += len(content)
+        self._in_flight = None
+
+    def _be_fenced(self) -> None:
+        number = self._files.segment + 1
+        self._fence = Fenced(
+            detail=f"Another synchroniser has begun segment {number} of the log in {self._store.url}.",
+            remedy="It continues the job; this one stops.",
+        )
+        log.critical("fenced: %s", self._fence)
+        self.on_fenced(self._fence)
+        raise self._fence
+
+    def _put_piece(self, content: bytes) -> Piece:
+        name = f"objects/{self._writer}-{next(self._names):06d}"  # of each attempt: what is unknown is not used
+        self._store.create(name, content)
+        self.puts, self.put_bytes = self.puts + 1, self.put_bytes + len(content)
+        return Piece(name, len(content), digest_of(content), len(content))
+
+    # ── retention ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _due_base(self) -> Callable[[], None] | None:
+        """Return the work for a base if one is due. Requires ``_flushing`` to be held."""
+        is_due = (
+            self._bytes_since_base >= self.base_after_bytes
+            or self._files.segment - self._base_tried >= BASE_AFTER_SEGMENTS
+        )
+        if self._is_compacting or not is_due:
+            return None
+        self._is_compacting, self._bytes_since_base, self._base_tried = True, 0, self._files.segment
+        self._since_snapshot = []
+        snapshot = Files(self._files.segment, self._files.claims, self._files.files)
+        with self._noting:
+            self._superfluous |= self._dropped
+            self._dropped = set()
+        superfluous, self._superfluous = self._superfluous, set()
+        return lambda: self._compact(snapshot, superfluous)
+
+    def _compact(self, snapshot: Files, superfluous: set[str]) -> None:
+        try:
+            is_done = self._write_base(snapshot, superfluous)
+        except (OSError, DataError) as error:
+            log.warning("older segments are kept for longer, because a base cannot be written: %s", error)
+            is_done = False
+        finally:
+            self._is_compacting = False
+        if not is_done:
+            with self._flushing:
+                self._superfluous |= superfluous
+
+    def _write_base(self, snapshot: Files, superfluous: set[str]) -> bool:
+        """Write a base and delete what it makes superfluous. Return False if another writer's base came first."""
+        pieces = {path: self._pieces_of(content) for path, content in snapshot.files.items()}
+        rows = {path: [row_of(piece) for piece in own] for path, own in pieces.items()}
+        about = {"schema": SCHEMA, "segment": snapshot.segment, "claims": snapshot.claims, "files": rows}
+        self._store.create(base_name(snapshot.segment), sealed(json.dumps(about).encode() + b"\n"))
+        own = str(snapshot.segment).encode()
+        before = self._base
+        while True:
+            with suppress(FileExistsError):
+                self._store.create(next_name(before), own)
+            later = base_after(self._store, before)
+            if later == snapshot.segment:
+                break
+            if later is None or later > snapshot.segment:
+                return False  # a successor is ahead: all that is here is its own business
+            before = later
+        self._store.put(NEWEST, own)
+        with self._flushing:
+            self._superfluous |= self._go_on_from(Files(snapshot.segment, snapshot.claims, pieces))
+            first, self._base = self._base, snapshot.segment
+        segments = (n for n in range(first + 1, snapshot.segment + 1) if n not in set(snapshot.claims))
+        self._store.delete([*map(log_name, segments), *sorted(superfluous), *([base_name(first)] if first else [])])
+        return True
+
+    def _pieces_of(self, content: Iterable[Extent]) -> list[Piece]:
+        """Return the content as objects only: what came inline between two of them becomes one."""
+        pieces: list[Piece] = []
+        inline: list[bytes] = []
+
+        def put_inline() -> None:
+            pieces.extend(self._put_piece(piece) for piece in _cut(inline))
+            inline.clear()
+
+        for extent in content:
+            if isinstance(extent, Piece):
+                put_inline()
+                pieces.append(extent)
+            else:
+                inline.append(extent)
+        put_inline()
+        return pieces
+
+    def _go_on_from(self, base: Files) -> set[str]:
+        """Have the files as a reader of this base sees them; return the base's objects that are needed no more since.
+
+        Only so two writers agree on what is superfluous, when one takes over while the other is still deleting.
+        """
+        of_base = base.objects()
+        for operation in self._since_snapshot:
+            base.apply(operation)
+        base.segment = self._files.segment
+        self._files = base
+        return of_base - base.objects()
+
+
+def _cut(parts: Sequence[bytes | memoryview]) -> Iterator[bytes]:
+    """Yield the parts' bytes in pieces of ``PIECE_BYTES``, the last one shorter."""
+    piece = bytearray()
+    for part in parts:
+        rest = memoryview(part).cast("B")
+        while rest:
+            room = PIECE_BYTES - len(piece)
+            piece += rest[:room]
+            rest = rest[room:]
+            if len(piece) == PIECE_BYTES:
+                yield bytes(piece)
+                piece = bytearray()
+    if piece:
+        yield bytes(piece)
+
+
+# ── the disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class MirroredDisk:
+    """A ``Disk`` for the files below ``folder``. See the top of this module.
+
+    ``replace`` is durable on the disk below when it returns, and in the store before all that is noted later.
+    """
+
+    def __init__(self, below: Disk, writer: LogWriter, folder: Path) -> None:
+        self._below, self.writer, self._folder = below, writer, folder
+
+    def files(self, folder: Path) -> dict[str, int]:
+        return self._below.files(folder)
+
+    def hold(self, path: Path, *, new: bool) -> HeldFile:
+        return _MirroredFile(self._below.hold(path, new=new), self.writer, self._name(path))
+
+    def append(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+        content = self.writer.content_of(parts)
+        self._below.append(path, parts)
+        self.writer.note("append", self._name(path), content)
+
+    def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
+        return self._below.read(path, start, count)
+
+    def sync(self, path: Path) -> None:
+        self._below.sync(path)
+        self.writer.flush()
+
+    def truncate(self, path: Path, size: int) -> None:
+        self._below.truncate(path, size)
+        self.writer.note("truncate", self._name(path), size=size)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        content = self.writer.content_of([data])
+        self._below.replace(path, data)
+        self.writer.note("write", self._name(path), content)
+
+    def replace_held(self, path: Path, data: bytes) -> HeldFile:
+        content = self.writer.content_of([data])
+        file = self._below.replace_held(path, data)
+        self.writer.note("write", self._name(path), content)
+        return _MirroredFile(file, self.writer, self._name(path))
+
+    def remove(self, path: Path) -> None:
+        self._below.remove(path)
+        if self.mirrors(path):
+            self.writer.note("remove", self._name(path))
+
+    def boot(self) -> str:
+        return self._below.boot()
+
+    def keep(self, path: Path) -> None:
+        """Mirror a file that another module wrote, once. Does nothing if there is none."""
+        if not self.mirrors(path):
+            with suppress(FileNotFoundError):
+                self.writer.note("write", self._name(path), self.writer.content_of([self._below.read(path)]))
+
+    def mirrors(self, path: Path) -> bool:
+        """Return whether the log has this file."""
+        return self.writer.size(self._name(path)) is not None
+
+    @property
+    def trouble(self) -> str | None:
+        """What the store has not done for a while, if anything."""
+        since = self.writer.waiting_since
+        waited = time.monotonic() - since if since is not None else 0.0
+        return f"the store {self.writer.url} has not answered for {waited:.0f} s" if waited > SLOW_S else None
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._folder).as_posix()
+
+
+class _MirroredFile:
+    """A held file. An append is noted once it is whole below."""
+
+    def __init__(self, below: HeldFile, writer: LogWriter, name: str) -> None:
+        self._below, self._writer, self._name = below, writer, name
+
+    def append(self, data: bytes) -> None:
+        content = self._writer.content_of([data])
+        self._below.append(data)
+        self._writer.note("append", self._name, content)
+
+    def rewrite(self, start: int, data: bytes) -> None:
+        self._below.rewrite(start, data)
+
+    def truncate(self, size: int) -> None:
+        self._below.truncate(size)
+        self._writer.note("truncate", self._name, size=size)
+
+    def sync(self) -> None:
+        self._below.sync()
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._below.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._below.closed
+
+
+class JobObjects:
+    """The objects of one job in a store."""
+
+    def __init__(self, store: ObjectStore, job: str) -> None:
+        self._store, self._prefix, self.url = store, f"jobs/{job}/", f"{store.url}/jobs/{job}"
+
+    def create(self, name: str, content: bytes) -> None:
+        self._store.create(self._prefix + name, content)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._store.put(self._prefix + name, content)
+
+    def get(self, name: str) -> bytes:
+        return self._store.get(self._prefix + name)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return {
+            name.removeprefix(self._prefix): size for name, size in self._store.sizes(self._prefix + prefix).items()
+        }
+
+    def delete(self, names: Iterable[str]) -> None:
+        self._store.delete(self._prefix + name for name in names)
+
+
+def mirrored(
+    store: ObjectStore,
+    below: Disk,
+    folder: Path,
+    requests: Executor | None = None,
+    background: Callable[[Callable[[], None]], object] | None = None,
+) -> MirroredDisk:
+    """Take over the log in ``store``, restore the files of ``folder`` from it, and return the disk that goes on with it.
+
+    Raises OSError, DataError.
+    """
+    requests = requests or ThreadPoolExecutor(REQUESTS_MAX, "store")
+    writer = secrets.token_hex(8)
+    files = take_over(store, writer, requests)
+    read = restore(files, store, below, folder, requests)
+    log.info("the log in %s has %d segments; %d bytes were read from the store", store.url, files.segment, read)
+    run = background or ThreadPoolExecutor(1, "bases").submit
+    return MirroredDisk(below, LogWriter(store, files, writer, requests, run), folder)

@@ -1,0 +1,329 @@
+"""Objects by name, in a folder or a bucket: what the durable logs of jobs are kept in (``atoll up --store URL``).
+
+    /mnt/other/atoll, file:///…     a folder of another disk, or of a file server with hard links (NFS)
+    s3://BUCKET/…  gs://BUCKET/…  az://CONTAINER/…     credentials and endpoint come from the environment
+
+The one thing that everything rests on is ``create``: of several processes that create a name, exactly one succeeds. A store
+that cannot do that is recognised by trying, and refused (``admit``). ``atoll-store.json`` at the top has the format and
+the fleet, so that two installations never share a store.
+
+A draft in a folder is synced before it is linked to its name, so a name never has a part of its content. Every method raises
+OSError: FileExistsError, FileNotFoundError, or one whose text names the store, what was tried, and the store's own code.
+Texts of stores are not passed on, because request URLs may carry secrets.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from orchestrator.errors import ConfigurationError, InfrastructureError
+
+HEADER = "atoll-store.json"
+FORMAT = 1
+REQUEST_TIMEOUT_S = 60.0
+"""For one object of at most ``mirror.PIECE_BYTES``: a line of 1.1 Mbit/s is fast enough."""
+CONNECT_TIMEOUT_S = 5.0
+RETRIES_MAX = 2
+SCHEMES = ("s3", "gs", "az")
+HEADER_BYTES_MAX = 4096
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]{1,40})")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_DRAFT = ".draft-"
+
+
+class ObjectStore(Protocol):
+    """Objects by ``/``-separated names. ``url`` has no secrets. Any thread may call. Every method raises OSError."""
+
+    @property
+    def url(self) -> str: ...
+
+    def create(self, name: str, content: bytes) -> None:
+        """Make the object, durably. Raises FileExistsError if there is one of this name; after any other error it is
+        unknown whether it was made."""
+        ...
+
+    def put(self, name: str, content: bytes) -> None:
+        """Make or replace the object, durably."""
+        ...
+
+    def get(self, name: str) -> bytes:
+        """Return the object's content. Raises FileNotFoundError."""
+        ...
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return names and sizes of the objects below the folder ``prefix``, in order. The newest may be missing."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete the objects, as far as they exist."""
+        ...
+
+
+def open_store(url: str) -> ObjectStore:
+    """Return the store at this path or URL, not yet contacted. Raises ConfigurationError for one that cannot be a store."""
+    _refuse_secrets(url)
+    scheme = _SCHEME.match(url)
+    if scheme is None or scheme[1] == "file":
+        path = url.removeprefix("file://")
+        if not path.startswith("/") or len(Path(path).parts) < 2:
+            raise ConfigurationError(
+                detail=f"--store {url!r} is no absolute path of a folder. Give a path such as /mnt/other/atoll, or a URL "
+                "with s3://, gs:// or az://."
+            )
+        return FolderStore(Path(os.path.normpath(path)))
+    if scheme[1] not in SCHEMES:
+        raise ConfigurationError(
+            detail=f"--store {url!r} begins with {scheme[1]}://, which is no store that atoll knows. Give a path, or a URL "
+            "with s3://, gs:// or az://."
+        )
+    return Bucket(url)
+
+
+def admit(store: ObjectStore, fleet: str | None) -> str:
+    """Return the fleet that the store belongs to: ``fleet``, or the store's own if the caller has none yet.
+
+    A store without a header gets one. Raises ConfigurationError for a store of another fleet, of a newer format, or without
+    conditional writes; InfrastructureError if it cannot be used just now.
+    """
+    try:
+        _require_conditional_writes(store)
+        wanted = fleet or secrets.token_hex(16)
+        with suppress(FileExistsError):
+            store.create(HEADER, json.dumps({"format": FORMAT, "fleet": wanted}).encode())
+        actual = _fleet_of(store)
+    except OSError as error:
+        raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=_remedy(error)) from error
+    if fleet is not None and actual != fleet:
+        raise ConfigurationError(
+            detail=f"--store {store.url} belongs to the fleet {actual[:8]}…, and this service is of the fleet {fleet[:8]}…. "
+            "Give another folder of the store."
+        )
+    return actual
+
+
+def _fleet_of(store: ObjectStore) -> str:
+    content = store.get(HEADER)
+    try:
+        document = json.loads(content[:HEADER_BYTES_MAX])
+        number, fleet = document["format"], document["fleet"]
+        is_sound = type(number) is int and isinstance(fleet, str) and fleet
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_sound = False
+    if not is_sound:
+        raise ConfigurationError(
+            detail=f"--store {store.url} has a {HEADER} that is no header of atoll ({content[:40]!r}). Give another folder."
+        )
+    if number > FORMAT:
+        raise ConfigurationError(
+            detail=f"--store {store.url} has format {number}, and this release reads formats up to {FORMAT}. Use the "
+            "release that wrote it, or a later one."
+        )
+    return str(fleet)
+
+
+def _require_conditional_writes(store: ObjectStore) -> None:
+    """Create an object twice: the second time has to fail."""
+    name = f"probe/{secrets.token_hex(8)}"
+    store.create(name, b"1")
+    try:
+        store.create(name, b"2")
+    except FileExistsError:
+        return
+    finally:
+        with suppress(OSError):
+            store.delete([name])
+    raise ConfigurationError(
+        detail=f"--store {store.url} made the object {name} twice, so it has no conditional writes (If-None-Match), and two "
+        "synchronisers could both write. Use a store that has them."
+    )
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return (
+            "Give the service credentials that may read, write, list and delete there (for s3:// AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, with --pass-environment)."
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Make room there, or give another store."
+    return "Check the URL, the endpoint (AWS_ENDPOINT_URL for s3://), and that it can be reached from here."
+
+
+def _refuse_secrets(url: str) -> None:
+    """Raise ConfigurationError, without the secret, for a URL with one: URLs are logged and shown."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigurationError(
+            detail="--store is no URL. Give a path, or a URL with s3://, gs:// or az://."
+        ) from error
+    if _SCHEME.match(url) and ("@" in parts.netloc or parts.query or parts.fragment):
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        raise ConfigurationError(
+            detail=f"--store {shown} was given with a password, a key or parameters in the URL, where others can see them. "
+            "Leave them out, and put credentials into the environment (such as AWS_SECRET_ACCESS_KEY)."
+        )
+
+
+class FolderStore:
+    """A folder of this machine, or of a file server."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.url = folder, str(folder)
+
+    def create(self, name: str, content: bytes) -> None:
+        self._written(name, content, os.link)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._written(name, content, os.replace)
+
+    def get(self, name: str) -> bytes:
+        content: bytes = self._tried("get", name, (self._folder / name).read_bytes)
+        return content
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        def walk() -> dict[str, int]:
+            files = (path for path in (self._folder / prefix).rglob("*") if not path.name.startswith(_DRAFT))
+            sizes = {}
+            for path in files:
+                with suppress(FileNotFoundError):
+                    if path.is_file():
+                        sizes[path.relative_to(self._folder).as_posix()] = path.stat().st_size
+            return dict(sorted(sizes.items()))
+
+        listed: dict[str, int] = self._tried("list", prefix, walk)
+        return listed
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._tried("delete", name, (self._folder / name).unlink)
+
+    def _written(self, name: str, content: bytes, move: Any) -> None:
+        """Write a draft durably, then give it its name by ``move``, and make that durable."""
+        path = self._folder / name
+        draft = path.with_name(f"{_DRAFT}{secrets.token_hex(8)}")
+
+        def write() -> None:
+            _make_durably(path.parent)
+            try:
+                with draft.open("xb", buffering=0) as file:
+                    rest = memoryview(content)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                    os.fsync(file.fileno())
+                move(draft, path)
+            finally:
+                draft.unlink(missing_ok=True)
+            _sync(path.parent)
+
+        self._tried("write", name, write)
+
+    def _tried(self, what: str, name: str, work: Any) -> Any:
+        try:
+            return work()
+        except (FileExistsError, FileNotFoundError):
+            raise
+        except OSError as error:
+            raise OSError(error.errno, f"the store {self.url} refuses to {what} {name}: {error.strerror}") from error
+
+
+class Bucket:
+    """A bucket, or a folder in one, of S3, Google Cloud Storage or Azure."""
+
+    def __init__(self, url: str) -> None:
+        import obstore
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+
+        self._library, self._errors, self.url = obstore, BaseError, url
+        seconds = {"timeout": REQUEST_TIMEOUT_S, "connect_timeout": CONNECT_TIMEOUT_S}
+        options: Any = {name: timedelta(seconds=value) for name, value in seconds.items()}
+        retries: Any = {"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
+        try:
+            self._store = from_url(url, client_options=options, retry_config=retries)
+        except BaseError as error:
+            raise ConfigurationError(
+                detail=f"--store {url} cannot be used: {str(error).splitlines()[0][:200]}. Complete the URL, or the store's "
+                "settings in the environment."
+            ) from error
+
+    def create(self, name: str, content: bytes) -> None:
+        self._tried("create", name, lambda: self._library.put(self._store, name, content, mode="create"))
+
+    def put(self, name: str, content: bytes) -> None:
+        self._tried("put", name, lambda: self._library.put(self._store, name, content))
+
+    def get(self, name: str) -> bytes:
+        return bytes(self._tried("get", name, lambda: self._library.get(self._store, name).bytes()))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        def walk() -> dict[str, int]:
+            listed = (entry for chunk in self._library.list(self._store, prefix) for entry in chunk)
+            return dict(sorted((entry["path"], entry["size"]) for entry in listed))
+
+        sizes: dict[str, int] = self._tried("list", prefix, walk)
+        return sizes
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._tried("delete", name, lambda name=name: self._library.delete(self._store, name))
+
+    def _tried(self, what: str, name: str, work: Any) -> Any:
+        from obstore import exceptions
+
+        try:
+            return work()
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise OSError(errno.EIO, f"the store {self.url} has no such bucket (NoSuchBucket)") from error
+            raise FileNotFoundError(errno.ENOENT, "No such object", f"{self.url}/{name}") from error
+        except exceptions.AlreadyExistsError as error:
+            raise FileExistsError(errno.EEXIST, "The object exists", f"{self.url}/{name}") from error
+        except self._errors as error:
+            refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
+            code = _code_of(str(error))
+            number = errno.EACCES if refused or "credential" in str(error).lower() else errno.EIO
+            number = errno.ENOSPC if "Quota" in code or "507" in code or "Full" in code else number
+            raise OSError(number, f"the store {self.url} refuses to {what} {name}: {code}") from error
+
+
+def _code_of(text: str) -> str:
+    """Return what a store answered, without the parts of its text that may have secrets."""
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status or code:
+        return ", ".join(match[1].strip() for match in (status, code) if match)
+    if "credential" in text.lower():
+        return "there are no credentials for it"
+    return "it did not answer in time" if "timed out" in text.lower() else "it cannot be reached"
+
+
+def _make_durably(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_durably(folder.parent)
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError as error:  # else it would be taken for an object that exists
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(folder)) from error
+    _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,506 @@
+"""The mirrored log: machines are lost with their disks at any put, stores refuse, writers take over from each other.
+
+What comes after is what would have come, bit for bit, from the store alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError
+from orchestrator.host import retry
+from orchestrator.host.job_files import mirror
+from orchestrator.system import mirror as mirroring
+from orchestrator.system.mirror import LogWriter, mirrored
+from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store
+from orchestrator.system.run_folder import TAPE
+from orchestrator.system.store_log import Files, read_files, size_of
+from tests.harness.lives import Lives
+from tests.harness.saver import AtOnce
+from tests.harness.shell import Fate
+from tests.journal.test_crash_points import STEPS, assert_sound
+from tests.swarm.disk import SimulatedDisk, SimulatedStore, StoreFault
+
+MIRRORED = {"durability": {"kind": "mirrored", "snapshot_every_records": 40}}
+EACH_PUT = int(os.environ.get("ATOLL_MIRROR_PUTS", "8"))
+"""How many of the puts of a job a machine is lost at; ``make soak`` takes all."""
+SCHEDULES = int(os.environ.get("ATOLL_MIRROR_SCHEDULES", "100"))
+
+
+def use_small_objects(patch: pytest.MonkeyPatch) -> None:
+    """Bases come often, contents are large early, and a process dies with the thread that writes its snapshots."""
+    patch.setattr(LogWriter, "base_after_bytes", 6000)
+    patch.setattr(mirroring, "INLINE_BYTES_MAX", 1500)
+    patch.setattr(mirroring, "PIECE_BYTES", 1000)
+    patch.setattr(retry, "ThreadPoolExecutor", lambda *_: AtOnce())
+
+
+@pytest.fixture(autouse=True)
+def small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_objects(monkeypatch)
+
+
+def run(store: ObjectStore, disk: SimulatedDisk, after_death: Callable[[], None] = lambda: None) -> Lives:
+    lives = Lives(Path("/run"), Fate(), disk, after_death, store, **MIRRORED)
+    lives.step(STEPS)
+    lives.adopt()
+    return lives
+
+
+class Faults:
+    """The fault of the put with this number, from 1. All puts are counted."""
+
+    def __init__(self, fault: StoreFault | None = None, numbers: Callable[[int], bool] = lambda _: False) -> None:
+        self.names: list[str] = []
+        self._fault, self._numbers = fault, numbers
+
+    def __call__(self, name: str) -> StoreFault | None:
+        self.names.append(name)
+        return self._fault if self._numbers(len(self.names)) else None
+
+
+@cache
+def undisturbed() -> tuple[Any, list[str]]:
+    faults = Faults()
+    with pytest.MonkeyPatch.context() as patch:
+        use_small_objects(patch)
+        lives = run(SimulatedStore(faults), SimulatedDisk())
+    assert_sound(lives, Path("/run"))
+    return lives.bits(), faults.names
+
+
+def test_an_undisturbed_job_writes_every_kind_of_object() -> None:
+    bits, names = undisturbed()
+    assert [version for version, *_ in bits] == [2, 2, 2]
+    assert {name.partition("/")[0] for name in names} == {"log", "objects", "base", "next", "newest"}
+
+
+@pytest.mark.parametrize("fault", [StoreFault.BEFORE, StoreFault.AFTER])
+def test_a_machine_lost_with_its_disk_at_any_put_changes_no_bit(fault: StoreFault) -> None:
+    bits, names = undisturbed()
+    for number in range(1, len(names) + 1, max(1, len(names) // EACH_PUT)):
+        disk = SimulatedDisk()
+        faults = Faults(fault, lambda n, number=number: n == number)
+        lives = run(SimulatedStore(faults), disk, disk.lose_everything)
+        late = len(faults.names) < number  # islands tell of their progress by the clock, so there may be fewer puts
+        assert lives.deaths == (0 if late else 1), number
+        assert not late or number > len(names) // 2
+        assert lives.bits() == bits, number
+        assert_sound(lives, Path("/run"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_machines_lost_one_after_another_change_no_bit(seed: int) -> None:
+    chance, disk = random.Random(seed), SimulatedDisk()
+    kinds = [StoreFault.BEFORE, StoreFault.AFTER, StoreFault.DOWN, StoreFault.UNANSWERED]
+
+    def fault(_: str) -> StoreFault | None:
+        return chance.choice(kinds) if chance.random() < 0.1 else None
+
+    def after_death() -> None:
+        if chance.random() < 0.5:
+            disk.lose_everything()
+        elif chance.random() < 0.5:
+            disk.lose_power(chance)
+
+    lives = run(SimulatedStore(fault, stale_count=5), disk, after_death)
+    assert lives.deaths > 0
+    assert lives.bits() == undisturbed()[0]
+    assert_sound(lives, Path("/run"))
+
+
+@pytest.mark.parametrize("fault", [StoreFault.DOWN, StoreFault.UNANSWERED])
+def test_a_store_that_refuses_for_a_while_costs_no_bit_and_no_life(fault: StoreFault) -> None:
+    store = SimulatedStore(Faults(fault, lambda n: n % 3 == 2 and n > 2))
+    lives = run(store, SimulatedDisk())
+    assert lives.deaths == 0
+    assert store.refused > 3
+    assert lives.bits() == undisturbed()[0]
+    assert_sound(lives, Path("/run"))
+
+
+def test_while_the_store_is_down_nothing_is_announced_and_the_reason_is_given() -> None:
+    down = [False]
+    store = SimulatedStore(lambda _: StoreFault.DOWN if down[0] else None)
+    disk = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
+    path = Path("/run/file")
+    disk.append(path, [b"one"])
+    disk.sync(path)
+    down[0] = True
+    for _ in range(5):  # as the journal repeats an append
+        disk.append(path, [b"two"])
+        with pytest.raises(OSError, match="the store memory cannot be reached"):
+            disk.sync(path)
+        disk.truncate(path, 3)
+    assert files_of(store) == {"file": b"one"}
+    down[0] = False
+    disk.append(path, [b"three"])
+    disk.sync(path)
+    assert files_of(store) == {"file": b"onethree"}
+
+
+def files_of(store: SimulatedStore) -> dict[str, bytes]:
+    """Return what a recovery from the store alone would give now, without one."""
+    disk, copy = SimulatedDisk(), SimulatedStore()
+    copy.objects = dict(store.objects)
+    mirrored(copy, disk, Path("/other"), AtOnce(), lambda work: work())
+    return {name: disk.read(Path("/other", name)) for name in disk.files(Path("/other"))}
+
+
+def test_a_writer_that_was_replaced_writes_not_one_more_word() -> None:
+    store, told = SimulatedStore(), []
+    first = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
+    first.writer.on_fenced = told.append
+    first.append(Path("/run/file"), [b"one"])
+    first.sync(Path("/run/file"))
+    first.append(Path("/run/file"), [b"two"])
+    second = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
+    for _ in range(2):
+        with pytest.raises(Fenced, match="Another synchroniser has begun segment 3"):
+            first.sync(Path("/run/file"))
+    assert len(told) == 1
+    second.append(Path("/run/file"), [b"three"])
+    second.sync(Path("/run/file"))
+    assert files_of(store) == {"file": b"onethree"}
+
+
+# ── several writers, in every order of their requests ─────────────────────────────────────────────────────────────────
+
+
+LOCKED_S = 0.005
+
+
+class Turns:
+    """Lets one thread at a time do its next request to the store, drawn by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self._random, self._changed = random.Random(seed), threading.Condition()
+        self._waiting: list[int] = []
+        self._running: set[int] = set()
+        self._turn: int | None = None
+        self._speeds: dict[int, float] = {}
+        """Of each thread, in the order of their beginning. Slow ones wake long after others have taken over."""
+
+    def begin(self, thread: int) -> None:
+        with self._changed:
+            self._running.add(thread)
+            self._speeds[thread] = self._random.choice((1.0, 1.0, 0.02))
+
+    def end(self, thread: int) -> None:
+        with self._changed:
+            self._running.discard(thread)
+            self._pick()
+
+    def wait(self) -> None:
+        own = threading.get_ident()
+        with self._changed:
+            self._waiting.append(own)
+            self._pick()
+            while self._turn != own:
+                if not self._changed.wait(LOCKED_S):
+                    self._pick(len(self._waiting))  # the others wait for a lock that one of these holds
+            self._turn = None
+            self._waiting.remove(own)
+
+    def _pick(self, enough: int | None = None) -> None:
+        if self._turn is None and self._waiting and len(self._waiting) >= (enough or len(self._running)):
+            able = [thread for thread in self._speeds if thread in self._waiting]
+            (self._turn,) = self._random.choices(able, [self._speeds[thread] for thread in able])
+            self._changed.notify_all()
+
+
+class SharedStore(SimulatedStore):
+    """A store each of whose requests waits for its turn."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def _put(self, name: str, content: bytes, *, may_exist: bool) -> None:
+        self._turns.wait()
+        super()._put(name, content, may_exist=may_exist)
+
+    def get(self, name: str) -> bytes:
+        self._turns.wait()
+        return super().get(name)
+
+    def delete(self, names: Any) -> None:
+        for name in list(names):
+            self._turns.wait()
+            super().delete([name])
+
+
+def interleaved(seed: int, kind: type[SharedStore] = SharedStore) -> tuple[list[bytes], bytes]:
+    """Let writers take over from each other while older ones go on, and return the words that were acknowledged, in the
+    order of their acknowledgement, and the file as the store has it at the end.
+    """
+    turns = Turns(seed)
+    store = kind(turns)
+    acknowledged: list[bytes] = []
+    failures: list[BaseException] = []
+
+    def write(writer: int) -> None:
+        background: list[Callable[[], None]] = []
+        try:
+            disk = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), background.append)
+            for number in range(4):
+                word = f"<{writer}.{number}>".encode() * (40 if number == 2 else 1)
+                disk.append(Path("/run/file"), [word])
+                disk.sync(Path("/run/file"))
+                acknowledged.append(word)
+                if background:
+                    threads.append(started(background.pop()))
+        except (Fenced, InfrastructureError):
+            pass
+        except BaseException as error:
+            failures.append(error)
+
+    def started(work: Callable[[], None]) -> threading.Thread:
+        began = threading.Event()
+
+        def here() -> None:
+            turns.begin(threading.get_ident())
+            began.set()
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                turns.end(threading.get_ident())
+
+        thread = threading.Thread(target=here)
+        thread.start()
+        began.wait()
+        return thread
+
+    gate = threading.Event()
+    threads: list[threading.Thread] = []
+    for writer in range(3):
+        threads.append(started(lambda writer=writer: (gate.wait(), write(writer))))
+    gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert not failures, failures
+    return acknowledged, files_of(store).get("file", b"")
+
+
+def unsound(seed: int, kind: type[SharedStore] = SharedStore) -> str:
+    """Return what is wrong with what was acknowledged in this order of requests, or nothing."""
+    acknowledged, content = interleaved(seed, kind)
+    at = -1
+    for word in acknowledged:
+        if (later := content.find(word)) <= at:
+            return f"seed {seed}: {word!r} of {acknowledged} is not in its place in {content!r}"
+        at = later
+    return ""
+
+
+@pytest.fixture
+def tiny_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogWriter, "base_after_bytes", 300)
+    monkeypatch.setattr(mirroring, "INLINE_BYTES_MAX", 60)
+
+
+@pytest.mark.usefixtures("tiny_bases")
+def test_of_several_writers_exactly_one_writes_whatever_the_order() -> None:
+    assert [problem for seed in range(SCHEDULES) if (problem := unsound(seed))] == []
+
+
+class NotExclusive(SharedStore):
+    """A store that replaces what should only be created."""
+
+    def create(self, name: str, content: bytes) -> None:
+        self.put(name, content)
+
+
+class ReplacedNext(SharedStore):
+    """A store in which a writer that was replaced can still say which base follows another."""
+
+    def create(self, name: str, content: bytes) -> None:
+        self.put(name, content) if name.startswith("next/") else super().create(name, content)
+
+
+class Forgetful(Files):
+    """Files of which nobody knows which segments are claims."""
+
+    def __init__(self, segment: int = 0, claims: Any = (), files: Any = None) -> None:
+        super().__init__(segment, (), files)
+
+
+class Early(LogWriter):
+    """A writer that acknowledges what is only on its way."""
+
+    def flush(self) -> None:
+        if self._noted_count % 2:
+            super().flush()
+
+
+@pytest.mark.usefixtures("tiny_bases")
+@pytest.mark.parametrize("bug", [NotExclusive, ReplacedNext, Forgetful, Early])
+def test_the_interleavings_find_a_planted_bug(bug: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = bug if issubclass(bug, SharedStore) else SharedStore
+    if bug is Forgetful:
+        monkeypatch.setattr(mirroring, "Files", Forgetful)
+    if bug is Early:
+        monkeypatch.setattr(mirroring, "LogWriter", Early)
+
+    def fails(seed: int) -> bool:
+        try:
+            return bool(unsound(seed, kind))
+        except AssertionError:
+            return True  # a writer found the log damaged
+
+    assert any(fails(seed) for seed in range(1000))
+
+
+# ── what is refused, and what is not lost ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_folder_is_a_store_in_which_a_name_is_created_once(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "deep" / "store")
+    store.create("a/b", b"one")
+    with pytest.raises(FileExistsError):
+        store.create("a/b", b"two")
+    assert store.get("a/b") == b"one"
+    store.put("a/b", b"three")
+    assert store.sizes("a") == {"a/b": 5}
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
+    store.delete(["a/b", "a/b"])
+    with pytest.raises(FileNotFoundError):
+        store.get("a/b")
+
+
+def test_a_fleet_finds_its_store_again_and_no_other_fleet_uses_it(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    assert admit(store, "f" * 32) == "f" * 32
+    assert admit(store, None) == "f" * 32
+    with pytest.raises(ConfigurationError, match="belongs to the fleet ffffffff…, and this service is of the fleet e"):
+        admit(store, "e" * 32)
+    store.put("atoll-store.json", b'{"format": 2, "fleet": "f"}')
+    with pytest.raises(ConfigurationError, match="has format 2, and this release reads formats up to 1"):
+        admit(store, None)
+    store.put("atoll-store.json", b"[]")
+    with pytest.raises(ConfigurationError, match="is no header of atoll"):
+        admit(store, None)
+
+
+def test_a_store_without_conditional_writes_is_refused_by_trying() -> None:
+    class Overwriting(SimulatedStore):
+        def create(self, name: str, content: bytes) -> None:
+            self.put(name, content)
+
+    store = Overwriting()
+    with pytest.raises(ConfigurationError, match="has no conditional writes"):
+        admit(store, None)
+    assert store.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("ftp://host/x", "begins with ftp://, which is no store"),
+        ("relative/path", "is no absolute path"),
+        ("/", "is no absolute path"),
+        ("", "is no absolute path"),
+        ("s3://user:hunter2@bucket/x", "s3://bucket/x was given with a password"),
+        ("az://container/x?sig=hunter2", "az://container/x was given with a password"),
+        ("s3://[hunter2/x", "is no URL"),
+    ],
+)
+def test_a_url_that_cannot_be_a_store_is_refused_without_its_secret(url: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        open_store(url)
+    assert problem in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_store_that_cannot_be_reached_or_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ENDPOINT_URL": "http://127.0.0.1:1", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    with pytest.raises(InfrastructureError, match=r"s3://bucket/x refuses to create probe/.*: it cannot be reached"):
+        admit(open_store("s3://bucket/x"), None)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InfrastructureError, match="Not a directory"):
+        admit(open_store(str(tmp_path / "file")), None)
+    full = SimulatedStore(lambda _: StoreFault.DOWN)
+    with pytest.raises(InfrastructureError, match="the store memory cannot be reached"):
+        admit(full, None)
+
+
+def test_a_damaged_or_missing_object_is_named_and_nothing_starts_over() -> None:
+    store = SimulatedStore()
+    run(store, SimulatedDisk())
+    for name in [n for n in store.objects if n.startswith(("objects/", "log/", "base/"))]:
+        for damage in ("bits", "gone"):
+            broken = SimulatedStore()
+            broken.objects = dict(store.objects)
+            if damage == "bits":
+                broken.objects[name] = broken.objects[name][:-1] + bytes([broken.objects[name][-1] ^ 1])
+            else:
+                del broken.objects[name]
+            needed = needs(store, name)
+            if damage == "gone" and needed and name == newest_of(store):
+                continue  # nothing shows that there was one more
+            disk = SimulatedDisk()
+            if needed:
+                with pytest.raises(DataError, match=name.partition("/")[0]):
+                    mirror(Path("/run"), broken, disk, AtOnce(), lambda work: work())
+            else:
+                mirror(Path("/run"), broken, disk, AtOnce(), lambda work: work())
+
+
+def needs(store: SimulatedStore, name: str) -> bool:
+    """Return whether a recovery reads this object."""
+    read: set[str] = set()
+
+    class Watched(SimulatedStore):
+        def get(self, name: str) -> bytes:
+            read.add(name)
+            return super().get(name)
+
+    watched = Watched()
+    watched.objects = dict(store.objects)
+    mirror(Path("/run"), watched, SimulatedDisk(), AtOnce(), lambda work: work())
+    return name in read
+
+
+def newest_of(store: SimulatedStore) -> str:
+    return max(name for name in store.objects if name.startswith("log/"))
+
+
+def test_a_store_that_has_lost_the_log_is_no_reason_to_start_over() -> None:
+    disk = SimulatedDisk()
+    run(SimulatedStore(), disk)
+    disk.lose_process()
+    before = disk.read(Path("/run") / TAPE)
+    with pytest.raises(DataError, match="the store was emptied or exchanged"):
+        mirror(Path("/run"), SimulatedStore(), disk, AtOnce(), lambda work: work())
+    assert disk.read(Path("/run") / TAPE) == before
+
+
+def test_what_the_folder_has_already_is_not_read_again() -> None:
+    store, disk = SimulatedStore(), SimulatedDisk()
+    run(store, disk)
+    disk.lose_process()
+    files = read_files(store, AtOnce())
+    assert any(size_of(extents) > 1000 for extents in files.files.values())
+    read: list[str] = []
+
+    class Watched(SimulatedStore):
+        def get(self, name: str) -> bytes:
+            read.append(name)
+            return super().get(name)
+
+    watched = Watched()
+    watched.objects = store.objects
+    mirror(Path("/run"), watched, disk, AtOnce(), lambda work: work())
+    assert not [name for name in read if name.startswith("objects/")]
