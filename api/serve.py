@@ -30,7 +30,7 @@ from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.overseer import RESTART_SILENT_AFTER_MIN
 from api.storage.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
-from orchestrator.system import printable, user_packages
+from orchestrator.system import object_store, printable, user_packages
 from orchestrator.system.logbook import RepeatLimit, keep_output_short, write_printable
 from orchestrator.system.ports import LOOPBACK
 from orchestrator.system.roots import AllowedRoots
@@ -66,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--database", help="SQLAlchemy URL, or in ATOLL_DATABASE; default: SQLite in the home")
+    parser.add_argument("--store", metavar="URL", help="where the durable logs of mirrored jobs are kept")
     parser.add_argument(
         store_history.NEW_STORE,
         action="store_true",
@@ -91,6 +92,9 @@ def main(arguments: list[str] | None = None) -> int:
         roots = roots_of(options.home, options.runs, options.checkpoints, options.data, database, options.key)
         retention = Retention(options.retention_days, options.retention_failed_days, options.retention_bytes)
         retention.refuse_senseless()
+        if options.store is not None:
+            Home(options.home).make()
+            object_store.remember(options.home.resolve(), options.runs.resolve(), options.store)
         serve(
             options.home,
             options.runs,

@@ -97,6 +97,15 @@ DatabaseOption = Annotated[
 NewStoreOption = Annotated[
     bool, typer.Option("--new-store", help="Start with an empty database if the home's is lost or damaged.")
 ]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="Folder, s3://, gs:// or az:// for the logs of mirrored jobs. Remembered in the home.",
+        show_default=False,
+    ),
+]
 PassOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -163,6 +172,7 @@ def up(
     partition_tolerance: ToleranceOption = None,
     database: DatabaseOption = None,
     new_store: NewStoreOption = False,
+    store: StoreOption = None,
     pass_environment: PassOption = None,
 ) -> None:
     """Start the service and an embedded cluster if they are not running yet. HOME/token then holds an admin token."""
@@ -188,6 +198,7 @@ def up(
         partition_tolerance,
         Retention(retention_days, retention_failed_days, retention_bytes),
         tuple(pass_environment or ()),
+        store,
         restart_silent_after,
     )
     wanted.retention.refuse_senseless()
@@ -301,6 +312,7 @@ def serve(
     retention_bytes: RetentionBytesOption = None,
     database: DatabaseOption = None,
     new_store: NewStoreOption = False,
+    store: StoreOption = None,
     own_address: Annotated[
         str | None,
         typer.Option("--own-address", metavar="IP", help="This machine's address, as the head reaches it."),
@@ -344,6 +356,7 @@ def serve(
         new_store=new_store,
         retention=Retention(retention_days, retention_failed_days, retention_bytes),
         passed=tuple(pass_environment or ()),
+        store=store,
         restart_silent_after_min=restart_silent_after,
     )
     wanted.retention.refuse_senseless()

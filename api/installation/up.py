@@ -42,6 +42,7 @@ from api.installation.home import (
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError, StoreUnavailable
 from orchestrator.system import home_files, program_cache, python_process, signals, user_packages
 from orchestrator.system.marks import BY_UP, marked_pids, supervisor_of
+from orchestrator.system.object_store import open_store
 from orchestrator.system.python_process import built, refuse_unset
 from orchestrator.system.run_folder import Retention
 
@@ -89,6 +90,8 @@ class Installation:
     """What the service removes of ended jobs."""
     passed: tuple[str, ...] = ()
     """Environment variables that its processes get besides those that they need."""
+    store: str | None = None
+    """Where the durable logs of mirrored jobs are kept; None: where they were before, if anywhere."""
     restart_silent_after_min: float | None = None
     """After how many silent minutes a job's synchroniser is restarted; 0: never; None for the default."""
 
@@ -329,6 +332,8 @@ def options_of(wanted: Installation) -> list[str]:
     for kind, roots in (("--checkpoints", wanted.checkpoints), ("--data", wanted.data)):
         for root in roots:
             options += [kind, root]
+    if wanted.store is not None:
+        options += ["--store", wanted.store]
     if wanted.jobs_max is not None:
         options += ["--jobs-max", str(wanted.jobs_max)]
     if wanted.restart_silent_after_min is not None:
@@ -363,6 +368,8 @@ def command_of(wanted: Installation, say: Say) -> list[str]:
 def refuse_unfit_options(wanted: Installation, say: Say) -> None:
     """Raise ConfigurationError for options of the service that cannot be used. Warn of packages that are not found."""
     wanted.binding.refuse_if_unfit()
+    if wanted.store is not None:
+        open_store(wanted.store)
     refuse_unfit(wanted.packages)
     roots_of(wanted.home.path, wanted.runs, wanted.checkpoints, wanted.data)
     refuse_unset(os.environ, wanted.passed)

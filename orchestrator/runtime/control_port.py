@@ -31,7 +31,7 @@ from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, s
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
-from orchestrator.system import home_files, release
+from orchestrator.system import home_files, object_store, release
 from orchestrator.system.marks import BY_UP
 from orchestrator.system.ports import Reach
 from orchestrator.system.roots import AllowedRoots
@@ -66,19 +66,20 @@ def connect(home: Path) -> RayControlPort:
     """Join the cluster of ``home``. Raises InfrastructureError when there is none."""
     cluster.join(home)
     about = ClusterFile.find(home)
+    store = object_store.remembered(home)
     if about is None:
-        return RayControlPort()
-    return RayControlPort(about, (Path(about.temp_dir), about.state))
+        return RayControlPort(store=store)
+    return RayControlPort(about, (Path(about.temp_dir), about.state), store)
 
 
 class RayControlPort:
     """``head`` is where the cluster's head listens; None where nobody knows, and it is asked without a look at its port.
 
-    ``private`` are the cluster's own files, which jobs have no business in.
+    ``private`` are the cluster's own files, which jobs have no business in. ``store`` is the service's, for mirrored jobs.
     """
 
-    def __init__(self, head: ClusterFile | None = None, private: Sequence[Path] = ()) -> None:
-        self._head, self._private = head, private
+    def __init__(self, head: ClusterFile | None = None, private: Sequence[Path] = (), store: str | None = None) -> None:
+        self._head, self._private, self._job_store = head, private, store
         self._secret = _secret_of(head)
         self._copies: run_copies.RunCopies | None = None
         self._certificates: list[CertificateRecord] = []
@@ -266,7 +267,7 @@ class RayControlPort:
         if self._copies is not None:
             self._copies.put(run_dir)
         allowed = roots.without(*self._private)
-        facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), allowed)
+        facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), allowed, self._job_store)
         before = frozenset(psutil.pids())
         actor = self._ask_head(lambda: cluster.start_actor(SynchroniserActor, options, *facts), START_TIMEOUT_S)
         try:

@@ -28,8 +28,9 @@ from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutc
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line, in_words, origin
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
-from orchestrator.host.job_files import JobFiles, MergeJournal, open_files
+from orchestrator.host.job_files import JobFiles, MergeJournal, mirror, open_files
 from orchestrator.host.last_known import last_known
+from orchestrator.host.retry import Retrier
 from orchestrator.host.state_view import StateView
 from orchestrator.runtime import cluster, controllers
 from orchestrator.runtime.controller import Controller
@@ -39,7 +40,9 @@ from orchestrator.runtime.supervision import Helper
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.policy_source import continued
 from orchestrator.status import CommandStatus, JobStatus
-from orchestrator.system.disk import LocalDisk
+from orchestrator.system.disk import Disk, LocalDisk
+from orchestrator.system.mirror import JobObjects
+from orchestrator.system.object_store import open_store
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import CRASH, TAPE
 from orchestrator.tape.driver import Fold
@@ -52,6 +55,7 @@ PLACED = WITH_PROCESS - {IslandState.PLACING, IslandState.WAITING}
 CLOSE_TIMEOUT_S = 30.0
 UNLOCK_TIMEOUT_S = 10.0
 LIVES_TIMEOUT_S = 60.0
+STORE_REFUSES = "the store cannot be used"
 
 
 def end_job(job: str) -> None:
@@ -122,12 +126,43 @@ def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPo
     return continued(spec.policy({**regions, **begun_in}, slots=True, standbys=True), header.policy)
 
 
+def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, store: str | None) -> Disk:
+    """Return the disk for the job's files: this machine's, mirrored into ``store`` if the specification says so.
+
+    A mirrored job's files are in ``run_dir`` afterwards, wherever the synchroniser before ran, and that one is fenced. While
+    the store cannot be used, this waits. A job whose log is damaged ends here, as failed, with the story.
+    """
+    if spec.synchroniser.durability.kind != "mirrored":
+        return LocalDisk()
+    if store is None:
+        raise ConfigurationError(
+            detail="synchroniser.durability.kind is mirrored, but the service has no store. Start it with --store URL, "
+            "or set durability.kind to sync."
+        )
+    disks: list[Disk] = []
+    objects = JobObjects(open_store(store), job)
+    give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
+    while not disks:
+        try:
+            Retrier().until_done(STORE_REFUSES, lambda: disks.append(mirror(run_dir, objects, LocalDisk())))
+        except InfrastructureError:  # as in ``files_of``
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.1)
+        except DataError as error:
+            policy = spec.policy(regions, slots=True, standbys=True)
+            crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
+            raise
+    return disks[0]
+
+
 def files_of(
     job: str,
     spec: JobSpec,
     policy: JobPolicy,
     run_dir: Path,
     folds: Sequence[Fold],
+    disk: Disk,
     journal_of_shards: MergeJournal | None = None,
 ) -> JobFiles:
     """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.
@@ -137,7 +172,7 @@ def files_of(
     give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
     while True:
         try:
-            return open_files(run_dir, job, spec, policy, time.time(), folds, journal_of_shards=journal_of_shards)
+            return open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards)
         except InfrastructureError:  # a writer that is ending, or one that lives: then this one has no business here
             if time.monotonic() > give_up_at:
                 raise

@@ -14,6 +14,7 @@ the story.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -86,8 +87,9 @@ from orchestrator.specification.config import JobSpec
 from orchestrator.status import CommandStatus, CoreStatus, FragmentNorms, JobStatus, LinesStatus, StatusDocument
 from orchestrator.status import Helper as HelperStatus
 from orchestrator.system import logbook
+from orchestrator.system.mirror import MirroredDisk
 from orchestrator.system.roots import AllowedRoots
-from orchestrator.system.run_folder import SNAPSHOT
+from orchestrator.system.run_folder import RESUMED, SNAPSHOT, SPECIFICATION
 from orchestrator.tape import codec
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.replay import Recovered
@@ -112,8 +114,9 @@ class SynchroniserActor:
         run_dir: str,
         cordoned: dict[str, str],
         roots: AllowedRoots,
+        store: str | None = None,
     ) -> None:
-        self._live = open_job(job, spec, regions, Path(run_dir), roots)
+        self._live = open_job(job, spec, regions, Path(run_dir), roots, store)
         self._live.start(cordoned)
 
     def ready(self) -> bool:
@@ -135,16 +138,29 @@ class SynchroniserActor:
         return self._live.saved.window(receiver, name, start, stop)
 
 
-def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, roots: AllowedRoots) -> LiveJob:
+def open_job(
+    job: str,
+    spec: JobSpec,
+    regions: Mapping[str, str],
+    run_dir: Path,
+    roots: AllowedRoots,
+    store: str | None = None,
+) -> LiveJob:
     """Open or recover the job's files, and connect the parts of its process. No event is handed over yet.
 
-    Raises what ``restart.files_of`` raises.
+    ``store`` is the URL of the service's, in which a mirrored job has its log. Raises what ``restart.disk_of`` and
+    ``restart.files_of`` raise.
     """
     roots = roots.with_run(run_dir)
     logbook.keep(logbook.service_logbook(run_dir, "synchroniser"))
     log.info("the synchroniser of %s begins", job)
+    disk = restart.disk_of(job, spec, regions, run_dir, store)
+    mirror = disk if isinstance(disk, MirroredDisk) else None
     policy = restart.policy_of(spec, regions, run_dir)
     resumption = restart.resumption_of(spec, run_dir, roots)
+    if mirror is not None:
+        for name in (SPECIFICATION, RESUMED):
+            mirror.keep(run_dir / name)
     shards = None
     if spec.synchroniser.shards > 1:
         try:
@@ -153,11 +169,13 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
             restart.crash(job, run_dir, error, (), partial(restart.left, job, spec, policy, run_dir))
             raise
     journals = shards.journals if shards is not None else None
-    files = restart.files_of(job, spec, policy, run_dir, (Goodput(policy), Statistics(policy)), journals)
+    files = restart.files_of(job, spec, policy, run_dir, (Goodput(policy), Statistics(policy)), disk, journals)
     past, state = files.past, StateView(files.core)
     started_at, now = restart.clock(files, run_dir)
     retrier, tape_sync = tape_sync_of(spec, files.tape)
     queue = EventQueue(now, past.count if past else 0)
+    if mirror is not None:
+        mirror.writer.on_fenced = queue.fail
     context = JobContext(job, spec, run_dir, roots, files.epoch, now, queue.post, queue.fail, tape_sync.durable_count)
     sink = RetryingSink(files.tape, retrier, files.journal.settle)
     every = spec.synchroniser.durability.snapshot_every_records
@@ -194,7 +212,12 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
             sync_tape,
         ),
     )
-    commands = CommandTable(state, restart.commands(past) if past is not None else {})
+    commands = CommandTable(
+        state,
+        restart.commands(past) if past is not None else {},
+        lambda: live.driver.count,
+        tape_sync.durable_count if mirror is not None else lambda: sys.maxsize,
+    )
     interpreter = Interpreter(context, workers, resolve=commands.resolve, finish=lambda effect: live.finish(effect))
     live = LiveJob(
         context=context,
@@ -209,13 +232,14 @@ def open_job(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path,
         retrier=retrier,
         tape_sync=tape_sync,
         driver=Driver(files.core, (files.pending, *files.folds), sink, past.count if past else 0),
-        snapshots=SnapshotWriter(run_dir / SNAPSHOT, files.tape, past.before if past else 0, every),
+        snapshots=SnapshotWriter(run_dir / SNAPSHOT, files.tape, past.before if past else 0, every, disk),
         supervisor=supervisor,
         workers=workers,
         interpreter=interpreter,
         commands=commands,
         chaos=faults.Chaos(controller, interpreter, queue.post, commands.resolve, state.incarnation_of),
         saved=SavedWindows(resumption, roots, shard.channel.endpoint),
+        mirror=mirror,
     )
     return live
 
@@ -243,10 +267,23 @@ def _several_shards(
 
 
 class CommandTable:
-    """The commands that this job was given, each with its outcome once there is one, as ``status`` shows them."""
+    """The commands that this job was given, each with its outcome once there is one, as ``status`` shows them.
 
-    def __init__(self, state: StateView, statuses: dict[str, CommandStatus]) -> None:
+    An outcome is shown once its record is durable: ``count`` is that of the last record, ``durable_count`` that of the last
+    durable one.
+    """
+
+    def __init__(
+        self,
+        state: StateView,
+        statuses: dict[str, CommandStatus],
+        count: Callable[[], int],
+        durable_count: Callable[[], int],
+    ) -> None:
         self._state, self._statuses = state, statuses
+        self._count, self._durable_count = count, durable_count
+        self._unsafe: dict[str, tuple[int, CommandStatus]] = {}
+        """Commands as they were before the record with this number gave them an outcome."""
 
     def add(self, command: str, status: CommandStatus) -> bool:
         """Note the command. Returns whether it is new."""
@@ -257,12 +294,15 @@ class CommandTable:
         """Note the outcome of a command."""
         with self._state.unchanged():
             if (status := self._statuses.get(effect.command)) is not None:
+                self._unsafe[effect.command] = (self._count(), status)
                 self._statuses[effect.command] = status.resolved(effect.accepted, effect.detail)
 
     def statuses(self) -> dict[str, CommandStatus]:
         """Return a copy of all of them, by their ids."""
         with self._state.unchanged():
-            return dict(self._statuses)
+            durable = self._durable_count()
+            self._unsafe = {name: unsafe for name, unsafe in self._unsafe.items() if unsafe[0] > durable}
+            return {**self._statuses, **{name: before for name, (_, before) in self._unsafe.items()}}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -291,6 +331,7 @@ class LiveJob:
     commands: CommandTable
     chaos: faults.Chaos
     saved: SavedWindows
+    mirror: MirroredDisk | None
     noticed: set[Life] = field(default_factory=set)
     last_status: JobStatus = field(init=False)
 
@@ -333,7 +374,7 @@ class LiveJob:
         with self.state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self.last_status = self._status(self.context.now())
-        troubles = (self.retrier.trouble, self.workers.shard.trouble)
+        troubles = (self.retrier.trouble or (self.mirror and self.mirror.trouble), self.workers.shard.trouble)
         trouble = "; ".join(filter(None, troubles)) or None
         last, lines = self.last_status, self._line_status()
         of_nodes = [HelperStatus.model_validate(one) for one in self.workers.controller.said or ()]
@@ -488,6 +529,11 @@ class LiveJob:
                     work()
                 except Exception:  # it takes room, and nothing rests on it
                     log.exception("the %s cannot be removed", what)
+        if self.mirror is not None:
+            try:
+                self.mirror.writer.flush()
+            except Exception as error:  # the store keeps a journal that nobody needs
+                log.warning("the end of the job is not in the store: %s", in_words(error))
         restart.end_job(self.context.job)
 
     def _left(self, what: str, work: Callable[[], None]) -> str:

@@ -89,6 +89,8 @@ class LogWriter:
         self._names = count(1)
         self._base = self._base_tried = files.base
         self._bytes_since_base, self._is_compacting = 0, False
+        if len(files.claims) > 1:
+            self._bytes_since_base = self.base_after_bytes  # only then what fenced writers left can be collected
         self._since_snapshot: list[Operation] = []
         self._superfluous: set[str] = set()
         self._dropped: set[str] = set()
@@ -446,7 +448,7 @@ class JobObjects:
     def get(self, name: str) -> bytes:
         return self._store.get(self._prefix + name)
 
-    def sizes(self, prefix: str) -> dict[str, int]:
+    def sizes(self, prefix: str = "") -> dict[str, int]:
         return {
             name.removeprefix(self._prefix): size for name, size in self._store.sizes(self._prefix + prefix).items()
         }

@@ -27,13 +27,18 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.system import home_files
+from orchestrator.system.run_folder import FLEET
 
 HEADER = "atoll-store.json"
 FORMAT = 1
+REMEMBERED = "store"
+"""The file in a home with the URL of its store."""
 REQUEST_TIMEOUT_S = 60.0
 """For one object of at most ``mirror.PIECE_BYTES``: a line of 1.1 Mbit/s is fast enough."""
 CONNECT_TIMEOUT_S = 5.0
 RETRIES_MAX = 2
+ALLOW_HTTP = "AWS_ALLOW_HTTP"
 SCHEMES = ("s3", "gs", "az")
 HEADER_BYTES_MAX = 4096
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -90,6 +95,32 @@ def open_store(url: str) -> ObjectStore:
     return Bucket(url)
 
 
+def remembered(home: Path) -> str | None:
+    """Return the store of this home's service, as ``remember`` wrote it. Raises ConfigurationError if that is unreadable."""
+    try:
+        return home_files.read(home / REMEMBERED).strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            detail=f"{home / REMEMBERED} is unreadable ({error}). Remove it, and start the service with --store URL."
+        ) from error
+
+
+def remember(home: Path, runs: Path, url: str) -> None:
+    """Make this the store of the home's service, which it stays without the option. Raises as ``admit`` does.
+
+    An installation that is new takes over the store's fleet, so it continues the jobs of a machine that was lost.
+    """
+    path = runs / FLEET
+    own = path.read_text() if path.exists() else None
+    fleet = admit(open_store(url), own)
+    if own is None:
+        runs.mkdir(parents=True, exist_ok=True)
+        path.write_text(fleet)
+    home_files.replace(home / REMEMBERED, f"{url}\n")
+
+
 def admit(store: ObjectStore, fleet: str | None) -> str:
     """Return the fleet that the store belongs to: ``fleet``, or the store's own if the caller has none yet.
 
@@ -101,9 +132,9 @@ def admit(store: ObjectStore, fleet: str | None) -> str:
         wanted = fleet or secrets.token_hex(16)
         with suppress(FileExistsError):
             store.create(HEADER, json.dumps({"format": FORMAT, "fleet": wanted}).encode())
-        actual = _fleet_of(store)
+        actual = fleet_in(store)
     except OSError as error:
-        raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=_remedy(error)) from error
+        raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=remedy_of(error)) from error
     if fleet is not None and actual != fleet:
         raise ConfigurationError(
             detail=f"--store {store.url} belongs to the fleet {actual[:8]}…, and this service is of the fleet {fleet[:8]}…. "
@@ -112,7 +143,8 @@ def admit(store: ObjectStore, fleet: str | None) -> str:
     return actual
 
 
-def _fleet_of(store: ObjectStore) -> str:
+def fleet_in(store: ObjectStore) -> str:
+    """Return the fleet that the store's header names. Raises ConfigurationError for another header, OSError."""
     content = store.get(HEADER)
     try:
         document = json.loads(content[:HEADER_BYTES_MAX])
@@ -149,7 +181,7 @@ def _require_conditional_writes(store: ObjectStore) -> None:
     )
 
 
-def _remedy(error: OSError) -> str:
+def remedy_of(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return (
             "Give the service credentials that may read, write, list and delete there (for s3:// AWS_ACCESS_KEY_ID and "
@@ -250,6 +282,10 @@ class Bucket:
         self._library, self._errors, self.url = obstore, BaseError, url
         seconds = {"timeout": REQUEST_TIMEOUT_S, "connect_timeout": CONNECT_TIMEOUT_S}
         options: Any = {name: timedelta(seconds=value) for name, value in seconds.items()}
+        options["allow_http"] = os.environ.get(ALLOW_HTTP, "").lower() in (
+            "1",
+            "true",
+        )  # these options replace the rest
         retries: Any = {"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
         try:
             self._store = from_url(url, client_options=options, retry_config=retries)
@@ -305,6 +341,8 @@ def _code_of(text: str) -> str:
     status, code = _STATUS.search(text), _CODE.search(text)
     if status or code:
         return ", ".join(match[1].strip() for match in (status, code) if match)
+    if "builder error" in text:
+        return f"its endpoint has no TLS, which needs {ALLOW_HTTP}=true in the environment"
     if "credential" in text.lower():
         return "there are no credentials for it"
     return "it did not answer in time" if "timed out" in text.lower() else "it cannot be reached"

@@ -21,7 +21,7 @@ Responsible for all of that, and for refusing damaged or missing objects. Refuse
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -398,3 +398,71 @@ def _is_there(disk: Disk, path: Path, start: int, extent: Extent) -> bool:
     if isinstance(extent, Piece):
         return extent.used == extent.size == len(content) and digest_of(content) == extent.digest
     return content == extent
+
+
+# ── care ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a log has: its last segment and newest base, the bytes of its files, and what a recovery would fail at."""
+
+    segment: int
+    base: int
+    file_count: int
+    file_bytes: int
+    problems: tuple[str, ...]
+
+
+def examine(store: ObjectStore, readers: Executor, progress: Callable[[int, int], None]) -> Condition:
+    """Read all that a recovery would need, and compare digests. ``progress`` gets the objects read, and how many there are.
+
+    Writes nothing, and fences nobody. Raises OSError.
+    """
+    try:
+        files = read_files(store, readers)
+    except DataError as error:
+        return Condition(0, 0, 0, 0, (str(error),))
+    pieces = [extent for extents in files.files.values() for extent in extents if isinstance(extent, Piece)]
+    problems = []
+    for number, problem in enumerate(readers.map(lambda piece: _problem_of(store, piece), pieces), start=1):
+        problems += [problem] if problem else []
+        progress(number, len(pieces))
+    if problems and base_after(store, files.base) is not None:
+        return examine(store, readers, progress)  # a base came meanwhile, and what was missing is needed no more
+    sizes = [size_of(extents) for extents in files.files.values()]
+    return Condition(files.segment, files.base, len(sizes), sum(sizes), tuple(problems))
+
+
+def _problem_of(store: ObjectStore, piece: Piece) -> str:
+    try:
+        piece_of(store, piece)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def superfluous(store: ObjectStore, readers: Executor) -> dict[str, int]:
+    """Return names and sizes of the objects that no recovery needs, while a writer may go on. Raises OSError, DataError.
+
+    Objects are listed before the log is read: each listed object's writer has its claim in the log by then. Objects of a
+    writer that is fenced are needed no more once the newest base is its successor's, for the fenced one can add none then.
+    """
+    listed = store.sizes("")
+    files = read_files(store, readers)
+    newest_claim = max(files.claims, default=0)
+    raw = content_or_none(store, log_name(newest_claim))
+    writer = decode(log_name(newest_claim), raw).writer if raw is not None else ""
+    needed, claims = files.objects(), set(files.claims)
+
+    def is_superfluous(name: str) -> bool:
+        kind, _, rest = name.partition("/")
+        if kind == "objects":
+            is_over = not rest.startswith(f"{writer}-") and files.base >= newest_claim
+            return bool(writer) and is_over and name not in needed
+        if kind in ("log", "base") and rest.isdecimal():
+            number = int(rest)
+            return number <= files.base and number not in claims if kind == "log" else number < files.base
+        return False
+
+    return {name: size for name, size in listed.items() if is_superfluous(name)}

@@ -5,34 +5,42 @@ What comes after is what would have come, bit for bit, from the store alone.
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from api.cli import app
 from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError
 from orchestrator.host import retry
 from orchestrator.host.job_files import mirror
 from orchestrator.system import mirror as mirroring
-from orchestrator.system.mirror import LogWriter, mirrored
+from orchestrator.system.mirror import JobObjects, LogWriter, mirrored
 from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store
+from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
-from orchestrator.system.store_log import Files, read_files, size_of
+from orchestrator.system.store_log import Files, examine, read_files, size_of, superfluous
 from tests.harness.lives import Lives
 from tests.harness.saver import AtOnce
 from tests.harness.shell import Fate
 from tests.journal.test_crash_points import STEPS, assert_sound
 from tests.swarm.disk import SimulatedDisk, SimulatedStore, StoreFault
+from tests.waiting import wait_until
 
 MIRRORED = {"durability": {"kind": "mirrored", "snapshot_every_records": 40}}
-EACH_PUT = int(os.environ.get("ATOLL_MIRROR_PUTS", "8"))
+EACH_PUT = int(os.environ.get("ATOLL_MIRROR_PUTS", "5"))
 """How many of the puts of a job a machine is lost at; ``make soak`` takes all."""
-SCHEDULES = int(os.environ.get("ATOLL_MIRROR_SCHEDULES", "100"))
+SCHEDULES = int(os.environ.get("ATOLL_MIRROR_SCHEDULES", "50"))
 
 
 def use_small_objects(patch: pytest.MonkeyPatch) -> None:
@@ -426,6 +434,10 @@ def test_a_store_that_cannot_be_reached_or_written_is_named(tmp_path: Path, monk
     for name, value in {"ENDPOINT_URL": "http://127.0.0.1:1", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(InfrastructureError, match="its endpoint has no TLS, which needs AWS_ALLOW_HTTP=true"):
+        admit(open_store("s3://bucket/x"), None)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     with pytest.raises(InfrastructureError, match=r"s3://bucket/x refuses to create probe/.*: it cannot be reached"):
         admit(open_store("s3://bucket/x"), None)
     (tmp_path / "file").write_bytes(b"")
@@ -504,3 +516,124 @@ def test_what_the_folder_has_already_is_not_read_again() -> None:
     watched.objects = store.objects
     mirror(Path("/run"), watched, disk, AtOnce(), lambda work: work())
     assert not [name for name in read if name.startswith("objects/")]
+
+
+# ── check, gc, and a real server ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_leftovers() -> SimulatedStore:
+    """Return the log of a job whose synchronisers died often, most of them with puts half done."""
+    chance, disk = random.Random(7), SimulatedDisk()
+    store = SimulatedStore(lambda _: StoreFault.AFTER if chance.random() < 0.05 else None)
+    run(store, disk, disk.lose_everything)
+    store.fault_source = lambda _: None
+    for name in ("log/000000000003", "base/000000000002"):
+        store.objects.setdefault(name, b"left by a writer that could not delete it")
+    return store
+
+
+def test_gc_removes_what_dead_writers_left_and_nothing_that_a_recovery_needs() -> None:
+    store = with_leftovers()
+    before, sound = files_of(store), examine(store, AtOnce(), lambda *_: None)
+    assert sound.problems == ()
+    garbage = superfluous(store, AtOnce())
+    assert {name.partition("/")[0] for name in garbage} >= {"log", "base", "objects"}
+    store.delete(garbage)
+    assert files_of(store) == before
+    assert examine(store, AtOnce(), lambda *_: None) == sound
+    assert superfluous(store, AtOnce()) == {}
+
+
+def test_gc_beside_living_writers_removes_nothing_that_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each put of a writer, whatever gc finds then is removed."""
+    store = SimulatedStore()
+    plain = store._put
+
+    def collecting(name: str, content: bytes, *, may_exist: bool) -> None:
+        if store.objects:
+            store.delete(superfluous(store, AtOnce()))
+        plain(name, content, may_exist=may_exist)
+
+    monkeypatch.setattr(store, "_put", collecting)
+    chance, disk = random.Random(3), SimulatedDisk()
+    store.fault_source = lambda _: StoreFault.AFTER if chance.random() < 0.05 else None
+    lives = run(store, disk, disk.lose_everything)
+    assert lives.deaths > 0
+    assert lives.bits() == undisturbed()[0]
+
+
+def test_a_store_is_checked_and_cleaned_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = FolderStore(tmp_path)
+    admit(store, "f" * 32)
+    objects, log = JobObjects(store, "job-1"), with_leftovers()
+    for name, content in log.objects.items():
+        objects.put(name, content)
+
+    def atoll(*arguments: str) -> tuple[int, Any]:
+        result = CliRunner().invoke(app, ["store", *arguments, "--json"])
+        return result.exit_code, json.loads(result.stdout)
+
+    code, answer = atoll("check", str(tmp_path))
+    assert (code, answer["jobs"]["job-1"]["problems"]) == (0, [])
+    garbage = superfluous(log, AtOnce())
+    expected = {"objects": len(garbage), "bytes": sum(garbage.values())}
+    assert atoll("gc", str(tmp_path), "--dry-run")[1]["jobs"]["job-1"] == expected
+    assert atoll("gc", str(tmp_path))[1]["jobs"]["job-1"] == expected
+    assert atoll("gc", str(tmp_path))[1]["jobs"]["job-1"] == {"objects": 0, "bytes": 0}
+    needed = next(name for name in objects.sizes("objects") if needs(log, name))
+    store.put(f"jobs/job-1/{needed}", b"damaged")
+    code, answer = atoll("check", str(tmp_path))
+    assert code == 1
+    assert needed in answer["jobs"]["job-1"]["problems"][0]
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run SeaweedFS, a real S3 server, on loopback, and return the endpoint."""
+    folder = tmp_path_factory.mktemp("seaweed")
+    keys = {"accessKey": "key", "secretKey": "secret"}
+    identity = {"name": "atoll", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List"]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    distinct: set[int] = set()
+    while len(distinct) < 8:
+        distinct.add(free_port())
+    ports = iter(sorted(distinct))
+    options = [f"-{part}={next(ports)}" for part in ("master.port", "volume.port", "filer.port", "s3.port")]
+    options += [f"-{part}.port.grpc={next(ports)}" for part in ("master", "volume", "filer", "s3")]
+    options += [f"-dir={folder}", f"-s3.config={folder / 's3.json'}", "-master.volumeSizeLimitMB=64"]
+    weed = Path(sys.executable).with_name("weed")
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-volume.max=8", *options],
+            stdout=log,
+            stderr=log,
+        )
+    yield options[3].replace("-s3.port=", "http://127.0.0.1:")
+    server.kill()
+    server.wait()
+
+
+def test_a_job_goes_on_from_a_real_s3_server_alone_and_bad_credentials_are_refused(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"ENDPOINT_URL": s3, "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    store = open_store("s3://bucket/deep/folder")
+
+    def is_up() -> bool:
+        with suppress(InfrastructureError):
+            return admit(store, "f" * 32) == "f" * 32
+        return False
+
+    wait_until(is_up, "SeaweedFS")
+    disk = SimulatedDisk()
+    lives = Lives(Path("/run"), Fate("after keep", 4), disk, disk.lose_everything, JobObjects(store, "job"), **MIRRORED)
+    lives.step(STEPS)
+    lives.adopt()
+    assert lives.deaths == 1
+    assert lives.bits() == undisturbed()[0]
+    assert superfluous(JobObjects(store, "job"), AtOnce()) is not None
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(InfrastructureError, match=r"SignatureDoesNotMatch.*Give the service credentials"):
+        admit(open_store("s3://bucket/deep/folder"), None)

@@ -6,6 +6,7 @@ Beside it, on one machine and one folder of runs, is another home: nothing that 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -44,13 +45,14 @@ class Place(Installation):
         super().__init__(folder)
         self.runs = runs
         self.clusters: list[ClusterFile] = []
+        self.options: list[str] = []
 
     def start(self) -> None:
         """Each of its clusters is in another region: those of a job that goes on are what its tape says."""
         groups = self.folder / "groups.yaml"
         region = f"region-{len(self.clusters) + 1}"
         groups.write_text(f"node_groups:\n  - {{name: {GROUP}, region: {region}, cpus: 4}}\n")
-        self.atoll("up", "--runs", str(self.runs), "--groups", str(groups))
+        self.atoll("up", "--runs", str(self.runs), "--groups", str(groups), *self.options)
         cluster = ClusterFile.find(self.home.path)
         assert cluster is not None
         self.clusters.append(cluster)
@@ -198,6 +200,46 @@ def test_a_homes_jobs_go_on_when_every_process_of_it_was_killed_and_another_home
     assert tokens["trained"] == tokens["merged"] + tokens["discarded"]
     assert tokens["merged"] > 0.5 * status["view"]["token_budget"]
     assert len({cluster.id for cluster in one.clusters}) == 1 + losses, "each time another cluster"
+
+
+@pytest.mark.soak("a cluster of its own, and the loss of a disk while it lives and with it")
+def test_a_mirrored_job_goes_on_from_the_store_alone_when_its_run_folder_is_lost(
+    places: tuple[Place, Place], tmp_path: Path
+) -> None:
+    """First the synchroniser dies and its disk is gone while the islands live on, then the whole cluster and the disk."""
+    place, _ = places
+    place.options = ["--store", str(tmp_path / "store")]
+    place.start()
+    job = submitted(place, STEPS, synchroniser={"durability": {"kind": "mirrored"}})
+    stood = []
+    for epoch in (2, 3):
+        job.wait_for_merges(NEWS)
+        if epoch == 3:
+            place.lose_service()
+            place.lose_cluster()
+        stood.append(job.versions())
+        for name in ("tape.jsonl", "snapshot", "clock.json"):
+            (job.run_dir / name).unlink(missing_ok=True)
+        for name in ("journal", "tape.sealed"):
+            shutil.rmtree(job.run_dir / name, ignore_errors=True)
+        if epoch == 3:
+            place.options = []  # the home knows its store
+            place.start()
+        else:
+            with place.client() as client:
+                client.inject(job.id, "kill_synchroniser", None)
+        job.wait_until(lambda: len(job.restarts()) == epoch - 1, f"epoch {epoch}")  # noqa: B023
+        if epoch == 2:
+            lost = [r.event for r in job.records() if isinstance(r.event, e.ConnectionLost)]
+            assert not [event for event in lost if event.dead], "islands live on"
+    status = job.wait_for_end()
+    assert (status["view"]["outcome"], status["view"]["epoch"]) == ("completed", 3)
+    for versions, restart in zip(stood, job.restarts(), strict=True):
+        after = [merge for merge in job.merges() if merge.at > restart.at]
+        for fragment, version in enumerate(versions):
+            first = min(merge.version for merge in after if merge.fragment == fragment)
+            assert first <= version + 2, f"fragment {fragment} stood at {version}, went on at {first}"
+    assert_sound(job)
 
 
 def assert_apart(places: tuple[Place, Place], jobs: tuple[set[str], set[str]]) -> None:

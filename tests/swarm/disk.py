@@ -310,7 +310,7 @@ class SimulatedStore:
 
     def sizes(self, prefix: str) -> dict[str, int]:
         seen = list(self.objects)[: len(self.objects) - self.stale_count]
-        return {name: len(self.objects[name]) for name in sorted(seen) if name.startswith(f"{prefix.rstrip('/')}/")}
+        return {name: len(self.objects[name]) for name in sorted(seen) if name.startswith(prefix)}
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:

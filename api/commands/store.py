@@ -1,0 +1,126 @@
+"""Commands for the store of durable logs: `atoll store check` and `atoll store gc`. They need no service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from api.commands.common import JsonOption, console, echo, print_json, say
+from orchestrator.errors import DataError, InfrastructureError, NotFound
+from orchestrator.system import object_store, store_log
+from orchestrator.system.mirror import JobObjects
+from orchestrator.system.object_store import ObjectStore
+
+REQUESTS_MAX = 16
+JOBS = "jobs/"
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The store, as for `atoll up --store`.")]
+JobOption = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job.", show_default=False)]
+
+
+def check(url: UrlArgument, job: JobOption = None, as_json: JsonOption = False) -> None:
+    """Read all that recoveries would need, and compare it with its digests. Exit code 1 if anything is damaged."""
+    with _Reached(url) as (store, readers):
+        fleet, conditions = object_store.fleet_in(store), {}
+        for name in _jobs(store, job):
+            with _Progress(name) as progress:
+                conditions[name] = store_log.examine(JobObjects(store, name), readers, progress)
+    damaged = [name for name, condition in conditions.items() if condition.problems]
+    if as_json:
+        print_json({"url": store.url, "fleet": fleet, "jobs": {name: asdict(c) for name, c in conditions.items()}})
+    else:
+        for name, condition in conditions.items():
+            facts = f"{condition.segment:,} segments, {condition.file_count} files with {condition.file_bytes:,} bytes"
+            echo(f"{name}: {'damaged' if condition.problems else 'sound'}: {facts}")
+            for problem in condition.problems:
+                echo(f"  {problem}")
+        echo(f"{store.url}: {len(conditions)} logs, {len(damaged)} of them damaged")
+    if damaged:
+        raise typer.Exit(1)
+
+
+def gc(
+    url: UrlArgument,
+    job: JobOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what no recovery needs: leftovers of synchronisers that died. Jobs may run meanwhile."""
+    removed: dict[str, dict[str, int]] = {}
+    with _Reached(url) as (store, readers):
+        object_store.fleet_in(store)
+        for name in _jobs(store, job):
+            objects = JobObjects(store, name)
+            try:
+                removed[name] = store_log.superfluous(objects, readers)
+            except DataError as error:
+                say(f"{name} is left alone, because its log is damaged: {error}")
+                continue
+            if not dry_run:
+                names = list(removed[name])
+                with _Progress(name) as progress:
+                    for number, _ in enumerate(readers.map(lambda one: objects.delete([one]), names), start=1):  # noqa: B023
+                        progress(number, len(names))
+    if as_json:
+        totals = {name: {"objects": len(sizes), "bytes": sum(sizes.values())} for name, sizes in removed.items()}
+        print_json({"url": store.url, "dry_run": dry_run, "jobs": totals})
+        return
+    for name, sizes in removed.items():
+        verb = "would remove" if dry_run else "removed"
+        echo(f"{name}: {verb} {len(sizes):,} objects with {sum(sizes.values()):,} bytes")
+
+
+class _Reached:
+    """The store, and threads for requests to it. What it refuses becomes an error with a remedy."""
+
+    def __init__(self, url: str) -> None:
+        self._store, self._readers = object_store.open_store(url), ThreadPoolExecutor(REQUESTS_MAX, "store")
+
+    def __enter__(self) -> tuple[ObjectStore, ThreadPoolExecutor]:
+        return self._store, self._readers
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._readers.shutdown(wait=error is None, cancel_futures=True)
+        if isinstance(error, FileNotFoundError):
+            raise NotFound(
+                detail=f"{self._store.url} is no store of atoll: it has no {object_store.HEADER}.",
+                remedy="Give the URL that the service was started with.",
+            ) from error
+        if isinstance(error, OSError):
+            raise InfrastructureError(
+                detail=f"{error.strerror or error}.", remedy=object_store.remedy_of(error)
+            ) from error
+
+
+def _jobs(store: ObjectStore, wanted: str | None) -> list[str]:
+    names = sorted({name.removeprefix(JOBS).partition("/")[0] for name in store.sizes(JOBS.rstrip("/"))})
+    if wanted is not None and wanted not in names:
+        raise NotFound(
+            detail=f"{store.url} has no log of job {wanted!r}.", remedy=f"It has {', '.join(names) or 'none'}."
+        )
+    return [name for name in names if wanted in (None, name)]
+
+
+class _Progress:
+    """A line at the terminal that says how far a job's objects are."""
+
+    def __init__(self, job: str) -> None:
+        self._status = console(stderr=True).status(f"{job}: reading")
+        self._job = job
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        self._status.start()
+        return lambda number, count: self._status.update(f"{self._job}: {number:,} of {count:,} objects")
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+
+def register(app: typer.Typer) -> None:
+    store = typer.Typer(no_args_is_help=True, help="Check and clean the store of durable logs.")
+    store.command("check")(check)
+    store.command("gc")(gc)
+    app.add_typer(store, name="store", rich_help_panel="Service")
