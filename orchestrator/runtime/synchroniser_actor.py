@@ -374,7 +374,8 @@ class LiveJob:
         with self.state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self.last_status = self._status(self.context.now())
-        troubles = (self.retrier.trouble or (self.mirror and self.mirror.trouble), self.workers.shard.trouble)
+        of_store = self.mirror.trouble if self.mirror is not None else None
+        troubles = (self.retrier.trouble or of_store, self.workers.shard.trouble)
         trouble = "; ".join(filter(None, troubles)) or None
         last, lines = self.last_status, self._line_status()
         of_nodes = [HelperStatus.model_validate(one) for one in self.workers.controller.said or ()]
