@@ -260,10 +260,11 @@ class Overseer:
     def _nothing_to_go_on_from(self, row: JobRow, run_dir: Path) -> str:
         """Return the reason why the job cannot be restarted; empty if it is worth trying."""
         run, damage = Run(row.job, run_dir, False), damage_of_status(run_dir)
-        if not is_there(run_dir, run.tape.name):
+        is_in_store = parse_job(row.spec).synchroniser.durability.kind == "mirrored"  # whatever the folder has lost
+        if not is_in_store and not is_there(run_dir, run.tape.name):
             return f"{NOTHING_LEFT} {damage}".strip()
         progress = self._progress.get(row.job) or row.last_known or {}
-        if run.tape.stat().st_size == 0 and progress.get("global_version"):
+        if not is_in_store and run.tape.stat().st_size == 0 and progress.get("global_version"):
             return (
                 f"its tape {run.tape} is empty, though it had merged {progress['global_version']} times: it is damaged."
             )
