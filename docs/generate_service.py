@@ -15,7 +15,7 @@ from typing import Any, cast
 from api.app import create_app
 from api.jobs.control import ControlPort
 from api.metrics.catalogue import FAMILIES
-from api.openapi.reference import METHODS, SCHEMAS, about_parameter
+from api.openapi.document import METHODS, SCHEMAS, about_parameter
 from api.storage.store import Store
 from docs.markdown import MADE, paragraphs, prose
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from sqlalchemy import create_engine, text
 
-from api.storage.upgrade import url_of
+from api.storage.store import url_of
 from orchestrator.system.ports import free_port
 from tests.programs import required_file
 from tests.waiting import PATIENCE_S, wait_until

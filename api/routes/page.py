@@ -32,7 +32,7 @@ from api.auth.roles import Principal, Role
 from api.http.pools import ACCESS, FLEET, LISTS, OPEN_PAGES, runs_in
 from api.jobs.status_cache import ANSWER_WITHIN_S, Readiness, group_count
 from api.metrics.exposition import Metrics
-from api.openapi.reference import reference
+from api.openapi.document import reference
 from api.schemas import Answer, Health
 from orchestrator.system import release
 

@@ -3,9 +3,14 @@
 Rows only: insert, look up, update. What a job is doing is known to the control port and ``RUN_DIR/status.json``; the store
 keeps the last summary of a job that ended, so that lists need nothing else.
 
-SQLite in a file by default, PostgreSQL by its URL; opening it upgrades it (``api.storage.upgrade``). Every method is one
+SQLite in a file by default, PostgreSQL by its URL; opening it upgrades it to the tables of this build. Every method is one
 transaction and safe from any thread. What it returned is on disk, so a SIGKILL of the service loses nothing that it has
 confirmed. If the database is unavailable, it raises StoreUnavailable within seconds (``api.storage.sessions``).
+
+The upgrade takes all steps or none, for one service at a time, on a connection of its own. A database from before the first
+migration is recognised by its tables. One that a newer build has upgraded is refused, because there is no downgrade.
+
+Source: Alembic's cookbook (programmatic use with a connection); SQLAlchemy's pysqlite dialect, "transactional DDL".
 """
 
 from __future__ import annotations
@@ -15,15 +20,23 @@ import logging
 import math
 from collections.abc import Collection, Set
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import (
     JSON,
+    URL,
+    Connection,
     CursorResult,
     Dialect,
     Double,
+    Engine,
     ForeignKey,
     Integer,
+    NullPool,
     String,
     TypeDecorator,
     Update,
@@ -31,15 +44,100 @@ from sqlalchemy import (
     delete,
     event,
     func,
+    inspect,
+    make_url,
     select,
     text,
     update,
 )
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from api.storage.sessions import ANSWER_TIMEOUT_S, Sessions
-from api.storage.upgrade import VERSION_TABLE, upgrade, url_of
+from orchestrator.errors import ConfigurationError, InfrastructureError, first_line
+
+MIGRATIONS = Path(__file__).resolve().parent / "migrations"
+BEFORE_MIGRATIONS = "0001"
+VERSION_TABLE = "alembic_version"
+LOCK = 0x61746F6C6C
+"""PostgreSQL's advisory locks go by number; this one spells atoll."""
+
+
+def url_of(text: str) -> URL:
+    """Return the parsed URL. Raises ConfigurationError; its message never repeats the URL, which may hold a password."""
+    try:
+        url = make_url(text)
+        if url.drivername in ("postgres", "postgresql"):
+            url = url.set(drivername="postgresql+psycopg")  # the one that is installed
+        url.get_dialect()
+    except (ArgumentError, NoSuchModuleError) as error:
+        detail = (
+            f"The database URL is invalid: {first_line(error)} Write sqlite:///PATH or postgresql://USER@HOST/NAME."
+        )
+        raise ConfigurationError(detail=detail) from error
+    return url
+
+
+def upgrade(url: URL, *, had_tables: bool = False) -> None:
+    """Create or upgrade the tables. Idempotent, and safe from several services at once.
+
+    Raises InfrastructureError if the database ``had_tables`` and is empty now, because then they were lost.
+    """
+    engine = create_engine(url, poolclass=NullPool)
+    if url.get_backend_name() == "sqlite":
+        _make_tables_transactional(engine)
+    try:
+        with engine.begin() as connection:
+            if url.get_backend_name() == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+            _upgrade(connection, url, had_tables)
+    except DBAPIError as error:
+        where = url.render_as_string(hide_password=True)
+        detail = f"The database {where} cannot be used: {first_line(error.orig or error)}"
+        raise InfrastructureError(
+            detail=detail, remedy="Check that it runs and that this user may create tables in it."
+        ) from error
+    finally:
+        engine.dispose()
+
+
+def _upgrade(connection: Connection, url: URL, had_tables: bool) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    tables = inspect(connection).get_table_names()
+    if had_tables and not {VERSION_TABLE, "jobs"} & set(tables):
+        raise InfrastructureError(
+            detail=f"The database {url.render_as_string(hide_password=True)} is empty, though a service of this home has "
+            "used it before: its jobs, tokens and commands are lost.",
+            remedy="Restore it from a backup, or start with an empty database: `atoll up --new-store`.",
+        )
+    if VERSION_TABLE not in tables and "jobs" in tables:
+        command.stamp(config, BEFORE_MIGRATIONS)
+    elif VERSION_TABLE in tables:
+        version = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
+        if version not in {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}:
+            raise ConfigurationError(
+                detail=f"The database {url.render_as_string(hide_password=True)} has the tables of a newer atoll "
+                f"(version {version}). Use that version of atoll, or another database."
+            )
+    command.upgrade(config, "head")
+
+
+def _make_tables_transactional(engine: Engine) -> None:
+    """Let SQLAlchemy begin transactions: Python's driver would run CREATE TABLE outside of them."""
+
+    @event.listens_for(engine, "connect")
+    def _leave_it_to_us(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        connection.text_factory = lambda raw: raw.decode(
+            errors="replace"
+        )  # damaged text must not keep the service from starting
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from orchestrator.text.varint import read_varint
+from orchestrator.text.tokenizer_file import read_varint
 
 MAGIC = b"PAR1"
 SCHEMA_BYTES_MAX = 1 << 20

@@ -33,7 +33,24 @@ from typing import Any
 
 from orchestrator.errors import ConfigurationError, OutsideRoots, Problem
 from orchestrator.system.roots import AllowedRoots, open_data, shown
-from orchestrator.text.varint import read_varint
+
+
+def read_varint(content: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Return the number that begins at byte ``at``, seven bits a byte and the lowest first, and where the next byte is.
+
+    Source: Protocol Buffers, "Encoding", base 128 varints. Thrift's compact protocol writes them, too.
+
+    Raises ValueError for one of more than 64 bits, IndexError where the content ends within it.
+    """
+    value = shift = 0
+    while True:
+        byte = content[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at
+        if shift > 63:
+            raise ValueError("a number does not end")
+
 
 AS_TOKENIZER, NO_TOKEN = "tokenizer", "none"
 """What ``data.begin_token`` may be besides a token: as the tokenizer says, and none."""

@@ -19,8 +19,7 @@ from api.auth.roles import Role
 from api.auth.store import AccessStore, AuditRow
 from api.auth.tokens import Tokens
 from api.jobs.idempotency import digest_of
-from api.storage.store import Base, CommandRow, DuplicateKey, JobRow, Store
-from api.storage.upgrade import MIGRATIONS, url_of
+from api.storage.store import MIGRATIONS, Base, CommandRow, DuplicateKey, JobRow, Store, url_of
 from orchestrator.core import commands
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
 from orchestrator.tape import codec

@@ -125,7 +125,7 @@ def test_a_table_that_somebody_locks_is_told_and_waited_for_by_one(
 ) -> None:
     from sqlalchemy import create_engine, text
 
-    from api.storage.upgrade import url_of
+    from api.storage.store import url_of
 
     engine = create_engine(url_of(database))
     with patient(service) as http:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from api.commands.export import described
+from api.commands.checkpoints import described
 from learners import corpus, jax_trainer, orbax_export
 from learners.island_spec import IslandSpec
 from orchestrator.host.records import write_parameters
