@@ -124,6 +124,8 @@ class SimulatedDisk:
             raise Died
 
     def truncate(self, path: Path, size: int) -> None:
+        if path not in self._contents:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
         self._contents[path].truncate(size)
 
     def rewrite(self, path: Path, start: int, data: bytes) -> None:
