@@ -23,522 +23,151 @@ VAGUE_NAMES = {"told", "found", "asked", "kept", "known", "given", "made", "said
 DOCUMENT_KEYS = {"api.chaos.schemas": {"told"}, "orchestrator.accounting.ledger": {"kept"}}
 """Vague names that a REST answer or a job's status has for a key, by the module that writes it."""
 
-PURE_STDLIB = frozenset(
-    [
-        "__future__",
-        "abc",
-        "bisect",
-        "collections",
-        "contextlib",
-        "dataclasses",
-        "difflib",
-        "enum",
-        "errno",
-        "functools",
-        "hashlib",
-        "heapq",
-        "itertools",
-        "json",
-        "math",
-        "operator",
-        "random",
-        "re",
-        "struct",
-        "types",
-        "typing",
-        "zlib",
-    ]
-)
+_PURE_STDLIB = """
+__future__ abc bisect collections contextlib dataclasses difflib enum errno functools hashlib heapq
+itertools json math operator random re struct types typing zlib
+"""
+PURE_STDLIB = frozenset(_PURE_STDLIB.split())
 CORE = "orchestrator.core"
 FOLDS = "orchestrator.accounting"
 
-MAY_IMPORT: dict[str, frozenset[str]] = {
-    "orchestrator.errors": frozenset(),
-    "orchestrator.system": frozenset(
-        {
-            "orchestrator.errors",
-            "psutil",
-            "fsspec",
-            "obstore",
-        }
-    ),
-    "orchestrator.text": frozenset(
-        {
-            "orchestrator.errors",
-            "orchestrator.specification.bounds",
-            "orchestrator.system",
-            "zstandard",
-        }
-    ),
-    "orchestrator.specification": frozenset(
-        {
-            CORE,
-            "orchestrator.errors",
-            "orchestrator.models",
-            "orchestrator.parameters.codec.registry",
-            "orchestrator.system",
-            "orchestrator.text",
-            "pydantic",
-            "yaml",
-        }
-    ),
-    "orchestrator.specification.bounds": frozenset(
-        {
-            "pydantic",
-        }
-    ),
-    "orchestrator.core": frozenset(
-        {
-            "orchestrator.errors",
-        }
-    ),
-    "orchestrator.status": frozenset(
-        {
-            "orchestrator.specification.bounds",
-            "pydantic",
-            "typing_extensions",
-        }
-    ),
-    "orchestrator.actors": frozenset(
-        {
-            CORE,
-            "orchestrator.status",
-            "orchestrator.channel.endpoint",
-            "orchestrator.system",
-            "orchestrator.parameters.holding",
-            "orchestrator.parameters.parts",
-            "orchestrator.parameters.pieces",
-            "orchestrator.parameters.tensors",
-            "ray",
-        }
-    ),
-    "orchestrator.replica": frozenset(
-        {
-            CORE,
-            "orchestrator.errors",
-        }
-    ),
-    "orchestrator.models": frozenset(
-        {
-            "orchestrator.specification.bounds",
-            "orchestrator.errors",
-            "pydantic",
-        }
-    ),
-    "orchestrator.models.huggingface": frozenset(
-        {
-            "orchestrator.specification",
-            "orchestrator.errors",
-            "orchestrator.models",
-            "orchestrator.parameters.pieces",
-            "orchestrator.system",
-            "orchestrator.text",
-            "ml_dtypes",
-            "numpy",
-            "pydantic",
-        }
-    ),
-    "orchestrator.simulation.advice": frozenset(
-        {
-            "orchestrator.specification.bounds",
-            "orchestrator.specification.config",
-            "orchestrator.errors",
-            "orchestrator.specification.memory_budget",
-            "orchestrator.simulation.line_advice",
-        }
-    ),
-    "orchestrator.parameters": frozenset(
-        {
-            CORE,
-            "orchestrator.system",
-            "orchestrator.errors",
-            "numpy",
-            "ml_dtypes",
-            "blake3",
-            "crc32c",
-        }
-    ),
-    "orchestrator.certificates": frozenset(
-        {
-            "orchestrator.system",
-            "orchestrator.errors",
-            "cryptography",
-        }
-    ),
-    "orchestrator.channel": frozenset(
-        {
-            "orchestrator.certificates.authority",
-            "orchestrator.errors",
-            "numpy",
-            "cryptography",
-            "crc32c",
-        }
-    ),
-    "orchestrator.checkpoints": frozenset(
-        {
-            CORE,
-            "orchestrator.parameters",
-            "orchestrator.system",
-            "orchestrator.errors",
-            "numpy",
-            "blake3",
-            "fsspec",
-        }
-    ),
-    "orchestrator.accounting": frozenset(
-        {
-            CORE,
-            "orchestrator.errors",
-        }
-    ),
-    "orchestrator.elastic": frozenset(
-        {
-            CORE,
-        }
-    ),
-    "orchestrator.kubernetes": frozenset(
-        {
-            "orchestrator.specification.bounds",
-            "orchestrator.specification.config",
-            "orchestrator.errors",
-            "orchestrator.runtime.settings",
-            "orchestrator.specification.validation",
-            "orchestrator.system.roots",
-            "orchestrator.system.user_packages",
-            "pydantic",
-        }
-    ),
-    "orchestrator.tape": frozenset(
-        {
-            CORE,
-            FOLDS,
-            "orchestrator.system",
-            "orchestrator.elastic",
-            "orchestrator.errors",
-            "pydantic",
-            "zstandard",
-        }
-    ),
-    "orchestrator.simulation": frozenset(
-        {
-            CORE,
-            FOLDS,
-            "orchestrator.elastic",
-            "orchestrator.parameters.codec.registry",
-            "orchestrator.replica",
-            "orchestrator.tape",
-            "orchestrator.errors",
-            "orchestrator.system",
-            "orchestrator.specification",
-            "pydantic",
-            "pydantic_core",
-        }
-    ),
-    "tests.swarm": frozenset(
-        {
-            CORE,
-            FOLDS,
-            "orchestrator.simulation",
-            "orchestrator.specification.config",
-            "orchestrator.parameters",
-            "orchestrator.replica",
-            "orchestrator.checkpoints",
-            "orchestrator.host",
-            "orchestrator.system",
-            "orchestrator.tape",
-            "orchestrator.errors",
-            "numpy",
-        }
-    ),
-    "orchestrator.chaos": frozenset(
-        {
-            CORE,
-            FOLDS,
-            "orchestrator.simulation.impairment",
-            "orchestrator.simulation",
-            "orchestrator.errors",
-            "orchestrator.system",
-            "orchestrator.specification.bounds",
-            "orchestrator.specification.sections",
-            "orchestrator.specification.validation",
-            "pydantic",
-            "pydantic_core",
-        }
-    ),
-    "orchestrator.report": frozenset(
-        {
-            FOLDS,
-            CORE,
-            "orchestrator.errors",
-        }
-    ),
-    "orchestrator.host": frozenset(
-        {
-            CORE,
-            FOLDS,
-            "orchestrator.checkpoints",
-            "orchestrator.specification.config",
-            "orchestrator.status",
-            "orchestrator.system",
-            "orchestrator.errors",
-            "orchestrator.parameters",
-            "orchestrator.tape",
-            "numpy",
-            "safetensors",
-        }
-    ),
-    "orchestrator.runtime": frozenset(
-        {
-            "orchestrator",
-            "ray",
-            "numpy",
-            "psutil",
-            "safetensors",
-            "yaml",
-            "pydantic",
-        }
-    ),
-    "orchestrator.laboratory": frozenset(
-        {
-            "orchestrator",
-            "learners",
-            "numpy",
-            "yaml",
-            "rich",
-            "pydantic",
-        }
-    ),
-    "learners": frozenset(
-        {
-            "orchestrator.system",
-            "orchestrator.core.vocabulary",
-            "orchestrator.core.messages",
-            "orchestrator.replica",
-            "orchestrator.parameters.wire_format",
-            "orchestrator.parameters.fragment_map",
-            "orchestrator.parameters.holding",
-            "orchestrator.parameters.parts",
-            "orchestrator.parameters.pieces",
-            "orchestrator.parameters.tensors",
-            "orchestrator.parameters.codec",
-            "orchestrator.channel.endpoint",
-            "orchestrator.channel.frames",
-            "orchestrator.checkpoints",
-            "orchestrator.specification.device_mesh",
-            "orchestrator.models",
-            "orchestrator.specification.sections",
-            "orchestrator.specification.training_sections",
-            "orchestrator.text",
-            "orchestrator.specification.bounds",
-            "orchestrator.errors",
-            "array_record",
-            "jax",
-            "numpy",
-            "optax",
-            "orbax",
-            "safetensors",
-            "tensorstore",
-            "grain",
-            "pyarrow",
-            "tokenizers",
-            "zstandard",
-            "ml_dtypes",
-            "flax",
-            "equinox",
-        }
-    ),
-    "learners.island_spec": frozenset(
-        {
-            "learners.resharding",
-            "orchestrator.errors",
-            "orchestrator.specification",
-            "orchestrator.system",
-            "pydantic",
-        }
-    ),
-    "learners.island": frozenset(
-        {
-            "learners",
-            CORE,
-            "orchestrator.actors",
-            "orchestrator.channel",
-            "orchestrator.system",
-            "orchestrator.parameters",
-            "orchestrator.replica",
-            "orchestrator.checkpoints",
-            "orchestrator.errors",
-            "ray",
-            "numpy",
-        }
-    ),
-    "learners.group": frozenset(
-        {
-            "learners",
-            CORE,
-            "orchestrator.actors",
-            "orchestrator.channel.endpoint",
-            "orchestrator.checkpoints",
-            "orchestrator.errors",
-            "orchestrator.system",
-            "orchestrator.replica",
-            "jax",
-        }
-    ),
-    "learners.carried_parts": frozenset(
-        {
-            "learners",
-            CORE,
-            "orchestrator.actors",
-            "orchestrator.channel",
-            "orchestrator.checkpoints",
-            "orchestrator.errors",
-            "orchestrator.system",
-        }
-    ),
-    "learners.peers": frozenset(
-        {
-            "learners",
-            CORE,
-            "orchestrator.actors",
-            "orchestrator.channel.frames",
-            "orchestrator.errors",
-            "orchestrator.parameters.parts",
-            "numpy",
-            "ray",
-        }
-    ),
-    "learners.evaluator": frozenset(
-        {
-            "learners",
-            CORE,
-            "orchestrator.actors",
-            "orchestrator.channel.endpoint",
-            "orchestrator.parameters",
-            "orchestrator.errors",
-            "orchestrator.system",
-            "ray",
-            "numpy",
-        }
-    ),
-    "api": frozenset(
-        {
-            "orchestrator.system",
-            "orchestrator.status",
-            "orchestrator.core.commands",
-            "orchestrator.core.faults",
-            "orchestrator.core.vocabulary",
-            "orchestrator.accounting.explanation",
-            "orchestrator.chaos",
-            "orchestrator.specification",
-            "orchestrator.text",
-            "orchestrator.certificates",
-            "orchestrator.checkpoints",
-            "orchestrator.models",
-            "orchestrator.errors",
-            "orchestrator.parameters.codec.registry",
-            "orchestrator.report",
-            "orchestrator.simulation",
-            "orchestrator.tape",
-            "fastapi",
-            "starlette",
-            "uvicorn",
-            "pydantic",
-            "sqlalchemy",
-            "alembic",
-            "httpx",
-            "typer",
-            "click",
-            "rich",
-            "yaml",
-            "psutil",
-            "prometheus_client",
-        }
-    ),
-    "api.storage": frozenset(
-        {
-            "api.auth.store",
-            "api.chaos.store",
-            "orchestrator.errors",
-            "sqlalchemy",
-            "alembic",
-            "psycopg",
-        }
-    ),
-    "api.run": frozenset(
-        {
-            "api.schemas",
-            "orchestrator.accounting.explanation",
-            "orchestrator.core.vocabulary",
-            "orchestrator.report.words",
-            "orchestrator.tape",
-            "orchestrator.status",
-            "orchestrator.errors",
-            "orchestrator.system",
-            "pydantic",
-            "yaml",
-        }
-    ),
-    "api.jobs": frozenset(
-        {
-            "api.auth",
-            "api.checkpoints",
-            "api.clocks",
-            "api.run",
-            "api.schemas",
-            "api.storage",
-            "orchestrator.simulation.advice",
-            "orchestrator.status",
-            "orchestrator.specification",
-            "orchestrator.core.commands",
-            "orchestrator.core.vocabulary",
-            "orchestrator.core.faults",
-            "orchestrator.models",
-            "orchestrator.errors",
-            "orchestrator.system",
-            "orchestrator.text",
-            "orchestrator.tape.codec",
-            "pydantic",
-        }
-    ),
-    "api.terminal": frozenset(
-        {
-            "api.client",
-            "api.schemas",
-            "orchestrator.errors",
-            "orchestrator.report.words",
-            "orchestrator.system",
-            "pydantic",
-            "rich",
-        }
-    ),
-    "api.commands": frozenset(
-        {
-            "orchestrator.system",
-            "api.auth.roles",
-            "api.chaos.plans",
-            "api.chaos.schemas",
-            "api.checkpoints.archive",
-            "api.client",
-            "api.installation",
-            "api.schemas",
-            "api.simulation",
-            "api.terminal",
-            "orchestrator.simulation.advice",
-            "orchestrator.specification",
-            "orchestrator.certificates",
-            "orchestrator.chaos",
-            "orchestrator.errors",
-            "orchestrator.kubernetes",
-            "orchestrator.models",
-            "orchestrator.parameters.codec.registry",
-            "orchestrator.report",
-            "orchestrator.simulation",
-            "orchestrator.tape",
-            "pydantic",
-            "typer",
-            "rich",
-        }
-    ),
+MAY_IMPORT = {
+    row: frozenset(names.split())
+    for row, names in {
+        "orchestrator.errors": "",
+        "orchestrator.system": "fsspec obstore orchestrator.errors psutil",
+        "orchestrator.text": "orchestrator.errors orchestrator.specification.bounds orchestrator.system zstandard",
+        "orchestrator.specification": """
+            orchestrator.core orchestrator.errors orchestrator.models orchestrator.parameters.codec.registry
+            orchestrator.system orchestrator.text pydantic yaml
+        """,
+        "orchestrator.specification.bounds": "pydantic",
+        "orchestrator.core": "orchestrator.errors",
+        "orchestrator.status": "orchestrator.specification.bounds pydantic typing_extensions",
+        "orchestrator.actors": """
+            orchestrator.channel.endpoint orchestrator.core orchestrator.parameters.holding
+            orchestrator.parameters.parts orchestrator.parameters.pieces orchestrator.parameters.tensors
+            orchestrator.status orchestrator.system ray
+        """,
+        "orchestrator.replica": "orchestrator.core orchestrator.errors",
+        "orchestrator.models": "orchestrator.errors orchestrator.specification.bounds pydantic",
+        "orchestrator.models.huggingface": """
+            ml_dtypes numpy orchestrator.errors orchestrator.models orchestrator.parameters.pieces
+            orchestrator.specification orchestrator.system orchestrator.text pydantic
+        """,
+        "orchestrator.simulation.advice": """
+            orchestrator.errors orchestrator.simulation.line_advice orchestrator.specification.bounds
+            orchestrator.specification.config orchestrator.specification.memory_budget
+        """,
+        "orchestrator.parameters": """
+            blake3 crc32c ml_dtypes numpy orchestrator.core orchestrator.errors orchestrator.system
+        """,
+        "orchestrator.certificates": "cryptography orchestrator.errors orchestrator.system",
+        "orchestrator.channel": "crc32c cryptography numpy orchestrator.certificates.authority orchestrator.errors",
+        "orchestrator.checkpoints": """
+            blake3 fsspec numpy orchestrator.core orchestrator.errors orchestrator.parameters
+            orchestrator.system
+        """,
+        "orchestrator.accounting": "orchestrator.core orchestrator.errors",
+        "orchestrator.elastic": "orchestrator.core",
+        "orchestrator.kubernetes": """
+            orchestrator.errors orchestrator.runtime.settings orchestrator.specification.bounds
+            orchestrator.specification.config orchestrator.specification.validation orchestrator.system.roots
+            orchestrator.system.user_packages pydantic
+        """,
+        "orchestrator.tape": """
+            orchestrator.accounting orchestrator.core orchestrator.elastic orchestrator.errors
+            orchestrator.system pydantic zstandard
+        """,
+        "orchestrator.simulation": """
+            orchestrator.accounting orchestrator.core orchestrator.elastic orchestrator.errors
+            orchestrator.parameters.codec.registry orchestrator.replica orchestrator.specification
+            orchestrator.system orchestrator.tape pydantic pydantic_core
+        """,
+        "tests.swarm": """
+            numpy orchestrator.accounting orchestrator.checkpoints orchestrator.core orchestrator.errors
+            orchestrator.host orchestrator.parameters orchestrator.replica orchestrator.simulation
+            orchestrator.specification.config orchestrator.system orchestrator.tape
+        """,
+        "orchestrator.chaos": """
+            orchestrator.accounting orchestrator.core orchestrator.errors orchestrator.simulation
+            orchestrator.simulation.impairment orchestrator.specification.bounds
+            orchestrator.specification.sections orchestrator.specification.validation orchestrator.system
+            pydantic pydantic_core
+        """,
+        "orchestrator.report": "orchestrator.accounting orchestrator.core orchestrator.errors",
+        "orchestrator.host": """
+            numpy orchestrator.accounting orchestrator.checkpoints orchestrator.core orchestrator.errors
+            orchestrator.parameters orchestrator.specification.config orchestrator.status orchestrator.system
+            orchestrator.tape safetensors
+        """,
+        "orchestrator.runtime": "numpy orchestrator psutil pydantic ray safetensors yaml",
+        "orchestrator.laboratory": "learners numpy orchestrator pydantic rich yaml",
+        "learners": """
+            array_record equinox flax grain jax ml_dtypes numpy optax orbax orchestrator.channel.endpoint
+            orchestrator.channel.frames orchestrator.checkpoints orchestrator.core.messages
+            orchestrator.core.vocabulary orchestrator.errors orchestrator.models orchestrator.parameters.codec
+            orchestrator.parameters.fragment_map orchestrator.parameters.holding orchestrator.parameters.parts
+            orchestrator.parameters.pieces orchestrator.parameters.tensors orchestrator.parameters.wire_format
+            orchestrator.replica orchestrator.specification.bounds orchestrator.specification.device_mesh
+            orchestrator.specification.sections orchestrator.specification.training_sections
+            orchestrator.system orchestrator.text pyarrow safetensors tensorstore tokenizers zstandard
+        """,
+        "learners.island_spec": """
+            learners.resharding orchestrator.errors orchestrator.specification orchestrator.system pydantic
+        """,
+        "learners.island": """
+            learners numpy orchestrator.actors orchestrator.channel orchestrator.checkpoints orchestrator.core
+            orchestrator.errors orchestrator.parameters orchestrator.replica orchestrator.system ray
+        """,
+        "learners.group": """
+            jax learners orchestrator.actors orchestrator.channel.endpoint orchestrator.checkpoints
+            orchestrator.core orchestrator.errors orchestrator.replica orchestrator.system
+        """,
+        "learners.carried_parts": """
+            learners orchestrator.actors orchestrator.channel orchestrator.checkpoints orchestrator.core
+            orchestrator.errors orchestrator.system
+        """,
+        "learners.peers": """
+            learners numpy orchestrator.actors orchestrator.channel.frames orchestrator.core
+            orchestrator.errors orchestrator.parameters.parts ray
+        """,
+        "learners.evaluator": """
+            learners numpy orchestrator.actors orchestrator.channel.endpoint orchestrator.core
+            orchestrator.errors orchestrator.parameters orchestrator.system ray
+        """,
+        "api": """
+            alembic click fastapi httpx orchestrator.accounting.explanation orchestrator.certificates
+            orchestrator.chaos orchestrator.checkpoints orchestrator.core.commands orchestrator.core.faults
+            orchestrator.core.vocabulary orchestrator.errors orchestrator.models
+            orchestrator.parameters.codec.registry orchestrator.report orchestrator.simulation
+            orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape
+            orchestrator.text prometheus_client psutil pydantic rich sqlalchemy starlette typer uvicorn yaml
+        """,
+        "api.storage": "alembic api.auth.store api.chaos.store orchestrator.errors psycopg sqlalchemy",
+        "api.run": """
+            api.schemas orchestrator.accounting.explanation orchestrator.core.vocabulary orchestrator.errors
+            orchestrator.report.words orchestrator.status orchestrator.system orchestrator.tape pydantic yaml
+        """,
+        "api.jobs": """
+            api.auth api.checkpoints api.clocks api.run api.schemas api.storage orchestrator.core.commands
+            orchestrator.core.faults orchestrator.core.vocabulary orchestrator.errors orchestrator.models
+            orchestrator.simulation.advice orchestrator.specification orchestrator.status orchestrator.system
+            orchestrator.tape.codec orchestrator.text pydantic
+        """,
+        "api.terminal": """
+            api.client api.schemas orchestrator.errors orchestrator.report.words orchestrator.system pydantic
+            rich
+        """,
+        "api.commands": """
+            api.auth.roles api.chaos.plans api.chaos.schemas api.checkpoints.archive api.client
+            api.installation api.schemas api.simulation api.terminal orchestrator.certificates
+            orchestrator.chaos orchestrator.errors orchestrator.kubernetes orchestrator.models
+            orchestrator.parameters.codec.registry orchestrator.report orchestrator.simulation
+            orchestrator.simulation.advice orchestrator.specification orchestrator.system orchestrator.tape
+            pydantic rich typer
+        """,
+    }.items()
 }
 PURE = (
     "orchestrator.core",
