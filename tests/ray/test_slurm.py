@@ -13,7 +13,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -129,10 +128,11 @@ class Slurm:
     def close(self) -> None:
         self._first.kill()  # and with it every process of its namespace
         self._first.wait()
-        if self._tracking == "cgroup":
-            for folder, _, _ in os.walk(CGROUPS / "freezer" / "slurm_localhost", topdown=False):
-                with suppress(OSError):  # of another queue on this machine
-                    os.rmdir(folder)
+        own = CGROUPS / "freezer" / "slurm_localhost"
+        if self._tracking == "cgroup" and own.is_dir():
+            wait_until(lambda: not any(path.read_text() for path in own.rglob("cgroup.procs")), "the end of all jobs")
+            for folder, _, _ in os.walk(own, topdown=False):
+                os.rmdir(folder)
 
 
 @pytest.fixture
@@ -229,10 +229,11 @@ def test_an_element_whose_processes_a_cgroup_holds_is_cancelled_and_loses_nothin
     job = job_of_the_queue(start)
     array = slurm.submits("--array=0-1%1", str(SCRIPT), folder=tmp_path)
     merges_on(job, 1)
-    (element,) = {
-        path.parents[1] for path in CGROUPS.glob("freezer/slurm_localhost/uid_0/job_*/step_batch/cgroup.procs")
-    }
-    held = [psutil.Process(int(pid)) for path in element.rglob("cgroup.procs") for pid in path.read_text().split()]
+    held = [
+        psutil.Process(int(pid))
+        for path in CGROUPS.glob("freezer/slurm_localhost/uid_0/job_*/**/cgroup.procs")
+        for pid in path.read_text().split()
+    ]
     (raylet,) = (process for process in held if process.name() == "raylet")
     slurm.said("scancel", f"{array}_0")
     assert_all_left(job, 1, SIGTERM)
