@@ -42,6 +42,10 @@ from orchestrator.simulation.impairment import LinkImpairment
 log = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 10.0
 PLACEMENT_TIMEOUT_S = 120.0
+PLACEMENTS_MAX = 24
+"""At the same time: fewer than the controller has threads for, so that it always has some to end a process. An island whose
+turn has not come waits here, where no deadline runs. When 128 began on one saturated machine, those that had not had their
+turn after two minutes were ended and placed again, over and over."""
 WAITING_LOOK_S = 1.0
 Facts = ParamSpec("Facts")
 Ending = Callable[[Controller, IslandId, Incarnation], None]
@@ -84,7 +88,7 @@ class Interpreter:
         self._processes: dict[Life, Life] = {}  # lives that go on as the process of another: a standby's
         self._lives = threading.Lock()  # guards the first three: placing threads open connections, the pump closes them
         self._waiting = WaitingRoom(context, self._waits, self._place_soon)
-        self._placing = ThreadPoolExecutor(max(4, len(sections)), "place")
+        self._placing = ThreadPoolExecutor(PLACEMENTS_MAX, "place")
         self._calling = ThreadPoolExecutor(max(8, 4 * len(sections)), "call")
 
     def act(self, effect: f.Effect) -> None:
@@ -253,7 +257,8 @@ class Interpreter:
         return island_name(self._context.job, *self._processes.get((island, incarnation), (island, incarnation)))
 
     def _place_soon(self, life: Life, standby: Life | None = None) -> None:
-        self._placing.submit(self._context.guarded, self._place, *life, standby)
+        threads = self._placing if standby is None else self._calling  # a standby that is ready need not wait its turn
+        threads.submit(self._context.guarded, self._place, *life, standby)
 
     def _waits(self, islands: list[IslandId]) -> list[str]:
         """Return what ``Controller.waits`` does. Raises RayError or TimeoutError where the controller does not answer."""

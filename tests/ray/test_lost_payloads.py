@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from orchestrator.core.vocabulary import (
     CloseReason,
     Epoch,
     FragmentId,
+    Incarnation,
     IslandId,
+    NodeGroupId,
     PayloadId,
     ReleaseReason,
     Version,
@@ -28,6 +31,7 @@ from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.specification.config import parse_job
 from orchestrator.system.roots import AllowedRoots
+from tests.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from orchestrator.runtime.interpreter import Interpreter
@@ -93,3 +97,48 @@ def test_for_any_other_reason_they_are_let_go(
     interpreter.act(f.ReleasePayload(PAYLOAD, reason))
     with pytest.raises(InternalError, match="not held"):
         merged(shard)
+
+
+class BusyController:
+    """A controller that has not placed anything yet. ``begun`` are the islands that it was asked to place."""
+
+    def __init__(self) -> None:
+        self.begun: list[IslandId] = []
+        self.gate = Event()
+
+    @property
+    def handle(self) -> BusyController:
+        return self
+
+    def call(self, method: object, island: IslandId, *_: object) -> None:
+        self.begun.append(island)
+        self.gate.wait(PATIENCE_S)
+        raise InternalError("the test ends")
+
+
+def test_islands_beyond_what_the_controller_works_on_wait_where_no_deadline_runs(
+    port: object, shard: ParameterShard, tmp_path: Path
+) -> None:
+    """When all of 128 were asked for at once, those whose turn had not come in time were given up and begun again."""
+    from orchestrator.runtime.controllers import THREADS_MAX
+    from orchestrator.runtime.interpreter import PLACEMENTS_MAX, Interpreter, Workers
+    from orchestrator.runtime.shard_worker import ShardWorker
+
+    spec = parse_job({"islands": [{"node_group": "here", "count": 128}], "budget": {"steps": 10}})
+    ended: list[BaseException] = []
+    nobody: Any = None
+    context = JobContext("job", spec, tmp_path, AllowedRoots(), Epoch(1), lambda: 0.0, nobody, ended.append, nobody)
+    controller: Any = BusyController()
+    nothing: Any = Closed()
+    workers = Workers(
+        controller, ShardWorker(context, [shard], Closed()), nothing, Timers(lambda: 0.0, nobody), nothing
+    )
+    interpreter = Interpreter(context, workers, resolve=nobody, finish=nobody)
+    for number in range(128):
+        interpreter.act(f.PlaceIsland(IslandId(f"here-{number}"), Incarnation(1), NodeGroupId("here"), ""))
+    wait_until(lambda: len(controller.begun) >= PLACEMENTS_MAX)
+    assert set(controller.begun) == {f"here-{number}" for number in range(PLACEMENTS_MAX)}
+    assert PLACEMENTS_MAX < THREADS_MAX, "the controller has threads left to end processes"
+    controller.gate.set()
+    wait_until(lambda: len(controller.begun) == 128)
+    interpreter.close()
