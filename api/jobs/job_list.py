@@ -58,8 +58,7 @@ class JobList:
             rows = self._store.jobs(name=name, before=before, limit=limit + 1)
         else:
             rows = self._store.jobs(name=name, before=before, states={state, *ALIVE})
-        self._service.statuses.ask_all(rows)
-        summaries = (self._service.summary(row) for row in rows)
+        summaries = self._service.summaries(rows)
         wanted = (job for job in summaries if state is None or job.state == state)
         page = list(islice(wanted, limit))
         more = next(wanted, None) is not None

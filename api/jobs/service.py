@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any, BinaryIO, TypeVar
@@ -96,7 +96,7 @@ class Service:
         self._store = store
         self._runs_dir = runs_dir
         self._packages = packages
-        self.statuses = StatusCache(self.record, store.generation)
+        self.statuses = StatusCache(self.record, store.generations, self._summarised)
         self.outbox = Outbox(control, store, lambda row: self.statuses.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
         self.queue = Dispatcher(
@@ -180,7 +180,7 @@ class Service:
 
     def jobs(self) -> list[JobSummary]:
         """Return all jobs, newest first. A job that does not answer is shown as last known, with the reason."""
-        return [self.summary(row) for row in self._store.jobs()]
+        return list(self.summaries(self._store.jobs()))
 
     def job(self, job: str) -> Job:
         return self._answer(self._row(job))
@@ -416,26 +416,35 @@ class Service:
             job.reason = f"{job.reason} {damage}".strip() if damage not in job.reason else job.reason
         return job
 
-    def summary(self, row: JobRow) -> JobSummary:
-        """Return the summary of any row, also of a damaged one, so that listing jobs never fails.
+    def summaries(self, rows: Sequence[JobRow]) -> Iterator[JobSummary]:
+        """Yield the summary of any row, also of a damaged one, so that listing jobs never fails.
 
         A job that does not answer at once is shown as last known, with the reason.
         """
+        shown = self.statuses.listed(rows)
+        return (self._summary(row, shown.get(row.job)) for row in rows)
+
+    def _summary(self, row: JobRow, shown: StatusSnapshot | None) -> JobSummary:
         if row.summary and (summary := summary_in(row, JobSummary)):
             return summary
         if row.state == JobState.QUEUED:
             return self._outlined(row, {"queue_position": self.queue.place(row.job), "reason": self.queue.why(row.job)})
         try:
-            snapshot = self._built(row, self.statuses.listed(row) or self.statuses.recent(row, LIST_PATIENCE_S))
-            assert snapshot.answer is not None, "a snapshot has an answer"
-            snapshot.summary = snapshot.summary or summary_of(snapshot.answer)
-            return snapshot.summary
+            return self._summarised(row, shown or self.statuses.recent(row, LIST_PATIENCE_S))
         except InfrastructureError as error:
             return self._outlined(
                 row, {"silent": True, "islands_training": None, "reason": f"its state is currently unknown: {error}"}
             )
         except Exception as error:
             return summary_of(unreadable(row, error))
+
+    def _summarised(self, row: JobRow, snapshot: StatusSnapshot) -> JobSummary:
+        """Return the snapshot's summary. Raises InfrastructureError if the job's own answer is invalid."""
+        if snapshot.summary is None:
+            answer = self._built(row, snapshot).answer
+            assert answer is not None, "a snapshot has an answer"
+            snapshot.summary = summary_of(answer)
+        return snapshot.summary
 
     def _outlined(self, row: JobRow, more: dict[str, Any]) -> JobSummary:
         """Return the summary of a job without querying it or parsing its specification again."""

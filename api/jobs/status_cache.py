@@ -7,6 +7,9 @@ Many readers cost a job no more than one, even if it does not answer: the reques
 reader waits for it, the others only for a moment, and a missing answer is cached longer than an answer. A later snapshot
 never shows an earlier state: a fresh request renews what all readers see.
 
+A list shows what is cached and does not wait: two threads renew what is older than a second, job by job. Requests to twenty
+jobs at the same time, whose answers are all parsed at once, would hold up the list itself.
+
 A job's version is its entity tag, ``"GENERATION.DIGEST"``. The digest is of the answer, and changes with every snapshot of a
 training job. The generation counts the commands to the job, and only it is compared by ``If-Match``: progress is no
 conflict.
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,6 +94,7 @@ PATIENCE_S = 15.0
 ASKED_S = 3.0
 """Other readers wait until the request is this old."""
 REQUESTS_MAX = 64
+RENEWALS_MAX = 2
 JOBS_MAX = 128
 
 
@@ -132,11 +136,21 @@ class PendingRequest:
 
 
 class StatusCache:
-    """``ask`` returns a job's status record, or None if there is none; ``generation`` counts the commands to it so far."""
+    """``ask`` returns a job's status record, or None if there is none; ``generations`` counts the commands to each job so
+    far. ``build`` adds the answer and the summary to a snapshot that was renewed for lists.
+    """
 
-    def __init__(self, ask: Callable[[JobRow], JobStatus | None], generation: Callable[[str], int]) -> None:
-        self._ask = ask
-        self._generation = generation
+    def __init__(
+        self,
+        ask: Callable[[JobRow], JobStatus | None],
+        generations: Callable[[Collection[str]], Mapping[str, int]],
+        build: Callable[[JobRow, StatusSnapshot], object],
+    ) -> None:
+        self._ask, self._build = ask, build
+        self._generations = generations
+        self._renewals = BoundedThreads("renewals of jobs' statuses", RENEWALS_MAX)
+        self._due: OrderedDict[str, JobRow] = OrderedDict()
+        """What is to be renewed."""
         self._snapshots: OrderedDict[str, StatusSnapshot] = OrderedDict()
         self._changing = Lock()
         self._threads = BoundedThreads("requests to jobs", REQUESTS_MAX)
@@ -163,13 +177,41 @@ class StatusCache:
             detail = f"The synchroniser of job {row.job} has not answered for {since_s:.1f} s."
             raise InfrastructureError(detail=detail, remedy="Try again. Training continues meanwhile.") from error
 
-    def listed(self, row: JobRow) -> StatusSnapshot | None:
-        """Return the snapshot that a list may show without waiting, or None if it has to wait for one."""
-        cached = self._snapshots.get(row.job)
-        if cached is None or cached.error is not None or row.state not in ALIVE:
-            return None
-        is_recent = time.monotonic() - cached.asked_at <= LIST_STALE_MAX_S
-        return cached if is_recent and cached.generation == self._generation(row.job) else None
+    def listed(self, rows: Sequence[JobRow]) -> dict[str, StatusSnapshot]:
+        """Return the snapshots that a list may show without waiting, by job, and have those renewed that are not fresh.
+
+        The other jobs that live are queried, all at the same time: a list has to wait for them.
+        """
+        now, recent = time.monotonic(), {}
+        for row in rows:
+            cached = self._snapshots.get(row.job)
+            is_recent = cached is not None and cached.error is None and now - cached.asked_at <= LIST_STALE_MAX_S
+            if cached is not None and is_recent and row.state in ALIVE:
+                recent[row.job] = cached
+        generations = self._generations(recent) if recent else {}
+        shown = {job: cached for job, cached in recent.items() if cached.generation == generations[job]}
+        self.ask_all(row for row in rows if row.job not in shown)
+        self._renew([row for row in rows if row.job in shown and now - shown[row.job].asked_at > LIST_FRESH_S])
+        return shown
+
+    def _renew(self, rows: Sequence[JobRow]) -> None:
+        """Query these jobs soon. Returns at once."""
+        with self._changing:
+            self._due.update({row.job: row for row in rows})
+        for _ in rows[:RENEWALS_MAX]:
+            with suppress(InfrastructureError):  # all are busy, and take what is due next
+                self._renewals.begin(self._renew_due)
+
+    def _renew_due(self) -> None:
+        while True:
+            with self._changing:
+                if not self._due:
+                    return
+                _, row = self._due.popitem(last=False)
+            cached = self._snapshots.get(row.job)
+            if cached is None or time.monotonic() - cached.asked_at > LIST_FRESH_S:
+                with suppress(InfrastructureError):  # reading that job raises it
+                    self._build(row, self.fresh(row))
 
     def ask_all(self, rows: Iterable[JobRow]) -> None:
         """Query all living jobs of these at the same time, so that a reader of all waits only for the slowest."""
@@ -193,7 +235,7 @@ class StatusCache:
 
     def fresh(self, row: JobRow) -> StatusSnapshot:
         """Return a new snapshot. One without a record is not cached: the job may be about to start."""
-        asked_at, generation = time.monotonic(), self._generation(row.job)
+        asked_at, generation = time.monotonic(), self._generations([row.job])[row.job]
         try:
             snapshot = StatusSnapshot(asked_at, self._ask(row), generation)
         except InfrastructureError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Set
+from collections.abc import Collection, Set
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -249,8 +249,14 @@ class Store:
 
     def generation(self, job: str) -> int:
         """Return the number of the job's newest command, 0 before the first. It changes with every command."""
+        return self.generations([job])[job]
+
+    def generations(self, jobs: Collection[str]) -> dict[str, int]:
+        """Return the generation of each of these jobs, by one query."""
+        newest = select(CommandRow.job, func.max(CommandRow.number)).where(CommandRow.job.in_(jobs))
         with self._session() as session:
-            return session.scalar(select(func.max(CommandRow.number)).where(CommandRow.job == job)) or 0
+            numbers = dict(session.execute(newest.group_by(CommandRow.job)).tuples().all())
+        return {job: numbers.get(job) or 0 for job in jobs}
 
     def jobs_with_open_commands(self) -> list[str]:
         with self._session() as session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from types import SimpleNamespace
@@ -13,7 +14,14 @@ import pytest
 
 from api.client import Client
 from api.jobs import status_cache
-from api.jobs.status_cache import FRESH_S, LIST_FRESH_S, LIST_STALE_MAX_S, STALE_MAX_S, StatusCache
+from api.jobs.status_cache import (
+    FRESH_S,
+    LIST_FRESH_S,
+    LIST_STALE_MAX_S,
+    RENEWALS_MAX,
+    STALE_MAX_S,
+    StatusCache,
+)
 from api.storage.store import JobRow
 from orchestrator.errors import InfrastructureError
 from tests.api.installation import Installation
@@ -92,12 +100,16 @@ class Asked:
         return {"at": float(self.count)}
 
 
+def cache_of(asked: Asked, generation: Callable[[], int] = lambda: 0) -> StatusCache:
+    return StatusCache(asked, lambda jobs: dict.fromkeys(jobs, generation()), lambda *_: None)
+
+
 def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(status_cache, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(status_cache, "ASKED_S", PATIENCE_S)
     asked, row = Asked(), JobRow(job="a-1", state="running")
-    statuses = StatusCache(asked, lambda _: 0)
+    statuses = cache_of(asked)
     for asked.silent in (False, True):
         asked.count = 0
         asked.gate.clear()
@@ -115,7 +127,7 @@ def test_nobody_but_one_waits_for_a_job_that_is_slow_to_answer(monkeypatch: pyte
     monkeypatch.setattr(status_cache, "time", SimpleNamespace(monotonic=lambda: now))
     asked, row = Asked(), JobRow(job="a-1", state="running")
     asked.gate.set()
-    statuses = StatusCache(asked, lambda _: 0)
+    statuses = cache_of(asked)
     first = statuses.recent(row)
     now = FRESH_S * 1.2
     asked.gate.clear()
@@ -132,7 +144,7 @@ def test_nobody_sees_an_older_state_than_another_has_seen(monkeypatch: pytest.Mo
     monkeypatch.setattr(status_cache, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 1e6))
     asked, row = Asked(), JobRow(job="a-1", state="running")
     asked.gate.set()
-    statuses = StatusCache(asked, lambda _: 0)
+    statuses = cache_of(asked)
     first, fresh = statuses.recent(row), statuses.fresh(row)
     assert first.record != fresh.record
     assert statuses.recent(row) is fresh
@@ -143,19 +155,52 @@ def test_a_list_asks_a_job_once_a_second_and_waits_for_it_only_after_a_command(m
     monkeypatch.setattr(status_cache, "time", SimpleNamespace(monotonic=lambda: now))
     asked, row = Asked(), JobRow(job="a-1", state="running")
     asked.gate.set()
-    statuses = StatusCache(asked, lambda _: generation)
-    assert statuses.listed(row) is None
+    statuses = cache_of(asked, lambda: generation)
     first = statuses.recent(row)
     now = LIST_FRESH_S * 0.9
-    statuses.ask_all([row])
-    assert (statuses.listed(row), asked.count) == (first, 1)
+    assert (statuses.listed([row]), asked.count) == ({"a-1": first}, 1)
     asked.gate.clear()
     now = LIST_FRESH_S * 1.1
-    statuses.ask_all([row])
+    assert statuses.listed([row]) == {"a-1": first}, "the next answer is under way, and no list waits for it"
     wait_until(lambda: asked.count == 2)
-    assert statuses.listed(row) is first, "the next answer is under way, and no list waits for it"
     generation = 1
-    assert statuses.listed(row) is None, "a command has changed the job since"
+    assert not statuses.listed([row]), "a command has changed the job since"
     generation, now = 0, LIST_STALE_MAX_S * 1.1
-    assert statuses.listed(row) is None
+    assert not statuses.listed([row])
     asked.gate.set()
+
+
+def test_a_list_of_many_jobs_renews_them_a_few_at_a_time_and_counts_their_commands_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, counted, under_way, most, gate = 0.0, 0, set(), 0, threading.Event()
+    monkeypatch.setattr(status_cache, "time", SimpleNamespace(monotonic=lambda: now))
+    built: list[str] = []
+
+    def ask(row: JobRow) -> Any:
+        nonlocal most
+        under_way.add(row.job)
+        most = max(most, len(under_way))
+        gate.wait(PATIENCE_S)
+        under_way.discard(row.job)
+        return {"at": now}
+
+    def generations(jobs: Collection[str]) -> dict[str, int]:
+        nonlocal counted
+        counted += 1
+        return dict.fromkeys(jobs, 0)
+
+    statuses = StatusCache(ask, generations, lambda row, _: built.append(row.job))
+    rows = [JobRow(job=f"a-{number}", state="running") for number in range(20)]
+    gate.set()
+    before = {row.job: statuses.recent(row) for row in rows}
+    gate.clear()
+    now, counted, most = LIST_FRESH_S * 1.1, 0, 0
+    for _ in range(3):
+        assert statuses.listed(rows) == before
+    assert counted <= 3 + RENEWALS_MAX, "one query for a list, and one for each renewal that began"
+    gate.set()
+    wait_until(lambda: len(built) == 20)
+    assert 1 <= most <= RENEWALS_MAX
+    assert sorted(built) == sorted(before), "each was renewed once"
+    assert all(statuses.listed(rows)[job] is not snapshot for job, snapshot in before.items())

@@ -4,7 +4,7 @@
 have on the head: synchronisers, controllers, evaluators. Resident sizes count what processes share once for each of
 them, as `top` does; proportional ones (PSS) add up to what the machine lost.
 
-``overload`` runs one job of 128 islands, and then takes the processors from it for three minutes with processes that only
+``overload`` runs one job of 128 islands, and then takes the processors from it for two minutes with processes that only
 count. How many islands are in a merge is read from the job's tape. Source: a job of 128 islands on two cores, whose merges
 fell to one island of 128 and stayed there (docs/decisions/0217-a-merge-needs-half-of-the-islands-above-four.md).
 """
@@ -42,6 +42,8 @@ JOB_MIB_GOAL = 225.0
 """Half of the 450 MiB of a job whose synchroniser, controller and evaluator were a process each."""
 DURING_GOAL, AFTERWARDS_GOAL = 0.5, 0.9
 START_TIMEOUT_S = 1500.0
+NEARLY_ALL = 0.97
+"""On a saturated machine one is always late, or placed again."""
 READ_EVERY_S, MEMORY_EVERY_S = 0.25, 5.0
 CPUS = 0.1
 """What an island reserves, so that the default node groups have room for all."""
@@ -64,7 +66,7 @@ class Load(NamedTuple):
 
 CROWD = Crowd(int(os.environ.get("ATOLL_BENCH_JOBS", "20")), 90.0)
 SMALL_CROWD = Crowd(2, 3.0)
-LOAD = Load(int(os.environ.get("ATOLL_BENCH_ISLANDS", "128")), 60.0, 180.0, 120.0, 90.0)
+LOAD = Load(int(os.environ.get("ATOLL_BENCH_ISLANDS", "128")), 30.0, 120.0, 120.0, 60.0)
 SMALL_LOAD = Load(8, 5.0, 5.0, 5.0, 10.0)
 
 
@@ -92,7 +94,8 @@ def overload(asked: Options) -> list[Goal]:
     with service() as (client, installation):
         job = client.submit(_document(size.islands)).job
         began = time.monotonic()
-        wait(lambda: client.job(job).islands_training == size.islands, "all islands train", START_TIMEOUT_S)
+        wanted = NEARLY_ALL * size.islands
+        wait(lambda: client.job(job).islands_training >= wanted, "nearly all islands train", START_TIMEOUT_S)
         started_at = client.job(job).started_at
         assert started_at is not None
         print(f"overload   {size.islands} islands train after {time.monotonic() - began:.0f} s")
