@@ -17,6 +17,7 @@ from orchestrator.core.vocabulary import (
     FragmentId,
     Incarnation,
     IslandId,
+    NodeGroupId,
     PayloadId,
     ReleaseReason,
     Version,
@@ -129,10 +130,12 @@ def test_islands_beyond_what_the_controller_works_on_wait_where_no_deadline_runs
     context = JobContext("job", spec, tmp_path, AllowedRoots(), Epoch(1), lambda: 0.0, nobody, ended.append, nobody)
     controller: Any = BusyController()
     nothing: Any = Closed()
-    workers = Workers(controller, ShardWorker(context, shard, Closed()), nothing, Timers(lambda: 0.0, nobody), nothing)
+    workers = Workers(
+        controller, ShardWorker(context, [shard], Closed()), nothing, Timers(lambda: 0.0, nobody), nothing
+    )
     interpreter = Interpreter(context, workers, resolve=nobody, finish=nobody)
     for number in range(128):
-        interpreter.act(f.PlaceIsland(IslandId(f"here-{number}"), Incarnation(1)))
+        interpreter.act(f.PlaceIsland(IslandId(f"here-{number}"), Incarnation(1), NodeGroupId("here"), ""))
     wait_until(lambda: len(controller.begun) >= PLACEMENTS_MAX)
     assert set(controller.begun) == {f"here-{number}" for number in range(PLACEMENTS_MAX)}
     assert PLACEMENTS_MAX < THREADS_MAX, "the controller has threads left to end processes"
