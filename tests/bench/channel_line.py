@@ -79,7 +79,7 @@ class _Process:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
         arguments = (f"/run/netns/{regions.space(name)}", work, there)
-        self._process = context.Process(target=_enter, args=arguments, daemon=True)
+        self._process = context.Process(target=enter, args=arguments, daemon=True)
         self._process.start()
 
     def end(self) -> None:
@@ -87,7 +87,8 @@ class _Process:
         self._process.join()
 
 
-def _enter(space: str, work: Callable[[Connection], None], pipe: Connection) -> None:
+def enter(space: str, work: Callable[[Any], None], pipe: Any) -> None:
+    """Do the work in this network namespace."""
     descriptor = os.open(space, os.O_RDONLY)
     if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), space)
