@@ -361,14 +361,14 @@ def restore(files: Files, store: ObjectStore, disk: Disk, folder: Path, readers:
     read = 0
     for path, extents in sorted(files.files.items()):
         target = folder / path
-        size, kept = disk.files(target.parent).get(target.name), 0
+        size, size_here = disk.files(target.parent).get(target.name), 0
         missing = list(extents)
-        while missing and size is not None and _is_there(disk, target, kept, missing[0]):
-            kept += length_of(missing.pop(0))
+        while missing and size is not None and _is_there(disk, target, size_here, missing[0]):
+            size_here += length_of(missing.pop(0))
         if size is None:
             disk.append(target, [b""])
-        elif size > kept:
-            disk.truncate(target, kept)
+        elif size > size_here:
+            disk.truncate(target, size_here)
         contents = _in_order(missing, store, readers)
         for content in contents:
             disk.append(target, [content])
