@@ -38,6 +38,7 @@ from orchestrator.core.effects import Effect, FlushIsland, StartTraining
 from orchestrator.core.fragment_life import publish_newer
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.island_record import Island
+from orchestrator.core.messages import HeldVersion, IslandHoldings
 from orchestrator.core.saving import JobSalvaged, LostVersion, SurvivingIsland
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
@@ -53,68 +54,6 @@ from orchestrator.core.vocabulary import (
     offer_number,
     offer_of_number,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class MergedWork:
-    """The latest offer of an incarnation that a version contains (``vocabulary.offer_number``)."""
-
-    island: IslandId
-    incarnation: Incarnation
-    merged_offer: int
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """The synchroniser's facts about a version, told to each island that it sends the version to.
-
-    ``step`` is the logical step of its merge. ``merged`` are the offers in it of every island that ever gave work.
-    """
-
-    fragment: FragmentId
-    version: Version
-    digest: str
-    step: int
-    merged: tuple[MergedWork, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldVersion:
-    """The version of a fragment of Θ that an island holds. ``digest`` is that of its bytes.
-
-    ``announced`` is None if the version came to the island otherwise, in a state from a peer or from a checkpoint.
-    """
-
-    fragment: FragmentId
-    version: Version
-    digest: str
-    announced: Announcement | None
-
-
-@dataclass(frozen=True, slots=True)
-class IslandHoldings:
-    """The answer of an island that trains: what it holds of Θ, and the state of its own work at one boundary.
-
-    ``versions[p]`` is the version that fragment p of its parameters is based on, and ``kept_tokens[p]`` its work since that
-    is in no version it knows of. ``expected`` are announcements of versions whose bytes had not arrived.
-    ``job_tokens`` is how many tokens the job had trained, as far as the island heard.
-    """
-
-    island: IslandId
-    incarnation: Incarnation
-    held: tuple[HeldVersion, ...]
-    versions: tuple[Version, ...]
-    step: int
-    steps_total: int
-    tokens_total: int
-    stepping_seconds: float
-    kept_tokens: tuple[int, ...]
-    job_tokens: int = 0
-    expected: tuple[Announcement, ...] = ()
-
-    @property
-    def life(self) -> Life:
-        return (self.island, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,13 @@ def open_job(
         lambda: live.driver.count,
         tape_sync.durable_count if mirror is not None else lambda: sys.maxsize,
     )
-    interpreter = Interpreter(context, workers, resolve=commands.resolve, finish=lambda effect: live.finish(effect))
+    interpreter = Interpreter(
+        context,
+        workers,
+        resolve=commands.resolve,
+        finish=lambda effect: live.finish(effect),
+        announced=state.announcement,
+    )
     live = LiveJob(
         context=context,
         policy=policy,

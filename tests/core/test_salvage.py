@@ -18,8 +18,8 @@ from orchestrator.core.effects import (
     RefuseContribution,
     StartTraining,
 )
-from orchestrator.core.messages import Adopted
-from orchestrator.core.salvage import Announcement, HeldVersion, IslandHoldings, MergedWork, choose, survivors
+from orchestrator.core.messages import Adopted, Announcement, HeldVersion, IslandHoldings, MergedWork
+from orchestrator.core.salvage import choose, survivors
 from orchestrator.core.vocabulary import (
     AllOffers,
     FragmentId,
