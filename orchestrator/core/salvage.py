@@ -215,7 +215,7 @@ def salvaged(state: JobState, event: JobSalvaged) -> list[Effect]:
         island = state.islands[one.island]
         before = Incarnation(one.incarnation - 1)
         state.islands[one.island] = replace(island, incarnations_lost=before, step=one.step, survivor=one)
-    state.checkpoints = replace(state.checkpoints, begun_at=state.global_version)
+    state.checkpoints = replace(state.checkpoints, count=event.checkpoints_before, begun_at=state.global_version)
     return []
 
 

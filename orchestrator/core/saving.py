@@ -139,7 +139,8 @@ class JobSalvaged:
     Fragment p stands at ``versions[p]``, made at ``steps[p]``, and its bytes have ``digests[p]``. ``continued_from`` names
     the epoch whose tape is lost. ``lost`` are versions that islands had heard of. ``momentum`` says where momentum comes
     from. ``tokens_trained`` is what the job had trained, as far as the islands knew. ``doubted`` says why islands that
-    answered are placed again, and ``last_incarnations`` which incarnations there have been.
+    answered are placed again, and ``last_incarnations`` which incarnations there have been. The next checkpoint has the
+    number after ``checkpoints_before``.
     """
 
     at: Instant
@@ -153,6 +154,7 @@ class JobSalvaged:
     tokens_trained: int
     islands: tuple[SurvivingIsland, ...]
     last_incarnations: tuple[Life, ...]
+    checkpoints_before: int
     doubted: tuple[str, ...]
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -54,6 +55,7 @@ from orchestrator.system.run_folder import (
     JOURNAL,
     PARAMETERS,
     REPORT,
+    SALVAGING,
     SEALED,
     SNAPSHOT,
     STATUS,
@@ -113,6 +115,7 @@ class JobFiles:
     outer: OuterState | None = None
     merges: tuple[Facts, ...] = ()
     first_events: tuple[Undated, ...] = ()
+    salvaged_as: Epoch | None = None
 
     @property
     def started(self) -> bool:
@@ -122,6 +125,8 @@ class JobFiles:
     @property
     def epoch(self) -> Epoch:
         """The epoch of the synchroniser that holds these files."""
+        if self.salvaged_as is not None:
+            return self.salvaged_as
         return self.core.state.epoch if self.past is None else self.past.next_epoch
 
 
@@ -225,6 +230,35 @@ def open_files(
     except Exception:
         tape.let_go()
         raise
+
+
+def lacks_a_past(run_dir: Path, disk: Disk | None = None) -> bool:
+    """Return whether the folder has nothing that a job could continue from: it is new, lost, or a salvage did not end.
+
+    Raises DataError if files of an earlier run exist without a tape.
+    """
+    disk = disk or LocalDisk()
+    if (run_dir / SALVAGING).exists():
+        return True
+    if _has_begun(run_dir / TAPE, disk):
+        return False
+    _refuse_a_past(run_dir, disk)
+    return True
+
+
+def begin_salvage(run_dir: Path, disk: Disk | None = None) -> None:
+    """Mark the folder durably, then remove what an earlier salvage left, which islands never heard of."""
+    disk = disk or LocalDisk()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    disk.replace(run_dir / SALVAGING, b"")
+    for name in (TAPE, SNAPSHOT):
+        disk.remove(run_dir / name)
+    shutil.rmtree(run_dir / SEALED, ignore_errors=True)
+
+
+def end_salvage(run_dir: Path, disk: Disk | None = None) -> None:
+    """Remove the mark: tape and journal have Θ by now."""
+    (disk or LocalDisk()).remove(run_dir / SALVAGING)
 
 
 def uptime() -> float:

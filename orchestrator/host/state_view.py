@@ -72,6 +72,12 @@ class StateView:
             return self._core.state.phase
 
     @property
+    def seeded(self) -> bool:
+        """Whether there is Θ."""
+        with self._lock:
+            return self._core.state.seeded
+
+    @property
     def outcome(self) -> JobOutcome | None:
         with self._lock:
             return self._core.state.outcome

@@ -32,9 +32,11 @@ from orchestrator.host.job_files import JobFiles, MergeJournal, mirror, open_fil
 from orchestrator.host.last_known import last_known
 from orchestrator.host.retry import Retrier
 from orchestrator.host.state_view import StateView
-from orchestrator.runtime import cluster, controllers
+from orchestrator.runtime import cluster, controllers, salvaging
 from orchestrator.runtime.controller import Controller
+from orchestrator.runtime.controllers import JobController
 from orchestrator.runtime.interpreter import Interpreter
+from orchestrator.runtime.salvaging import Survey
 from orchestrator.runtime.settings import synchroniser_name
 from orchestrator.runtime.supervision import Helper
 from orchestrator.specification.config import JobSpec
@@ -182,6 +184,23 @@ def files_of(
         except Exception as error:
             crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
             raise
+
+
+def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> Survey | None:
+    """Return what the job's islands hold, if its files are lost. A job that nobody can continue ends here, as failed."""
+    try:
+        return salvaging.survey(job, run_dir)
+    except Exception as error:
+        crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
+        raise
+
+
+def introduced(
+    controller: JobController, regions: Mapping[str, str], cordoned: Mapping[str, str], *, had_theta: bool
+) -> JobController:
+    """Tell the controller what another synchroniser would need, without waiting for an answer."""
+    controller.call(Controller.note_synchroniser, dict(regions), dict(cordoned), had_theta)
+    return controller
 
 
 def left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> JobStatus:

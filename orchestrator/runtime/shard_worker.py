@@ -190,6 +190,10 @@ class ShardWorker:
         """Begin with Θ and momentum of a checkpoint; ``OuterStateSeeded`` follows."""
         self._pool.submit_alone(lambda: self._context.guarded(lambda: self.patiently(lambda: self._resume(resumption))))
 
+    def take_over(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> None:
+        """Begin with Θ as the islands of a lost synchroniser hold it; ``OuterStateSeeded`` follows."""
+        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._take_over(outer, steps)))
+
     def recover(self, files: JobFiles) -> None:
         """Continue from Θ as the journal has it. Raises DataError unless it is cut as this build cuts it."""
         recovered = [(shard, shard.recover(files)) for shard in self._shards]
@@ -334,6 +338,14 @@ class ShardWorker:
             outlines.append((shapes(state.parameters), state.roles))
             owners[p].give(FragmentId(p), state, manifest.fragments[p].step)
         _require_own(outlines)
+        self._begin()
+
+    def _take_over(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> None:
+        states = {p: outer.state(p) for p in outer.fragments}
+        _require_own([(shapes(state.parameters), state.roles) for state in states.values()])
+        sizes = [sum(array.nbytes for array in state.parameters.values()) for state in states.values()]
+        for shard, (p, state) in zip(self._dealt(sizes), states.items(), strict=True):
+            shard.give(p, state, steps[p])
         self._begin()
 
     def _dealt(self, sizes: Sequence[int]) -> list[Shard]:

@@ -7,7 +7,8 @@
 This is the live driver of the core, whose contract is ``orchestrator.core``: one order of events, stamped on entry, and
 nothing done before it is on the tape. Also responsible for the job's files at its end, and for ending all of its actors.
 The actor outlives whatever started it. If its process dies, Ray makes it again with the same arguments, and it continues
-from its files while islands train on. A bug of ours ends the job loudly: ``status.json`` says so, and ``crash.txt`` tells
+from its files while islands train on. If its machine is gone with these files, it continues on another one from what its
+islands hold (``salvaging``). A bug of ours ends the job loudly: ``status.json`` says so, and ``crash.txt`` tells
 the story.
 """
 
@@ -18,9 +19,10 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.accounting import report
@@ -54,7 +56,7 @@ from orchestrator.core.vocabulary import (
     NodeGroupId,
 )
 from orchestrator.errors import Conflict, DataError, Fenced, NotFound, in_words
-from orchestrator.host import records
+from orchestrator.host import job_files, records
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import EventQueue, JobContext, Timers
 from orchestrator.host.job_files import JobFiles
@@ -73,13 +75,14 @@ from orchestrator.host.retry import (
 from orchestrator.host.state_view import StateView
 from orchestrator.parameters.outer_state import OuterStep
 from orchestrator.parameters.shard import ParameterShard
-from orchestrator.runtime import cluster, faults, restart
+from orchestrator.runtime import cluster, faults, restart, salvaging
 from orchestrator.runtime.carried_parts import SavedWindows
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter, Workers
 from orchestrator.runtime.remote_shard import RemoteShard, ShardProcesses
+from orchestrator.runtime.salvaging import Survey
 from orchestrator.runtime.shard_worker import JobChannel, LocalShard, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.simulation.advice import advice
@@ -116,7 +119,7 @@ class SynchroniserActor:
         roots: AllowedRoots,
         store: str | None = None,
     ) -> None:
-        self._live = open_job(job, spec, regions, Path(run_dir), roots, store)
+        self._live = open_job(job, spec, regions, Path(run_dir), roots, store, cordoned)
         self._live.start(cordoned)
 
     def ready(self) -> bool:
@@ -145,6 +148,7 @@ def open_job(
     run_dir: Path,
     roots: AllowedRoots,
     store: str | None = None,
+    cordoned: Mapping[str, str] = MappingProxyType({}),
 ) -> LiveJob:
     """Open or recover the job's files, and connect the parts of its process. No event is handed over yet.
 
@@ -161,6 +165,8 @@ def open_job(
     if mirror is not None:
         for name in (SPECIFICATION, RESUMED):
             mirror.keep(run_dir / name)
+    # a mirrored job has all of its past in the store
+    survey = restart.survey_of(job, spec, policy, run_dir) if mirror is None else None
     shards = None
     if spec.synchroniser.shards > 1:
         try:
@@ -170,6 +176,7 @@ def open_job(
             raise
     journals = shards.journals if shards is not None else None
     files = restart.files_of(job, spec, policy, run_dir, (Goodput(policy), Statistics(policy)), disk, journals)
+    files = files if survey is None else replace(files, salvaged_as=survey.epoch)
     past, state = files.past, StateView(files.core)
     started_at, now = restart.clock(files, run_dir)
     retrier, tape_sync = tape_sync_of(spec, files.tape)
@@ -183,7 +190,9 @@ def open_job(
     controller: Helper[Controller] = supervisor.add(
         Helper(
             "controller",
-            lambda: controller_of(job, spec, str(run_dir), roots),
+            lambda: restart.introduced(
+                controller_of(job, spec, str(run_dir), roots), regions, cordoned, had_theta=state.seeded
+            ),
             on_made=lambda: restart.introduce(state, interpreter, controller),
             ask=Controller.helpers,
         )
@@ -246,6 +255,8 @@ def open_job(
         chaos=faults.Chaos(controller, interpreter, queue.post, commands.resolve, state.incarnation_of),
         saved=SavedWindows(resumption, roots, shard.channel.endpoint),
         mirror=mirror,
+        survey=survey,
+        restart_facts=(dict(regions), dict(cordoned)),
     )
     return live
 
@@ -338,6 +349,8 @@ class LiveJob:
     chaos: faults.Chaos
     saved: SavedWindows
     mirror: MirroredDisk | None
+    survey: Survey | None = None
+    restart_facts: tuple[dict[str, str], dict[str, str]] = ({}, {})
     noticed: set[Life] = field(default_factory=set)
     last_status: JobStatus = field(init=False)
 
@@ -347,10 +360,15 @@ class LiveJob:
         if self.state.phase is JobPhase.FINISHED:
             threading.Thread(target=self.finish, name="pump", daemon=True).start()
             return
+        if self.survey is not None:
+            work = partial(self.context.guarded, self._salvage, self.survey, cordoned)
+            threading.Thread(target=work, name="salvage", daemon=True).start()
+            threading.Thread(target=self._pump, name="pump", daemon=True).start()
+            return
         for make in self.files.first_events:
             self.context.post(make)
         if not self.files.started:
-            self._begin(cordoned)
+            self._begin(cordoned, self.context.spec.wanted_counts())
         shard, evaluation = self.workers.shard, self.workers.evaluation
         if self.files.merges:
             shard.recover(self.files)
@@ -362,13 +380,27 @@ class LiveJob:
         self.supervisor.begin()
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
 
-    def _begin(self, cordoned: Mapping[str, str]) -> None:
-        if (resumption := self.resumption) is not None:
+    def _salvage(self, survey: Survey, cordoned: Mapping[str, str]) -> None:
+        """Pull Θ from the islands that hold it, and begin the tape with that. Islands that do not go on are ended."""
+        shard, evaluation = self.workers.shard, self.workers.evaluation
+        outline = evaluation.outline().result()
+        taken = salvaging.salvage(survey, self.context, self.policy, shard.channel, outline)
+        self.context.post(lambda at: replace(taken.event, at=at))
+        self._begin(cordoned, salvaging.wanted_counts(self.context.spec, sorted(taken.survivors)))
+        shard.take_over(taken.outer, taken.steps)
+        for life in survey.lives:
+            if life not in taken.survivors:
+                self.interpreter.end(*life)
+        evaluation.measure_unigram()
+        self.supervisor.begin()
+
+    def _begin(self, cordoned: Mapping[str, str], wanted_counts: Mapping[NodeGroupId, int]) -> None:
+        if (resumption := self.resumption) is not None and self.survey is None:
             names = frozenset(plan.island for plan in self.policy.islands)
             self.context.post(lambda at: resumption.event(at, names))
         for group, caller in sorted(cordoned.items()):
             self._submit(CommandId(f"cordon-{group}-before-the-start"), caller, Cordon(NodeGroupId(group)))
-        for node_group, count in self.context.spec.wanted_counts().items():
+        for node_group, count in wanted_counts.items():
             command = CommandId(f"scale-{node_group}-at-the-start")
             self._submit(command, "the specification", Scale(NodeGroupId(node_group), count))
         self.context.post(events.JobStarted)
@@ -504,10 +536,19 @@ class LiveJob:
             self.state.check()
             self.goodput.check()
             self.snapshots.consider(self.driver, event.at)
+        if isinstance(event, events.OuterStateSeeded):
+            self._note_theta()
         faults.kill_own_process(event)
         if isinstance(event, events.ConnectionLost) and event.dead:
             self.interpreter.forget(event.island, event.incarnation)
         return decided
+
+    def _note_theta(self) -> None:
+        """Have the controller, which outlives this machine, know that the job has Θ. A salvage is over by now."""
+        self.workers.controller.call(Controller.note_synchroniser, *self.restart_facts, True)
+        if self.survey is not None:
+            self.retrier.until_done(TAPE_REFUSES, self.files.tape.sync)
+            job_files.end_salvage(self.context.run_dir)
 
     def _close(self) -> None:
         self.supervisor.close()

@@ -206,6 +206,7 @@ SALVAGED = saving.JobSalvaged(
         (IslandId("b"), Incarnation(3)),
         (IslandId("c"), Incarnation(2)),
     ),
+    checkpoints_before=7,
     doubted=("c: its copy is damaged",),
 )
 
@@ -221,6 +222,7 @@ def test_survivors_are_placed_as_they_are_and_the_others_as_their_next_incarnati
     assert placing == [("a", 1), ("b", 3), ("c", 3)]
     assert story.core.state.epoch == 3
     assert [(r.version, r.step) for r in story.core.state.rounds] == [(5, 38), (4, 36)]
+    assert story.core.state.checkpoints.count == 7, "no checkpoint of the lost tape is written over"
 
 
 def test_a_survivor_that_is_found_trains_at_once_and_gets_what_it_lacks() -> None:
