@@ -115,7 +115,6 @@ class JobFiles:
     outer: OuterState | None = None
     merges: tuple[Facts, ...] = ()
     first_events: tuple[Undated, ...] = ()
-    salvaged_as: Epoch | None = None
 
     @property
     def started(self) -> bool:
@@ -125,8 +124,6 @@ class JobFiles:
     @property
     def epoch(self) -> Epoch:
         """The epoch of the synchroniser that holds these files."""
-        if self.salvaged_as is not None:
-            return self.salvaged_as
         return self.core.state.epoch if self.past is None else self.past.next_epoch
 
 
@@ -180,8 +177,9 @@ def open_files(
     folds: Sequence[Fold] = (),
     disk: Disk | None = None,
     journal_of_shards: MergeJournal | None = None,
+    epoch: Epoch = Epoch(1),
 ) -> JobFiles:
-    """Create the job's files, or recover from them. If a usable snapshot exists, its folds replace ``folds``.
+    """Create the job's files, which begin in ``epoch``, or recover from them. A usable snapshot's folds replace ``folds``.
 
     ``journal_of_shards`` takes the place of the run folder's own journal.
 
@@ -194,11 +192,12 @@ def open_files(
         disk.remove(path)
         disk.remove(snapshot_path)
         _note_boot(run_dir, disk)
-        tape = TapeWriter(path, Header(job, policy, started_at), disk)
+        fresh = Header(job, policy, started_at, epoch)
+        tape = TapeWriter(path, fresh, disk)
         tape.sync()  # before the job is announced: a header that is damaged later is no torn one
         journal = journal_of_shards or _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
-        return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Pending())
+        return JobFiles(tape, journal, fresh, Synchroniser(policy, epoch), tuple(folds), Pending())
     on_disk = _snapshot(snapshot_path, disk)
     snapshot = on_disk if on_disk is not None and _fits(on_disk, policy, folds) else None
     tape, written = TapeWriter.reopen(path, disk, snapshot.mark if snapshot else None)

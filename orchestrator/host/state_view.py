@@ -95,8 +95,8 @@ class StateView:
         with self._lock:
             return self._core.state.islands[island].incarnation
 
-    def announcement(self, fragment: FragmentId, version: Version, digest: str) -> Announcement | None:
-        """Return what islands are told of the fragment's present version; None if another one is present by now."""
+    def announcement(self, fragment: FragmentId, version: Version) -> Announcement | None:
+        """Return what islands are told of the fragment's present version, but for its digest; None if another is present."""
         with self._lock:
             current, islands = self._core.state.rounds[fragment], self._core.state.islands.values()
             if current.version != version:
@@ -106,7 +106,7 @@ class StateView:
                 for i in islands
                 if fragment in i.current.merged_offer
             ]
-            return Announcement(fragment, version, digest, current.step, tuple(merged))
+            return Announcement(fragment, version, "", current.step, tuple(merged))
 
     def step_counts(self) -> dict[IslandId, int]:
         """Return how many steps each island has trained, those of its earlier incarnations included."""

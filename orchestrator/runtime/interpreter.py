@@ -27,7 +27,6 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandI
 from orchestrator.errors import first_line, in_words
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext, Timers
-from orchestrator.parameters.holding import EVERYTHING
 from orchestrator.runtime import cluster
 from orchestrator.runtime.carried_parts import PartCollector, PartSource
 from orchestrator.runtime.controller import Controller
@@ -67,7 +66,7 @@ class Workers:
 class Interpreter:
     """Hands each effect to the part that carries it out. ``finish`` and ``resolve`` are called in the pump's own thread.
 
-    ``announced`` makes the announcement of a fragment's version from its digest.
+    ``announced`` makes the announcement of a fragment's version, but for its digest.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Interpreter:
         *,
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
-        announced: Callable[[FragmentId, Version, str], Announcement | None],
+        announced: Callable[[FragmentId, Version], Announcement | None],
     ) -> None:
         self._announced = announced
         self._context, self._post = context, context.post
@@ -112,7 +111,7 @@ class Interpreter:
         published = self._shard.published(effect.fragment)
         if published.version != effect.version:
             return  # a newer one is there, and so is, or soon will be, its own publication
-        announcement = self._announced(effect.fragment, effect.version, published.digest_of(EVERYTHING))
+        announcement = self._announced(effect.fragment, effect.version)
         for to in effect.recipients:
             if (connection := self._connection(to.island, to.incarnation)) is not None:
                 delivery = Delivery(published, effect.step, to.merged_offer, effect.fix, announcement)

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
@@ -373,8 +373,10 @@ class ParameterLink:
     def _call(self, one: Consignment) -> ray.ObjectRef[int]:
         delivery = one.delivery
         announcement, actor = delivery.announcement, self._ranks[one.rank]
-        if announcement is not None and one.rank == 0 and actor.has(IslandInterface.announce):
-            actor.call(IslandInterface.announce, self._epoch, announcement)  # nobody waits: it only serves a salvage
+        is_whole = one.rank == 0 and not one.holding.parts
+        if announcement is not None and is_whole and actor.has(IslandInterface.announce):
+            # nobody waits for the answer: it only serves a salvage
+            actor.call(IslandInterface.announce, self._epoch, replace(announcement, digest=one.digest))
         return self._ranks[one.rank].call(
             IslandInterface.deliver,
             self._epoch,

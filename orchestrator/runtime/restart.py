@@ -24,7 +24,7 @@ from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.core import events as e
 from orchestrator.core.commands import island_of, kind_of
 from orchestrator.core.island_record import WITH_PROCESS, Island
-from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
+from orchestrator.core.vocabulary import Epoch, Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line, in_words, origin
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
@@ -166,6 +166,7 @@ def files_of(
     folds: Sequence[Fold],
     disk: Disk,
     journal_of_shards: MergeJournal | None = None,
+    epoch: Epoch = Epoch(1),
 ) -> JobFiles:
     """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.
 
@@ -174,7 +175,7 @@ def files_of(
     give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
     while True:
         try:
-            return open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards)
+            return open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch)
         except InfrastructureError:  # a writer that is ending, or one that lives: then this one has no business here
             if time.monotonic() > give_up_at:
                 raise

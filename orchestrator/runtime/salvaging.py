@@ -53,11 +53,13 @@ from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_here
 from orchestrator.runtime.shard_worker import JobChannel
 from orchestrator.specification.config import JobSpec
+from orchestrator.system.ports import Reach, reach
 
 log = logging.getLogger(__name__)
 CONTROLLER_S = 15.0
-ANSWER_S = 2.5
-"""An island that does not say within this which epoch it follows is placed again. A busy one answers within it."""
+ANSWER_S, BUSY_S = 2.0, 8.0
+"""How long islands have to say which epoch they follow: the first, and the second in addition if their machines answer.
+Merges wait meanwhile, and nothing else does."""
 DIGESTS_S = 60.0
 """The digests of all that an island holds may take as long: some gigabytes a second."""
 PATIENCE_S = 120.0
@@ -89,7 +91,8 @@ class Salvage:
 def survey(job: str, run_dir: Path) -> Survey | None:
     """Ask the job's islands what they hold, if the run folder has nothing to continue from but the job has a past.
 
-    Returns None for a job that begins, and for one with files of its own. Raises DataError if the job had Θ and no island
+    Returns None for a job that begins, and for one with files of its own. A survey without answers is that of a job that
+    begins again, because its first synchroniser was lost before there was Θ. Raises DataError if the job had Θ and no island
     answers for ``PATIENCE_S``.
     """
     if not job_files.lacks_a_past(run_dir):
@@ -114,7 +117,7 @@ def survey(job: str, run_dir: Path) -> Survey | None:
             )
             return result
         if not had_theta:
-            return None
+            return result  # it begins anew, in an epoch in which its islands say again that they are ready
         if time.monotonic() - began > PATIENCE_S:
             raise DataError(
                 detail=f"The files of job {job} are lost with the machine of its synchroniser, and no island that holds "
@@ -137,8 +140,16 @@ def _survey(names: Mapping[Life, str]) -> Survey | None:
     return Survey(epoch, tuple(answers), tuple(sorted(names)), actors)
 
 
+def _is_busy(actor: ActorHandle[IslandInterface], call: ray.ObjectRef[Answer]) -> bool:
+    """Return whether the call has no answer yet although the process's machine takes connections."""
+    if ray.wait([call], timeout=0)[0]:
+        return False
+    address = cluster.address_of(actor)
+    return address is not None and reach(*address) is Reach.TAKEN
+
+
 def _answered(calls: Mapping[Life, ray.ObjectRef[Answer]], within_s: float) -> dict[Life, Answer]:
-    """Return the answers that come in time. The others are waited for no longer than that after the first."""
+    """Return the answers that come in time."""
     answers: dict[Life, Answer] = {}
     ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=within_s) if calls else ([], [])
     for life, call in calls.items():

@@ -46,6 +46,7 @@ from orchestrator.core.faults import Fault, IslandFault
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
     CommandId,
+    Epoch,
     Incarnation,
     Instant,
     IslandId,
@@ -174,9 +175,9 @@ def open_job(
         except DataError as error:
             restart.crash(job, run_dir, error, (), partial(restart.left, job, spec, policy, run_dir))
             raise
-    journals = shards.journals if shards is not None else None
-    files = restart.files_of(job, spec, policy, run_dir, (Goodput(policy), Statistics(policy)), disk, journals)
-    files = files if survey is None else replace(files, salvaged_as=survey.epoch)
+    journals, epoch = shards.journals if shards is not None else None, Epoch(1) if survey is None else survey.epoch
+    folds = (Goodput(policy), Statistics(policy))
+    files = restart.files_of(job, spec, policy, run_dir, folds, disk, journals, epoch)
     past, state = files.past, StateView(files.core)
     started_at, now = restart.clock(files, run_dir)
     retrier, tape_sync = tape_sync_of(spec, files.tape)
@@ -255,7 +256,7 @@ def open_job(
         chaos=faults.Chaos(controller, interpreter, queue.post, commands.resolve, state.incarnation_of),
         saved=SavedWindows(resumption, roots, shard.channel.endpoint),
         mirror=mirror,
-        survey=survey,
+        survey=survey if survey is not None and survey.answers else None,
         restart_facts=(dict(regions), dict(cordoned)),
     )
     return live
