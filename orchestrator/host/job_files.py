@@ -241,7 +241,7 @@ def lacks_a_past(run_dir: Path, disk: Disk | None = None) -> bool:
         return True
     if _has_begun(run_dir / TAPE, disk):
         return False
-    _refuse_a_past(run_dir, disk)
+    _refuse_a_past(run_dir, disk, None)
     return True
 
 
@@ -252,7 +252,8 @@ def begin_salvage(run_dir: Path, disk: Disk | None = None) -> None:
     disk.replace(run_dir / SALVAGING, b"")
     for name in (TAPE, SNAPSHOT):
         disk.remove(run_dir / name)
-    shutil.rmtree(run_dir / SEALED, ignore_errors=True)
+    for folder in (SEALED, JOURNAL):
+        shutil.rmtree(run_dir / folder, ignore_errors=True)
 
 
 def end_salvage(run_dir: Path, disk: Disk | None = None) -> None:

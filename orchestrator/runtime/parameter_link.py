@@ -373,8 +373,7 @@ class ParameterLink:
     def _call(self, one: Consignment) -> ray.ObjectRef[int]:
         delivery = one.delivery
         announcement, actor = delivery.announcement, self._ranks[one.rank]
-        is_whole = one.rank == 0 and not one.holding.parts
-        if announcement is not None and is_whole and actor.has(IslandInterface.announce):
+        if announcement is not None and len(self._ranks) == 1 and actor.has(IslandInterface.announce):
             # nobody waits for the answer: it only serves a salvage
             actor.call(IslandInterface.announce, self._epoch, replace(announcement, digest=one.digest))
         return self._ranks[one.rank].call(
