@@ -107,8 +107,9 @@ def first(job: Job, kind: type) -> events.Event | None:
 
 
 def merges(job: Job, version: int) -> bool:
-    """Return whether the job has reached this global version."""
-    return bool(job.status()["view"]["global_version"] >= version)
+    """Return whether the job has reached this global version, and all of its islands train."""
+    view = job.status()["view"]
+    return view["global_version"] >= version and all(one["state"] == "training" for one in view["islands"])
 
 
 def assert_continued(job: Job, loss: Loss) -> None:
