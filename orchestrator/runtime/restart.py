@@ -21,6 +21,7 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.checkpoints.resumption import Resumption, begun
+from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import island_of, kind_of
 from orchestrator.core.island_record import WITH_PROCESS, Island
@@ -236,6 +237,45 @@ def commands(past: Recovered) -> dict[str, CommandStatus]:
 def pending_command(kind: str, island: str | None, caller: str, at: Instant) -> CommandStatus:
     """Return a command that has no answer yet."""
     return CommandStatus(kind=kind, island=island, caller=caller, at=at, accepted=None, detail="")
+
+
+class CommandTable:
+    """The commands that this job was given, each with its outcome once there is one, as ``status`` shows them.
+
+    An outcome is shown once its record is durable: ``count`` is that of the last record, ``durable_count`` that of the last
+    durable one.
+    """
+
+    def __init__(
+        self,
+        state: StateView,
+        statuses: dict[str, CommandStatus],
+        count: Callable[[], int],
+        durable_count: Callable[[], int],
+    ) -> None:
+        self._state, self._statuses = state, statuses
+        self._count, self._durable_count = count, durable_count
+        self._unsafe: dict[str, tuple[int, CommandStatus]] = {}
+        """Commands as they were before the record with this number gave them an outcome."""
+
+    def add(self, command: str, status: CommandStatus) -> bool:
+        """Note the command. Returns whether it is new."""
+        with self._state.unchanged():
+            return self._statuses.setdefault(command, status) is status
+
+    def resolve(self, effect: f.ResolveCommand) -> None:
+        """Note the outcome of a command."""
+        with self._state.unchanged():
+            if (status := self._statuses.get(effect.command)) is not None:
+                self._unsafe[effect.command] = (self._count(), status)
+                self._statuses[effect.command] = status.resolved(effect.accepted, effect.detail)
+
+    def statuses(self) -> dict[str, CommandStatus]:
+        """Return a copy of all of them, by their ids."""
+        with self._state.unchanged():
+            durable = self._durable_count()
+            self._unsafe = {name: unsafe for name, unsafe in self._unsafe.items() if unsafe[0] > durable}
+            return {**self._statuses, **{name: before for name, (_, before) in self._unsafe.items()}}
 
 
 def reconnect(

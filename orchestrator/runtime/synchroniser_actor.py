@@ -88,7 +88,7 @@ from orchestrator.runtime.shard_worker import JobChannel, LocalShard, ShardWorke
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec
-from orchestrator.status import CommandStatus, CoreStatus, FragmentNorms, JobStatus, LinesStatus, StatusDocument
+from orchestrator.status import CoreStatus, FragmentNorms, JobStatus, LinesStatus, StatusDocument
 from orchestrator.status import Helper as HelperStatus
 from orchestrator.system import logbook
 from orchestrator.system.mirror import MirroredDisk
@@ -222,7 +222,7 @@ def open_job(
             sync_tape,
         ),
     )
-    commands = CommandTable(
+    commands = restart.CommandTable(
         state,
         restart.commands(past) if past is not None else {},
         lambda: live.driver.count,
@@ -284,45 +284,6 @@ def _several_shards(
     return ShardWorker(context, remote, channel, cluster.node_memory, sync_tape)
 
 
-class CommandTable:
-    """The commands that this job was given, each with its outcome once there is one, as ``status`` shows them.
-
-    An outcome is shown once its record is durable: ``count`` is that of the last record, ``durable_count`` that of the last
-    durable one.
-    """
-
-    def __init__(
-        self,
-        state: StateView,
-        statuses: dict[str, CommandStatus],
-        count: Callable[[], int],
-        durable_count: Callable[[], int],
-    ) -> None:
-        self._state, self._statuses = state, statuses
-        self._count, self._durable_count = count, durable_count
-        self._unsafe: dict[str, tuple[int, CommandStatus]] = {}
-        """Commands as they were before the record with this number gave them an outcome."""
-
-    def add(self, command: str, status: CommandStatus) -> bool:
-        """Note the command. Returns whether it is new."""
-        with self._state.unchanged():
-            return self._statuses.setdefault(command, status) is status
-
-    def resolve(self, effect: f.ResolveCommand) -> None:
-        """Note the outcome of a command."""
-        with self._state.unchanged():
-            if (status := self._statuses.get(effect.command)) is not None:
-                self._unsafe[effect.command] = (self._count(), status)
-                self._statuses[effect.command] = status.resolved(effect.accepted, effect.detail)
-
-    def statuses(self) -> dict[str, CommandStatus]:
-        """Return a copy of all of them, by their ids."""
-        with self._state.unchanged():
-            durable = self._durable_count()
-            self._unsafe = {name: unsafe for name, unsafe in self._unsafe.items() if unsafe[0] > durable}
-            return {**self._statuses, **{name: before for name, (_, before) in self._unsafe.items()}}
-
-
 @dataclass(eq=False, kw_only=True)
 class LiveJob:
     """A job while this process is its synchroniser: the loop that decides, and the calls that others make.
@@ -346,7 +307,7 @@ class LiveJob:
     supervisor: Supervisor
     workers: Workers
     interpreter: Interpreter
-    commands: CommandTable
+    commands: restart.CommandTable
     chaos: faults.Chaos
     saved: SavedWindows
     mirror: MirroredDisk | None
