@@ -1,6 +1,6 @@
 """A mortal world whose synchroniser's machine is lost with its disk: each next life goes on from what islands hold.
 
-    python -m tests.swarm.lost_machines [FIRST [COUNT]]
+    python -m tests.swarm --lost-machines --first N --count N
 
 Islands keep what was delivered to them, as live ones do, and some copies are damaged. The live decision chooses among their
 answers (``core.salvage``). These sentences are checked by books of their own, over all tapes of a job:
@@ -13,8 +13,6 @@ answers (``core.salvage``). These sentences are checked by books of their own, o
 
 from __future__ import annotations
 
-import logging
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -277,26 +275,3 @@ def run(seed: int, deaths: int = 3) -> LostMachinesWorld:
         again = replay(world.tape)
         require(again.exact, "a tape replays exactly", again.divergence)
     return world
-
-
-def main(first: int, count: int) -> int:
-    """Run many seeds and print what became of them."""
-    logging.getLogger("orchestrator").setLevel(logging.CRITICAL)
-    failures, salvages, ended = 0, 0, 0
-    for seed in range(first, first + count):
-        try:
-            world = run(seed)
-        except Exception as error:
-            failures += 1
-            print(f"python -m tests.swarm.lost_machines {seed} 1: {type(error).__name__}: {error}", file=sys.stderr)
-            continue
-        salvages, ended = salvages + world.salvages, ended + bool(world.ended)
-    print(
-        f"{count} seeds from {first} on: {failures} failures, {salvages} salvages, {ended} jobs that nobody could vouch for"
-    )
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    numbers = [int(argument) for argument in sys.argv[1:]]
-    sys.exit(main(*(numbers + [0, 100][len(numbers) :])))
