@@ -166,8 +166,8 @@ class Controller:
         with self._lock:
             return sorted(self._actors)
 
-    def note_synchroniser(self, regions: dict[str, str], cordoned: dict[str, str], had_theta: bool) -> None:
-        self._keeper.note(regions, cordoned, had_theta)
+    def note_synchroniser(self, facts: tuple[dict[str, str], dict[str, str], str | None], had_theta: bool) -> None:
+        self._keeper.note(facts, had_theta)
 
     def past(self) -> tuple[bool, dict[Life, str]]:
         """Return whether the job has had parameters, and the lives that may have processes with their actors' names."""

@@ -198,10 +198,10 @@ def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> Surv
 
 
 def introduced(
-    controller: JobController, regions: Mapping[str, str], cordoned: Mapping[str, str], *, had_theta: bool
+    controller: JobController, facts: tuple[dict[str, str], dict[str, str], str | None], *, had_theta: bool
 ) -> JobController:
     """Tell the controller what another synchroniser would need, without waiting for an answer."""
-    controller.call(Controller.note_synchroniser, dict(regions), dict(cordoned), had_theta)
+    controller.call(Controller.note_synchroniser, facts, had_theta)
     return controller
 
 

@@ -295,14 +295,13 @@ class SynchroniserKeeper:
         )
         self._facts, self._roots = (spec, run_dir), roots
         self._nodes = nodes
-        self._regions: dict[str, str] = {}
-        self._cordoned: dict[str, str] = {}
+        self._noted: tuple[dict[str, str], dict[str, str], str | None] = ({}, {}, None)
         self.had_theta = False
         self._node, self._moving = "", False
 
-    def note(self, regions: dict[str, str], cordoned: dict[str, str], had_theta: bool) -> None:
-        """Keep what a new synchroniser is made with, and whether the job has had parameters."""
-        self._regions, self._cordoned = regions, cordoned
+    def note(self, facts: tuple[dict[str, str], dict[str, str], str | None], had_theta: bool) -> None:
+        """Keep what a new synchroniser is made with: regions, cordons, store; and whether the job has had parameters."""
+        self._noted = facts
         self.had_theta = self.had_theta or had_theta
 
     def look(self) -> bool:
@@ -336,7 +335,8 @@ class SynchroniserKeeper:
                     }
                     spec, run_dir = self._facts
                     kind: Callable[..., SynchroniserInterface] = cluster.actor_class(SYNCHRONISER_CLASS)
-                    facts = (self._job, spec, self._regions, run_dir, self._cordoned, self._roots)
+                    regions, cordoned, store = self._noted
+                    facts = (self._job, spec, regions, run_dir, cordoned, self._roots, store)
                     cluster.start_actor(kind, {**where, **SYNCHRONISER_OPTIONS}, *facts)
                     log.warning("the synchroniser is made again on %s, %.1f s later", group, time.monotonic() - began)
                 time.sleep(MOVE_RETRY_S)

@@ -82,7 +82,7 @@ from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter, Workers
-from orchestrator.runtime.remote_shard import RemoteShard, ShardProcesses
+from orchestrator.runtime.remote_shard import ShardProcesses, several_shards
 from orchestrator.runtime.salvaging import Survey
 from orchestrator.runtime.shard_worker import JobChannel, LocalShard, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
@@ -192,7 +192,9 @@ def open_job(
         Helper(
             "controller",
             lambda: restart.introduced(
-                controller_of(job, spec, str(run_dir), roots), regions, cordoned, had_theta=state.seeded
+                controller_of(job, spec, str(run_dir), roots),
+                (dict(regions), dict(cordoned), store),
+                had_theta=state.seeded,
             ),
             on_made=lambda: restart.introduce(state, interpreter, controller),
             ask=Controller.helpers,
@@ -203,7 +205,7 @@ def open_job(
     shard = (
         _one_shard(context, files, channel, retrier)
         if shards is None
-        else _several_shards(context, shards, channel, supervisor, sync_tape)
+        else several_shards(context, shards, channel, supervisor, sync_tape)
     )
     goodput, statistics = files.folds  # those given above, or a snapshot's of the same kinds
     assert isinstance(goodput, Goodput)
@@ -257,7 +259,7 @@ def open_job(
         saved=SavedWindows(resumption, roots, shard.channel.endpoint),
         mirror=mirror,
         survey=survey if survey is not None and survey.answers else None,
-        restart_facts=(dict(regions), dict(cordoned)),
+        restart_facts=(dict(regions), dict(cordoned), store),
     )
     return live
 
@@ -267,21 +269,6 @@ def _one_shard(context: JobContext, files: JobFiles, channel: JobChannel, retrie
     parameters = ParameterShard(files.journal, files.epoch, retrier.until_done)
     local = LocalShard(parameters, channel.endpoint, OuterStep.of(context.spec.synchroniser))
     return ShardWorker(context, [local], channel, cluster.node_memory)
-
-
-def _several_shards(
-    context: JobContext,
-    processes: ShardProcesses,
-    channel: JobChannel,
-    supervisor: Supervisor,
-    sync_tape: Callable[[], None],
-) -> ShardWorker:
-    """Return the worker of shards in processes of their own."""
-    remote = [
-        RemoteShard(context, number, processes, channel.shard_membership(), channel.endpoint, supervisor)
-        for number in range(context.spec.synchroniser.shards)
-    ]
-    return ShardWorker(context, remote, channel, cluster.node_memory, sync_tape)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -312,7 +299,7 @@ class LiveJob:
     saved: SavedWindows
     mirror: MirroredDisk | None
     survey: Survey | None = None
-    restart_facts: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    restart_facts: tuple[dict[str, str], dict[str, str], str | None] = ({}, {}, None)
     noticed: set[Life] = field(default_factory=set)
     last_status: JobStatus = field(init=False)
 
@@ -323,8 +310,9 @@ class LiveJob:
             threading.Thread(target=self.finish, name="pump", daemon=True).start()
             return
         if self.survey is not None:
-            work = partial(self.context.guarded, self._salvage, self.survey, cordoned)
-            threading.Thread(target=work, name="salvage", daemon=True).start()
+            threading.Thread(
+                target=self.context.guarded, args=(self._salvage, self.survey, cordoned), daemon=True
+            ).start()
             threading.Thread(target=self._pump, name="pump", daemon=True).start()
             return
         for make in self.files.first_events:
@@ -507,7 +495,7 @@ class LiveJob:
 
     def _note_theta(self) -> None:
         """Have the controller, which outlives this machine, know that the job has Θ. A salvage is over by now."""
-        self.workers.controller.call(Controller.note_synchroniser, *self.restart_facts, True)
+        self.workers.controller.call(Controller.note_synchroniser, self.restart_facts, True)
         if self.survey is not None:
             self.retrier.until_done(TAPE_REFUSES, self.files.tape.sync)
             job_files.end_salvage(self.context.run_dir)
