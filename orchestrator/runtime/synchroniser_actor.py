@@ -7,9 +7,8 @@
 This is the live driver of the core, whose contract is ``orchestrator.core``: one order of events, stamped on entry, and
 nothing done before it is on the tape. Also responsible for the job's files at its end, and for ending all of its actors.
 The actor outlives whatever started it. If its process dies, Ray makes it again with the same arguments, and it continues
-from its files while islands train on. If its machine is gone with these files, it continues on another one from what its
-islands hold (``salvaging``). A bug of ours ends the job loudly: ``status.json`` says so, and ``crash.txt`` tells
-the story.
+from its files while islands train on, or, if they are lost, from what its islands hold (``salvaging``). A bug of ours ends
+the job loudly: ``status.json`` says so, and ``crash.txt`` tells the story.
 """
 
 from __future__ import annotations
@@ -166,7 +165,6 @@ def open_job(
     if mirror is not None:
         for name in (SPECIFICATION, RESUMED):
             mirror.keep(run_dir / name)
-    # a mirrored job has all of its past in the store
     survey = restart.survey_of(job, spec, policy, run_dir) if mirror is None else None
     shards = None
     if spec.synchroniser.shards > 1:
@@ -333,14 +331,12 @@ class LiveJob:
     def _salvage(self, survey: Survey, cordoned: Mapping[str, str]) -> None:
         """Pull Θ from the islands that hold it, and begin the tape with that. Islands that do not go on are ended."""
         shard, evaluation = self.workers.shard, self.workers.evaluation
-        outline = evaluation.outline().result()
-        taken = salvaging.salvage(survey, self.context, self.policy, shard.channel, outline)
+        taken = salvaging.salvage(survey, self.context, self.policy, shard.channel, evaluation.outline().result())
         self.context.post(lambda at: replace(taken.event, at=at))
         self._begin(cordoned, salvaging.wanted_counts(self.context.spec, sorted(taken.survivors)))
         shard.take_over(taken.outer, taken.steps)
-        for life in survey.lives:
-            if life not in taken.survivors:
-                self.interpreter.end(*life)
+        for life in sorted(set(survey.lives) - taken.survivors):
+            self.interpreter.end(*life)
         evaluation.measure_unigram()
         self.supervisor.begin()
 
