@@ -5,7 +5,8 @@ waits a little. An offer is served until the synchroniser has it or a newer offe
 own state is served until its receiver has it, or until no byte of it has moved for longer than its size explains
 (``state_transfer.held_s``). Thread-safe.
 
-``PublishedFragments`` holds the newest version of each fragment that has arrived, adopted or not. A publication has values,
+``PublishedFragments`` holds the newest version of each fragment that has arrived, adopted or not, with what the synchroniser
+announced of it: this is what a job continues from if its synchroniser's disk is lost. A publication has values,
 or updates that lead from a version held here to a newer one. An update is added to the values here, in float32, as the
 synchroniser did; the digest shows that the result has the same bits. A publication that does not fit is dropped, and the
 sender learns which version is here. A process of an island of several hosts receives only its part of the pieces.
@@ -24,11 +25,13 @@ from learners.outbox import PublishedVersion
 from learners.state_transfer import held_s
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload
 from orchestrator.channel.frames import SHARD
-from orchestrator.core.vocabulary import Epoch, FragmentId, Version
+from orchestrator.core.messages import Announcement, HeldVersion, IslandHoldings
+from orchestrator.core.vocabulary import Epoch, FragmentId, Life, Version
 from orchestrator.errors import TransferStalled
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.tensors import digest
+from orchestrator.replica.replica import Position
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,53 @@ class PublishedFragments:
         self._fragments, self._holding = fragments, holding
         self._locks = [threading.Lock() for _ in fragments]
         self._newest: dict[FragmentId, PublishedVersion] = {}
+        self._announced: dict[FragmentId, dict[Version, Announcement]] = {}
+
+    def announce(self, announcement: Announcement) -> None:
+        """Keep what the synchroniser says of a version, which arrives about now, and forget it of versions before this."""
+        fragment = announcement.fragment
+        with self._locks[fragment]:
+            later = {v: x for v, x in self._announced.get(fragment, {}).items() if v >= self.version(fragment)}
+            self._announced[fragment] = {**later, announcement.version: announcement}
+
+    def held_versions(self) -> tuple[HeldVersion, ...]:
+        """Return the versions that are here whole, with the digests that their bytes have now."""
+        held = []
+        for p in range(len(self._fragments)) if not self._holding.parts else ():
+            fragment = FragmentId(p)
+            with self._locks[fragment]:
+                newest = self._newest.get(fragment)
+                announced = self._announced.get(fragment, {}).get(newest.version) if newest is not None else None
+            if newest is not None:
+                held.append(HeldVersion(fragment, newest.version, digest(newest.arrays), announced))
+        return tuple(held)
+
+    def holdings(
+        self, life: Life, held: tuple[HeldVersion, ...], position: Position, job_tokens: int, stepping_seconds: float
+    ) -> IslandHoldings:
+        """Return the answer of an island at this position, whose versions of Θ are ``held``."""
+        return IslandHoldings(
+            *life,
+            held,
+            position.versions,
+            position.step,
+            position.steps_total,
+            position.tokens_total,
+            stepping_seconds,
+            position.token_counts,
+            job_tokens,
+            self.expected_versions(),
+        )
+
+    def expected_versions(self) -> tuple[Announcement, ...]:
+        """Return what was announced of versions that have not arrived."""
+        fragments = map(FragmentId, range(len(self._fragments)))
+        return tuple(
+            announcement
+            for fragment in fragments
+            for version, announcement in sorted(self._announced.get(fragment, {}).copy().items())
+            if version > self.version(fragment)
+        )
 
     def hold(self, fragment: FragmentId, version: Version, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep a version that arrived in another way, unless a newer one is here."""
@@ -114,6 +164,7 @@ class HandedOver:
         self._endpoint: Endpoint | None = None
         self._offered: dict[FragmentId, tuple[int, Payload]] = {}
         self._donated: dict[str, Payload] = {}
+        self._outer_given: Payload | None = None
 
     def join(self, membership: Membership, host: str) -> None:
         """Join this synchroniser's channel. Leave the one of an earlier synchroniser, and cancel its pulls."""
@@ -154,6 +205,13 @@ class HandedOver:
             payload = endpoint.payload(f"state/{receiver}", content)
             self._donated[payload.name] = payload
         return payload.carried(receiver)
+
+    def give_outer(self, epoch: Epoch, fragment: FragmentId, version: Version, content: memoryview) -> Carried:
+        """Return a version of Θ for a call to the synchroniser. It is served until the next version that is given."""
+        payload = self._of(epoch).payload(f"outer/{fragment}/{version}", content)
+        with self._joined:
+            self._outer_given = payload
+        return payload.carried(SHARD)
 
     def payload(self, epoch: Epoch, name: str, content: memoryview) -> Payload:
         """Serve this content in this synchroniser's channel for as long as the payload is held."""

@@ -44,12 +44,13 @@ from learners.step_watch import Watchdog
 from orchestrator.actors import IslandFactory, MeetingPlace, PartWindow, Rank, SavedPlace
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.checkpoints.manifest import part_digest
-from orchestrator.core.messages import IslandReport, NotSaved, Ready, Saved
+from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, StepLimits, Version
 from orchestrator.errors import ConfigurationError, InfrastructureError, in_words
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import Holding
 from orchestrator.parameters.parts import Bounds
+from orchestrator.parameters.wire_format import encode
 from orchestrator.replica.replica import Publication
 from orchestrator.system import logbook
 from orchestrator.system.ports import free_port
@@ -243,7 +244,7 @@ class Island:
         """
         self._outbox.check_epoch(epoch)
         loop = self._receiving()
-        held = loop.published_version(fragment)
+        held = loop.published.version(fragment)
         if held >= version or since not in (None, held):
             return held  # before pulling bytes that are of no use
         contents = [self._handed_over.received(epoch, payload) for payload in payloads]
@@ -302,6 +303,26 @@ class Island:
         self._outbox.check_epoch(epoch)
         content = self._receiving().take(fragment, offer)
         return None if content is None else self._handed_over.offer(epoch, fragment, offer, content)
+
+    def announce(self, epoch: Epoch, announcement: Announcement) -> None:
+        """Keep what the synchroniser says of a version, for a job that loses its synchroniser's disk."""
+        self._outbox.check_epoch(epoch)
+        if self._loop is not None:
+            self._loop.published.announce(announcement)
+
+    def holdings(self, epoch: Epoch) -> tuple[Epoch, IslandHoldings | None]:
+        """Return the newest epoch heard of, and what this island holds, if it trains. Epoch 0 asks for the former alone."""
+        if epoch:
+            self._outbox.check_epoch(epoch)
+        loop = self._loop if epoch else None
+        return self._outbox.epoch, None if loop is None else loop.holdings(self._island, self._incarnation)
+
+    def give_outer(self, epoch: Epoch, fragment: FragmentId, version: Version) -> Carried | None:
+        """Return the bytes of a version of Θ, or a ticket for them; None if this process holds another."""
+        self._outbox.check_epoch(epoch)
+        held = self._built().published.at(fragment, version)
+        content = None if held is None else encode(held.arrays)
+        return None if content is None else self._handed_over.give_outer(epoch, fragment, version, content)
 
     def release_payload(self, fragment: FragmentId, offer: int) -> None:
         """Release the offer's bytes, which have arrived."""
@@ -535,30 +556,8 @@ class Island:
         return "" if self._built().held.is_whole else f"{self._incarnation}.{next(self._cut_count)}"
 
     def _state_of(self, epoch: Epoch, actor: str, fragments: tuple[int, ...]) -> state_transfer.DonorReply:
-        """Fetch one fragment of the donor's state, here and in the other processes of this island, each what it needs.
-
-        If every process holds the whole model, rank 0 fetches the fragment once and passes it on.
-        """
         (fragment,) = fragments
-        held, leader = self._built().held, self._leader
-        reply = self._peers.state(epoch, actor, fragment, in_parts=not held.is_whole)
-        chunk, at = f"{actor} {reply['step']} {fragment}", (reply["versions"], reply["step"])
-        if "cut" not in reply:
-            arrays = reply["arrays"]
-        else:
-            order = link.FetchPart(epoch, chunk, fragment, reply["cut"], reply["processes"])
-            fetch = partial(self._peers.part, order, held.wanted(FragmentId(fragment)))
-            try:
-                arrays = fetch() if held.is_whole or leader is None else leader.call_beside(order, fetch)
-            finally:
-                self._peers.forget(order)
-        if leader is not None and held.is_whole:
-            self._cut_states.keep(chunk, fragment, lambda: state_transfer.blocks_of(arrays, {}))
-            try:
-                leader.call(link.FetchPart(epoch, chunk, fragment, chunk, (own_name(),)))
-            finally:
-                self._cut_states.forget(chunk, fragment)
-        return state_transfer.DonorReply(arrays, *at, chunk)
+        return self._peers.fetched(epoch, actor, fragment, self._built().held, self._leader, self._cut_states)
 
     def _standing(self) -> Iterable[IslandReport]:
         """Yield the reports that a new synchroniser may have missed: that this island is ready, later its current offers."""

@@ -25,12 +25,30 @@ import numpy as np
 
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Trainer, broken_by
+from learners.handed_over import PublishedFragments
 from learners.island_arrays import ArraysPlan, Arrival, HeldPieces, IslandArrays, State, StateRequest
 from learners.outbox import Outbox
 from learners.state_transfer import Exports, FetchedState
 from learners.step_watch import StepWatch
-from orchestrator.core.messages import Adopted, Evaluated, Flushed, IslandReport, NotEvaluated, Offer
-from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, MergedOffer, ScheduleAnchor, StepLimits, Version
+from orchestrator.core.messages import (
+    Adopted,
+    Evaluated,
+    Flushed,
+    IslandHoldings,
+    IslandReport,
+    NotEvaluated,
+    Offer,
+)
+from orchestrator.core.vocabulary import (
+    NO_ANCHOR,
+    FragmentId,
+    Incarnation,
+    IslandId,
+    MergedOffer,
+    ScheduleAnchor,
+    StepLimits,
+    Version,
+)
 from orchestrator.errors import InternalError, in_words
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.replica import (
@@ -285,10 +303,6 @@ class IslandLoop:
             self._deliver(publication, arrays)
         return self._arrays.published.version(fragment)
 
-    def published_version(self, fragment: FragmentId) -> int:
-        """Return the version of Θ's fragment that is here, adopted or not; −1 for none."""
-        return self._arrays.published.version(fragment)
-
     def deliver(
         self,
         fragment: FragmentId,
@@ -335,6 +349,19 @@ class IslandLoop:
         with self._changed:
             standing = self._replica.standing_offers()
             return [offer for offer in standing if self._arrays.offered(offer.fragment, offer.offer) is not None]
+
+    @property
+    def published(self) -> PublishedFragments:
+        """The versions of Θ that have arrived in this process."""
+        return self._arrays.published
+
+    def holdings(self, island: IslandId, incarnation: Incarnation) -> IslandHoldings | None:
+        """Return what this island holds of Θ and of its own work; None if it does not train."""
+        held = self.published.held_versions()
+        with self._changed:
+            training = self._replica.started and not self._replica.drained and not self._ended.is_set()
+            own = (self._replica.position, self._replica.anchor.tokens, self._odometer.stepping_seconds)
+            return self.published.holdings((island, incarnation), held, *own) if training else None
 
     def export_state(self, timeout_s: float, request: StateRequest = WHOLE) -> State:
         """Copy the state that a peer needs to begin from here, or this process's part of it.

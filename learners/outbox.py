@@ -183,6 +183,12 @@ class Outbox:
             self._changed.wait_for(took, timeout_s)
         return taken
 
+    @property
+    def epoch(self) -> Epoch:
+        """The newest epoch that has commanded; 0 before any."""
+        with self._changed:
+            return self._outbox.epoch
+
     def check_epoch(self, epoch: Epoch) -> None:
         """Note the epoch of a command. Raises Fenced if a newer one has commanded."""
         with self._changed:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import ray
@@ -22,13 +23,15 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from learners import state_transfer
 from learners.carried_parts import ReadWindow
 from learners.contract import Arrays
+from learners.group.leader import Leader
 from learners.group.link import FetchPart
 from learners.handed_over import HandedOver
+from learners.island_arrays import HeldPieces
 from learners.plain_arrays import restored
-from learners.state_transfer import Block, blocks_of, put_together, require_numbers
+from learners.state_transfer import Block, CutStates, DonorReply, blocks_of, put_together, require_numbers
 from orchestrator.actors import ActorHandle, IslandInterface, SynchroniserInterface
 from orchestrator.channel.frames import Ticket
-from orchestrator.core.vocabulary import Epoch
+from orchestrator.core.vocabulary import Epoch, FragmentId
 from orchestrator.errors import InfrastructureError, PayloadDamaged, TransferError, in_words
 from orchestrator.parameters.parts import Bounds
 
@@ -95,6 +98,38 @@ class Peers:
             arrays = put_together([block for pull in pulls for block in pull.result()], wanted)
         require_numbers(arrays)
         return arrays
+
+    def fetched(
+        self,
+        epoch: Epoch,
+        actor: str,
+        fragment: int,
+        held: HeldPieces,
+        leader: Leader | None,
+        cut_states: CutStates[Callable[[], list[Block]]],
+    ) -> DonorReply:
+        """Fetch one fragment of the donor's state, here and in the other processes of this island, each what it needs.
+
+        If every process holds the whole model, rank 0 fetches the fragment once and passes it on.
+        """
+        reply = self.state(epoch, actor, fragment, in_parts=not held.is_whole)
+        chunk, at = f"{actor} {reply['step']} {fragment}", (reply["versions"], reply["step"])
+        if "cut" not in reply:
+            arrays = reply["arrays"]
+        else:
+            order = FetchPart(epoch, chunk, fragment, reply["cut"], reply["processes"])
+            fetch = partial(self.part, order, held.wanted(FragmentId(fragment)))
+            try:
+                arrays = fetch() if held.is_whole or leader is None else leader.call_beside(order, fetch)
+            finally:
+                self.forget(order)
+        if leader is not None and held.is_whole:
+            cut_states.keep(chunk, fragment, lambda: blocks_of(arrays, {}))
+            try:
+                leader.call(FetchPart(epoch, chunk, fragment, chunk, (own_name(),)))
+            finally:
+                cut_states.forget(chunk, fragment)
+        return DonorReply(arrays, *at, chunk)
 
     def forget(self, order: FetchPart) -> None:
         """Tell the donor's processes to drop what they keep for this order."""

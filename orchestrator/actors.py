@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from orchestrator.core.messages import IslandReport
+from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport
 from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, SourceLoss, Version
 from orchestrator.parameters.pieces import Roles, Shape
 from orchestrator.parameters.tensors import Tensors
@@ -190,6 +190,12 @@ class IslandInterface(Protocol):
     def holding(self, epoch: Epoch, /) -> Holding: ...
 
     def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int, /) -> Carried | None: ...
+
+    def announce(self, epoch: Epoch, announcement: Announcement, /) -> None: ...
+
+    def holdings(self, epoch: Epoch, /) -> tuple[Epoch, IslandHoldings | None]: ...
+
+    def give_outer(self, epoch: Epoch, fragment: FragmentId, version: Version, /) -> Carried | None: ...
 
     def release_payload(self, fragment: FragmentId, offer: int, /) -> None: ...
 

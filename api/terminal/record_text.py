@@ -58,6 +58,7 @@ EVENTS = {
     "CordonRequested": "{caller} asks to place nothing new on {node_group}",
     "UncordonRequested": "{caller} asks to place islands on {node_group} again",
     "JobResumed": "the job resumes from {checkpoint}, with {tokens_trained:,} tokens trained before",
+    "JobSalvaged": "epoch {epoch} continues from what islands hold: the files of {continued_from} are lost",
     "RollbackRequested": "{caller} asks to go back to checkpoint {checkpoint} (0: the newest)",
     "FragmentRestored": "fragment {fragment} is at version {version}, restored from checkpoint {checkpoint} "
     "(0: from the version before the last, which the journal lost)",

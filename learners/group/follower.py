@@ -30,6 +30,7 @@ from learners.group.link import (
     TakePeer,
     TakeSaved,
 )
+from learners.handed_over import PublishedFragments
 from learners.island_arrays import ArraysPlan, HeldPieces, IslandArrays, State, StateRequest
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import in_words
@@ -81,9 +82,10 @@ class Follower:
 
     # ── called by other threads ───────────────────────────────────────────────────────────────────────────────────
 
-    def published_version(self, fragment: FragmentId) -> int:
-        """Do the same as ``IslandLoop.published_version``."""
-        return self._arrays.published.version(fragment)
+    @property
+    def published(self) -> PublishedFragments:
+        """The same as ``IslandLoop.published``."""
+        return self._arrays.published
 
     def receive(
         self,

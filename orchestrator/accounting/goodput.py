@@ -27,7 +27,7 @@ from orchestrator.accounting.ledger import QUARANTINED, Ledger
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted, CarriedReport, CaughtUp, Progress
-from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed
+from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed, JobSalvaged
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, IslandState, JobPolicy
 from orchestrator.errors import InternalError
 
@@ -133,6 +133,10 @@ class Goodput:
             self.ledger.merge_completed(event)
         elif isinstance(event, JobResumed):
             self.ledger.resumed(event)
+        elif isinstance(event, JobSalvaged):
+            self.ledger.salvaged(event)
+            for one in event.islands:
+                self.times[one.island].go_on(one)
         elif isinstance(event, FragmentRestored) and effects:  # repeated, it has none
             self.ledger.restored(event)
 

@@ -23,6 +23,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.events import EvaluationCompleted
 from orchestrator.core.messages import Drained, Flushed, Progress
+from orchestrator.core.saving import SurvivingIsland
 from orchestrator.core.vocabulary import (
     NO_INCARNATION,
     CommandId,
@@ -287,6 +288,10 @@ class IslandTime:
         self.stepping += fresh - (max(0.0, excess) if is_frozen else 0.0)
         self.reported_stepping, self.reported_steps = report.stepping_seconds, report.steps_total
         self.heard_at = at
+
+    def go_on(self, survivor: SurvivingIsland) -> None:
+        """Count only what the island steps from now on: an earlier tape had the rest."""
+        self.reported_stepping, self.reported_steps = survivor.stepping_seconds, survivor.steps_total
 
     def measured(self, event: EvaluationCompleted) -> None:
         """The island measured Θ between two steps. One that steps no more waited anyhow; a repeated event counts once."""

@@ -21,7 +21,14 @@ from dataclasses import dataclass, field
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted, CaughtUp
-from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, FragmentRestored, FromJournal, JobResumed
+from orchestrator.core.saving import (
+    BeginCheckpoint,
+    DropCheckpoint,
+    FragmentRestored,
+    FromJournal,
+    JobResumed,
+    JobSalvaged,
+)
 from orchestrator.core.vocabulary import (
     Contribution,
     FragmentId,
@@ -170,6 +177,20 @@ class Ledger:
         merged, trained = event.merged_tokens, event.tokens_trained
         discarded = tuple(trained - m - k for m, k in zip(merged, open_work, strict=True))
         self.carried = CarriedOver(trained, merged, discarded, open_work)
+
+    def salvaged(self, event: JobSalvaged) -> None:
+        """Islands that survived bring their open work. Nothing tells how much of the rest was merged, and how much was lost
+        before: it counts as merged. Repeated, the event changes nothing.
+        """
+        if self.carried is not None:
+            return
+        for one in event.islands:
+            self._totals[one.island, one.incarnation] = one.tokens_total
+            for account, version, tokens in zip(self.accounts[one.island], one.versions, one.kept_tokens, strict=True):
+                account.version, account.carried, account.local = version, tokens, tokens
+        kept = tuple(sum(one.kept_tokens[p] for one in event.islands) for p in range(self._fragment_count))
+        merged = tuple(event.tokens_trained - tokens for tokens in kept)
+        self.carried = CarriedOver(event.tokens_trained, merged, (0,) * self._fragment_count, kept)
 
     def caught_up(self, island: IslandId, report: CaughtUp) -> None:
         for account, version in zip(self.accounts[island], report.versions, strict=True):

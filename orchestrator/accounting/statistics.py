@@ -40,6 +40,7 @@ from orchestrator.core import events as e
 from orchestrator.core.effects import Evaluate
 from orchestrator.core.events import EvaluationCompleted, EvaluationFailed
 from orchestrator.core.messages import CarriedReport, CatchUpFailure, CaughtUp, Drained, Progress
+from orchestrator.core.saving import JobSalvaged
 from orchestrator.core.vocabulary import (
     NO_FLAWS,
     DataFlaws,
@@ -216,6 +217,8 @@ class Statistics:
         elif isinstance(event, e.IslandReported):
             if isinstance(event.report, Progress):
                 self._progressed(event.at, event.island, event.incarnation, event.report)
+        elif isinstance(event, JobSalvaged):
+            self._tokens |= {one.island: (one.incarnation, one.tokens_total, 0) for one in event.islands}
         elif isinstance(event, e.EvaluationCompleted):
             self.evaluations.completed(event, self._tokens_all)
         elif isinstance(event, e.EvaluationFailed):

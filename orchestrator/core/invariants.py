@@ -85,6 +85,12 @@ def _broken_island(state: JobState, island: Island) -> Iterator[str]:
             yield f"is {now} after {island.failures} failures in a row"
         if island.quarantines > policy.health.quarantines_max:
             yield f"is {now} after {island.quarantines} quarantines"
+    if island.incarnation and island.incarnation < island.incarnations_lost:
+        yield f"is incarnation {island.incarnation}, but a lost tape has {island.incarnations_lost}"
+    if island.survivor is not None and island.survivor.incarnation != max(
+        island.incarnation, island.incarnations_lost + (0 if island.incarnation else 1)
+    ):
+        yield f"awaits incarnation {island.survivor.incarnation}, which is over"
     if island.saved and (island.incarnation > 1 or state.tokens_before is None):
         yield "counts on a checkpoint that its first incarnation used, or that the job does not continue"
 

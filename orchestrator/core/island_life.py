@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.core import island_record
+from orchestrator.core import island_record, salvage
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -117,7 +117,19 @@ def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]
         state.islands[island.id] = island_record.placed(island, event)
     if island.current.kill_reason:  # killed before there was a process
         return [KillIsland(island.id, island.incarnation, island.current.kill_reason)]
+    if _survived(state.islands[island.id]):
+        state.islands[island.id] = island_record.ready(state.islands[island.id])
+        return salvage.found(state, state.islands[island.id], event.at) if state.seeded else []
     return []
+
+
+def _survived(island: Island) -> bool:
+    """Return whether the process that was placed trained on while the synchroniser was lost."""
+    return (
+        island.state is IslandState.STARTING
+        and island.survivor is not None
+        and island.survivor.incarnation == island.incarnation
+    )
 
 
 def placement_delayed(state: JobState, island: Island, event: PlacementDelayed) -> list[Effect]:
@@ -140,10 +152,13 @@ def ready(state: JobState, island: Island) -> list[Effect]:
 
 
 def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
-    """Let islands that were ready before Θ existed take their state."""
+    """Let islands that were ready before Θ existed take their state, and those that survived go on with theirs."""
     state.seeded, state.parameter_count = True, event.parameter_count
-    waiting = [i.id for i in state.islands.values() if i.current.ready and i.state is IslandState.STARTING]
-    return [effect for island in waiting for effect in catch_up(state, island)]
+    waiting = [i for i in state.islands.values() if i.current.ready and i.state is IslandState.STARTING]
+    effects: list[Effect] = []
+    for island in sorted(waiting, key=lambda island: not _survived(island)):  # these can give a state to the others
+        effects += salvage.found(state, island, event.at) if _survived(island) else catch_up(state, island.id)
+    return effects
 
 
 def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:

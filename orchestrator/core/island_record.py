@@ -30,13 +30,14 @@ Records are frozen; every function returns the next one, those that begin or end
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
 from orchestrator.core.effects import Effect, PlaceIsland, SetTimer, StopIsland
 from orchestrator.core.events import IslandPlaced
 from orchestrator.core.messages import CaughtUp, Overdue, Progress
+from orchestrator.core.saving import SurvivingIsland
 from orchestrator.core.vocabulary import (
     NO_INCARNATION,
     AllOffers,
@@ -54,6 +55,7 @@ from orchestrator.core.vocabulary import (
     Life,
     MergedOffer,
     Version,
+    offer_of_number,
     replace,
 )
 
@@ -167,6 +169,12 @@ class Island:
     saved: bool = False
     """Whether its first incarnation may still take its state from the checkpoint that the job continues. Invariant: only in
     a job that continues one, and until the second placement."""
+    incarnations_lost: Incarnation = NO_INCARNATION
+    """The number of its latest incarnation on a tape that is lost; the first placement continues from it. 0 if there was
+    none. Invariant: not above ``incarnation`` once the island was placed."""
+    survivor: SurvivingIsland | None = None
+    """What the island held when the job was salvaged, until its process is found again. Invariant: its incarnation is the
+    present one, or the one that is placed next."""
 
     @property
     def id(self) -> IslandId:
@@ -229,6 +237,23 @@ def caught_up(before: Island, report: CaughtUp) -> Island:
     current = replace(before.current, failed_donors=frozenset())
     after = _entered(before, IslandState.TRAINING, f"state taken from {source}", current)
     return replace(after, step=report.step, saved=False)
+
+
+def going_on(before: Island, survivor: SurvivingIsland, present: Sequence[Version]) -> Island:
+    """Train on, with the state and the work that the island held when the job was salvaged.
+
+    Offers that the ``present`` versions contain were merged into these, or into versions before that nobody remembers.
+    """
+    offers = {FragmentId(p): offer_of_number(number) for p, number in enumerate(survivor.merged_offers) if number}
+    current = replace(
+        before.current,
+        ready=True,
+        merged_offer=offers,
+        merged_into={p: present[p] for p in offers},
+        last_offer={p: offer for p, offer in offers.items() if isinstance(offer, int)},
+    )
+    reason = "trained on while the synchroniser was lost"
+    return replace(_entered(before, IslandState.TRAINING, reason, current), step=survivor.step, survivor=None)
 
 
 def standing_by(before: Island, report: CaughtUp) -> Island:
@@ -393,16 +418,18 @@ def place(before: Island, last_report: Progress | None, reason: str, process: Li
     What the incarnation before had trained, by its last report, is added to the totals.
     """
     steps, tokens = (last_report.steps_total, last_report.tokens_total) if last_report else (0, 0)
+    latest = max(before.incarnation, before.incarnations_lost)
     after = replace(
         before,
         state=IslandState.PLACING,
         reason=reason,
-        incarnation=Incarnation(before.incarnation + 1),
+        incarnation=Incarnation(latest + 1),
         current=CurrentIncarnation(process=process),
         step=last_report.step if last_report else before.step,
         steps_before=before.steps_before + steps,
         tokens_before=before.tokens_before + tokens,
         saved=before.saved and not before.incarnation,
+        survivor=before.survivor if before.survivor and before.survivor.incarnation > latest else None,
     )
     return after, (PlaceIsland(after.id, after.incarnation, after.plan.node_group, reason, process),)
 

@@ -24,6 +24,7 @@ from orchestrator.core.vocabulary import (
     FragmentId,
     Incarnation,
     IslandId,
+    Life,
     ScheduleAnchor,
     SourceLoss,
     Version,
@@ -205,3 +206,68 @@ def contribution_of(offer: Offer, island: IslandId, incarnation: Incarnation) ->
         token_count=offer.token_count,
         tokens_total=offer.tokens_total,
     )
+
+
+# ── what an island holds, for a synchroniser whose predecessor's disk is lost ─────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class MergedWork:
+    """The latest offer of an incarnation that a version contains (``vocabulary.offer_number``)."""
+
+    island: IslandId
+    incarnation: Incarnation
+    merged_offer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """The synchroniser's facts about a version, told to each island that it sends the version to.
+
+    ``step`` is the logical step of its merge. ``merged`` are the offers in it of every island that ever gave work.
+    """
+
+    fragment: FragmentId
+    version: Version
+    digest: str
+    step: int
+    merged: tuple[MergedWork, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldVersion:
+    """The version of a fragment of Θ that an island holds. ``digest`` is that of its bytes.
+
+    ``announced`` is None if the version came to the island otherwise, in a state from a peer or from a checkpoint.
+    """
+
+    fragment: FragmentId
+    version: Version
+    digest: str
+    announced: Announcement | None
+
+
+@dataclass(frozen=True, slots=True)
+class IslandHoldings:
+    """The answer of an island that trains: what it holds of Θ, and the state of its own work at one boundary.
+
+    ``versions[p]`` is the version that fragment p of its parameters is based on, and ``kept_tokens[p]`` its work since that
+    is in no version it knows of. ``expected`` are announcements of versions whose bytes had not arrived.
+    ``job_tokens`` is how many tokens the job had trained, as far as the island heard.
+    """
+
+    island: IslandId
+    incarnation: Incarnation
+    held: tuple[HeldVersion, ...]
+    versions: tuple[Version, ...]
+    step: int
+    steps_total: int
+    tokens_total: int
+    stepping_seconds: float
+    kept_tokens: tuple[int, ...]
+    job_tokens: int = 0
+    expected: tuple[Announcement, ...] = ()
+
+    @property
+    def life(self) -> Life:
+        return (self.island, self.incarnation)

@@ -104,6 +104,61 @@ class JobResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class SurvivingIsland:
+    """An island that trained on while the synchroniser was lost, and goes on with its unmerged work.
+
+    Fragment p of its parameters is based on ``versions[p]``, with ``kept_tokens[p]`` of own work. Its latest offer that the
+    present version of fragment p contains is ``merged_offers[p]``, as in a ``Recipient``; 0 if it is based on that version.
+    Totals are of its incarnation.
+    """
+
+    island: IslandId
+    incarnation: Incarnation
+    versions: tuple[Version, ...]
+    step: int
+    steps_total: int
+    tokens_total: int
+    stepping_seconds: Duration
+    kept_tokens: tuple[int, ...]
+    merged_offers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LostVersion:
+    """A version that islands had heard of, and that is lost. The next merge of the fragment makes another of its number."""
+
+    fragment: FragmentId
+    version: Version
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSalvaged:
+    """The synchroniser's machine is gone with its disk, and the job goes on from what its islands hold. The first event.
+
+    Fragment p stands at ``versions[p]``, made at ``steps[p]``, and its bytes have ``digests[p]``. ``continued_from`` names
+    the epoch whose tape is lost. ``lost`` are versions that islands had heard of. ``momentum`` says where momentum comes
+    from. ``tokens_trained`` is what the job had trained, as far as the islands knew. ``doubted`` says why islands that
+    answered are placed again, and ``last_incarnations`` which incarnations there have been. The next checkpoint has the
+    number after ``checkpoints_before``.
+    """
+
+    at: Instant
+    continued_from: str
+    epoch: Epoch
+    versions: tuple[Version, ...]
+    steps: tuple[int, ...]
+    digests: tuple[str, ...]
+    lost: tuple[LostVersion, ...]
+    momentum: str
+    tokens_trained: int
+    islands: tuple[SurvivingIsland, ...]
+    last_incarnations: tuple[Life, ...]
+    checkpoints_before: int
+    doubted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BeginCheckpoint:
     """Save Θ at exactly ``versions``, the accounts as they are now, and send the marker to these islands.
 
@@ -153,5 +208,5 @@ class RestoreFragments:
     fragments: tuple[tuple[FragmentId, Version, int], ...]
 
 
-SavingEvent = CheckpointTaken | CheckpointFailed | JobResumed | FragmentRestored | RollbackFailed
+SavingEvent = CheckpointTaken | CheckpointFailed | JobResumed | JobSalvaged | FragmentRestored | RollbackFailed
 SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint | RestoreFragments

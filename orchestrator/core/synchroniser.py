@@ -9,7 +9,7 @@ as events. The same events in the same order always give the same effects: there
     scaling         more islands, or fewer           recovery       go on after the synchroniser's own death
     fragment_life   contribute, merge, adopt       checkpoints     take one, keep the latest
     rollback        back to an earlier one         evaluation      measure Θ on the held-out split
-    departure       an island's node is about to go
+    departure       an island's node is about to go  salvage        go on from what islands hold
     state           what is remembered
 """
 
@@ -26,6 +26,7 @@ from orchestrator.core import (
     island_life,
     job_life,
     messages,
+    salvage,
     saving,
 )
 from orchestrator.core.effects import Effect
@@ -105,6 +106,8 @@ class Synchroniser:
                 return checkpoints.taken(state, event)
             case saving.JobResumed():
                 return checkpoints.resumed(state, event)
+            case saving.JobSalvaged():
+                return salvage.salvaged(state, event)
             case saving.FragmentRestored():
                 return checkpoints.fragment_restored(state, event)
             case saving.RollbackFailed():

@@ -1,20 +1,23 @@
 """What the parts of a job's process share: its context, the queue of its events, and its timers.
 
 Other threads post events without an instant (``Undated``). ``EventQueue`` stamps them under one lock, so that instants are
-in the order of the queue. ``Timers`` keeps the newest deadline of each name in one thread.
+in the order of the queue. ``Timers`` keeps the newest deadline of each name in one thread. ``MergePool`` runs orders for
+different fragments at once and orders for one fragment in order.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.core.events import Event
-from orchestrator.core.vocabulary import Epoch, Instant, Timer
+from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, Timer
 from orchestrator.host.line_traffic import JobLines
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.roots import AllowedRoots
@@ -23,6 +26,8 @@ Undated = Callable[[Instant], Event]
 """An event but for its instant: called with that, it is whole."""
 Post = Callable[[Undated], int]
 """Stamp the event and queue it. Returns the number that its record will have."""
+THREADS_MAX = 4
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +123,39 @@ class Timers:
                     self._changed.wait(None if next_at is None else next_at - now)
             for timer in sorted(due, key=str):
                 self._fire(timer, due[timer])
+
+
+class MergePool:
+    """An order waits for earlier ones only, and these were started before it: nothing can wait for ever."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = ThreadPoolExecutor(threads or min(THREADS_MAX, max(2, os.cpu_count() or 1)), "merge")
+        self._lock = threading.Lock()
+        self._alone: Future[Any] | None = None
+        self._latest: dict[FragmentId, Future[Any]] = {}
+        """By fragment, since the last order that concerned all."""
+
+    def submit(self, fragment: FragmentId, work: Callable[[], Result]) -> Future[Result]:
+        """Do the work once what was ordered before for this fragment, or for all, is over."""
+        with self._lock:
+            before = [one for one in (self._latest.get(fragment), self._alone) if one is not None]
+            future = self._threads.submit(_after, before, work)
+            self._latest[fragment] = future
+            return future
+
+    def submit_alone(self, work: Callable[[], Result]) -> Future[Result]:
+        """Do the work once everything that was ordered before is over, and nothing beside it."""
+        with self._lock:
+            before = [*self._latest.values(), *(() if self._alone is None else (self._alone,))]
+            self._alone = future = self._threads.submit(_after, before, work)
+            self._latest = {}
+            return future
+
+    def close(self) -> None:
+        """Stop. Work that has not begun is discarded."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _after(earlier: Iterable[Future[Any]], work: Callable[[], Result]) -> Result:
+    wait(earlier)
+    return work()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -54,6 +55,7 @@ from orchestrator.system.run_folder import (
     JOURNAL,
     PARAMETERS,
     REPORT,
+    SALVAGING,
     SEALED,
     SNAPSHOT,
     STATUS,
@@ -175,8 +177,9 @@ def open_files(
     folds: Sequence[Fold] = (),
     disk: Disk | None = None,
     journal_of_shards: MergeJournal | None = None,
+    epoch: Epoch = Epoch(1),
 ) -> JobFiles:
-    """Create the job's files, or recover from them. If a usable snapshot exists, its folds replace ``folds``.
+    """Create the job's files, which begin in ``epoch``, or recover from them. A usable snapshot's folds replace ``folds``.
 
     ``journal_of_shards`` takes the place of the run folder's own journal.
 
@@ -189,11 +192,12 @@ def open_files(
         disk.remove(path)
         disk.remove(snapshot_path)
         _note_boot(run_dir, disk)
-        tape = TapeWriter(path, Header(job, policy, started_at), disk)
+        fresh = Header(job, policy, started_at, epoch)
+        tape = TapeWriter(path, fresh, disk)
         tape.sync()  # before the job is announced: a header that is damaged later is no torn one
         journal = journal_of_shards or _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
-        return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Pending())
+        return JobFiles(tape, journal, fresh, Synchroniser(policy, epoch), tuple(folds), Pending())
     on_disk = _snapshot(snapshot_path, disk)
     snapshot = on_disk if on_disk is not None and _fits(on_disk, policy, folds) else None
     tape, written = TapeWriter.reopen(path, disk, snapshot.mark if snapshot else None)
@@ -225,6 +229,36 @@ def open_files(
     except Exception:
         tape.let_go()
         raise
+
+
+def lacks_a_past(run_dir: Path, disk: Disk | None = None) -> bool:
+    """Return whether the folder has nothing that a job could continue from: it is new, lost, or a salvage did not end.
+
+    Raises DataError if files of an earlier run exist without a tape.
+    """
+    disk = disk or LocalDisk()
+    if (run_dir / SALVAGING).exists():
+        return True
+    if _has_begun(run_dir / TAPE, disk):
+        return False
+    _refuse_a_past(run_dir, disk, None)
+    return True
+
+
+def begin_salvage(run_dir: Path, disk: Disk | None = None) -> None:
+    """Mark the folder durably, then remove what an earlier salvage left, which islands never heard of."""
+    disk = disk or LocalDisk()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    disk.replace(run_dir / SALVAGING, b"")
+    for name in (TAPE, SNAPSHOT):
+        disk.remove(run_dir / name)
+    for folder in (SEALED, JOURNAL):
+        shutil.rmtree(run_dir / folder, ignore_errors=True)
+
+
+def end_salvage(run_dir: Path, disk: Disk | None = None) -> None:
+    """Remove the mark: tape and journal have Θ by now."""
+    (disk or LocalDisk()).remove(run_dir / SALVAGING)
 
 
 def uptime() -> float:

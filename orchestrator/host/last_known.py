@@ -18,7 +18,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.events import IslandReported, MergeCompleted, SynchroniserRestarted
 from orchestrator.core.messages import Progress
-from orchestrator.core.saving import FragmentRestored, JobResumed
+from orchestrator.core.saving import FragmentRestored, JobResumed, JobSalvaged
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import DataError
@@ -68,6 +68,13 @@ class LastKnown:
                 self.epoch = max(self.epoch, event.epoch)
             case MergeCompleted() | FragmentRestored():
                 self.reached(event.fragment, event.version)
+            case JobSalvaged():
+                self.epoch = max(self.epoch, event.epoch)
+                totals = {(str(one.island), int(one.incarnation)): one.tokens_total for one in event.islands}
+                self.tokens |= totals
+                self.tokens_before = max(self.tokens_before, event.tokens_trained - sum(totals.values()))
+                for fragment, version in enumerate(event.versions):
+                    self.reached(fragment, version)
             case JobResumed():
                 self.tokens_before = max(self.tokens_before, event.tokens_trained)
                 for fragment, version in enumerate(event.versions):

@@ -18,9 +18,19 @@ from types import MappingProxyType
 
 from orchestrator.core import invariants
 from orchestrator.core.island_record import Island
+from orchestrator.core.messages import Announcement, MergedWork
 from orchestrator.core.state import Checkpoints, JobState
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, JobOutcome, JobPhase
+from orchestrator.core.vocabulary import (
+    FragmentId,
+    Incarnation,
+    Instant,
+    IslandId,
+    JobOutcome,
+    JobPhase,
+    Version,
+    offer_number,
+)
 from orchestrator.status import CheckpointFacts, CoreStatus, FragmentStatus, IslandStatus
 
 FOREVER = -1.0
@@ -62,6 +72,12 @@ class StateView:
             return self._core.state.phase
 
     @property
+    def seeded(self) -> bool:
+        """Whether there is Θ."""
+        with self._lock:
+            return self._core.state.seeded
+
+    @property
     def outcome(self) -> JobOutcome | None:
         with self._lock:
             return self._core.state.outcome
@@ -78,6 +94,19 @@ class StateView:
     def incarnation_of(self, island: IslandId) -> Incarnation:
         with self._lock:
             return self._core.state.islands[island].incarnation
+
+    def announcement(self, fragment: FragmentId, version: Version) -> Announcement | None:
+        """Return what islands are told of the fragment's present version, but for its digest; None if another is present."""
+        with self._lock:
+            current, islands = self._core.state.rounds[fragment], self._core.state.islands.values()
+            if current.version != version:
+                return None
+            merged = [
+                MergedWork(i.id, i.incarnation, offer_number(i.current.merged_offer[fragment]))
+                for i in islands
+                if fragment in i.current.merged_offer
+            ]
+            return Announcement(fragment, version, "", current.step, tuple(merged))
 
     def step_counts(self) -> dict[IslandId, int]:
         """Return how many steps each island has trained, those of its earlier incarnations included."""

@@ -31,6 +31,11 @@ class ReliableOutbox:
         self._unread = UnreadReports()
         self._numbered = NumberedReports()
 
+    @property
+    def epoch(self) -> Epoch:
+        """The newest epoch that has commanded; 0 before any."""
+        return self._numbered.epoch
+
     def put(self, report: IslandReport) -> None:
         self._unread.put(report)
 

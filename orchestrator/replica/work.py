@@ -54,6 +54,11 @@ class Odometer:
         self._step_seconds.append(step_seconds)
         self._gap_max_seconds = max(self._gap_max_seconds, gap_seconds)
 
+    @property
+    def stepping_seconds(self) -> Duration:
+        """The time spent in steps so far."""
+        return self._stepping_seconds
+
     def is_news(self, steps_total: int) -> bool:
         """Return whether a step was taken since the last report."""
         return steps_total != self._reported_steps

@@ -452,6 +452,14 @@ def on_head(name: str) -> dict[str, Any]:
     return {"name": name, "get_if_exists": True, **NEXT_TO_NOTHING, "label_selector": {GROUP_LABEL: CONTROL_GROUP}}
 
 
+def on_groups(name: str, groups: Sequence[str]) -> dict[str, Any]:
+    """The same for an actor on a node of the first of these groups that has one; on the head if there are none."""
+    if not groups:
+        return on_head(name)
+    first, *others = [{"label_selector": {GROUP_LABEL: group}} for group in groups]
+    return {"name": name, "get_if_exists": True, **NEXT_TO_NOTHING, **first, "fallback_strategy": others or None}
+
+
 def on_node(node_id: str | None = None) -> dict[str, Any]:
     """Ray's option for an actor on this node, by default that of this process, and no other."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

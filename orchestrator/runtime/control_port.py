@@ -27,7 +27,12 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.placement import Node
 from orchestrator.runtime.processes import StartWatch
-from orchestrator.runtime.settings import AUTHORITIES_VARIABLE, CONTROL_GROUP, synchroniser_name
+from orchestrator.runtime.settings import (
+    AUTHORITIES_VARIABLE,
+    CONTROL_GROUP,
+    SYNCHRONISER_OPTIONS,
+    synchroniser_name,
+)
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
@@ -263,7 +268,8 @@ class RayControlPort:
         from orchestrator.runtime.synchroniser_actor import SynchroniserActor
 
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
-        options = {**cluster.on_head(synchroniser_name(job_id)), "max_restarts": -1, "max_concurrency": 8}
+        where = cluster.on_groups(synchroniser_name(job_id), spec.synchroniser.node_groups)
+        options = {**where, **SYNCHRONISER_OPTIONS}
         if self._copies is not None:
             self._copies.put(run_dir)
         allowed = roots.without(*self._private)

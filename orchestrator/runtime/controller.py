@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Concatenate, ParamSpec
@@ -34,7 +34,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.log_copies import LAST_LOOK_S, LogCopies
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.node_agents import FAULT_TIMEOUT_S, NodeAgents
-from orchestrator.runtime.nodes import NodeWatch
+from orchestrator.runtime.nodes import NodeWatch, Orphans
 from orchestrator.runtime.placement import (
     Delayed,
     Gang,
@@ -56,7 +56,7 @@ from orchestrator.runtime.settings import (
     rank_name,
     synchroniser_name,
 )
-from orchestrator.runtime.supervision import Supervisor
+from orchestrator.runtime.supervision import Supervisor, SynchroniserKeeper
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.sections import IslandsSection
 from orchestrator.system import logbook
@@ -67,8 +67,6 @@ log = logging.getLogger(__name__)
 ISLAND_CLASS = "learners.island:Island"
 CONCURRENCY = 32
 """Calls of an island's process that run at the same time."""
-FINAL_REPORT_S = 10.0
-"""Once the partition is over a link polls again within a second or so, while the controller notices at once."""
 CAPACITY_WAIT_S = 3.0
 """A killed island's resources are booked until its node notices (well under a second)."""
 HELLO_TIMEOUT_S = 60.0
@@ -111,6 +109,7 @@ class Controller:
         self._spawning = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
         self._closing = False
         self._supervisor = Supervisor("nodes-agents")
+        self._keeper = SynchroniserKeeper(job, spec, str(run_dir), roots, nodes)
         self._nodes, self._orphans = nodes, Orphans()
         self._node_agents = NodeAgents(self._supervisor, self._nodes.is_there)
         self._logs = LogCopies(self._run_dir, self._node_agents)
@@ -127,14 +126,14 @@ class Controller:
         Asked again, as by a synchroniser whose predecessor died waiting for the answer, it gives the same answer.
         """
         with self._lock:
-            earlier = self._results.get((island, incarnation))
+            earlier, there = self._results.get((island, incarnation)), self._placements.get((island, incarnation))
             result: Future[Placement | Delayed | Unplaced] = Future()
             self._results.setdefault((island, incarnation), result)
         if earlier is not None:
             return earlier.result()
         try:
-            if standby is None:
-                result.set_result(self._place(island, incarnation))
+            if standby is None:  # one that is there was placed by another controller
+                result.set_result(there or self._place(island, incarnation))
             else:
                 result.set_result(self._promote((island, incarnation), standby))
         except BaseException as error:
@@ -166,6 +165,15 @@ class Controller:
             self._placed(*life)
         with self._lock:
             return sorted(self._actors)
+
+    def note_synchroniser(self, facts: tuple[dict[str, str], dict[str, str], str | None], had_theta: bool) -> None:
+        self._keeper.note(facts, had_theta)
+
+    def past(self) -> tuple[bool, dict[Life, str]]:
+        """Return whether the job has had parameters, and the lives that may have processes with their actors' names."""
+        with self._lock:
+            names = {life: placed.actor for life, placed in self._placements.items() if life in self._actors}
+        return self._keeper.had_theta, names
 
     def helpers(self) -> list[dict[str, Any]]:
         """Return the agents of the nodes that this job's islands are on, or were: ``orchestrator.status.Helper`` as data."""
@@ -423,7 +431,7 @@ class Controller:
             try:
                 for life in self._orphans.due(self._nodes.is_unreachable, time.monotonic()):
                     self.end(*life)
-                there, trouble = cluster.actor_named(synchroniser_name(self._job)) is not None, ""
+                there, trouble = self._keeper.look(), ""
             except Exception as error:  # the cluster itself does not answer, which says nothing of the synchroniser
                 reason = in_words(error)
                 if reason != trouble:  # it may stay so for hours
@@ -438,6 +446,8 @@ class Controller:
 
     def declare_dead(self, nodes: frozenset[str]) -> None:
         """Have Ray end the islands on these nodes, which are down; their links notice that like any other death."""
+        if not self._closing:
+            self._keeper.nodes_down(nodes)
         with self._lock:
             placements = self._placements.items()
             lost = [life for life, placed in placements if any(rank.node_id in nodes for rank in placed.ranks)]
@@ -487,47 +497,6 @@ def _has_process(actor: ActorHandle[IslandInterface]) -> bool:
         return cluster.address_of(actor) is not None
     except Exception:  # whatever Ray raises where its head is away: then nobody can tell
         return True
-
-
-class Orphans:
-    """Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._orphans: dict[Life, _Orphan] = {}
-
-    def add(self, life: Life, node_id: str) -> bool:
-        """False if it is one already."""
-        with self._lock:
-            if life in self._orphans:
-                return False
-            self._orphans[life] = _Orphan(node_id)
-            return True
-
-    def discard(self, lives: Iterable[Life]) -> None:
-        with self._lock:
-            for life in lives:
-                self._orphans.pop(life, None)
-
-    def due(self, is_unreachable: Callable[[str], bool], now: float) -> list[Life]:
-        """Return the lives whose processes are to be ended now."""
-        with self._lock:
-            for orphan in self._orphans.values():
-                if is_unreachable(orphan.node_id):
-                    orphan.reachable_since = None
-                elif orphan.reachable_since is None:
-                    orphan.reachable_since = now
-            return sorted(
-                life
-                for life, orphan in self._orphans.items()
-                if orphan.reachable_since is not None and now - orphan.reachable_since >= FINAL_REPORT_S
-            )
-
-
-@dataclass(slots=True)
-class _Orphan:
-    node_id: str
-    reachable_since: float | None = None
 
 
 def spawn_island(

@@ -22,8 +22,8 @@ from ray.exceptions import ActorDiedError, RayError
 from orchestrator.actors import ActorHandle, IslandInterface, SavedPlace
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
-from orchestrator.core.messages import CatchUpFailure
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, Life, ReleaseReason
+from orchestrator.core.messages import Announcement, CatchUpFailure
+from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, Life, ReleaseReason, Version
 from orchestrator.errors import first_line, in_words
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext, Timers
@@ -64,7 +64,10 @@ class Workers:
 
 
 class Interpreter:
-    """Hands each effect to the part that carries it out. ``finish`` and ``resolve`` are called in the pump's own thread."""
+    """Hands each effect to the part that carries it out. ``finish`` and ``resolve`` are called in the pump's own thread.
+
+    ``announced`` makes the announcement of a fragment's version, but for its digest.
+    """
 
     def __init__(
         self,
@@ -73,7 +76,9 @@ class Interpreter:
         *,
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
+        announced: Callable[[FragmentId, Version], Announcement | None],
     ) -> None:
+        self._announced = announced
         self._context, self._post = context, context.post
         self._controller, self._shard, self._evaluation = workers.controller, workers.shard, workers.evaluation
         self._timers, self._checkpoints = workers.timers, workers.checkpoints
@@ -106,9 +111,10 @@ class Interpreter:
         published = self._shard.published(effect.fragment)
         if published.version != effect.version:
             return  # a newer one is there, and so is, or soon will be, its own publication
+        announcement = self._announced(effect.fragment, effect.version)
         for to in effect.recipients:
             if (connection := self._connection(to.island, to.incarnation)) is not None:
-                delivery = Delivery(published, effect.step, to.merged_offer, effect.fix)
+                delivery = Delivery(published, effect.step, to.merged_offer, effect.fix, announcement)
                 connection.parameters.publish(effect.fragment, delivery)
 
     def release_payload(self, effect: f.ReleasePayload) -> None:

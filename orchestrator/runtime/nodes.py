@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
+from orchestrator.core.vocabulary import Life
 from orchestrator.errors import in_words
 from orchestrator.runtime import cluster
 from orchestrator.runtime.placement import Leaving, Node
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 WATCH_S = 1.0
 LOOK_S = 5.0
 """A look is over within seconds; one that is not says nothing of the nodes."""
+FINAL_REPORT_S = 10.0
+"""Once the partition is over a link polls again within a second or so, while the controller notices at once."""
 NODE_ID_LABEL = "ray.io/node-id"
 """Every node has it by itself."""
 
@@ -119,3 +123,44 @@ class NodeWatch:
         self._leaving = leaving
         if leaving:
             self._on_leaving(leaving)
+
+
+class Orphans:
+    """The lives whose processes end once their nodes can be reached again. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._orphans: dict[Life, _Orphan] = {}
+
+    def add(self, life: Life, node_id: str) -> bool:
+        """False if it is one already."""
+        with self._lock:
+            if life in self._orphans:
+                return False
+            self._orphans[life] = _Orphan(node_id)
+            return True
+
+    def discard(self, lives: Iterable[Life]) -> None:
+        with self._lock:
+            for life in lives:
+                self._orphans.pop(life, None)
+
+    def due(self, is_unreachable: Callable[[str], bool], now: float) -> list[Life]:
+        """Return the lives whose processes are to be ended now."""
+        with self._lock:
+            for orphan in self._orphans.values():
+                if is_unreachable(orphan.node_id):
+                    orphan.reachable_since = None
+                elif orphan.reachable_since is None:
+                    orphan.reachable_since = now
+            return sorted(
+                life
+                for life, orphan in self._orphans.items()
+                if orphan.reachable_since is not None and now - orphan.reachable_since >= FINAL_REPORT_S
+            )
+
+
+@dataclass(slots=True)
+class _Orphan:
+    node_id: str
+    reachable_since: float | None = None

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
@@ -35,7 +35,7 @@ from orchestrator.actors import ActorHandle, IslandInterface
 from orchestrator.channel.client import HINDERED_S
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.channel.frames import Address, Ticket
-from orchestrator.core.messages import Offer
+from orchestrator.core.messages import Announcement, Offer
 from orchestrator.core.vocabulary import FragmentId, MergedOffer, PayloadId, ScheduleAnchor, Version, offer_number
 from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line, in_words, origin
 from orchestrator.host.job_context import JobContext
@@ -76,6 +76,7 @@ class Delivery:
     step: int
     merged_offer: MergedOffer
     anchor: ScheduleAnchor
+    announcement: Announcement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +372,10 @@ class ParameterLink:
 
     def _call(self, one: Consignment) -> ray.ObjectRef[int]:
         delivery = one.delivery
+        announcement, actor = delivery.announcement, self._ranks[one.rank]
+        if announcement is not None and len(self._ranks) == 1 and actor.has(IslandInterface.announce):
+            # nobody waits for the answer: it only serves a salvage
+            actor.call(IslandInterface.announce, self._epoch, replace(announcement, digest=one.digest))
         return self._ranks[one.rank].call(
             IslandInterface.deliver,
             self._epoch,

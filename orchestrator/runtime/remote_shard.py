@@ -57,7 +57,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.published import Content, ShardAway, Shipment
 from orchestrator.runtime.settings import GROUP_LABEL, shard_name, shard_prefix
 from orchestrator.runtime.shard_actor import Look, NewPublication, Opened, ShardActor, arrived_state, carried_state
-from orchestrator.runtime.shard_worker import Announceable, FragmentCut
+from orchestrator.runtime.shard_worker import Announceable, FragmentCut, JobChannel, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.disk import LocalDisk
@@ -469,3 +469,18 @@ def drained(items: queue.SimpleQueue[Answer]) -> list[Answer]:
             taken.append(items.get_nowait())
         except queue.Empty:
             return taken
+
+
+def several_shards(
+    context: JobContext,
+    processes: ShardProcesses,
+    channel: JobChannel,
+    supervisor: Supervisor,
+    sync_tape: Callable[[], None],
+) -> ShardWorker:
+    """Return the worker of shards in processes of their own."""
+    remote = [
+        RemoteShard(context, number, processes, channel.shard_membership(), channel.endpoint, supervisor)
+        for number in range(context.spec.synchroniser.shards)
+    ]
+    return ShardWorker(context, remote, channel, cluster.node_memory, sync_tape)

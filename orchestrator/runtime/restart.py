@@ -21,10 +21,11 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.checkpoints.resumption import Resumption, begun
+from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import island_of, kind_of
 from orchestrator.core.island_record import WITH_PROCESS, Island
-from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
+from orchestrator.core.vocabulary import Epoch, Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line, in_words, origin
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
@@ -32,9 +33,11 @@ from orchestrator.host.job_files import JobFiles, MergeJournal, mirror, open_fil
 from orchestrator.host.last_known import last_known
 from orchestrator.host.retry import Retrier
 from orchestrator.host.state_view import StateView
-from orchestrator.runtime import cluster, controllers
+from orchestrator.runtime import cluster, controllers, salvaging
 from orchestrator.runtime.controller import Controller
+from orchestrator.runtime.controllers import JobController
 from orchestrator.runtime.interpreter import Interpreter
+from orchestrator.runtime.salvaging import Survey
 from orchestrator.runtime.settings import synchroniser_name
 from orchestrator.runtime.supervision import Helper
 from orchestrator.specification.config import JobSpec
@@ -164,6 +167,7 @@ def files_of(
     folds: Sequence[Fold],
     disk: Disk,
     journal_of_shards: MergeJournal | None = None,
+    epoch: Epoch = Epoch(1),
 ) -> JobFiles:
     """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.
 
@@ -172,7 +176,7 @@ def files_of(
     give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
     while True:
         try:
-            return open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards)
+            return open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch)
         except InfrastructureError:  # a writer that is ending, or one that lives: then this one has no business here
             if time.monotonic() > give_up_at:
                 raise
@@ -182,6 +186,23 @@ def files_of(
         except Exception as error:
             crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
             raise
+
+
+def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> Survey | None:
+    """Return what the job's islands hold, if its files are lost. A job that nobody can continue ends here, as failed."""
+    try:
+        return salvaging.survey(job, run_dir)
+    except Exception as error:
+        crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
+        raise
+
+
+def introduced(
+    controller: JobController, facts: tuple[dict[str, str], dict[str, str], str | None], *, had_theta: bool
+) -> JobController:
+    """Tell the controller what another synchroniser would need, without waiting for an answer."""
+    controller.call(Controller.note_synchroniser, facts, had_theta)
+    return controller
 
 
 def left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> JobStatus:
@@ -216,6 +237,45 @@ def commands(past: Recovered) -> dict[str, CommandStatus]:
 def pending_command(kind: str, island: str | None, caller: str, at: Instant) -> CommandStatus:
     """Return a command that has no answer yet."""
     return CommandStatus(kind=kind, island=island, caller=caller, at=at, accepted=None, detail="")
+
+
+class CommandTable:
+    """The commands that this job was given, each with its outcome once there is one, as ``status`` shows them.
+
+    An outcome is shown once its record is durable: ``count`` is that of the last record, ``durable_count`` that of the last
+    durable one.
+    """
+
+    def __init__(
+        self,
+        state: StateView,
+        statuses: dict[str, CommandStatus],
+        count: Callable[[], int],
+        durable_count: Callable[[], int],
+    ) -> None:
+        self._state, self._statuses = state, statuses
+        self._count, self._durable_count = count, durable_count
+        self._unsafe: dict[str, tuple[int, CommandStatus]] = {}
+        """Commands as they were before the record with this number gave them an outcome."""
+
+    def add(self, command: str, status: CommandStatus) -> bool:
+        """Note the command. Returns whether it is new."""
+        with self._state.unchanged():
+            return self._statuses.setdefault(command, status) is status
+
+    def resolve(self, effect: f.ResolveCommand) -> None:
+        """Note the outcome of a command."""
+        with self._state.unchanged():
+            if (status := self._statuses.get(effect.command)) is not None:
+                self._unsafe[effect.command] = (self._count(), status)
+                self._statuses[effect.command] = status.resolved(effect.accepted, effect.detail)
+
+    def statuses(self) -> dict[str, CommandStatus]:
+        """Return a copy of all of them, by their ids."""
+        with self._state.unchanged():
+            durable = self._durable_count()
+            self._unsafe = {name: unsafe for name, unsafe in self._unsafe.items() if unsafe[0] > durable}
+            return {**self._statuses, **{name: before for name, (_, before) in self._unsafe.items()}}
 
 
 def reconnect(

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from orchestrator.certificates import folders
 from orchestrator.core.vocabulary import Incarnation, IslandId
@@ -24,6 +26,10 @@ from orchestrator.system import release
 
 def prefix(job: str) -> str:
     return f"{job}:"
+
+
+SYNCHRONISER_OPTIONS: Mapping[str, int] = MappingProxyType({"max_restarts": -1, "max_concurrency": 8})
+"""Ray's options for a job's synchroniser, whoever makes it."""
 
 
 def synchroniser_name(job: str) -> str:

@@ -22,15 +22,14 @@ from __future__ import annotations
 
 import heapq
 import math
-import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -46,7 +45,7 @@ from orchestrator.checkpoints.writing import OuterCut, parameters_name, write_ou
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import FragmentId, Life, PayloadId, Version
 from orchestrator.errors import InvalidJobSpec, in_words
-from orchestrator.host.job_context import JobContext
+from orchestrator.host.job_context import THREADS_MAX, JobContext, MergePool
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import EVERYTHING, Holding
@@ -69,7 +68,6 @@ from orchestrator.runtime.published import AnyPayload, Content, PublicationGone,
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory, memory_problems
 
-THREADS_MAX = 4
 RETRY_S = 0.2
 Result = TypeVar("Result")
 
@@ -189,6 +187,10 @@ class ShardWorker:
     def resume(self, resumption: Resumption) -> None:
         """Begin with Θ and momentum of a checkpoint; ``OuterStateSeeded`` follows."""
         self._pool.submit_alone(lambda: self._context.guarded(lambda: self.patiently(lambda: self._resume(resumption))))
+
+    def take_over(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> None:
+        """Begin with Θ as the islands of a lost synchroniser hold it; ``OuterStateSeeded`` follows."""
+        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._take_over(outer, steps)))
 
     def recover(self, files: JobFiles) -> None:
         """Continue from Θ as the journal has it. Raises DataError unless it is cut as this build cuts it."""
@@ -334,6 +336,14 @@ class ShardWorker:
             outlines.append((shapes(state.parameters), state.roles))
             owners[p].give(FragmentId(p), state, manifest.fragments[p].step)
         _require_own(outlines)
+        self._begin()
+
+    def _take_over(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> None:
+        states = {p: outer.state(p) for p in outer.fragments}
+        _require_own([(shapes(state.parameters), state.roles) for state in states.values()])
+        sizes = [sum(array.nbytes for array in state.parameters.values()) for state in states.values()]
+        for shard, (p, state) in zip(self._dealt(sizes), states.items(), strict=True):
+            shard.give(p, state, steps[p])
         self._begin()
 
     def _dealt(self, sizes: Sequence[int]) -> list[Shard]:
@@ -503,37 +513,6 @@ def dealt(sizes: Sequence[int], shard_count: int) -> tuple[tuple[FragmentId, ...
     return tuple(tuple(sorted(hand)) for hand in hands)
 
 
-class MergePool:
-    """An order waits for earlier ones only, and these were started before it: nothing can wait for ever."""
-
-    def __init__(self, threads: int | None = None) -> None:
-        self._threads = ThreadPoolExecutor(threads or min(THREADS_MAX, max(2, os.cpu_count() or 1)), "merge")
-        self._lock = threading.Lock()
-        self._alone: Future[Any] | None = None
-        self._latest: dict[FragmentId, Future[Any]] = {}
-        """By fragment, since the last order that concerned all."""
-
-    def submit(self, fragment: FragmentId, work: Callable[[], Result]) -> Future[Result]:
-        """Do the work once what was ordered before for this fragment, or for all, is over."""
-        with self._lock:
-            before = [one for one in (self._latest.get(fragment), self._alone) if one is not None]
-            future = self._threads.submit(_after, before, work)
-            self._latest[fragment] = future
-            return future
-
-    def submit_alone(self, work: Callable[[], Result]) -> Future[Result]:
-        """Do the work once everything that was ordered before is over, and nothing beside it."""
-        with self._lock:
-            before = [*self._latest.values(), *(() if self._alone is None else (self._alone,))]
-            self._alone = future = self._threads.submit(_after, before, work)
-            self._latest = {}
-            return future
-
-    def close(self) -> None:
-        """Stop. Work that has not begun is discarded."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
 class JobChannel:
     """The job's channel for payloads, open until ``close``."""
 
@@ -569,11 +548,6 @@ def terms_of(spec: JobSpec) -> Terms:
     """Return the terms of a job's channel. With several shards no payload travels in a call of the synchroniser."""
     terms = Terms(**spec.transport.model_dump())
     return terms if spec.synchroniser.shards == 1 else replace(terms, inline_bytes_max=0)
-
-
-def _after(earlier: Iterable[Future[Any]], work: Callable[[], Result]) -> Result:
-    wait(earlier)
-    return work()
 
 
 def _require_own(outlines: Sequence[tuple[Mapping[str, Shape], Roles]]) -> None:

@@ -8,6 +8,9 @@ islands are on; Ray itself makes the synchroniser again. One call is always unde
 milliseconds of its death. A helper that dies again within a minute waits longer each time, so that what cannot live
 does not take a processor.
 
+Ray makes the synchroniser again only where it believes in the death of its node, which takes minutes. So the controller's
+``SynchroniserKeeper`` makes it again once its machine refuses connections.
+
 Responsible for noticing, for making again, and for the sentence that says so. Refuses to end what is silent: it may be
 busy, or stopped with its whole machine. Making is idempotent by the actor's name.
 """
@@ -27,9 +30,14 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
-from orchestrator.actors import ActorHandle
+from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.errors import first_line
+from orchestrator.runtime import cluster
+from orchestrator.runtime.nodes import NodeWatch
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, SYNCHRONISER_OPTIONS, synchroniser_name
+from orchestrator.specification.config import JobSpec
 from orchestrator.status import Helper as HelperStatus
+from orchestrator.system.roots import AllowedRoots
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +47,8 @@ LIVED_S = 60.0
 """A helper that lived so long died of something new: the next one is made at once."""
 WAIT_FIRST_S, WAIT_MAX_S = 1.0, 60.0
 DOUBLINGS_MAX = 6
+SYNCHRONISER_CLASS = "orchestrator.runtime.synchroniser_actor:SynchroniserActor"
+MOVE_RETRY_S = 0.1
 
 ActorT = TypeVar("ActorT")
 Arguments = ParamSpec("Arguments")
@@ -269,3 +279,66 @@ class Supervisor:
                 if not wanted:
                     with self._lock:
                         self._helpers = [one for one in self._helpers if one is not helper]
+
+
+class SynchroniserKeeper:
+    """Makes a job's synchroniser again on another node of its groups once its own node is down.
+
+    If the new node sees the run folder, the job continues from it, and else from what its islands hold (``salvaging``).
+    """
+
+    def __init__(self, job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots, nodes: NodeWatch) -> None:
+        self._job, self._name, self._groups = (
+            job,
+            synchroniser_name(job),
+            spec.synchroniser.node_groups or (CONTROL_GROUP,),
+        )
+        self._facts, self._roots = (spec, run_dir), roots
+        self._nodes = nodes
+        self._noted: tuple[dict[str, str], dict[str, str], str | None] = ({}, {}, None)
+        self.had_theta = False
+        self._node, self._moving = "", False
+
+    def note(self, facts: tuple[dict[str, str], dict[str, str], str | None], had_theta: bool) -> None:
+        """Keep what a new synchroniser is made with: regions, cordons, store; and whether the job has had parameters."""
+        self._noted = facts
+        self.had_theta = self.had_theta or had_theta
+
+    def look(self) -> bool:
+        """Return whether there is a synchroniser, or one is about to be made, and note its node."""
+        actor = cluster.actor_named(self._name)
+        process = None if actor is None else cluster.process_of(actor)
+        if process is not None and not self._moving:
+            self._node = process.node_id
+        return actor is not None or self._moving
+
+    def nodes_down(self, nodes: frozenset[str]) -> None:
+        """Make the synchroniser again if it was on one of these nodes. Returns at once."""
+        if self._node in nodes and not self._moving:
+            self._moving, self._node = True, ""
+            threading.Thread(target=copy_context().run, args=(self._move,), name="move", daemon=True).start()
+
+    def _move(self) -> None:
+        began = time.monotonic()
+        log.warning("the node of the synchroniser is down: it is made again on another one")
+        try:
+            while (actor := cluster.actor_named(self._name)) is not None:
+                cluster.end_actor(actor)
+                time.sleep(MOVE_RETRY_S)
+            while cluster.actor_named(self._name) is None:
+                present = {node.group for node in self._nodes.placeable()}
+                group = next((group for group in self._groups if group in present), None)
+                if group is not None:
+                    where = {
+                        **cluster.on_head(self._name),
+                        "label_selector": {GROUP_LABEL: group, **self._nodes.selector()},
+                    }
+                    spec, run_dir = self._facts
+                    kind: Callable[..., SynchroniserInterface] = cluster.actor_class(SYNCHRONISER_CLASS)
+                    regions, cordoned, store = self._noted
+                    facts = (self._job, spec, regions, run_dir, cordoned, self._roots, store)
+                    cluster.start_actor(kind, {**where, **SYNCHRONISER_OPTIONS}, *facts)
+                    log.warning("the synchroniser is made again on %s, %.1f s later", group, time.monotonic() - began)
+                time.sleep(MOVE_RETRY_S)
+        finally:
+            self._moving = False

@@ -7,8 +7,8 @@
 This is the live driver of the core, whose contract is ``orchestrator.core``: one order of events, stamped on entry, and
 nothing done before it is on the tape. Also responsible for the job's files at its end, and for ending all of its actors.
 The actor outlives whatever started it. If its process dies, Ray makes it again with the same arguments, and it continues
-from its files while islands train on. A bug of ours ends the job loudly: ``status.json`` says so, and ``crash.txt`` tells
-the story.
+from its files while islands train on, or, if they are lost, from what its islands hold (``salvaging``). A bug of ours ends
+the job loudly: ``status.json`` says so, and ``crash.txt`` tells the story.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.accounting import report
@@ -44,6 +45,7 @@ from orchestrator.core.faults import Fault, IslandFault
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
     CommandId,
+    Epoch,
     Incarnation,
     Instant,
     IslandId,
@@ -54,7 +56,7 @@ from orchestrator.core.vocabulary import (
     NodeGroupId,
 )
 from orchestrator.errors import Conflict, DataError, Fenced, NotFound, in_words
-from orchestrator.host import records
+from orchestrator.host import job_files, records
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import EventQueue, JobContext, Timers
 from orchestrator.host.job_files import JobFiles
@@ -73,18 +75,19 @@ from orchestrator.host.retry import (
 from orchestrator.host.state_view import StateView
 from orchestrator.parameters.outer_state import OuterStep
 from orchestrator.parameters.shard import ParameterShard
-from orchestrator.runtime import cluster, faults, restart
+from orchestrator.runtime import cluster, faults, restart, salvaging
 from orchestrator.runtime.carried_parts import SavedWindows
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter, Workers
-from orchestrator.runtime.remote_shard import RemoteShard, ShardProcesses
+from orchestrator.runtime.remote_shard import ShardProcesses, several_shards
+from orchestrator.runtime.salvaging import Survey
 from orchestrator.runtime.shard_worker import JobChannel, LocalShard, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec
-from orchestrator.status import CommandStatus, CoreStatus, FragmentNorms, JobStatus, LinesStatus, StatusDocument
+from orchestrator.status import CoreStatus, FragmentNorms, JobStatus, LinesStatus, StatusDocument
 from orchestrator.status import Helper as HelperStatus
 from orchestrator.system import logbook
 from orchestrator.system.mirror import MirroredDisk
@@ -116,7 +119,7 @@ class SynchroniserActor:
         roots: AllowedRoots,
         store: str | None = None,
     ) -> None:
-        self._live = open_job(job, spec, regions, Path(run_dir), roots, store)
+        self._live = open_job(job, spec, regions, Path(run_dir), roots, store, cordoned)
         self._live.start(cordoned)
 
     def ready(self) -> bool:
@@ -145,6 +148,7 @@ def open_job(
     run_dir: Path,
     roots: AllowedRoots,
     store: str | None = None,
+    cordoned: Mapping[str, str] = MappingProxyType({}),
 ) -> LiveJob:
     """Open or recover the job's files, and connect the parts of its process. No event is handed over yet.
 
@@ -161,6 +165,7 @@ def open_job(
     if mirror is not None:
         for name in (SPECIFICATION, RESUMED):
             mirror.keep(run_dir / name)
+    survey = restart.survey_of(job, spec, policy, run_dir) if mirror is None else None
     shards = None
     if spec.synchroniser.shards > 1:
         try:
@@ -168,8 +173,9 @@ def open_job(
         except DataError as error:
             restart.crash(job, run_dir, error, (), partial(restart.left, job, spec, policy, run_dir))
             raise
-    journals = shards.journals if shards is not None else None
-    files = restart.files_of(job, spec, policy, run_dir, (Goodput(policy), Statistics(policy)), disk, journals)
+    journals, epoch = shards.journals if shards is not None else None, Epoch(1) if survey is None else survey.epoch
+    folds = (Goodput(policy), Statistics(policy))
+    files = restart.files_of(job, spec, policy, run_dir, folds, disk, journals, epoch)
     past, state = files.past, StateView(files.core)
     started_at, now = restart.clock(files, run_dir)
     retrier, tape_sync = tape_sync_of(spec, files.tape)
@@ -183,7 +189,11 @@ def open_job(
     controller: Helper[Controller] = supervisor.add(
         Helper(
             "controller",
-            lambda: controller_of(job, spec, str(run_dir), roots),
+            lambda: restart.introduced(
+                controller_of(job, spec, str(run_dir), roots),
+                (dict(regions), dict(cordoned), store),
+                had_theta=state.seeded,
+            ),
             on_made=lambda: restart.introduce(state, interpreter, controller),
             ask=Controller.helpers,
         )
@@ -193,7 +203,7 @@ def open_job(
     shard = (
         _one_shard(context, files, channel, retrier)
         if shards is None
-        else _several_shards(context, shards, channel, supervisor, sync_tape)
+        else several_shards(context, shards, channel, supervisor, sync_tape)
     )
     goodput, statistics = files.folds  # those given above, or a snapshot's of the same kinds
     assert isinstance(goodput, Goodput)
@@ -212,13 +222,19 @@ def open_job(
             sync_tape,
         ),
     )
-    commands = CommandTable(
+    commands = restart.CommandTable(
         state,
         restart.commands(past) if past is not None else {},
         lambda: live.driver.count,
         tape_sync.durable_count if mirror is not None else lambda: sys.maxsize,
     )
-    interpreter = Interpreter(context, workers, resolve=commands.resolve, finish=lambda effect: live.finish(effect))
+    interpreter = Interpreter(
+        context,
+        workers,
+        resolve=commands.resolve,
+        finish=lambda effect: live.finish(effect),
+        announced=state.announcement,
+    )
     live = LiveJob(
         context=context,
         policy=policy,
@@ -240,6 +256,8 @@ def open_job(
         chaos=faults.Chaos(controller, interpreter, queue.post, commands.resolve, state.incarnation_of),
         saved=SavedWindows(resumption, roots, shard.channel.endpoint),
         mirror=mirror,
+        survey=survey if survey is not None and survey.answers else None,
+        restart_facts=(dict(regions), dict(cordoned), store),
     )
     return live
 
@@ -249,60 +267,6 @@ def _one_shard(context: JobContext, files: JobFiles, channel: JobChannel, retrie
     parameters = ParameterShard(files.journal, files.epoch, retrier.until_done)
     local = LocalShard(parameters, channel.endpoint, OuterStep.of(context.spec.synchroniser))
     return ShardWorker(context, [local], channel, cluster.node_memory)
-
-
-def _several_shards(
-    context: JobContext,
-    processes: ShardProcesses,
-    channel: JobChannel,
-    supervisor: Supervisor,
-    sync_tape: Callable[[], None],
-) -> ShardWorker:
-    """Return the worker of shards in processes of their own."""
-    remote = [
-        RemoteShard(context, number, processes, channel.shard_membership(), channel.endpoint, supervisor)
-        for number in range(context.spec.synchroniser.shards)
-    ]
-    return ShardWorker(context, remote, channel, cluster.node_memory, sync_tape)
-
-
-class CommandTable:
-    """The commands that this job was given, each with its outcome once there is one, as ``status`` shows them.
-
-    An outcome is shown once its record is durable: ``count`` is that of the last record, ``durable_count`` that of the last
-    durable one.
-    """
-
-    def __init__(
-        self,
-        state: StateView,
-        statuses: dict[str, CommandStatus],
-        count: Callable[[], int],
-        durable_count: Callable[[], int],
-    ) -> None:
-        self._state, self._statuses = state, statuses
-        self._count, self._durable_count = count, durable_count
-        self._unsafe: dict[str, tuple[int, CommandStatus]] = {}
-        """Commands as they were before the record with this number gave them an outcome."""
-
-    def add(self, command: str, status: CommandStatus) -> bool:
-        """Note the command. Returns whether it is new."""
-        with self._state.unchanged():
-            return self._statuses.setdefault(command, status) is status
-
-    def resolve(self, effect: f.ResolveCommand) -> None:
-        """Note the outcome of a command."""
-        with self._state.unchanged():
-            if (status := self._statuses.get(effect.command)) is not None:
-                self._unsafe[effect.command] = (self._count(), status)
-                self._statuses[effect.command] = status.resolved(effect.accepted, effect.detail)
-
-    def statuses(self) -> dict[str, CommandStatus]:
-        """Return a copy of all of them, by their ids."""
-        with self._state.unchanged():
-            durable = self._durable_count()
-            self._unsafe = {name: unsafe for name, unsafe in self._unsafe.items() if unsafe[0] > durable}
-            return {**self._statuses, **{name: before for name, (_, before) in self._unsafe.items()}}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -328,10 +292,12 @@ class LiveJob:
     supervisor: Supervisor
     workers: Workers
     interpreter: Interpreter
-    commands: CommandTable
+    commands: restart.CommandTable
     chaos: faults.Chaos
     saved: SavedWindows
     mirror: MirroredDisk | None
+    survey: Survey | None = None
+    restart_facts: tuple[dict[str, str], dict[str, str], str | None] = ({}, {}, None)
     noticed: set[Life] = field(default_factory=set)
     last_status: JobStatus = field(init=False)
 
@@ -341,10 +307,16 @@ class LiveJob:
         if self.state.phase is JobPhase.FINISHED:
             threading.Thread(target=self.finish, name="pump", daemon=True).start()
             return
+        if self.survey is not None:
+            threading.Thread(
+                target=self.context.guarded, args=(self._salvage, self.survey, cordoned), daemon=True
+            ).start()
+            threading.Thread(target=self._pump, name="pump", daemon=True).start()
+            return
         for make in self.files.first_events:
             self.context.post(make)
         if not self.files.started:
-            self._begin(cordoned)
+            self._begin(cordoned, self.context.spec.wanted_counts())
         shard, evaluation = self.workers.shard, self.workers.evaluation
         if self.files.merges:
             shard.recover(self.files)
@@ -356,13 +328,25 @@ class LiveJob:
         self.supervisor.begin()
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
 
-    def _begin(self, cordoned: Mapping[str, str]) -> None:
-        if (resumption := self.resumption) is not None:
+    def _salvage(self, survey: Survey, cordoned: Mapping[str, str]) -> None:
+        """Pull Θ from the islands that hold it, and begin the tape with that. Islands that do not go on are ended."""
+        shard, evaluation = self.workers.shard, self.workers.evaluation
+        taken = salvaging.salvage(survey, self.context, self.policy, shard.channel, evaluation.outline().result())
+        self.context.post(lambda at: replace(taken.event, at=at))
+        self._begin(cordoned, salvaging.wanted_counts(self.context.spec, sorted(taken.survivors)))
+        shard.take_over(taken.outer, taken.steps)
+        for life in sorted(set(survey.lives) - taken.survivors):
+            self.interpreter.end(*life)
+        evaluation.measure_unigram()
+        self.supervisor.begin()
+
+    def _begin(self, cordoned: Mapping[str, str], wanted_counts: Mapping[NodeGroupId, int]) -> None:
+        if (resumption := self.resumption) is not None and self.survey is None:
             names = frozenset(plan.island for plan in self.policy.islands)
             self.context.post(lambda at: resumption.event(at, names))
         for group, caller in sorted(cordoned.items()):
             self._submit(CommandId(f"cordon-{group}-before-the-start"), caller, Cordon(NodeGroupId(group)))
-        for node_group, count in self.context.spec.wanted_counts().items():
+        for node_group, count in wanted_counts.items():
             command = CommandId(f"scale-{node_group}-at-the-start")
             self._submit(command, "the specification", Scale(NodeGroupId(node_group), count))
         self.context.post(events.JobStarted)
@@ -498,10 +482,19 @@ class LiveJob:
             self.state.check()
             self.goodput.check()
             self.snapshots.consider(self.driver, event.at)
+        if isinstance(event, events.OuterStateSeeded):
+            self._note_theta()
         faults.kill_own_process(event)
         if isinstance(event, events.ConnectionLost) and event.dead:
             self.interpreter.forget(event.island, event.incarnation)
         return decided
+
+    def _note_theta(self) -> None:
+        """Have the controller, which outlives this machine, know that the job has Θ. A salvage is over by now."""
+        self.workers.controller.call(Controller.note_synchroniser, self.restart_facts, True)
+        if self.survey is not None:
+            self.retrier.until_done(TAPE_REFUSES, self.files.tape.sync)
+            job_files.end_salvage(self.context.run_dir)
 
     def _close(self) -> None:
         self.supervisor.close()

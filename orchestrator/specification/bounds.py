@@ -37,6 +37,10 @@ PATTERN_WORDS = {
 REMARK_CHARACTERS_MAX = 10_000
 
 Name = Annotated[str, Field(pattern=_NAME)]
+NodeGroups = Annotated[
+    tuple[Name, ...],
+    Field(max_length=100, description="where the synchroniser runs, first choice first; if empty, on the head"),
+]
 """The name of a job, an island or a node group: part of file names, labels and addresses."""
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
 """A name that others choose: a field of a file, a region, an island of a tape."""

@@ -29,6 +29,7 @@ from orchestrator.specification.bounds import (
     MergeCount,
     MicrobatchCount,
     Name,
+    NodeGroups,
     ParameterCount,
     Port,
     Ratio,
@@ -163,6 +164,7 @@ class SynchroniserSection(Section):
     durability: DurabilitySection = DurabilitySection()
     adoption: Literal["replace", "mix", "rebase"] = "rebase"
     mix_alpha: Ratio = 0.5
+    node_groups: NodeGroups = ()
 
     def quorum_ratio_of(self, islands_max: int) -> float:
         """Return the part of the training islands that a merge needs, in a job of up to so many islands."""

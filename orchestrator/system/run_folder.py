@@ -31,6 +31,7 @@ SNAPSHOT = "snapshot"
 JOURNAL = "journal"
 SHARDS = "shards"
 BOOT = "boot"
+SALVAGING = "salvaging"
 CLOCK = "clock.json"
 LOGS = "logs"
 ISLAND_LOGS = "islands"
@@ -103,6 +104,12 @@ FILES = (
         "the checkpoint that the job resumes from, if it does",
         "before the first event",
         "synced, with a digest",
+    ),
+    RunFile(
+        SALVAGING,
+        "nothing: the job's files were lost, and it is continued from what its islands hold",
+        "before the new tape, and removed once that has Θ",
+        "synced",
     ),
     RunFile(
         TAPE,

@@ -2,7 +2,8 @@
 
 ``python -m tests.bench.outer_defaults FILE [--stage NAME …]`` trains what ``STAGES`` lists, in virtual time, one run after
 another, and appends a line to FILE for each. Runs that FILE already holds are skipped, so the command can be stopped and
-started again. ``--table`` trains nothing and prints what FILE holds. All stages take about an hour of one core.
+started again. ``--lost-momentum 3`` measures what the loss of momentum costs, with three seeds. ``--table`` trains nothing
+and prints what FILE holds. All stages take about an hour of one core.
 
 Every other setting is a default of the specification, except the inner learning rate, which is near the best that is known
 for the model and optimizer, and the windows where a stage says so.
@@ -18,9 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import process_time
 from typing import Any
+from unittest.mock import patch
 
 from learners import jax_trainer
+from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.laboratory.multiplex import MultiplexedJob
+from orchestrator.parameters.journaled_store import Inputs
+from orchestrator.parameters.outer_state import OuterState
 from orchestrator.specification.config import parse_job
 
 CANDIDATES = ((0.7, 0.9), (0.5, 0.3), (0.7, 0.6), (0.6, 0.5), (1.0, 0.0), (0.4, 0.8))
@@ -141,6 +146,25 @@ def trained(run: Run) -> dict[str, Any]:
     }
 
 
+def lost_momentum(seed: int) -> tuple[float, float]:
+    """Return the last held-out loss of a job that keeps its momentum, and of one that loses it half way."""
+    run = Run("nano", "adamw", 24, 8, (0.6, 0.5), islands=4, steps=240, seed=seed)
+    kept = trained(run)["loss"]
+    merge, half = OuterState.merge, run.steps // run.interval_steps // 2
+
+    def forgetting(
+        outer: OuterState, fragment: FragmentId, version: Version, inputs: Inputs, lr_ratio: float = 1.0
+    ) -> str:
+        if version == half:
+            for array in outer.state(fragment).momentum.values():
+                array.flags.writeable = True
+                array[:] = 0.0
+        return merge(outer, fragment, version, inputs, lr_ratio)
+
+    with patch.object(OuterState, "merge", forgetting):
+        return kept, trained(run)["loss"]
+
+
 def results(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -174,7 +198,16 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="JSON lines, a run each; appended to")
     parser.add_argument("--stage", nargs="+", choices=list(STAGES), default=list(STAGES))
     parser.add_argument("--table", action="store_true", help="print what the file holds")
+    parser.add_argument("--lost-momentum", type=int, metavar="SEEDS", help="train with it, and with it lost half way")
     asked = parser.parse_args()
+    if asked.lost_momentum:
+        for seed in range(asked.lost_momentum):
+            kept, lost = lost_momentum(seed)
+            print(
+                f"seed {seed}: {kept} with momentum, {lost} with momentum lost half way: {lost / kept - 1:+.2%}",
+                flush=True,
+            )
+        return
     if asked.table:
         print(table(results(asked.file)))
         return

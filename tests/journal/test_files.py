@@ -12,6 +12,7 @@ from orchestrator.core import commands
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
+from orchestrator.host import job_files
 from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier
 from orchestrator.parameters.journal import Journal
@@ -35,6 +36,39 @@ def opened(folder: Path, disk: Disk | None = None, **changed: object) -> JobFile
 def test_an_empty_folder_begins_a_job(tmp_path: Path) -> None:
     files = opened(tmp_path)
     assert (files.started, files.epoch, files.first_events, files.outer) == (False, 1, (), None)
+
+
+def test_a_folder_with_a_past_is_never_salvaged_and_one_without_may_be(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert job_files.lacks_a_past(folder), "a lost folder, or a new one: the controller knows which"
+    before = run(folder, Fate())
+    before.shell.die()
+    assert not job_files.lacks_a_past(folder)
+    (folder / "tape.jsonl").unlink()
+    with pytest.raises(DataError, match="the job has run before"):
+        job_files.lacks_a_past(folder)
+
+
+def test_a_salvage_that_did_not_end_is_made_again_without_what_it_left(tmp_path: Path) -> None:
+    job_files.begin_salvage(tmp_path)
+    first = run(tmp_path, Fate())  # a new tape with Θ, as far as it came
+    first.shell.die()
+    assert job_files.lacks_a_past(tmp_path)
+    job_files.begin_salvage(tmp_path)
+    files = opened(tmp_path)
+    assert (files.past, files.outer) == (None, None)
+    files.tape.let_go()
+    job_files.end_salvage(tmp_path)
+    assert not job_files.lacks_a_past(tmp_path)
+
+
+def test_a_job_that_begins_in_a_later_epoch_says_so_on_its_tape(tmp_path: Path) -> None:
+    job = spec()
+    begun = open_files(tmp_path, "job", job, job.policy(), 0.0, epoch=Epoch(5))
+    assert begun.epoch == 5
+    begun.tape.sync()
+    begun.tape.let_go()
+    assert opened(tmp_path).epoch == 6
 
 
 def test_a_tape_without_a_whole_first_line_is_begun_again(tmp_path: Path) -> None:

@@ -429,14 +429,14 @@ def test_a_part_of_a_publication_that_is_torn_or_of_another_host_is_refused_and_
     for wrong in (torn, other):
         with pytest.raises(InvalidPayload):
             first.receive(news, None, "", [wrong])
-        assert first.published_version(0) == 0
+        assert first.published.version(0) == 0
     named = first.held.holding.digest_of(island.outer[0])
     assert first.receive(news, None, named, [own]) == 1
     # updates whose bits are others are let go of, and asked for whole
     update = wire_format.encoded(island.outer[0], "int4", Version(1))
     content = wire_format.written(first.held.holding.part_of(update))
     assert first.receive(Publication(0, 2, 0, 0), 1, named, [content]) == -1
-    assert second.published_version(0) == 0
+    assert second.published.version(0) == 0
 
 
 def held_state(island: Group, cut: str) -> list[list]:

@@ -10,10 +10,20 @@ import pytest
 from learners import jax_trainer
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
+from orchestrator.core.messages import (
+    Adopted,
+    Announcement,
+    Broken,
+    Drained,
+    Flushed,
+    HeldVersion,
+    MergedWork,
+    Offer,
+    Progress,
+)
 from orchestrator.core.vocabulary import ScheduleAnchor
 from orchestrator.errors import InternalError
-from orchestrator.parameters import wire_format
+from orchestrator.parameters import tensors, wire_format
 from tests.learners.stepped import ISLANDS, TOKENS, alone, offers
 from tests.waiting import PATIENCE_S
 
@@ -261,3 +271,34 @@ def test_mixing_and_rebasing_keep_the_work_since_the_offer(new_island, make_job,
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
     # the kept work is offered again with what follows, on the adopted base
     assert offers(island.steps(2)) == [Offer(1, 3, 6, 1, 4, 4 * TOKENS, 6 * TOKENS)]
+
+
+def test_an_island_says_what_it_holds_of_theta_and_of_its_own_work(new_island):
+    """A synchroniser whose predecessor's disk is lost asks for this. Digests are of the bytes, not of what was announced."""
+    island = new_island()
+    assert island.loop.holdings("a", 2) is None, "it does not train yet"
+    island.start()
+    island.steps(3)
+    published = island.published(0, 0.5)
+    announcement = Announcement(0, 1, tensors.digest(published), 2, (MergedWork("a", 2, 1),))
+    island.loop.published.announce(announcement)
+    waiting = Announcement(1, 1, "never arrives", 2, ())
+    island.loop.published.announce(waiting)
+    assert [x.fragment for x in island.loop.published.expected_versions()] == [0, 1]
+    island.loop.deliver(0, 1, 2, published)
+    island.steps(1)
+    held = island.loop.holdings("a", 2)
+    assert (held.island, held.incarnation, held.versions, held.expected) == ("a", 2, (1, 0), (waiting,))
+    start = {name: island.trainer.initial_parameters()[name] for name in island.fragments[1]}
+    assert held.held == (
+        HeldVersion(0, 1, tensors.digest(published), announcement),
+        HeldVersion(1, 0, tensors.digest(start), None),
+    )
+    assert (held.steps_total, held.tokens_total) == (4, 4 * TOKENS)
+    assert held.stepping_seconds > 0
+    damaged = dict(published)
+    damaged[next(iter(damaged))] = next(iter(damaged.values())) + 1
+    island.loop.published.hold(0, 2, damaged)
+    island.loop.published.announce(Announcement(0, 2, announcement.digest, 4, ()))
+    (first, _) = island.loop.holdings("a", 2).held
+    assert first.digest != first.announced.digest

@@ -19,7 +19,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import effects, events
 from orchestrator.core.commands import Command
 from orchestrator.core.messages import CaughtUp, Progress
-from orchestrator.core.saving import FragmentRestored, FromJournal, JobResumed
+from orchestrator.core.saving import FragmentRestored, FromJournal, JobResumed, JobSalvaged
 from orchestrator.errors import AtollError, DataError, InfrastructureError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -162,6 +162,10 @@ class Job:
         self.last = json.loads((self.run_dir / "status.json").read_text())
         return self.last
 
+    def forget_tape(self) -> None:
+        """Read the tape anew: it is another one."""
+        self._tape = GrowingTape(self.run_dir / "tape.jsonl")
+
     def records(self) -> Sequence[Record]:
         """Of its tape, so far."""
         return self._tape.records()
@@ -268,6 +272,8 @@ def assert_sound(job: Job) -> None:
         event = record.event
         if isinstance(event, JobResumed):
             versions = list(event.versions)
+        elif isinstance(event, JobSalvaged):
+            versions, digests = list(event.versions), dict(enumerate(event.digests))
         elif isinstance(event, (events.MergeCompleted, FragmentRestored)) and record.effects:
             lost = isinstance(event, FragmentRestored) and isinstance(
                 event.checkpoint, FromJournal

@@ -71,7 +71,7 @@ def interpreter(port: object, shard: ParameterShard, tmp_path: Path) -> Iterator
     local = LocalShard(shard, nobody, OuterStep.of(SPEC.synchroniser))
     worker, nothing = ShardWorker(context, [local], Closed()), Closed()
     workers = Workers(nobody, worker, nothing, Timers(lambda: 0.0, nobody), nothing)
-    made = Interpreter(context, workers, resolve=nobody, finish=nobody)
+    made = Interpreter(context, workers, resolve=nobody, finish=nobody, announced=lambda *_: None)
     yield made
     made.close()
 

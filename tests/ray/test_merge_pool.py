@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from orchestrator.core.vocabulary import FragmentId
-from orchestrator.runtime.shard_worker import MergePool
+from orchestrator.host.job_context import MergePool
 from tests.waiting import PATIENCE_S
 
 A, B = FragmentId(0), FragmentId(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from orchestrator.runtime.controller import Orphans
+    from orchestrator.runtime.nodes import Orphans
 
 FINAL_REPORT_S = 10.0
 AWAY = {"far"}
@@ -15,10 +15,10 @@ AWAY = {"far"}
 
 @pytest.fixture
 def orphans() -> Orphans:
-    from orchestrator.runtime import controller  # imports Ray, which must not happen at collection
+    from orchestrator.runtime import nodes  # imports Ray, which must not happen at collection
 
-    assert controller.FINAL_REPORT_S == FINAL_REPORT_S
-    return controller.Orphans()
+    assert nodes.FINAL_REPORT_S == FINAL_REPORT_S
+    return nodes.Orphans()
 
 
 def test_an_orphan_is_ended_once_its_node_was_reachable_for_long_enough_to_be_heard_out(orphans: Orphans) -> None:

@@ -11,20 +11,22 @@ here in the seed that is known to show it, and if that no longer does, in 40, wh
     restores what is there   a rollback puts the present Θ in the checkpoint's place
     cuts too early           what is merging is not in a checkpoint
     …                        and five of recovery
+
+In others its machine is lost with its disk (``tests.swarm.lost_machines``), with two bugs of the salvage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import get_args
 
 import pytest
 
-from orchestrator.core import checkpoints, commands, fragment_life, job_life, saving
+from orchestrator.core import checkpoints, commands, fragment_life, job_life, salvage, saving
 from orchestrator.core.effects import Effect, ReleasePayload
-from orchestrator.core.messages import NotSaved, Saved
+from orchestrator.core.messages import HeldVersion, IslandHoldings, NotSaved, Saved
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Epoch, FragmentId, RefusalReason, RoundPhase, Version
 from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradient
@@ -32,7 +34,8 @@ from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.replica.outbox import NumberedReports
 from orchestrator.tape.storage import TapeWriter
-from tests.swarm import trial
+from tests.swarm import lost_machines, trial
+from tests.swarm.checkers.violation import Violation
 from tests.swarm.configurations import SAVING, draw
 from tests.swarm.mortality import draw_mortality
 
@@ -82,7 +85,7 @@ def test_recoveries_take_merges_again_from_inputs_and_from_averages(monkeypatch:
 
 A_CHECKPOINT_FAILS = 380
 """A seed in which a version is merged between the cut of a checkpoint and its sealing. There are few."""
-RARE = {saving.JobResumed, saving.RollbackFailed, NotSaved}
+RARE = {saving.JobResumed, saving.JobSalvaged, saving.RollbackFailed, NotSaved}
 """A world begins from nothing, no checkpoint in it is damaged, and few islands that are asked for a state have just ended:
 ``tests/core`` and ``tests/checkpoints`` have these."""
 
@@ -237,3 +240,41 @@ def _failure_of(seed: int) -> trial.SwarmFailure | None:
     except trial.SwarmFailure as failure:
         return failure
     return None
+
+
+# ── the machine and its disk are gone ─────────────────────────────────────────────────────────────────────────────
+
+MACHINES_LOST = (3, 4, 8)
+"""Seeds whose jobs are salvaged, between them more than twice."""
+COUNTED_TWICE, DAMAGED = 23, 9
+"""Seeds that show the planted bugs."""
+
+
+def test_no_token_is_merged_twice_however_often_the_machine_is_lost_with_its_disk() -> None:
+    assert sum(lost_machines.run(seed).salvages for seed in MACHINES_LOST) > 2
+
+
+def test_a_salvage_that_forgets_which_offers_a_version_contains_is_found(monkeypatch: Patch) -> None:
+    survivors = salvage.survivors
+
+    def forgetting(answers: Sequence[IslandHoldings], choice: salvage.Choice) -> tuple[saving.SurvivingIsland, ...]:
+        return tuple(replace(one, merged_offers=(0,) * len(one.versions)) for one in survivors(answers, choice))
+
+    monkeypatch.setattr(salvage, "survivors", forgetting)
+    with pytest.raises(Violation, match="no token is merged twice"):
+        lost_machines.run(COUNTED_TWICE)
+
+
+def test_a_salvage_that_believes_damaged_copies_is_found(monkeypatch: Patch) -> None:
+    choose = salvage.choose
+
+    def believing(answers: Sequence[IslandHoldings], count: int, _: object = None) -> salvage.Choice:
+        return choose([replace(a, held=tuple(map(announced_as_held, a.held))) for a in answers], count)
+
+    def announced_as_held(held: HeldVersion) -> HeldVersion:
+        told = held.announced
+        return held if told is None else replace(held, announced=replace(told, digest=held.digest))
+
+    monkeypatch.setattr(salvage, "choose", believing)
+    with pytest.raises(Violation, match="nothing newer was to be had"):
+        lost_machines.run(DAMAGED)

@@ -3,6 +3,7 @@
 python -m tests.swarm --seed N               run one seed and print its outcome
 python -m tests.swarm --first N --count N    run many, with progress; Ctrl-C keeps the results so far
                                --deaths N    … with N deaths of the synchroniser in each
+                               --lost-machines … each of which takes the machine's disk along
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import sys
 from collections import Counter
 
+from tests.swarm import lost_machines
 from tests.swarm.trial import SwarmFailure, run
 
 FAILURES_MAX = 10
@@ -53,15 +55,37 @@ def soak(first: int, count: int, deaths: int = 0) -> int:
     return len(failures)
 
 
+def lose_machines(first: int, count: int) -> int:
+    """Run many seeds whose synchroniser loses its machine and disk, and return the number of failures."""
+    failures, salvages, ended = 0, 0, 0
+    for seed in range(first, first + count):
+        try:
+            world = lost_machines.run(seed)
+        except Exception as error:  # whatever it is, the seed brings it back
+            failures += 1
+            print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        salvages, ended = salvages + world.salvages, ended + bool(world.ended)
+    print(
+        f"{count} seeds from {first} on: {failures} failures, {salvages} salvages, {ended} jobs that no island vouched for"
+    )
+    return failures
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.swarm", description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, help="run this one alone")
     parser.add_argument("--first", type=int, default=0, help="the first of many (default 0)")
     parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
+    parser.add_argument(
+        "--lost-machines", action="store_true", help="each death takes machine and disk (tests.swarm.lost_machines)"
+    )
     options = parser.parse_args(arguments)
     # simulated disks refuse, and tear, all the time
     logging.getLogger("orchestrator").setLevel(logging.CRITICAL)
+    if options.lost_machines:
+        return 1 if lose_machines(options.first, options.count) else 0
     if options.seed is None:
         return 1 if soak(options.first, options.count, options.deaths) else 0
     try:

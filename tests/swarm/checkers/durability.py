@@ -45,6 +45,10 @@ class DurabilityChecker:
         before = self._published.setdefault((fragment, state.version), state.digest)
         require(before == state.digest, "a published version is one and the same for ever", (fragment, state.version))
 
+    def forget_after(self, versions: Mapping[FragmentId, Version]) -> None:
+        """Versions after these are lost with a machine and its disk: others may take their numbers."""
+        self._published = {key: digest for key, digest in self._published.items() if key[1] <= versions[key[0]]}
+
     def newest_published(self, fragment: FragmentId) -> Version:
         return max((version for p, version in self._published if p == fragment), default=Version(0))
 

@@ -1,0 +1,293 @@
+"""The salvage of a job whose synchroniser's machine is gone with its disk: asking islands, and pulling Θ from them.
+
+    survey    which islands answer, and what they hold; from then on they listen to no earlier synchroniser
+    pulled    the bytes of each chosen version, through the job's channel, with their digests compared
+    momentum  from the newest checkpoint that can be reached here, else zeros
+
+What goes on is decided in ``core.salvage``. The controller, which lives on another machine, knows the islands' processes and
+whether the job ever had Θ: a job that had is never begun anew. A *mark* in the run folder says that a salvage is under
+way, so that a synchroniser that dies before the new tape has Θ salvages again, in a later epoch.
+
+Residues are not taken from a checkpoint. What an earlier version's update lost in its codec was paid by the updates after
+it, which Θ contains; adding it again would be an error of the same size.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from orchestrator.actors import ActorHandle, IslandInterface, ModelOutline
+from orchestrator.channel.endpoint import Carried
+from orchestrator.checkpoints import resumption, writing
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.reading import outer_states
+from orchestrator.core.messages import IslandHoldings
+from orchestrator.core.salvage import Choice, ChosenVersion, choose, survivors
+from orchestrator.core.saving import JobSalvaged
+from orchestrator.core.vocabulary import (
+    Epoch,
+    FragmentId,
+    Incarnation,
+    IslandId,
+    JobPolicy,
+    Life,
+    NodeGroupId,
+)
+from orchestrator.errors import AtollError, DataError, NotFound, TransferError, first_line, in_words
+from orchestrator.host import job_files
+from orchestrator.host.job_context import JobContext
+from orchestrator.parameters import fragment_map, wire_format
+from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep, initial_state
+from orchestrator.parameters.tensors import Tensors, digest
+from orchestrator.parameters.wire_format import InvalidPayload
+from orchestrator.runtime import cluster
+from orchestrator.runtime.controller import Controller
+from orchestrator.runtime.controllers import controller_here
+from orchestrator.runtime.shard_worker import JobChannel
+from orchestrator.specification.config import JobSpec
+from orchestrator.system.ports import Reach, reach
+
+log = logging.getLogger(__name__)
+CONTROLLER_S = 15.0
+ANSWER_S, BUSY_S = 2.0, 8.0
+"""How long islands have to say which epoch they follow: the first, and the second in addition if their machines answer.
+Merges wait meanwhile, and nothing else does."""
+DIGESTS_S = 60.0
+"""The digests of all that an island holds may take as long: some gigabytes a second."""
+PATIENCE_S = 120.0
+RETRY_S = 1.0
+ZEROS = "zeros"
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The islands that answered. ``lives`` are all that the controller knows; ``epoch`` is newer than any island heard."""
+
+    epoch: Epoch
+    answers: tuple[IslandHoldings, ...]
+    lives: tuple[Life, ...]
+    actors: Mapping[Life, ActorHandle[IslandInterface]]
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """The result: the first event of the new tape, Θ, the steps of its versions, and the lives that go on."""
+
+    event: JobSalvaged
+    outer: OuterState
+    steps: Mapping[FragmentId, int]
+    survivors: frozenset[Life]
+
+
+def survey(job: str, run_dir: Path) -> Survey | None:
+    """Ask the job's islands what they hold, if the run folder has nothing to continue from but the job has a past.
+
+    Returns None for a job that begins, and for one with files of its own. A survey without answers is that of a job that
+    begins again, because its first synchroniser was lost before there was Θ. Raises DataError if the job had Θ and no island
+    answers for ``PATIENCE_S``.
+    """
+    if not job_files.lacks_a_past(run_dir):
+        return None
+    controller = controller_here(job)
+    if controller is None:
+        return None
+    try:
+        began, (had_theta, names) = time.monotonic(), ray.get(controller.call(Controller.past), timeout=CONTROLLER_S)
+    except RayTaskError as error:
+        if isinstance(error.cause, NotFound):
+            return None  # no synchroniser of this job was ever here
+        raise
+    while True:
+        result = _survey(names)
+        if result is not None and result.answers:
+            job_files.begin_salvage(run_dir)
+            log.warning(
+                "the files of this job are lost with their machine: %d islands hold Θ, and epoch %d continues from it",
+                len(result.answers),
+                result.epoch,
+            )
+            return result
+        if not had_theta:
+            return result  # it begins anew, in an epoch in which its islands say again that they are ready
+        if time.monotonic() - began > PATIENCE_S:
+            raise DataError(
+                detail=f"The files of job {job} are lost with the machine of its synchroniser, and no island that holds "
+                f"its parameters has answered for {PATIENCE_S:.0f} s. Submit it again with `--resume` from a checkpoint."
+            )
+        time.sleep(RETRY_S)
+        _, names = ray.get(controller.call(Controller.past), timeout=CONTROLLER_S)
+
+
+def _survey(names: Mapping[Life, str]) -> Survey | None:
+    actors = {life: actor for life, name in names.items() if (actor := cluster.actor_named(name)) is not None}
+    epochs = _answered(
+        {life: actor.call(IslandInterface.holdings, Epoch(0)) for life, actor in actors.items()}, ANSWER_S
+    )
+    if not epochs:
+        return None
+    epoch = Epoch(max(newest for newest, _ in epochs.values()) + 1)
+    calls = {life: actors[life].call(IslandInterface.holdings, epoch) for life in epochs}
+    answers = [holdings for _, holdings in _answered(calls, DIGESTS_S).values() if holdings is not None]
+    return Survey(epoch, tuple(answers), tuple(sorted(names)), actors)
+
+
+def _is_busy(actor: ActorHandle[IslandInterface], call: ray.ObjectRef[Answer]) -> bool:
+    """Return whether the call has no answer yet although the process's machine takes connections."""
+    if ray.wait([call], timeout=0)[0]:
+        return False
+    address = cluster.address_of(actor)
+    return address is not None and reach(*address) is Reach.TAKEN
+
+
+def _answered(calls: Mapping[Life, ray.ObjectRef[Answer]], within_s: float) -> dict[Life, Answer]:
+    """Return the answers that come in time."""
+    answers: dict[Life, Answer] = {}
+    ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=within_s) if calls else ([], [])
+    for life, call in calls.items():
+        if call in ready:
+            try:
+                answers[life] = ray.get(call)
+            except RayError as error:
+                log.info("%s.%s does not say what it holds: %s", *life, first_line(error))
+    return answers
+
+
+def salvage(
+    result: Survey, context: JobContext, policy: JobPolicy, channel: JobChannel, outline: ModelOutline
+) -> Salvage:
+    """Pull the chosen versions. Raises DataError if a fragment cannot be had from any island, nor from a checkpoint."""
+    spec = context.spec
+    names = fragment_map.build(outline.shapes, spec.synchroniser.fragments, outline.roles)
+    pulled: dict[tuple[FragmentId, str], FragmentState] = {}
+    gave_other_bytes: dict[IslandId, str] = {}
+    while True:
+        choice = choose(result.answers, len(names), gave_other_bytes)
+        wanted = [one for one in choice.chosen if (one.fragment, one.digest) not in pulled]
+        for one in wanted:
+            state = _pulled(one, result, context.epoch, channel, spec, outline, gave_other_bytes)
+            if state is None:
+                break  # somebody is out: decide again
+            pulled[one.fragment, one.digest] = state
+        else:
+            break
+    if missing := sorted(set(range(len(names))) - {int(one.fragment) for one in choice.chosen}):
+        raise DataError(
+            detail=f"The files of job {context.job} are lost with the machine of its synchroniser, and no island has a "
+            f"version of the fragments {missing} that another one, or its own announcement, confirms. Submit the job again "
+            "with `--resume` from a checkpoint."
+        )
+    states = {one.fragment: pulled[one.fragment, one.digest] for one in choice.chosen}
+    momentum, source, checkpoint_count = _momentum(spec, context)
+    for p, own in momentum.items():
+        if own.keys() == states[p].momentum.keys():
+            states[p] = replace(states[p], momentum=own)
+    event = _event(result, choice, context, policy, (source, checkpoint_count))
+    going_on = frozenset((one.island, one.incarnation) for one in event.islands)
+    steps = {one.fragment: one.step for one in choice.chosen}
+    return Salvage(event, OuterState.restored(states, OuterStep.of(spec.synchroniser)), steps, going_on)
+
+
+def _pulled(
+    one: ChosenVersion,
+    result: Survey,
+    epoch: Epoch,
+    channel: JobChannel,
+    spec: JobSpec,
+    outline: ModelOutline,
+    gave_other_bytes: dict[IslandId, str],
+) -> FragmentState | None:
+    """Return the version from the first holder that gives it; None if no holder does. Those that do not are noted."""
+    by_island = {life[0]: life for life in result.actors}
+    for island in one.holders:
+        life = by_island[island]
+        try:
+            arrays = _bytes_of(one, life, result.actors[life], epoch, channel)
+            if digest(arrays) != one.digest:
+                raise InvalidPayload(detail="the bytes have another digest")
+            state = initial_state(arrays, OuterStep.of(spec.synchroniser), outline.roles)
+        except (RayError, TimeoutError, TransferError, InvalidPayload, NotFinite, DataError) as error:
+            gave_other_bytes[island] = (
+                f"it did not give version {one.version} of fragment {one.fragment}: {in_words(error)}"
+            )
+            log.warning("%s: %s", island, gave_other_bytes[island])
+            continue
+        return replace(state, version=one.version)
+    return None
+
+
+def _bytes_of(
+    one: ChosenVersion, life: Life, actor: ActorHandle[IslandInterface], epoch: Epoch, channel: JobChannel
+) -> Tensors:
+    ray.get(actor.call(IslandInterface.join_channel, epoch, channel.membership(life)), timeout=DIGESTS_S)
+    carried: Carried | None = ray.get(
+        actor.call(IslandInterface.give_outer, epoch, one.fragment, one.version), timeout=DIGESTS_S
+    )
+    if carried is None:
+        raise DataError(detail="it holds another version by now")
+    return wire_format.parse(channel.endpoint.received(carried)).all_decoded()
+
+
+def _momentum(spec: JobSpec, context: JobContext) -> tuple[dict[FragmentId, Tensors], str, int]:
+    """Return the momentum of the newest checkpoint that is reachable and intact, where it comes from, and the highest
+    number of a checkpoint there.
+    """
+    url = writing.root_of(spec.checkpoints.folder, context.job, context.run_dir)
+    count = 0
+    try:
+        names = Folder.within(context.roots, url).folders()
+        count = max((writing.number_of(name) or 0 for name in names), default=0)
+        newest = resumption.find(context.roots, url, spec.model_dump(mode="json"))
+        states = outer_states(newest.folder(context.roots), newest.manifest)
+    except (AtollError, OSError, ValueError) as error:
+        log.info("momentum begins at zero: %s", in_words(error))
+        return {}, ZEROS, count
+    return {FragmentId(p): state.momentum for p, state in enumerate(states)}, newest.url, count
+
+
+def _event(
+    result: Survey, choice: Choice, context: JobContext, policy: JobPolicy, momentum: tuple[str, int]
+) -> JobSalvaged:
+    plans = {plan.island for plan in policy.islands}
+    surviving = tuple(one for one in survivors(result.answers, choice) if one.island in plans)
+    latest: dict[IslandId, Incarnation] = {}
+    for island, incarnation in result.lives:
+        latest[island] = max(incarnation, latest.get(island, incarnation))
+    own = sum(one.tokens_total for one in surviving)
+    return JobSalvaged(
+        context.now(),
+        f"epoch {result.epoch - 1}",
+        result.epoch,
+        tuple(one.version for one in choice.chosen),
+        tuple(one.step for one in choice.chosen),
+        tuple(one.digest for one in choice.chosen),
+        choice.lost,
+        momentum[0],
+        max([own, *(answer.job_tokens for answer in result.answers)]),
+        surviving,
+        tuple(sorted(latest.items())),
+        momentum[1],
+        tuple(f"{island}: {why}" for island, why in sorted(choice.doubted.items())),
+    )
+
+
+def wanted_counts(spec: JobSpec, surviving: Sequence[Life]) -> dict[NodeGroupId, int]:
+    """Return how many islands each node group begins with: those of the specification, and all that survived."""
+    counts = dict(spec.wanted_counts())
+    order: dict[NodeGroupId, list[IslandId]] = {}
+    for island, section in spec.island_sections(slots=True).items():
+        order.setdefault(NodeGroupId(section.node_group), []).append(IslandId(island))
+    alive = {island for island, _ in surviving}
+    for group, islands in order.items():
+        last = max((n for n, island in enumerate(islands, start=1) if island in alive), default=0)
+        if group in counts:
+            counts[group] = max(counts[group], last)
+    return counts
