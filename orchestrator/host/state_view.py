@@ -73,7 +73,7 @@ class StateView:
 
     @property
     def seeded(self) -> bool:
-        """Whether there is Θ."""
+        """Return whether there is Θ."""
         with self._lock:
             return self._core.state.seeded
 

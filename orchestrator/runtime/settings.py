@@ -29,7 +29,7 @@ def prefix(job: str) -> str:
 
 
 SYNCHRONISER_OPTIONS: Mapping[str, int] = MappingProxyType({"max_restarts": -1, "max_concurrency": 8})
-"""Ray's options for a job's synchroniser, whoever makes it."""
+"""Ray's options for a job's synchroniser. Service, controller and overseer make it by them."""
 
 
 def synchroniser_name(job: str) -> str:

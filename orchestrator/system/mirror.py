@@ -1,7 +1,7 @@
 """A disk that is mirrored into an object store, operation by operation (``store_log`` has the format, and what holds).
 
 A ``MirroredDisk`` does each operation on the disk below it and notes it. ``sync`` makes all that was noted durable below,
-then in the store, as one segment: so what is synced is in both, and whoever waits for a disk waits for the store as well.
+then in the store, as one segment: what is synced is in both, and a caller that waits for the disk waits for the store, too.
 The files that the log gives are those of a disk that lost its power between two operations, and the readers of tape and
 journal go on from such files.
 
@@ -394,7 +394,7 @@ class MirroredDisk:
 
     @property
     def trouble(self) -> str | None:
-        """What the store has not done for a while, if anything."""
+        """Return what the store has not done for a while, or None."""
         since = self.writer.waiting_since
         waited = time.monotonic() - since if since is not None else 0.0
         return f"the store {self.writer.url} has not answered for {waited:.0f} s" if waited > SLOW_S else None

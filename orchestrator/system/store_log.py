@@ -300,7 +300,7 @@ def take_over(store: ObjectStore, writer: str, readers: Executor) -> Files:
                 raise
             continue
         if base_after(store, base) is not None:
-            continue  # a deleted segment was taken for the log's end: what was created there is nobody's
+            continue  # a deleted segment was taken for the log's end: what was created there belongs to no log
         files.segment += 1
         files.claims.append(files.segment)
         return files
@@ -405,7 +405,7 @@ def _is_there(disk: Disk, path: Path, start: int, extent: Extent) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a log has: its last segment and newest base, the bytes of its files, and what a recovery would fail at."""
+    """Describe a log: its last segment and newest base, the bytes of its files, and what a recovery would fail at."""
 
     segment: int
     base: int
