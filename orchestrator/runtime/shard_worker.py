@@ -188,9 +188,9 @@ class ShardWorker:
         """Begin with Θ and momentum of a checkpoint; ``OuterStateSeeded`` follows."""
         self._pool.submit_alone(lambda: self._context.guarded(lambda: self.patiently(lambda: self._resume(resumption))))
 
-    def take_over(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> None:
-        """Begin with Θ as the islands of a lost synchroniser hold it; ``OuterStateSeeded`` follows."""
-        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._take_over(outer, steps)))
+    def take_over(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> Future[None]:
+        """Begin with Θ as the islands of a lost synchroniser hold it; ``OuterStateSeeded`` was posted when this is done."""
+        return self._pool.submit_alone(lambda: self._context.guarded(lambda: self._take_over(outer, steps)))
 
     def recover(self, files: JobFiles) -> None:
         """Continue from Θ as the journal has it. Raises DataError unless it is cut as this build cuts it."""

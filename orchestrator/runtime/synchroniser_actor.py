@@ -333,8 +333,8 @@ class LiveJob:
         shard, evaluation = self.workers.shard, self.workers.evaluation
         taken = salvaging.salvage(survey, self.context, self.policy, shard.channel, evaluation.outline().result())
         self.context.post(lambda at: replace(taken.event, at=at))
+        shard.take_over(taken.outer, taken.steps).result()  # survivors offer work as soon as they are found
         self._begin(cordoned, salvaging.wanted_counts(self.context.spec, sorted(taken.survivors)))
-        shard.take_over(taken.outer, taken.steps)
         for life in sorted(set(survey.lives) - taken.survivors):
             self.interpreter.end(*life)
         evaluation.measure_unigram()
