@@ -237,7 +237,7 @@ def test_an_element_whose_processes_a_cgroup_holds_is_cancelled_and_loses_nothin
     (raylet,) = (process for process in held if process.name() == "raylet")
     slurm.said("scancel", f"{array}_0")
     assert_all_left(job, 1, SIGTERM)
-    assert not raylet.is_running()
+    wait_until(lambda: not raylet.is_running(), "the end of its node")
     merges_on(job, 2)
     slurm.said("scancel", array)
     assert_all_left(job, 2, SIGTERM)
