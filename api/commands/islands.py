@@ -102,7 +102,7 @@ def islands(
 
 
 def _watch(client: Client, job: str, output: str | None, as_json: bool) -> None:
-    from api.terminal.lists import Poller, emit, show
+    from api.terminal.listing import Poller, emit, show
     from api.terminal.watch import asking
 
     poller = Poller(asking(client, job))

@@ -152,7 +152,7 @@ def jobs(
 def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json: bool) -> None:
     from rich.console import Group
 
-    from api.terminal.lists import Poller, emit, show
+    from api.terminal.listing import Poller, emit, show
 
     def draw(jobs: list[JobSummary]) -> Group:
         return Group(_table(jobs, output == "wide"), *_silent(jobs), *_waiting(jobs))

@@ -22,8 +22,7 @@ from rich.text import Text
 
 from api.client import Client
 from api.schemas import Island, Job, JobSummary
-from api.terminal.listing import Listing
-from api.terminal.lists import POLL_S, Poller
+from api.terminal.listing import POLL_S, Listing, Poller
 
 PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
 CAUSES_MAX = 4

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InfrastructureError
-from orchestrator.runtime.run_copies import RunCopies, shared
-from orchestrator.system.run_copies import files_of, read_part
+from orchestrator.runtime.run_copies import RunCopies, files_of, read_part, shared
 
 JOB = "first-1"
 

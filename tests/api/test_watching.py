@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from api.client import Client
-from api.terminal.lists import Poller
+from api.terminal.listing import Poller
 from orchestrator.errors import ServiceUnreachable
 from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.waiting import PATIENCE_S, wait_until
