@@ -202,6 +202,7 @@ class RemoteShard:
         self._context, self._number, self._membership, self._endpoint = context, number, membership, endpoint
         self._processes, self._keys = processes, itertools.count(1)
         self._lock = threading.Lock()
+        self._given: set[FragmentId] = set()
         self._newest: dict[FragmentId, Version] = {}
         self._unheld_versions: queue.SimpleQueue[tuple[FragmentId, Version]] = queue.SimpleQueue()
         self._unheld_pulls: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -223,10 +224,11 @@ class RemoteShard:
     def give(self, fragment: FragmentId, state: FragmentState, step: int) -> None:
         carried, payloads = carried_state(self._endpoint, state)
         self._ask(ShardActor.give, fragment, carried, step)
+        self._given.add(fragment)
         del payloads
 
     def begin(self) -> list[Announceable]:
-        return [self._announceable(new) for new in self._ask(ShardActor.begin)]
+        return [self._announceable(new) for new in self._ask(ShardActor.begin, self._given)]
 
     def recover(self, files: JobFiles) -> list[Announceable]:
         return [self._announceable(new) for new in self._ask(ShardActor.recover)]

@@ -7,16 +7,19 @@
 Bytes travel between islands and the shard directly. A version is answered once its journal entry is durable. A merge that
 the journal has is answered from there. A merge whose contributions died with an earlier process fails.
 
+Every call may come twice, the second while the first is still at work: Ray makes no promise about a call whose answer was
+lost. So one order for a fragment waits for the one before.
+
 A lock beside the journal excludes a second process that writes it. Responsible for nothing that needs the tape or the time.
 """
 
 from __future__ import annotations
 
 import fcntl
-import itertools
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,7 @@ from orchestrator.parameters.outer_state import FragmentState, OuterStep
 from orchestrator.parameters.pieces import Roles, Shape
 from orchestrator.parameters.shard import Held, InputsLost, ParameterShard, StepNorms, Unusable
 from orchestrator.runtime import cluster
-from orchestrator.runtime.published import PublicationGone, Published
+from orchestrator.runtime.published import PublicationGone, Published, ShardAway
 from orchestrator.runtime.shard_worker import Announceable, FragmentCut, LocalShard
 from orchestrator.specification.config import JobSpec
 from orchestrator.system import logbook
@@ -97,7 +100,12 @@ class ShardActor:
         self._folder = Path(run_dir) / SHARDS / str(number)
         self._outer_step = OuterStep.of(spec.synchroniser)
         self._retrier = Retrier()
-        self._names = itertools.count(1)
+        self._endpoint: Endpoint
+        self._journal: Journal
+        self._opening = threading.Lock()
+        self._lock: Any = None
+        self._ordering: dict[FragmentId, threading.Lock] = {}
+        self._given: set[FragmentId] = set()
         self._pulled: dict[int, memoryview] = {}
         self._abandoned: set[int] = set()
         self._newest: dict[FragmentId, NewPublication] = {}
@@ -108,14 +116,17 @@ class ShardActor:
 
     def open(self) -> Opened:
         """Open the journal once no other process writes it. Raises InfrastructureError, DataError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self._folder / "lock")
-        try:
-            versions_kept = self._spec.synchroniser.staleness_max + 2  # as in the journal of other jobs (``job_files``)
-            self._journal = journal = Journal(self._folder / JOURNAL, versions_kept=versions_kept)
-        except OSError as error:
-            raise DataError(detail=f"The journal in {self._folder} cannot be read: {error}.") from error
-        self._retrier.until_done(JOURNAL_REFUSES, journal.settle)
+        with self._opening:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = self._lock or _locked(self._folder / "lock")
+            try:
+                if not hasattr(self, "_journal"):
+                    versions_kept = self._spec.synchroniser.staleness_max + 2  # as in other jobs (``job_files``)
+                    self._journal = Journal(self._folder / JOURNAL, versions_kept=versions_kept)
+            except OSError as error:
+                raise DataError(detail=f"The journal in {self._folder} cannot be read: {error}.") from error
+            journal = self._journal
+            self._retrier.until_done(JOURNAL_REFUSES, journal.settle)
         facts = {p: {version: journal.facts(p, version) for version in journal.versions(p)} for p in journal.fragments}
         log.info("shard %d of %s has the fragments %s", self._number, self._job, sorted(facts))
         return Opened(cluster.own_node_id(), facts, tuple(journal.damage), tuple(journal.foreign))
@@ -128,6 +139,8 @@ class ShardActor:
 
     def join(self, membership: Membership) -> None:
         """Join the channel of this synchroniser."""
+        if hasattr(self, "_endpoint"):
+            self._endpoint.close()
         self._endpoint = Endpoint(membership, cluster.own_address())
         self._shard = ParameterShard(self._journal, Epoch(membership.epoch), self._retrier.until_done)
         self._local = LocalShard(self._shard, self._endpoint, self._outer_step)
@@ -144,9 +157,17 @@ class ShardActor:
 
     def give(self, fragment: FragmentId, state: CarriedState, step: int) -> None:
         self._local.give(fragment, self._arrived(state), step)
+        self._given.add(fragment)
 
-    def begin(self) -> list[NewPublication]:
-        return [self._plain(one) for one in self._local.begin()]
+    def begin(self, fragments: Collection[FragmentId]) -> list[NewPublication]:
+        """Journal these fragments. Raises ShardAway if some were given to a process before this one."""
+        with self._opening:
+            if lost := set(fragments) - self._given:
+                raise ShardAway(
+                    detail=f"Shard {self._number} died with the first state of the fragments {sorted(lost)}."
+                )
+            self._given.clear()
+            return [self._plain(one) for one in self._local.begin()]
 
     def recover(self) -> list[NewPublication]:
         outer, merges = recovered(self._journal, self._journal.fragments, self._outer_step)
@@ -154,20 +175,22 @@ class ShardActor:
 
     def merge(self, order: effects.MergeFragment) -> NewPublication:
         """Take the outer step and journal it. A merge that is in the journal is answered from there."""
-        newest = self._newest[order.fragment]
-        if newest.facts.version == order.version:
-            return newest
-        if lost := [item for item in order.inputs if not self._shard.holds(item.payload)]:
-            islands = ", ".join(item.island for item in lost)
-            detail = f"the process of shard {self._number} died with contributions that it held ({islands})"
-            raise InputsLost(detail=f"{detail}; islands offer the work again")
-        return self._plain(self._local.merge(order))
+        with self._order_for(order.fragment):
+            newest = self._newest[order.fragment]
+            if newest.facts.version == order.version:
+                return newest
+            if lost := [item for item in order.inputs if not self._shard.holds(item.payload)]:
+                islands = ", ".join(item.island for item in lost)
+                detail = f"the process of shard {self._number} died with contributions that it held ({islands})"
+                raise InputsLost(detail=f"{detail}; islands offer the work again")
+            return self._plain(self._local.merge(order))
 
     def restore(self, fragment: FragmentId, version: Version, step: int, state: CarriedState) -> NewPublication:
-        newest = self._newest[fragment]
-        if newest.facts.version == version:
-            return newest
-        return self._plain(self._local.restore(fragment, version, step, self._arrived(state)))
+        with self._order_for(fragment):
+            newest = self._newest[fragment]
+            if newest.facts.version == version:
+                return newest
+            return self._plain(self._local.restore(fragment, version, step, self._arrived(state)))
 
     def norms(self, fragment: FragmentId) -> StepNorms | None:
         """Return the norms of the last update, once."""
@@ -212,7 +235,12 @@ class ShardActor:
         self._abandoned.add(key)
 
     def receive(self, payload: PayloadId, fragment: FragmentId, parts: Sequence[tuple[int, bool]]) -> Held | Unusable:
-        """Validate and hold what was pulled under these keys; those with True are spoiled first, by chaos."""
+        """Validate and hold what was pulled under these keys; those with True are spoiled first, by chaos.
+
+        Raises ShardAway if a process before this one pulled some of it.
+        """
+        if any(key not in self._pulled for key, _ in parts):
+            raise ShardAway(detail=f"Shard {self._number} died with bytes that it had pulled for {payload}.")
         contents = [
             spoiled(self._pulled.pop(key)) if is_spoiled else self._pulled.pop(key) for key, is_spoiled in parts
         ]
@@ -249,6 +277,9 @@ class ShardActor:
         self._endpoint.withdraw_unheld()
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _order_for(self, fragment: FragmentId) -> threading.Lock:
+        return self._ordering.setdefault(fragment, threading.Lock())
 
     def _version(self, fragment: FragmentId, version: Version) -> Published:
         published = self._published.get((fragment, version))

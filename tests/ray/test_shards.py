@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import queue
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -220,7 +222,7 @@ def test_a_shard_that_comes_back_answers_what_it_journalled_and_fails_what_it_lo
     shard = started()
     state, payloads = carried_state(island, first)
     shard(ShardActor.give, fragment, state, 0)
-    shard(ShardActor.begin)
+    shard(ShardActor.begin, {fragment})
     merged_payload = receive(shard, 1)
     merged = shard(ShardActor.merge, order(merged_payload, 1))
     spoilt = shard(ShardActor.pull, 2, served.carried(SHARD))
@@ -241,6 +243,109 @@ def test_a_shard_that_comes_back_answers_what_it_journalled_and_fails_what_it_lo
     assert shard(ShardActor.merge, order(receive(shard, 4), 2)).facts.base_digest == merged.facts.digest
     island.close()
     del payloads
+
+
+class Alone:
+    """A shard in this process, without Ray, and an island that serves one offer for its only fragment."""
+
+    fragment = FragmentId(0)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.island = Endpoint(Membership("job", "a:1", 1, Terms(inline_bytes_max=0)), "127.0.0.1")
+        self.offer = self.island.payload(
+            "offer", wire_format.encode({"w0": np.full((40, 16), 0.5, np.float32)}, "int4", Version(0))
+        )
+        self.keys = itertools.count(1)
+
+    def opened(self) -> Any:
+        """Return a shard that has opened its journal and joined the channel."""
+        from orchestrator.runtime.shard_actor import ShardActor
+
+        actor = ShardActor("job", SPEC, 0, str(self.folder))
+        actor.open()
+        actor.join(Membership("job", SHARD, 1, Terms(inline_bytes_max=0)))
+        return actor
+
+    def given(self) -> Any:
+        """Return a shard that was given the first state."""
+        from orchestrator.runtime.shard_actor import carried_state
+
+        actor = self.opened()
+        first = initial_state({"w0": np.ones((40, 16), np.float32)}, OuterStep.of(SPEC.synchroniser))
+        state, payloads = carried_state(self.island, first)
+        actor.give(self.fragment, state, 0)
+        del payloads
+        return actor
+
+    def begun(self) -> Any:
+        actor = self.given()
+        actor.begin({self.fragment})
+        return actor
+
+    def received(self, actor: Any) -> MergeFragment:
+        """Return an order to merge an offer that the shard was made to hold."""
+        key = next(self.keys)
+        actor.pull(key, self.offer.carried(SHARD))
+        assert isinstance(actor.receive(PayloadId(f"a.{key}"), self.fragment, [(key, False)]), Held)
+        inputs = (WeightedPayload(PayloadId(f"a.{key}"), IslandId("a"), 1.0),)
+        return MergeFragment(Epoch(1), self.fragment, Version(1), 1, inputs, CloseReason.EVERYONE_IN, "")
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Alone]:
+    from orchestrator.runtime import cluster
+
+    monkeypatch.setattr(cluster, "own_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(cluster, "own_node_id", lambda: "here")
+    made = Alone(tmp_path)
+    yield made
+    made.island.close()
+
+
+def test_a_shard_that_is_asked_twice_to_open_its_journal_answers_twice(alone: Alone) -> None:
+    actor = alone.begun()
+    assert [list(facts) for facts in actor.open().facts.values()] == [[Version(0)]]
+
+
+def test_a_shard_does_not_begin_without_what_a_process_before_it_was_given(alone: Alone) -> None:
+    from orchestrator.runtime.published import ShardAway
+
+    with pytest.raises(ShardAway, match=r"died with the first state of the fragments \[0\]"):
+        alone.opened().begin({alone.fragment})
+
+
+def test_bytes_that_died_with_a_shard_are_pulled_again(alone: Alone) -> None:
+    from orchestrator.runtime.published import ShardAway
+
+    with pytest.raises(ShardAway, match="died with bytes that it had pulled"):
+        alone.begun().receive(PayloadId("a.7"), alone.fragment, [(7, False)])
+
+
+def test_a_merge_that_is_ordered_again_while_it_is_journalled_is_made_once(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = alone.begun()
+    order = alone.received(actor)
+    appended, waiting, full = [], threading.Event(), threading.Event()
+    append = Journal.append
+
+    def slow(journal: Journal, facts: Any, content: Any) -> None:
+        appended.append(facts)
+        waiting.set()
+        assert full.wait(PATIENCE_S)
+        append(journal, facts, content)
+
+    monkeypatch.setattr(Journal, "append", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(actor.merge, order)
+        assert waiting.wait(PATIENCE_S)
+        again = pool.submit(actor.merge, order)
+        done_early, _ = wait([again], timeout=0.2)
+        full.set()
+        assert first.result(PATIENCE_S).facts == again.result(PATIENCE_S).facts
+    assert not done_early
+    assert [(facts.version, facts.base_digest != facts.digest) for facts in appended] == [(Version(1), True)]
 
 
 Start = Callable[[dict[str, Any]], Job]
