@@ -21,10 +21,11 @@ are trusted by nobody.
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Terms, 
 from orchestrator.channel.frames import SHARD, Address
 from orchestrator.channel.stream import JobAuthority
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import File, Fragment
+from orchestrator.checkpoints.manifest import File, Fragment, Manifest
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.checkpoints.writing import OuterCut, parameters_name, write_outer
@@ -68,7 +69,8 @@ from orchestrator.runtime.published import AnyPayload, Content, PublicationGone,
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory, memory_problems
 
-RETRY_S = 0.2
+log = logging.getLogger(__name__)
+RETRY_S, REREAD_S = 0.2, 1.0
 Result = TypeVar("Result")
 
 
@@ -152,8 +154,8 @@ class Shard(Protocol):
 class ShardWorker:
     """``context.failed`` is called when the job cannot go on: no initial parameters, no room for them, or a bug in a merge.
 
-    ``node_memory`` is what the nodes have: a job that begins is held against it once its model is known. ``before_merge``
-    makes durable what a merge on another machine rests on.
+    ``node_memory`` is what the nodes have: a job that begins is held against it once its model is known. ``before_order``
+    makes durable the order for a new version that another machine is about to journal.
     """
 
     def __init__(
@@ -162,10 +164,10 @@ class ShardWorker:
         shards: Sequence[Shard],
         channel: JobChannel,
         node_memory: Callable[[], Sequence[NodeMemory]] = tuple,
-        before_merge: Callable[[], None] = lambda: None,
+        before_order: Callable[[], None] = lambda: None,
     ) -> None:
         self._context, self._shards, self.channel = context, tuple(shards), channel
-        self._node_memory, self._before_merge = node_memory, before_merge
+        self._node_memory, self._before_order = node_memory, before_order
         # an order for a shard that is away keeps its thread until the shard is back, and others need one meanwhile
         several = context.spec.synchroniser.fragments + THREADS_MAX
         self._pool = MergePool() if len(self._shards) == 1 else MergePool(several)
@@ -176,6 +178,8 @@ class ShardWorker:
         self._shapes: dict[FragmentId, Mapping[str, Shape]] = {}
         self._steps: dict[FragmentId, int] = {}
         self._norms: dict[FragmentId, StepNorms] = {}
+        self._unreadable: str | None = None
+        """The checkpoint that cannot be read on, with the reason, while a rollback waits for it."""
         self._closed = threading.Event()
 
     # ── orders, from the pump ─────────────────────────────────────────────────────────────────────────────────────
@@ -282,8 +286,9 @@ class ShardWorker:
 
     @property
     def trouble(self) -> str | None:
-        """Return what shards in other processes wait for before they can journal, if anything."""
-        return "; ".join(trouble for shard in self._shards if (trouble := shard.trouble)) or None
+        """Return what shards in other processes, or a rollback that has begun, wait for, if anything."""
+        troubles = (self._unreadable, *(shard.trouble for shard in self._shards))
+        return "; ".join(trouble for trouble in troubles if trouble) or None
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shapes of all pieces."""
@@ -366,7 +371,7 @@ class ShardWorker:
 
     def _merge(self, order: effects.MergeFragment) -> None:
         shard = self._owners[order.fragment]
-        self._before_merge()
+        self._before_order()
         try:
             new = self.patiently(lambda: shard.merge(order))
         except (NotFinite, InputsLost) as error:
@@ -399,13 +404,31 @@ class ShardWorker:
             reason = in_words(error)
             self._context.post(lambda at: saving.RollbackFailed(at, number, reason))
             return
+        self._before_order()
         wanted = {fragment: (version, step) for fragment, version, step in order.fragments}
-        for p, state in enumerate(read if len(self._shards) == 1 else outer_states(folder, manifest)):
+        for p, state in enumerate(read) if len(self._shards) == 1 else self._read_on(folder, manifest, number):
             if (fragment := FragmentId(p)) in wanted:
                 shard = self._owners[fragment]
                 new = self.patiently(partial(shard.restore, fragment, *wanted[fragment], state))
                 self._announce(shard, [new])
                 self._context.post(_restored(number, new))
+
+    def _read_on(self, folder: Folder, manifest: Manifest, number: int) -> Iterator[tuple[int, FragmentState]]:
+        """Yield each fragment of the checkpoint once, however long it cannot be read: some are restored already."""
+        count, states = 0, enumerate(outer_states(folder, manifest))
+        while count < len(manifest.fragments):
+            try:
+                state = next(state for p, state in states if p == count)
+            except Exception as error:
+                self._unreadable = f"checkpoint {number} cannot be read, and the job goes back to it: {in_words(error)}"
+                log.warning("%s", self._unreadable)
+                if self._closed.wait(REREAD_S):
+                    raise
+                states = enumerate(outer_states(folder, manifest))
+                continue
+            self._unreadable = None
+            yield count, state
+            count += 1
 
     def _cut(self, fragment: FragmentId) -> FragmentCut:
         return self.patiently(lambda: self._owners[fragment].cut(fragment))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from orchestrator.actors import ModelOutline
 from orchestrator.channel.endpoint import Endpoint, Membership, Payload, Terms
 from orchestrator.channel.frames import SHARD
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.core import commands, events
+from orchestrator.checkpoints.reading import outer_states
+from orchestrator.core import commands, events, saving
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import (
     CloseReason,
@@ -95,8 +97,10 @@ class Channel:
         """Nothing is open."""
 
 
-def story(folder: Path, shard_count: int) -> tuple[Any, ...]:
-    """All that a job with so many shards in this process says of a few merges, and the checkpoint after them."""
+def seeded(
+    folder: Path, shard_count: int, before_order: Callable[[], None] = lambda: None
+) -> tuple[Any, queue.Queue[Any], list[Journal]]:
+    """Return a worker with so many shards in this process, what it posts after Θ is there, and their journals."""
     from orchestrator.runtime.shard_worker import LocalShard, ShardWorker
 
     posted: queue.Queue[Any] = queue.Queue()
@@ -115,9 +119,16 @@ def story(folder: Path, shard_count: int) -> tuple[Any, ...]:
     journals = [Journal(folder / str(number)) for number in range(shard_count)]
     shards = [ParameterShard(journal, Epoch(1), lambda _, work: work()) for journal in journals]
     step = OuterStep.of(SPEC.synchroniser)
-    worker = ShardWorker(context, [LocalShard(shard, IN_CALLS, step) for shard in shards], channel)
+    local = [LocalShard(shard, IN_CALLS, step) for shard in shards]
+    worker = ShardWorker(context, local, channel, before_order=before_order)
     worker.seed(Model())
     assert isinstance(posted.get(timeout=PATIENCE_S), events.OuterStateSeeded)
+    return worker, posted, journals
+
+
+def story(folder: Path, shard_count: int) -> tuple[Any, ...]:
+    """All that a job with so many shards in this process says of a few merges, and the checkpoint after them."""
+    worker, posted, journals = seeded(folder, shard_count)
     said, generator = [], np.random.default_rng(2)
     for version in range(1, VERSIONS + 1):
         for p, names in enumerate(FIXED_MAP):
@@ -153,6 +164,42 @@ def published_shape(worker: Any, name: str) -> Any:
 @pytest.mark.parametrize("shard_count", [2, 3, 6])
 def test_several_shards_make_the_same_bits_as_one(tmp_path: Path, shard_count: int) -> None:
     assert story(tmp_path / "several", shard_count) == story(tmp_path / "one", 1)
+
+
+def test_a_rollback_is_on_the_tape_before_a_shard_has_it_and_outlives_a_folder_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.runtime import shard_worker
+
+    journalled: list[list[int]] = []
+
+    def sync() -> None:
+        journalled.append([journal.newest(p) or 0 for journal in journals for p in journal.fragments])
+
+    worker, posted, journals = seeded(tmp_path, 2, sync)
+    cut = worker.cut().result(PATIENCE_S)
+    folder = Folder.own(tmp_path / "checkpoint")
+    files = cut.write(folder)
+    of_cut: Any = SimpleNamespace(fragments=cut.fragments, files=files)
+    states = list(outer_states(folder, of_cut))
+    readings = itertools.count(1)
+
+    def read(*_: Any) -> Iterator[Any]:
+        reading = next(readings)
+        for p, state in enumerate(states):
+            if reading == 2 and p == 1:
+                raise OSError("the folder is away")
+            yield state
+
+    monkeypatch.setattr(shard_worker, "outer_states", read)
+    monkeypatch.setattr(shard_worker, "manifest_of", lambda _: of_cut)
+    wanted = tuple((FragmentId(p), Version(1), 0) for p in range(FRAGMENTS))
+    worker.restore(saving.RestoreFragments(Epoch(1), 1, wanted), lambda _: folder)
+    restored = [posted.get(timeout=PATIENCE_S) for _ in range(FRAGMENTS)]
+    assert [(event.fragment, event.version) for event in restored] == [(p, 1) for p in range(FRAGMENTS)]
+    assert journalled == [[0] * FRAGMENTS]
+    assert worker.trouble is None
+    worker.close()
 
 
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=40), shard_count=st.integers(1, 12))
