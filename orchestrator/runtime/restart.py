@@ -191,7 +191,7 @@ def files_of(
 def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> Survey | None:
     """Return what the job's islands hold, if its files are lost. A job that nobody can continue ends here, as failed."""
     try:
-        return salvaging.survey(job, run_dir)
+        return salvaging.survey(job, run_dir, spec.synchroniser.shards)
     except Exception as error:
         crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
         raise

@@ -88,12 +88,12 @@ class Salvage:
     survivors: frozenset[Life]
 
 
-def survey(job: str, run_dir: Path) -> Survey | None:
+def survey(job: str, run_dir: Path, shard_count: int) -> Survey | None:
     """Ask the job's islands what they hold, if the run folder has nothing to continue from but the job has a past.
 
     Returns None for a job that begins, and for one with files of its own. A survey without answers is that of a job that
     begins again, because its first synchroniser was lost before there was Θ. Raises DataError if the job had Θ and no island
-    answers for ``PATIENCE_S``.
+    answers for ``PATIENCE_S``, or if it has several shards, whose journals would be at other versions than the islands.
     """
     if not job_files.lacks_a_past(run_dir):
         return None
@@ -108,6 +108,11 @@ def survey(job: str, run_dir: Path) -> Survey | None:
         raise
     while True:
         result = _survey(names)
+        if shard_count > 1 and (had_theta or (result is not None and result.answers)):
+            raise DataError(
+                detail=f"The files of job {job} are lost with the machine of its synchroniser, and a job of several shards "
+                "cannot continue from what its islands hold. Submit it again with `--resume` from a checkpoint."
+            )
         if result is not None and result.answers:
             job_files.begin_salvage(run_dir)
             log.warning(

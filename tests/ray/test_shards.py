@@ -38,7 +38,7 @@ from orchestrator.core.vocabulary import (
     Version,
     WeightedPayload,
 )
-from orchestrator.errors import InfrastructureError
+from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.holding import EVERYTHING
@@ -49,6 +49,7 @@ from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.specification.config import parse_job
 from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import SALVAGING
 from tests.ray.jobs import ENDLESS, Job, assert_sound, pids_of, synthetic
 from tests.waiting import PATIENCE_S
 
@@ -290,6 +291,20 @@ def test_a_shard_that_comes_back_answers_what_it_journalled_and_fails_what_it_lo
     assert shard(ShardActor.merge, order(receive(shard, 4), 2)).facts.base_digest == merged.facts.digest
     island.close()
     del payloads
+
+
+def test_a_job_of_several_shards_is_not_continued_from_what_its_islands_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller lives on another machine, and knows that there was Θ."""
+    from orchestrator.runtime import salvaging
+
+    controller = SimpleNamespace(call=lambda _: (True, {}))
+    monkeypatch.setattr(salvaging, "controller_here", lambda _: controller)
+    monkeypatch.setattr(salvaging.ray, "get", lambda answer, timeout: answer)
+    with pytest.raises(DataError, match="a job of several shards cannot continue from what its islands hold"):
+        salvaging.survey("job", tmp_path / "lost", 2)
+    assert not (tmp_path / "lost" / SALVAGING).exists()
 
 
 class Alone:
