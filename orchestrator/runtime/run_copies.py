@@ -4,7 +4,7 @@
                               ◀── specification and its like, before the job starts; the removal of deleted jobs ──
 
 A job writes its folder on the head and knows nothing of a service elsewhere. The service reads a folder of the same path on
-its own machine, as it does on the head's. All bytes go over calls to the head's node agent. Journal and snapshots, which
+its own machine, as it does on the head's. All bytes go over calls to the head's node agent. Journals and snapshots, which
 only a job reads, stay there.
 
 The copy of a final status comes last, when everything else is complete. Until then the job counts as one that does not
@@ -40,6 +40,7 @@ from orchestrator.system.run_folder import (
     ORIGIN,
     PLACE,
     SEALED,
+    SHARDS,
     SNAPSHOT,
     SPECIFICATION,
     STATUS,
@@ -156,7 +157,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[RunFileFacts]:
             name = f"{prefix}{entry.name}"
             if entry.name.startswith(".") or entry.name == PLACE:
                 continue
-            if not prefix and (entry.name in (JOURNAL, SNAPSHOT) or entry.name.startswith(DUMP)):
+            if not prefix and (entry.name in (JOURNAL, SHARDS, SNAPSHOT) or entry.name.startswith(DUMP)):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(Path(entry.path), f"{name}/")
@@ -190,7 +191,10 @@ MARK = ".place-of-service"
 PUT = (SPECIFICATION, ORIGIN, TOKENIZER)
 """What the service writes into a run's folder before the job starts."""
 KEPT_ALIKE = (f"{CHECKPOINTS}/", f"{LOGS}/", f"{SEALED}/")
-"""Copies below these folders are removed when the file on the head is."""
+"""Copies below these folders are removed when the file on the head is. Logs that were not copied are those of islands on the
+service's machine, and stay."""
+OVERLAP_BYTES = 64 << 10
+"""A copy that has grown is compared over so many bytes: the end of the file may have been cut off before it grew."""
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -359,13 +363,14 @@ class RunCopies:
         if not run_dir.is_dir() or not any(facts.name == SPECIFICATION for facts in files):
             return  # it was deleted meanwhile, or the head has lost its disk: what is here is all that is left
         for facts in files:
-            if facts.name not in PUT:
+            if facts.name not in PUT and _is_below(facts.name):
                 self._copy_file(run_dir, facts)
         there = {facts.name for facts in files}
         for folder in KEPT_ALIKE:
             for path in sorted((run_dir / folder).rglob("*"), reverse=True):
                 if path.is_file() and str(path.relative_to(run_dir)) not in there:
-                    path.unlink(missing_ok=True)
+                    if path in self._inodes or not folder.startswith(LOGS):
+                        path.unlink(missing_ok=True)
                 elif path.is_dir():
                     with suppress(OSError):
                         path.rmdir()  # unless something is in it
@@ -379,21 +384,38 @@ class RunCopies:
             return
         grows = facts.name == TAPE or facts.name.endswith(".log")
         continues = grows and self._inodes.get(target) == facts.inode and 0 <= size <= facts.size
-        at = size if continues else 0
+        at, part = 0, b""
+        if continues and size:
+            start = max(0, size - OVERLAP_BYTES)
+            part, overlap = self._part(run_dir, facts, start), _end_of(target, start)
+            continues = part.startswith(overlap)
+            at, part = (size, part[len(overlap) :]) if continues else (0, b"")
         draft = target if continues else target.with_name(f".{target.name}.copy")
         draft.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("ab" if continues else "wb") as file:
-            while at < facts.size:
-                wanted = min(PART_BYTES, facts.size - at)
-                part = self._ask(read_part, run_dir, facts.name, facts.inode, at, wanted)
-                if not part:
-                    raise Incomplete(f"{target} changes on the head")
-                file.write(part)
-                at += len(part)
-        os.utime(draft, ns=(facts.modified_ns, facts.modified_ns))
-        if draft != target:
-            os.replace(draft, target)
+        try:
+            with draft.open("ab" if continues else "wb") as file:
+                while True:
+                    file.write(part)
+                    at += len(part)
+                    if at >= facts.size:
+                        break
+                    part = self._part(run_dir, facts, at)
+            os.utime(draft, ns=(facts.modified_ns, facts.modified_ns))
+            if draft != target:
+                os.replace(draft, target)
+        except BaseException:
+            if draft != target:
+                draft.unlink(missing_ok=True)  # half of it is of no use, and takes the room that others wait for
+            raise
         self._inodes[target] = facts.inode
+
+    def _part(self, run_dir: Path, facts: RunFileFacts, start: int) -> bytes:
+        """Return the next bytes of the file from ``start`` on. Raises Incomplete if it is another file by now."""
+        wanted = min(PART_BYTES, facts.size - start)
+        part: bytes = self._ask(read_part, run_dir, facts.name, facts.inode, start, wanted)
+        if not part:
+            raise Incomplete(f"{run_dir / facts.name} changes on the head")
+        return part
 
     def _forget(self, job: str) -> None:
         """Copy nothing more of this job, which was deleted, and remove what was copied meanwhile."""
@@ -401,6 +423,18 @@ class RunCopies:
             self._complete.add(job)
             self._inodes = {path: inode for path, inode in self._inodes.items() if job not in path.parts}
             shutil.rmtree(self._runs / job, ignore_errors=True)
+
+
+def _is_below(name: str) -> bool:
+    """Return whether a name from the head is one that ``files_of`` returns: below the run's folder, and not hidden."""
+    parts = name.split("/")
+    return all(part and not part.startswith(".") for part in parts)
+
+
+def _end_of(path: Path, start: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read()
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

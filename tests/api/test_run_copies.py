@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +73,15 @@ def test_what_the_service_wrote_is_on_the_head_and_what_the_job_wrote_comes_back
     assert two.same("spec.yaml")
     assert (two.here / ".fleet").read_text() == (two.head / ".fleet").read_text()
     files = ["tape.jsonl", "tape.sealed/1.zst", "logs/islands/a-1.log", "checkpoints/000001/manifest.json"]
-    for name in (*files, "journal/fragment-0-1.journal", "snapshot", "parameters-aa.safetensors", ".x.draft"):
+    of_shards = "shards/0/journal/fragment-0-1.journal"
+    for name in (
+        *files,
+        "journal/fragment-0-1.journal",
+        of_shards,
+        "snapshot",
+        "parameters-aa.safetensors",
+        ".x.draft",
+    ):
         two.write(name, name.encode() * 10)
     (two.head / JOB / "link").symlink_to("/etc/passwd")
     copies.settle(JOB)
@@ -115,6 +126,58 @@ def test_checkpoints_that_are_removed_there_are_removed_here_but_not_what_the_se
     copies.settle(JOB)
     assert [path.name for path in (two.here / JOB / "checkpoints").iterdir()] == ["000002"]
     assert (two.here / JOB / "chaos-quiet.html").exists()
+
+
+def test_a_tape_whose_torn_end_was_cut_off_before_it_grew_is_copied_anew(two: TwoMachines, copies: RunCopies) -> None:
+    two.write("tape.jsonl", b"one\ntor")
+    copies.settle(JOB)
+    with (two.head / JOB / "tape.jsonl").open("r+b") as file:
+        file.truncate(4)
+        file.seek(4)
+        file.write(b"two\nthree\n")
+    copies.settle(JOB)
+    assert two.same("tape.jsonl")
+
+
+def test_a_head_that_names_files_outside_the_run_changes_nothing_there(two: TwoMachines, copies: RunCopies) -> None:
+    two.write("outside", b"evil")
+    outside, ask = two.here / "outside", two.ask
+
+    def hostile(function: Callable[..., Any], *arguments: Any) -> Any:
+        answer = ask(function, *arguments)
+        if function is not files_of:
+            return answer
+        names = ("../outside", str(outside), ".fleet", "spec.yaml")
+        return [replace(facts, name=name) for facts in answer for name in names]
+
+    RunCopies(two.here, hostile).settle(JOB)
+    assert not outside.exists()
+    assert not (two.here / JOB / ".fleet").exists()
+
+
+def test_a_copy_for_which_the_disk_has_no_room_leaves_nothing_of_it(two: TwoMachines, copies: RunCopies) -> None:
+    two.write("merged.safetensors", b"parameters")
+
+    def full(name: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    two.before_part = full
+    with pytest.raises(InfrastructureError, match=r"not copied yet: .*No space left"):
+        copies.settle(JOB)
+    assert [path.name for path in (two.here / JOB).iterdir()] == ["spec.yaml"]
+    two.before_part = lambda _: None
+    copies.settle(JOB)
+    assert two.same("merged.safetensors")
+
+
+def test_logs_of_islands_on_the_machine_of_the_service_stay(two: TwoMachines, copies: RunCopies) -> None:
+    two.write("logs/islands/there-1.log", b"copied")
+    copies.settle(JOB)
+    own = two.here / JOB / "logs/islands/here-1.log"
+    own.write_text("of an island here, not yet on the head")
+    (two.head / JOB / "logs/islands/there-1.log").unlink()
+    copies.settle(JOB)
+    assert [path.name for path in own.parent.iterdir()] == ["here-1.log"]
 
 
 def test_copies_outlive_the_disk_of_the_head(two: TwoMachines, copies: RunCopies) -> None:
