@@ -23,13 +23,14 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ActorUnschedulableError, RayTaskError
 
 from orchestrator.actors import ActorHandle
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership
@@ -42,6 +43,8 @@ from orchestrator.errors import (
     DataError,
     InfrastructureError,
     InternalError,
+    TransferCancelled,
+    TransferError,
     first_line,
 )
 from orchestrator.host.job_context import JobContext
@@ -64,8 +67,10 @@ from orchestrator.system.disk import LocalDisk
 from orchestrator.system.run_folder import SHARDS
 
 log = logging.getLogger(__name__)
-CONCURRENCY = 64
-"""Calls that a shard answers at once. Each offer that is pulled takes one."""
+CALLS_MIN = 64
+"""Calls that a shard answers at once, beside the pulls of offers."""
+GONE = (ActorDiedError, ActorUnschedulableError)
+"""What says that a process is gone: it died, or its node did before the process was made."""
 RETRY_S = 1.0
 ABANDONED_S = 0.2
 """How soon it is noticed that nobody wants an offer any more."""
@@ -132,7 +137,12 @@ class ShardProcesses:
     def start(self, number: int) -> ActorHandle[ShardActor]:
         """Have the process of a shard made. Returns at once. Raises as the constructor does."""
         name = shard_name(self._job, number, uuid.uuid4().hex[:8])
-        options = {"name": name, "max_restarts": 0, "max_concurrency": CONCURRENCY, **self._placement(number)}
+        options = {
+            "name": name,
+            "max_restarts": 0,
+            "max_concurrency": calls_at_once(self._spec),
+            **self._placement(number),
+        }
         return cluster.start_actor(ShardActor, options, self._job, self._spec, number, str(self._run_dir))
 
     def place(self, number: int) -> str:
@@ -174,6 +184,13 @@ class ShardProcesses:
         if name is not None and self._node_noted(number) != name:
             path.parent.mkdir(parents=True, exist_ok=True)
             LocalDisk().replace(path, name.encode())
+
+
+def calls_at_once(spec: JobSpec) -> int:
+    """Return how many calls a shard answers at once: each host of each island may have an offer pulled, twice over while
+    its island is replaced. If such pulls took all threads, those that end them would not be answered.
+    """
+    return CALLS_MIN + 2 * sum(section.hosts for section in spec.island_sections(slots=True).values())
 
 
 def answer_of(call: ray.ObjectRef[Answer]) -> Answer:
@@ -247,7 +264,8 @@ class RemoteShard:
         version = Version(facts.version)
 
         def state() -> FragmentState:
-            arrived = arrived_state(self._endpoint, self._ask(ShardActor.cut_state, fragment, version))
+            with self._served_by(self._present()):
+                arrived = arrived_state(self._endpoint, self._ask(ShardActor.cut_state, fragment, version))
             self._ask(ShardActor.saved, fragment)
             return arrived
 
@@ -304,7 +322,8 @@ class RemoteShard:
 
     def arrived(self, carried: Carried) -> memoryview:
         """Pull a payload of the shard into this process."""
-        return self._endpoint.received(carried)
+        with self._served_by(self._serving):
+            return self._endpoint.received(carried)
 
     def unheld(self, fragment: FragmentId, version: Version) -> None:
         """Nobody holds this version any more. The garbage collector calls it, in any thread."""
@@ -321,6 +340,18 @@ class RemoteShard:
             raise ShardAway(detail=f"The process of shard {self._number} is being started again.")
         return shard
 
+    @contextmanager
+    def _served_by(self, shard: ActorHandle[ShardActor] | None) -> Iterator[None]:
+        """Raise ShardAway where a pull fails because this process, which served it, is not there any more."""
+        try:
+            yield
+        except TransferCancelled:
+            raise
+        except TransferError as error:
+            if shard is not None and self._serving is shard:
+                raise
+            raise ShardAway(detail=f"The process of shard {self._number} died while it was read.") from error
+
     def _ask(
         self,
         method: Callable[Concatenate[ShardActor, Arguments], Answer],
@@ -336,7 +367,7 @@ class RemoteShard:
     def _answer(self, shard: ActorHandle[ShardActor], call: ray.ObjectRef[Answer]) -> Answer:
         try:
             return answer_of(call)
-        except ActorDiedError as error:
+        except GONE as error:
             with self._lock:
                 if self._serving is shard:
                     self._serving = None
@@ -376,7 +407,7 @@ class RemoteShard:
             if self._newest:
                 self._require_announced(opened)
                 answer_of(shard.call(ShardActor.recover))
-        except (ActorDiedError, ActorUnavailableError, InfrastructureError) as error:
+        except (*GONE, ActorUnavailableError, InfrastructureError) as error:
             log.warning("shard %d does not continue yet: %s", self._number, first_line(error))
             return False
         return True

@@ -12,9 +12,10 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from safetensors.numpy import load_file
 
 from orchestrator.actors import ModelOutline
 from orchestrator.channel.endpoint import Endpoint, Membership, Payload, Terms
-from orchestrator.channel.frames import SHARD
+from orchestrator.channel.frames import SHARD, Ticket
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import outer_states
 from orchestrator.core import commands, events, saving
@@ -38,7 +39,7 @@ from orchestrator.core.vocabulary import (
     Version,
     WeightedPayload,
 )
-from orchestrator.errors import DataError, InfrastructureError
+from orchestrator.errors import DataError, InfrastructureError, TransferError
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.holding import EVERYTHING
@@ -301,7 +302,7 @@ def test_a_job_of_several_shards_is_not_continued_from_what_its_islands_hold(
 
     controller = SimpleNamespace(call=lambda _: (True, {}))
     monkeypatch.setattr(salvaging, "controller_here", lambda _: controller)
-    monkeypatch.setattr(salvaging.ray, "get", lambda answer, timeout: answer)
+    monkeypatch.setattr("ray.get", lambda answer, timeout: answer)
     with pytest.raises(DataError, match="a job of several shards cannot continue from what its islands hold"):
         salvaging.survey("job", tmp_path / "lost", 2)
     assert not (tmp_path / "lost" / SALVAGING).exists()
@@ -408,6 +409,83 @@ def test_a_merge_that_is_ordered_again_while_it_is_journalled_is_made_once(
         assert first.result(PATIENCE_S).facts == again.result(PATIENCE_S).facts
     assert not done_early
     assert [(facts.version, facts.base_digest != facts.digest) for facts in appended] == [(Version(1), True)]
+
+
+class Process:
+    """What Ray gives of a shard's process. Each call is answered by ``answer``."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[], Any] = lambda: None
+
+    def has(self, _: Any) -> bool:
+        return True
+
+    def call(self, *_: Any) -> Callable[[], Any]:
+        return lambda: self.answer()
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Process, Endpoint]]:
+    """A shard in another process as its synchroniser has it, that process, and the synchroniser's end of the channel."""
+    from orchestrator.runtime import remote_shard
+
+    monkeypatch.setattr(remote_shard, "answer_of", lambda call: call())
+    membership = Membership("job", SHARD, 1, Terms(inline_bytes_max=0, stall_s=0.2))
+    endpoint, process, nothing = Endpoint(membership, "127.0.0.1"), Process(), cast(Any, None)
+    processes: Any = SimpleNamespace(handles=[process], place=lambda number: "a node")
+    supervisor: Any = SimpleNamespace(add=lambda helper: helper)
+    yield remote_shard.RemoteShard(nothing, 0, processes, membership, endpoint, supervisor), process, endpoint
+    endpoint.close()
+
+
+def test_a_shard_with_a_dead_node_is_away_like_one_that_died(remote: tuple[Any, Process, Endpoint]) -> None:
+    from ray.exceptions import ActorUnschedulableError
+
+    from orchestrator.runtime.published import ShardAway
+
+    shard, process, _ = remote
+
+    def fail() -> None:
+        raise ActorUnschedulableError("the node is dead")
+
+    process.answer = fail
+    with pytest.raises(ShardAway):
+        shard.digest_of(FragmentId(0), Version(0), EVERYTHING)
+    waits: list[bool] = []
+    shard.when_back(lambda: waits.append(False))
+    assert not waits
+
+
+def test_a_read_that_ends_with_its_shard_is_made_again_and_one_from_a_shard_that_lives_fails(
+    remote: tuple[Any, Process, Endpoint],
+) -> None:
+    from ray.exceptions import ActorDiedError
+
+    from orchestrator.runtime.published import ShardAway
+
+    shard, process, endpoint = remote
+    served = Endpoint(endpoint.membership, "127.0.0.1")
+    payload = served.payload("values", wire_format.encode({"w0": np.ones((40, 16), np.float32)}))
+    ticket = replace(cast(Ticket, payload.carried(SHARD)), local=None)
+    served.close()
+    with pytest.raises(TransferError):
+        shard.arrived(ticket)
+
+    def fail() -> None:
+        raise ActorDiedError
+
+    process.answer = fail
+    with pytest.raises(ShardAway):
+        shard.digest_of(FragmentId(0), Version(0), EVERYTHING)
+    with pytest.raises(ShardAway, match="died while it was read"):
+        shard.arrived(ticket)
+
+
+def test_pulls_from_all_hosts_at_once_leave_a_shard_threads_to_end_them() -> None:
+    from orchestrator.runtime.remote_shard import calls_at_once
+
+    islands = [{"node_group": "here", "count": 100, "hosts": 2}]
+    assert calls_at_once(parse_job({"islands": islands, "budget": {"steps": 10}})) > 200
 
 
 Start = Callable[[dict[str, Any]], Job]
