@@ -69,7 +69,9 @@ def test_islands_measure_only_where_they_keep_what_was_published() -> None:
     [
         ({"shards": 9, "fragments": 8}, "synchroniser.shards", "at most 8"),
         ({"shards": 2, "durability": {"kind": "async"}}, "synchroniser.durability.kind", "need sync"),
+        ({"shards": 2, "durability": {"kind": "mirrored"}}, "synchroniser.durability.kind", "need sync"),
         ({"shard_groups": ["a"]}, "synchroniser.shard_groups", "Raise synchroniser.shards"),
+        ({"shards": 2, "shard_groups": ["a", "b", "c"]}, "synchroniser.shard_groups", "only 2 shards to place"),
     ],
 )
 def test_shards_that_could_not_share_the_fragments_are_refused(

@@ -461,9 +461,15 @@ def _shard_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _shard_group_problems(job: JobSpec) -> Iterable[Problem]:
-    if job.synchroniser.shard_groups and job.synchroniser.shards == 1:
+    groups, shard_count = job.synchroniser.shard_groups, job.synchroniser.shards
+    if groups and shard_count == 1:
         message = "are set, but the only shard is the synchroniser's own."
         yield Problem("synchroniser.shard_groups", message, "Raise synchroniser.shards, or leave them out.")
+    elif len(groups) > shard_count:
+        message = f"are {len(groups)}, but there are only {shard_count} shards to place."
+        yield Problem(
+            "synchroniser.shard_groups", message, f"Name at most {shard_count}, or raise synchroniser.shards."
+        )
 
 
 def _evaluating_group_problems(job: JobSpec) -> Iterable[Problem]:
