@@ -252,22 +252,29 @@ def _number(name: str, raw: bytes | None) -> int | None:
 
 
 def segments_after(store: ObjectStore, number: int, readers: Executor) -> Iterator[Segment]:
-    """Yield the segments after ``number`` up to the log's end, as far as that can be seen. Raises DataError for a gap."""
+    """Yield the segments after ``number`` up to the log's end, as far as that can be seen. Raises DataError for a gap.
+
+    A listing is used only against the end: a later segment in it shows that the one that is missing is lost.
+    """
     window = 1
     while True:
         names = [log_name(n) for n in range(number + 1, number + 1 + window)]
         read = list(readers.map(lambda name: content_or_none(store, name), names))
         for name, raw in zip(names, read, strict=True):
             if raw is None:
-                if (
-                    any(later is not None for later in read[read.index(None) :])
-                    and content_or_none(store, name) is None
-                ):
-                    raise DataError(detail=f"{name} in the store is missing, but later segments are there.")
+                if _goes_on(store, name) and content_or_none(store, name) is None:
+                    raise DataError(
+                        detail=f"{name} in {store.url} is missing, but later segments are there. Restore it from a copy."
+                    )
                 return
             yield decode(name, raw)
             number += 1
         window = min(2 * window, READ_AHEAD_MAX)
+
+
+def _goes_on(store: ObjectStore, name: str) -> bool:
+    """Return whether a segment after this one is listed. Names of segments sort as their numbers do."""
+    return any(later > name for later in store.sizes("log/"))
 
 
 def read_files(store: ObjectStore, readers: Executor) -> Files:
@@ -430,6 +437,8 @@ def examine(store: ObjectStore, readers: Executor, progress: Callable[[int, int]
         progress(number, len(pieces))
     if problems and base_after(store, files.base) is not None:
         return examine(store, readers, progress)  # a base came meanwhile, and what was missing is needed no more
+    if files.segment == 0:
+        problems.append(f"{log_name(1)}, which begins every log, is missing in {store.url}. Restore it from a copy.")
     sizes = [size_of(extents) for extents in files.files.values()]
     return Condition(files.segment, files.base, len(sizes), sum(sizes), tuple(problems))
 

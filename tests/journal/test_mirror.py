@@ -470,6 +470,21 @@ def test_a_damaged_or_missing_object_is_named_and_nothing_starts_over() -> None:
                 mirror(Path("/run"), broken, disk, AtOnce(), lambda work: work())
 
 
+@pytest.mark.parametrize("number", range(1, 12))
+def test_a_segment_that_is_missing_anywhere_before_the_end_is_not_taken_for_the_end(number: int) -> None:
+    store = SimulatedStore()
+    disk = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
+    for word in range(11):
+        disk.append(Path("/run", f"file-{word}"), [b"x"])
+        disk.sync(Path("/run", f"file-{word}"))
+    del store.objects[f"log/{number:012d}"]
+    before = dict(store.objects)
+    assert f"log/{number:012d} " in " ".join(examine(store, AtOnce(), lambda *_: None).problems)
+    with pytest.raises(DataError, match=f"log/{number:012d} in memory is missing"):
+        mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
+    assert store.objects == before
+
+
 def needs(store: SimulatedStore, name: str) -> bool:
     """Return whether a recovery reads this object."""
     read: set[str] = set()
