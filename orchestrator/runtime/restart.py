@@ -26,7 +26,7 @@ from orchestrator.core import events as e
 from orchestrator.core.commands import island_of, kind_of
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.vocabulary import Epoch, Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
-from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line, in_words, origin
+from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError, first_line, in_words, origin
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
 from orchestrator.host.job_files import JobFiles, MergeJournal, mirror, open_files
@@ -183,6 +183,8 @@ def files_of(
             time.sleep(0.1)
         except ConfigurationError:
             raise  # the folder is another job's, and not to be written to
+        except Fenced:
+            raise  # the job continues under a successor, and its actors are not this process's to end
         except Exception as error:
             crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
             raise

@@ -211,11 +211,7 @@ class LogWriter:
         self._in_flight = None
 
     def _be_fenced(self) -> None:
-        number = self._files.segment + 1
-        self._fence = Fenced(
-            detail=f"Another synchroniser has begun segment {number} of the log in {self._store.url}.",
-            remedy="It continues the job; this one stops.",
-        )
+        self._fence = fenced(self._store, self._files.segment + 1)
         log.critical("fenced: %s", self._fence)
         self.on_fenced(self._fence)
         raise self._fence
@@ -311,6 +307,14 @@ class LogWriter:
         base.segment = self._files.segment
         self._files = base
         return of_base - base.objects()
+
+
+def fenced(store: ObjectStore, number: int) -> Fenced:
+    """Return the error of a writer that finds its next segment taken."""
+    return Fenced(
+        detail=f"Another synchroniser has begun segment {number} of the log in {store.url}.",
+        remedy="It continues the job; this one stops.",
+    )
 
 
 def _cut(parts: Sequence[bytes | memoryview]) -> Iterator[bytes]:
@@ -466,12 +470,17 @@ def mirrored(
 ) -> MirroredDisk:
     """Take over the log in ``store``, restore the files of ``folder`` from it, and return the disk that goes on with it.
 
-    Raises OSError, DataError.
+    Raises OSError, DataError, Fenced if another process takes over meanwhile and removes what this one still reads.
     """
     requests = requests or ThreadPoolExecutor(REQUESTS_MAX, "store")
     writer = secrets.token_hex(8)
     files = take_over(store, writer, requests)
-    read = restore(files, store, below, folder, requests)
+    try:
+        read = restore(files, store, below, folder, requests)
+    except DataError as error:
+        if content_or_none(store, log_name(files.segment + 1)) is not None:  # its claim, which is never deleted
+            raise fenced(store, files.segment + 1) from error
+        raise
     log.info("the log in %s has %d segments; %d bytes were read from the store", store.url, files.segment, read)
     run = background or ThreadPoolExecutor(1, "bases").submit
     return MirroredDisk(below, LogWriter(store, files, writer, requests, run), folder)

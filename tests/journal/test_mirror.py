@@ -25,14 +25,15 @@ from orchestrator.errors import ConfigurationError, DataError, Fenced, Infrastru
 from orchestrator.host import retry
 from orchestrator.host.job_files import mirror
 from orchestrator.system import mirror as mirroring
+from orchestrator.system.disk import LocalDisk
 from orchestrator.system.mirror import JobObjects, LogWriter, mirrored
 from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store
 from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
-from orchestrator.system.store_log import Files, examine, read_files, size_of, superfluous
+from orchestrator.system.store_log import Files, Segment, encode, examine, read_files, size_of, superfluous
 from tests.harness.lives import Lives
 from tests.harness.saver import AtOnce
-from tests.harness.shell import Fate
+from tests.harness.shell import Fate, spec
 from tests.journal.test_crash_points import STEPS, assert_sound
 from tests.swarm.disk import SimulatedDisk, SimulatedStore, StoreFault
 from tests.waiting import wait_until
@@ -178,6 +179,45 @@ def test_a_writer_that_was_replaced_writes_not_one_more_word() -> None:
     second.append(Path("/run/file"), [b"three"])
     second.sync(Path("/run/file"))
     assert files_of(store) == {"file": b"onethree"}
+
+
+def test_a_writer_that_is_replaced_while_it_restores_is_fenced_and_not_told_of_damage() -> None:
+    store = SimulatedStore()
+    first = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
+    first.append(Path("/run/file"), [b"old" * 1000])
+    first.sync(Path("/run/file"))
+
+    class Replacing(SimulatedStore):
+        """A store in which a successor claims the log and removes an object just before that is read."""
+
+        def get(self, name: str) -> bytes:
+            if name.startswith("objects/"):
+                self.objects["log/000000000004"] = encode(Segment(4, "successor", is_claim=True))
+                del self.objects[name]
+            return super().get(name)
+
+    replacing = Replacing()
+    replacing.objects = store.objects
+    with pytest.raises(Fenced, match="Another synchroniser has begun segment 4"):
+        mirrored(replacing, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
+
+
+def test_a_synchroniser_that_is_fenced_at_its_start_leaves_the_job_to_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.runtime import restart
+
+    ended: list[str] = []
+    monkeypatch.setattr(restart, "end_job", ended.append)
+    job, store = spec(**MIRRORED), SimulatedStore()
+    policy = job.policy()
+    disk = mirror(tmp_path, store, LocalDisk(), AtOnce(), lambda work: work())
+    mirror(tmp_path / "elsewhere", store, LocalDisk(), AtOnce(), lambda work: work())
+    with pytest.raises(Fenced):
+        restart.files_of("job", job, policy, tmp_path, (), disk)
+    assert ended == []
+    assert not (tmp_path / "status.json").exists()
+    assert not (tmp_path / "crash.txt").exists()
 
 
 # ── several writers, in every order of their requests ─────────────────────────────────────────────────────────────────
