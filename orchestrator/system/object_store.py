@@ -82,8 +82,9 @@ def open_store(url: str) -> ObjectStore:
     if scheme is None or scheme[1] == "file":
         path = url.removeprefix("file://")
         if not path.startswith("/") or len(Path(path).parts) < 2:
+            shown = f"{url!r} " if not set("@?") & set(url) else ""  # it may be a URL with a slip, and have a password
             raise ConfigurationError(
-                detail=f"--store {url!r} is no absolute path of a folder. Give a path such as /mnt/other/atoll, or a URL "
+                detail=f"--store {shown}is no absolute path of a folder. Give a path such as /mnt/other/atoll, or a URL "
                 "with s3://, gs:// or az://."
             )
         return FolderStore(Path(os.path.normpath(path)))
@@ -318,22 +319,23 @@ class Bucket:
                 self._tried("delete", name, lambda name=name: self._library.delete(self._store, name))
 
     def _tried(self, what: str, name: str, work: Any) -> Any:
+        """Do the work. Errors have no cause: tracebacks, as in a job's crash.txt, would show the store's own text."""
         from obstore import exceptions
 
         try:
             return work()
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
-                raise OSError(errno.EIO, f"the store {self.url} has no such bucket (NoSuchBucket)") from error
-            raise FileNotFoundError(errno.ENOENT, "No such object", f"{self.url}/{name}") from error
-        except exceptions.AlreadyExistsError as error:
-            raise FileExistsError(errno.EEXIST, "The object exists", f"{self.url}/{name}") from error
+                raise OSError(errno.EIO, f"the store {self.url} has no such bucket (NoSuchBucket)") from None
+            raise FileNotFoundError(errno.ENOENT, "No such object", f"{self.url}/{name}") from None
+        except exceptions.AlreadyExistsError:
+            raise FileExistsError(errno.EEXIST, "The object exists", f"{self.url}/{name}") from None
         except self._errors as error:
             refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
             code = _code_of(str(error))
             number = errno.EACCES if refused or "credential" in str(error).lower() else errno.EIO
             number = errno.ENOSPC if "Quota" in code or "507" in code or "Full" in code else number
-            raise OSError(number, f"the store {self.url} refuses to {what} {name}: {code}") from error
+            raise OSError(number, f"the store {self.url} refuses to {what} {name}: {code}") from None
 
 
 def _code_of(text: str) -> str:

@@ -21,6 +21,7 @@ Responsible for all of that, and for refusing damaged or missing objects. Refuse
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ SCHEMA = "atoll-log/1"
 READ_AHEAD_MAX = 32
 REQUESTS_MAX = 8
 ATTEMPTS_MAX = 20
+_OBJECT = re.compile(r"objects/[0-9a-z]+-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +170,26 @@ def decode(name: str, raw: bytes) -> Segment:
                     content.append(inline[at : at + row])
                     at += row
                 else:
-                    content.append(Piece(*row))
-            operations.append(Operation(kind, path, start, tuple(content)))
+                    content.append(_piece(row))
+            operations.append(Operation(kind, _path(path), start, tuple(content)))
         return Segment(about["segment"], about["writer"], about["claim"], tuple(operations))
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(detail=f"{name} in the store is no segment of a log: {error!r}.") from error
+
+
+def _path(path: Any) -> str:
+    """Return the path of a file below the folder. Raises ValueError for one that leads out of it."""
+    if not isinstance(path, str) or not path or "\0" in path or {"", ".", ".."} & set(path.split("/")):
+        raise ValueError(f"{path!r} is no path of a file in the folder")
+    return path
+
+
+def _piece(row: Any) -> Piece:
+    """Raises ValueError for an object that no writer made: a name that leads elsewhere would be read, and deleted."""
+    name, size, digest, used = row
+    if not isinstance(name, str) or not _OBJECT.fullmatch(name) or not 0 <= used <= size:
+        raise ValueError(f"{name!r} with {used!r} of {size!r} bytes is no object of the log")
+    return Piece(name, size, digest, used)
 
 
 def row_of(extent: Extent) -> Any:
@@ -338,9 +355,9 @@ def _claim(store: ObjectStore, number: int, writer: str) -> bool:
 def _base(name: str, raw: bytes) -> Files:
     about, _ = opened(name, raw)
     try:
-        files = {path: tuple(Piece(*row) for row in rows) for path, rows in about["files"].items()}
+        files = {_path(path): tuple(map(_piece, rows)) for path, rows in about["files"].items()}
         return Files(about["segment"], about["claims"], files)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(detail=f"{name} in the store is no base of a log: {error!r}.") from error
 
 

@@ -11,9 +11,12 @@ import random
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,18 @@ from orchestrator.system.mirror import JobObjects, LogWriter, mirrored
 from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store
 from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
-from orchestrator.system.store_log import Files, Segment, encode, examine, read_files, size_of, superfluous
+from orchestrator.system.store_log import (
+    Files,
+    Operation,
+    Piece,
+    Segment,
+    decode,
+    encode,
+    examine,
+    read_files,
+    size_of,
+    superfluous,
+)
 from tests.harness.lives import Lives
 from tests.harness.saver import AtOnce
 from tests.harness.shell import Fate, spec
@@ -461,6 +475,8 @@ def test_a_store_without_conditional_writes_is_refused_by_trying() -> None:
         ("s3://user:hunter2@bucket/x", "s3://bucket/x was given with a password"),
         ("az://container/x?sig=hunter2", "az://container/x was given with a password"),
         ("s3://[hunter2/x", "is no URL"),
+        ("s3:/user:hunter2@bucket/x", "--store is no absolute path"),
+        ("user:hunter2@s3://bucket/x", "--store is no absolute path"),
     ],
 )
 def test_a_url_that_cannot_be_a_store_is_refused_without_its_secret(url: str, problem: str) -> None:
@@ -486,6 +502,32 @@ def test_a_store_that_cannot_be_reached_or_written_is_named(tmp_path: Path, monk
     full = SimulatedStore(lambda _: StoreFault.DOWN)
     with pytest.raises(InfrastructureError, match="the store memory cannot be reached"):
         admit(full, None)
+
+
+class Telling(BaseHTTPRequestHandler):
+    """A server whose refusals have what no log may have."""
+
+    def do_PUT(self) -> None:
+        self.send_response(403)
+        self.end_headers()
+        self.wfile.write(b"<Error><Code>AccessDenied</Code><StringToSign>hunter2</StringToSign></Error>")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+def test_a_refusal_is_shown_without_the_text_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HTTPServer(("127.0.0.1", 0), Telling)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    for name, value in {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    with pytest.raises(InfrastructureError, match="AccessDenied") as refused:
+        admit(open_store("s3://bucket/x"), None)
+    server.shutdown()
+    server.server_close()
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_damaged_or_missing_object_is_named_and_nothing_starts_over() -> None:
@@ -523,6 +565,29 @@ def test_a_segment_that_is_missing_anywhere_before_the_end_is_not_taken_for_the_
     with pytest.raises(DataError, match=f"log/{number:012d} in memory is missing"):
         mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
     assert store.objects == before
+
+
+OBJECT = Piece("objects/a-000001", 1, "d", 1)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Operation("append", "../elsewhere", 0, (b"x",)),
+        Operation("append", "/elsewhere", 0, (b"x",)),
+        Operation("append", "a//b", 0, (b"x",)),
+        Operation("remove", ""),
+        Operation("append", "file", 0, (replace(OBJECT, name="../../elsewhere"),)),
+        Operation("append", "file", 0, (replace(OBJECT, name="objects/../../b-1"),)),
+        Operation("append", "file", 0, (replace(OBJECT, used=2),)),
+        Operation("append", "file", 0, (replace(OBJECT, used=-1),)),
+    ],
+)
+def test_a_log_that_names_what_is_outside_of_it_is_refused(operation: Operation) -> None:
+    good = Segment(1, "w", operations=(Operation("append", "sub/file", 0, (OBJECT, b"x")),))
+    assert decode("log/1", encode(good)) == good
+    with pytest.raises(DataError, match="log/1 in the store is no segment"):
+        decode("log/1", encode(Segment(1, "w", operations=(operation,))))
 
 
 def needs(store: SimulatedStore, name: str) -> bool:
