@@ -16,10 +16,11 @@ import logging
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
-from itertools import count
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from itertools import count, islice
 from pathlib import Path
 
 from orchestrator.errors import DataError, Fenced
@@ -58,6 +59,9 @@ SEGMENT_BYTES_MAX = 8 << 20
 BASE_AFTER_BYTES = 8 << 20
 BASE_AFTER_SEGMENTS = 1024
 """A recovery reads at most about this many segments: some seconds at 30 ms each, several at a time."""
+BASE_AFTER_OBJECTS = 128
+"""Superfluous objects go with a base: at most about 1 GiB of them waits for one."""
+BASE_RETRY_SEGMENTS = 16
 SLOW_S = 5.0
 """From then on a put that is under way is reported."""
 
@@ -97,6 +101,7 @@ class LogWriter:
         self.on_fenced: Callable[[Fenced], None] = lambda _: None
         self.puts = self.put_bytes = 0
         self._waiting_since: float | None = None
+        self._pieces_since: dict[str, float] = {}
 
     @property
     def url(self) -> str:
@@ -104,8 +109,9 @@ class LogWriter:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the put of a segment that is under way began, by the monotonic clock."""
-        return self._waiting_since
+        """When the oldest put that is under way began, by the monotonic clock."""
+        segment = self._waiting_since
+        return min([*self._pieces_since.copy().values(), *([segment] if segment is not None else [])], default=None)
 
     def size(self, path: str) -> int | None:
         with self._noting:
@@ -115,7 +121,35 @@ class LogWriter:
         """Return the content for an operation. If it is large, it is put into the store first. Raises OSError."""
         if sum(map(len, parts)) <= INLINE_BYTES_MAX:
             return (b"".join(parts),)
-        return tuple(self._requests.map(self._put_piece, _cut(parts)))
+        names: list[str] = []
+        cut = _cut(parts)
+        waiting: deque[Future[Piece]] = deque()
+        pieces: list[Piece] = []
+        try:
+            while True:
+                for piece in islice(cut, REQUESTS_MAX - len(waiting)):  # copies of no more than these
+                    names.append(self._next_name())
+                    waiting.append(self._requests.submit(self._put_piece, piece, names[-1]))
+                if not waiting:
+                    return tuple(pieces)
+                pieces.append(waiting.popleft().result())
+        except OSError:
+            wait(waiting)
+            self._drop(names)
+            raise
+
+    @contextmanager
+    def used(self, content: Content) -> Iterator[None]:
+        """Do an operation with this content on the disk. If that is refused, the next base removes the content's objects."""
+        try:
+            yield
+        except OSError:
+            self._drop(extent.name for extent in content if isinstance(extent, Piece))
+            raise
+
+    def _drop(self, names: Iterable[str]) -> None:
+        with self._noting:
+            self._dropped |= set(names)
 
     def note(self, kind: Kind, path: str, content: Content = (), size: int = 0) -> None:
         """Add an operation to those of the next segment. ``size`` is for a truncation."""
@@ -216,9 +250,16 @@ class LogWriter:
         self.on_fenced(self._fence)
         raise self._fence
 
-    def _put_piece(self, content: bytes) -> Piece:
-        name = f"objects/{self._writer}-{next(self._names):06d}"  # of each attempt: what is unknown is not used
-        self._store.create(name, content)
+    def _next_name(self) -> str:
+        return f"objects/{self._writer}-{next(self._names):06d}"
+
+    def _put_piece(self, content: bytes, name: str) -> Piece:
+        """Put an object. ``name`` is new in each attempt: where it is unknown whether an object was made, it is not used."""
+        self._pieces_since[name] = time.monotonic()
+        try:
+            self._store.create(name, content)
+        finally:
+            del self._pieces_since[name]
         self.puts, self.put_bytes = self.puts + 1, self.put_bytes + len(content)
         return Piece(name, len(content), digest_of(content), len(content))
 
@@ -226,9 +267,11 @@ class LogWriter:
 
     def _due_base(self) -> Callable[[], None] | None:
         """Return the work for a base if one is due. Requires ``_flushing`` to be held."""
+        since, waste = self._files.segment - self._base_tried, len(self._superfluous) + len(self._dropped)
         is_due = (
             self._bytes_since_base >= self.base_after_bytes
-            or self._files.segment - self._base_tried >= BASE_AFTER_SEGMENTS
+            or since >= BASE_AFTER_SEGMENTS
+            or (waste >= BASE_AFTER_OBJECTS and since >= BASE_RETRY_SEGMENTS)
         )
         if self._is_compacting or not is_due:
             return None
@@ -284,7 +327,7 @@ class LogWriter:
         inline: list[bytes] = []
 
         def put_inline() -> None:
-            pieces.extend(self._put_piece(piece) for piece in _cut(inline))
+            pieces.extend(self._put_piece(piece, self._next_name()) for piece in _cut(inline))
             inline.clear()
 
         for extent in content:
@@ -353,7 +396,8 @@ class MirroredDisk:
 
     def append(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
         content = self.writer.content_of(parts)
-        self._below.append(path, parts)
+        with self.writer.used(content):
+            self._below.append(path, parts)
         self.writer.note("append", self._name(path), content)
 
     def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
@@ -369,12 +413,14 @@ class MirroredDisk:
 
     def replace(self, path: Path, data: bytes) -> None:
         content = self.writer.content_of([data])
-        self._below.replace(path, data)
+        with self.writer.used(content):
+            self._below.replace(path, data)
         self.writer.note("write", self._name(path), content)
 
     def replace_held(self, path: Path, data: bytes) -> HeldFile:
         content = self.writer.content_of([data])
-        file = self._below.replace_held(path, data)
+        with self.writer.used(content):
+            file = self._below.replace_held(path, data)
         self.writer.note("write", self._name(path), content)
         return _MirroredFile(file, self.writer, self._name(path))
 
@@ -415,7 +461,8 @@ class _MirroredFile:
 
     def append(self, data: bytes) -> None:
         content = self._writer.content_of([data])
-        self._below.append(data)
+        with self._writer.used(content):
+            self._below.append(data)
         self._writer.note("append", self._name, content)
 
     def rewrite(self, start: int, data: bytes) -> None:

@@ -5,6 +5,7 @@ What comes after is what would have come, bit for bit, from the store alone.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -168,6 +169,71 @@ def test_while_the_store_is_down_nothing_is_announced_and_the_reason_is_given() 
     disk.append(path, [b"three"])
     disk.sync(path)
     assert files_of(store) == {"file": b"onethree"}
+
+
+def objects_of(store: SimulatedStore) -> set[str]:
+    return {name for name in store.objects if name.startswith("objects/")}
+
+
+@pytest.mark.parametrize("refuses", ["store", "disk"])
+def test_what_is_put_for_an_operation_that_fails_is_removed_again(
+    refuses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, below, path = SimulatedStore(), SimulatedDisk(), Path("/run/file")
+    disk = mirrored(store, below, Path("/run"), AtOnce(), lambda work: work())
+    with monkeypatch.context() as patch:
+        if refuses == "store":
+            store.fault_source = Faults(StoreFault.UNANSWERED, lambda number: number % 3 == 0)
+        else:
+            patch.setattr(below, "append", raiser(OSError(errno.ENOSPC, "No space left on device")))
+        for _ in range(5):  # as the journal repeats an append
+            with pytest.raises(OSError, match=r"did not answer|No space"):
+                disk.append(path, [b"x" * 3500])
+    assert len(objects_of(store)) > 5
+    store.fault_source = lambda _: None
+    for _ in range(20):
+        disk.replace(path, b"y" * 1400)
+        disk.sync(path)
+    assert objects_of(store) == read_files(store, AtOnce()).objects()
+
+
+def raiser(error: OSError) -> Callable[..., None]:
+    def refuse(*_: object) -> None:
+        raise error
+
+    return refuse
+
+
+def test_contents_that_are_replaced_do_not_pile_up_while_segments_are_small() -> None:
+    store, path = SimulatedStore(), Path("/run/file")
+    disk = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
+    disk.writer.base_after_bytes = 1 << 30
+    for _ in range(300):
+        disk.replace(path, b"x" * 2000)
+        disk.sync(path)
+        assert len(objects_of(store)) <= 2 * mirroring.BASE_AFTER_OBJECTS
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_a_put_that_takes_long_is_reported_whatever_it_puts(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirroring, "SLOW_S", 0.0)
+    began, answered = threading.Event(), threading.Event()
+
+    def slow(_: str) -> None:
+        began.set()
+        answered.wait()
+
+    store, path = SimulatedStore(), Path("/run/file")
+    disk = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
+    assert disk.trouble is None
+    store.fault_source = slow
+    writing = threading.Thread(target=lambda: (disk.append(path, [b"x" * size]), disk.sync(path)))
+    writing.start()
+    began.wait()
+    assert disk.trouble == "the store memory has not answered for 0 s"
+    answered.set()
+    writing.join()
+    assert disk.trouble is None
 
 
 def files_of(store: SimulatedStore) -> dict[str, bytes]:
