@@ -45,6 +45,10 @@ class ControlPort(Protocol):
         """
         ...
 
+    def has_store(self) -> bool:
+        """Return whether the service was started with a store for the durable logs of mirrored jobs."""
+        ...
+
     def begin(self, runs: Path) -> None:
         """The service reads and writes its jobs' folders below ``runs``. Called once, before anything is asked of jobs.
 

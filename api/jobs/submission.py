@@ -85,6 +85,11 @@ class Checks:
         problems += of_groups
         if is_whole and spec is not None and (count := parameter_count_of(spec)) is not None:
             problems += memory_problems(spec, count, self.control.node_memory())
+        if spec is not None and spec.synchroniser.durability.kind == "mirrored" and not self.control.has_store():
+            message = "is mirrored, but the service has no store for the job's log."
+            problems.append(
+                Problem("synchroniser.durability.kind", message, "Start the service with --store URL, or use sync.")
+            )
         if spec is not None and not problems:
             problems += unseen_problems(spec, self.roots, self.control.unseen_files)
         problems += _in_other_places(code_problems(document, self.packages), problems)

@@ -211,6 +211,9 @@ class RayControlPort:
                     unseen.append(UnseenFile(path, node.host or node.name, node.group, reason))
         return unseen
 
+    def has_store(self) -> bool:
+        return self._job_store is not None
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Remove run folders of unknown jobs from the machines of nodes that have joined since, or with ``again`` of all.
 

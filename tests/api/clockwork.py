@@ -62,6 +62,9 @@ class Clockwork:
     def begin(self, runs: Path) -> None:
         """Do nothing: there is one machine."""
 
+    def has_store(self) -> bool:
+        return (self._folder / "store").exists()
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Do nothing: there is one machine."""
 

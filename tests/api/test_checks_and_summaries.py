@@ -10,17 +10,42 @@ from rich.console import Console
 
 from api.auth.code import code_problems
 from api.jobs.path_check import fleet_problems, group_problems, sections_of
+from api.jobs.submission import Checks
 from api.jobs.translate import job_of
 from api.storage.store import JobRow
 from api.terminal.watch import line, lines_that_matter, render
 from orchestrator.core.commands import Kill
 from orchestrator.core.vocabulary import CommandId, IslandId
+from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.sections import IslandsSection
 from orchestrator.status import Helper, JobStatus, NodeGroupRecord
 from orchestrator.system.plain import finite
+from orchestrator.system.roots import AllowedRoots
+from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
+
+
+def test_a_mirrored_job_is_refused_by_a_service_without_a_store(tmp_path: Path) -> None:
+    document = {
+        "islands": [{"node_group": GROUPS[0]["name"]}],
+        "budget": {"steps": 100},
+        "trainer": "learners.synthetic:create",
+        "synchroniser": {"quorum": 1, "durability": {"kind": "mirrored"}},
+    }
+    checks = Checks(Clockwork(tmp_path), ("learners",), AllowedRoots.only(tmp_path), lambda _: None)
+    with pytest.raises(InvalidJobSpec) as refused:
+        checks.accepted(document)
+    assert list(refused.value.problems) == [
+        Problem(
+            "synchroniser.durability.kind",
+            "is mirrored, but the service has no store for the job's log.",
+            "Start the service with --store URL, or use sync.",
+        )
+    ]
+    (tmp_path / "store").touch()
+    assert checks.accepted(document).synchroniser.durability.kind == "mirrored"
 
 
 def test_a_fleet_check_names_what_no_group_can_ever_give() -> None:

@@ -63,6 +63,9 @@ class Voyages:
     def begin(self, runs: Path) -> None:
         """Do nothing: there is one machine."""
 
+    def has_store(self) -> bool:
+        return False
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Do nothing: there is one machine."""
 

@@ -57,6 +57,9 @@ class Live:
     def begin(self, runs: Path) -> None:
         """Do nothing: there is one machine."""
 
+    def has_store(self) -> bool:
+        return False
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Do nothing: there is one machine."""
 
