@@ -17,6 +17,7 @@
     ├── InfrastructureError     nodes, Ray, disks, the network
     │   ├── ServiceUnreachable
     │   ├── StoreUnavailable    the service answers, but its database does not work
+    │   ├── LogStoreUnavailable the store of durable logs (``--store``) cannot be used just now
     │   └── TransferError       a payload did not arrive (channel/)
     │       ├── TransferCancelled   it is no longer wanted
     │       ├── TransferRefused     its ticket is invalid at the server, or the server is not trusted
@@ -198,6 +199,11 @@ class ServiceUnreachable(InfrastructureError):
 @dataclass(eq=False, kw_only=True)
 class StoreUnavailable(InfrastructureError):
     """The service's database is gone, silent, locked, full or read-only."""
+
+
+@dataclass(eq=False, kw_only=True)
+class LogStoreUnavailable(InfrastructureError):
+    """The store of durable logs is gone, silent, full or refuses. A mirrored job waits for it."""
 
 
 @dataclass(eq=False, kw_only=True)

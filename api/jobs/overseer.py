@@ -44,7 +44,7 @@ from api.jobs.translate import SenselessAnswer, last_known_of
 from api.run.folder import Run, damage_of_status, is_there, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
-from orchestrator.errors import AtollError, InfrastructureError, NotFound
+from orchestrator.errors import AtollError, InfrastructureError, LogStoreUnavailable, NotFound
 from orchestrator.specification.config import parse_job
 from orchestrator.status import JobStatus
 from orchestrator.system.roots import AllowedRoots
@@ -276,6 +276,10 @@ class Overseer:
 
     def _missed(self, row: JobRow, error: Exception) -> None:
         """Handle a failed restart. If the job left a final state, that says more about the reason, and no retry helps."""
+        if isinstance(error, LogStoreUnavailable):  # nothing was tried: the job waits until the store is back
+            self._complain(row, f"it waits for its store: {error}", error)
+            self._store.move_job(row.job, JobState.STARTING, JobState.RUNNING)
+            return
         logger.warning("job %s could not be restarted: %s", row.job, error)
         self._tries[row.job] += 1
         if self._tries[row.job] < TRIES_MAX and read_status(Path(row.run_dir)) is None:

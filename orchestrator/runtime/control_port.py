@@ -263,7 +263,8 @@ class RayControlPort:
         """Start the job, which then runs by itself and touches nothing outside ``roots`` and its run folder.
 
         Idempotent: a second call finds the running job. If ``run_dir`` holds this job's tape and no process writes it, the
-        job continues from there. Raises InfrastructureError if the job does not start.
+        job continues from there. Raises InfrastructureError if the job does not start. While the store of a mirrored job
+        cannot be used, nothing is started and nothing ended: its islands train on.
         """
         import ray
 
@@ -271,6 +272,8 @@ class RayControlPort:
         from orchestrator.runtime.synchroniser_actor import SynchroniserActor
 
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
+        if spec.synchroniser.durability.kind == "mirrored" and self._job_store is not None:
+            object_store.require_available(self._job_store)
         where = cluster.on_groups(synchroniser_name(job_id), spec.synchroniser.node_groups)
         options = {**where, **SYNCHRONISER_OPTIONS}
         if self._copies is not None:

@@ -45,7 +45,7 @@ from orchestrator.specification.policy_source import continued
 from orchestrator.status import CommandStatus, JobStatus
 from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.system.mirror import JobObjects
-from orchestrator.system.object_store import open_store
+from orchestrator.system.object_store import open_store, require_header
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import CRASH, TAPE
 from orchestrator.tape.driver import Fold
@@ -143,11 +143,17 @@ def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, 
             "or set durability.kind to sync."
         )
     disks: list[Disk] = []
-    objects = JobObjects(open_store(store), job)
+    opened = open_store(store)
+    objects = JobObjects(opened, job)
+
+    def take_over() -> None:
+        require_header(opened)
+        disks.append(mirror(run_dir, objects, LocalDisk()))
+
     give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
     while not disks:
         try:
-            Retrier().until_done(STORE_REFUSES, lambda: disks.append(mirror(run_dir, objects, LocalDisk())))
+            Retrier().until_done(STORE_REFUSES, take_over)
         except InfrastructureError:  # as in ``files_of``
             if time.monotonic() > give_up_at:
                 raise

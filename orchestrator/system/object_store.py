@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.errors import ConfigurationError, InfrastructureError, LogStoreUnavailable
 from orchestrator.system import home_files
 from orchestrator.system.run_folder import FLEET
 
@@ -163,6 +163,27 @@ def fleet_in(store: ObjectStore) -> str:
             "release that wrote it, or a later one."
         )
     return str(fleet)
+
+
+def require_header(store: ObjectStore) -> None:
+    """Raise OSError unless the store can be read and has its header, and ConfigurationError for another header.
+
+    Without that, a folder whose disk is not mounted would be taken for a store in which no job has ever begun.
+    """
+    try:
+        fleet_in(store)
+    except FileNotFoundError:
+        raise OSError(
+            errno.EIO, f"the store {store.url} has no {HEADER}: its disk is not mounted, or it was emptied"
+        ) from None
+
+
+def require_available(url: str) -> None:
+    """Raise LogStoreUnavailable unless jobs can begin with the store at this URL, and ConfigurationError for another."""
+    try:
+        require_header(open_store(url))
+    except OSError as error:
+        raise LogStoreUnavailable(detail=f"{error.strerror or error}.", remedy=remedy_of(error)) from error
 
 
 def _require_conditional_writes(store: ObjectStore) -> None:

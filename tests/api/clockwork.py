@@ -25,7 +25,7 @@ from api.clocks import uptime
 from api.jobs.service import NOTHING_MORE
 from orchestrator.accounting import report
 from orchestrator.core.commands import Command, Cordon
-from orchestrator.errors import InfrastructureError, NotFound
+from orchestrator.errors import InfrastructureError, LogStoreUnavailable, NotFound
 from orchestrator.host.records import write_parameters
 from orchestrator.parameters.tensors import shapes
 from orchestrator.specification.config import JobSpec
@@ -84,6 +84,8 @@ class Clockwork:
         cordoned: Mapping[str, str] = MappingProxyType({}),
         roots: AllowedRoots = NOTHING_MORE,
     ) -> None:
+        if (self._folder / "log-store-is-down").exists():
+            raise LogStoreUnavailable(detail="the store memory cannot be reached.")
         if (self._folder / "no-more-jobs").exists():
             raise InfrastructureError(detail="No synchroniser could be placed.", remedy="Free some room.")
         while (self._folder / "starts-are-slow").exists():

@@ -255,6 +255,20 @@ def test_a_job_that_cannot_be_started_again_has_failed_after_some_tries_with_the
     assert desk.service.job(waiting).state == "running", "its room is free"
 
 
+def test_a_job_waits_for_its_store_however_long_that_is_away(desk: Desk) -> None:
+    desk.lose()
+    (desk.folder / "log-store-is-down").touch()
+    for _ in range(2 * TRIES_MAX):
+        desk.overseer.check()
+        assert desk.state()[0] == "running"
+    assert "it waits for its store: the store memory cannot be reached." in desk.service.job(desk.job).reason
+    (desk.folder / "log-store-is-down").unlink()
+    desk.overseer.check()
+    desk.overseer.check()
+    told = desk.service.job(desk.job)
+    assert (told.state, told.reason) == ("running", "")
+
+
 def test_tries_count_in_a_row(desk: Desk) -> None:
     for _ in range(TRIES_MAX + 1):
         desk.lose()

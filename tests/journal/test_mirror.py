@@ -25,13 +25,13 @@ import pytest
 from typer.testing import CliRunner
 
 from api.cli import app
-from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError
+from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError, LogStoreUnavailable
 from orchestrator.host import retry
 from orchestrator.host.job_files import mirror
 from orchestrator.system import mirror as mirroring
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.mirror import JobObjects, LogWriter, mirrored
-from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store
+from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store, require_available
 from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
 from orchestrator.system.store_log import (
@@ -616,6 +616,17 @@ def test_a_damaged_or_missing_object_is_named_and_nothing_starts_over() -> None:
                     mirror(Path("/run"), broken, disk, AtOnce(), lambda work: work())
             else:
                 mirror(Path("/run"), broken, disk, AtOnce(), lambda work: work())
+
+
+def test_a_store_whose_disk_is_not_mounted_is_waited_for_and_not_begun_anew(tmp_path: Path) -> None:
+    url, elsewhere = str(tmp_path / "store"), tmp_path / "unmounted"
+    admit(open_store(url), "f" * 32)
+    require_available(url)
+    Path(url).rename(elsewhere)
+    with pytest.raises(LogStoreUnavailable, match=r"has no atoll-store.json: its disk is not mounted"):
+        require_available(url)
+    elsewhere.rename(url)
+    require_available(url)
 
 
 @pytest.mark.parametrize("number", range(1, 12))
