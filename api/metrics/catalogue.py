@@ -363,7 +363,8 @@ _FAMILIES = (
         "gauge",
         "atoll_journal_failing",
         ("atoll_job",),
-        "1 while the disk refuses writes of journal or tape; nothing merges meanwhile. Check whether it is full.",
+        "1 while the disk refuses writes of journal or tape, or the store of a mirrored job refuses or is slow; nothing "
+        "merges meanwhile. Check whether it is full.",
     ),
     Family(
         "counter", "atoll_synchroniser_deaths", ("atoll_job",), "Restarts of the synchroniser. Islands kept training."
