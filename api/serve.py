@@ -32,6 +32,7 @@ from api.storage.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
 from orchestrator.system import object_store, printable, user_packages
 from orchestrator.system.logbook import RepeatLimit, keep_output_short, write_printable
+from orchestrator.system.mirror import refuse_to_leave_logs
 from orchestrator.system.ports import LOOPBACK
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import Retention
@@ -94,7 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
         retention.refuse_senseless()
         if options.store is not None:
             Home(options.home).make()
-            object_store.remember(options.home.resolve(), options.runs.resolve(), options.store)
+            home, runs = options.home.resolve(), options.runs.resolve()
+            refuse_to_leave_logs(runs, object_store.remembered(home), options.store)
+            object_store.remember(home, runs, options.store)
         serve(
             options.home,
             options.runs,

@@ -23,9 +23,10 @@ from contextlib import contextmanager, suppress
 from itertools import count, islice
 from pathlib import Path
 
-from orchestrator.errors import DataError, Fenced
+from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError
 from orchestrator.system.disk import Disk, HeldFile
-from orchestrator.system.object_store import ObjectStore
+from orchestrator.system.object_store import ObjectStore, open_store, remedy_of
+from orchestrator.system.run_folder import STATUS
 from orchestrator.system.store_log import (
     NEWEST,
     REQUESTS_MAX,
@@ -42,6 +43,7 @@ from orchestrator.system.store_log import (
     content_or_none,
     digest_of,
     encode,
+    has_log,
     log_name,
     next_name,
     restore,
@@ -506,6 +508,31 @@ class JobObjects:
 
     def delete(self, names: Iterable[str]) -> None:
         self._store.delete(self._prefix + name for name in names)
+
+
+def refuse_to_leave_logs(runs: Path, before: str | None, url: str) -> None:
+    """Raise ConfigurationError if a job that has not ended has its log in the store ``before``, and none at ``url``.
+
+    It would begin anew, or fail. If the store before cannot be read, no such job can go on, and any store is accepted.
+    """
+    if before is None or before == url or not runs.is_dir():
+        return
+    old, new = open_store(before), open_store(url)
+    try:
+        jobs = [path.name for path in sorted(runs.iterdir()) if path.is_dir() and not (path / STATUS).exists()]
+        logs = [job for job in jobs if has_log(JobObjects(old, job))]
+    except OSError as error:
+        log.warning("the store before is not looked at for jobs: %s", error)
+        return
+    try:
+        left = [job for job in logs if not has_log(JobObjects(new, job))]
+    except OSError as error:
+        raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=remedy_of(error)) from error
+    if left:
+        raise ConfigurationError(
+            detail=f"--store {url} has no log of {', '.join(left[:3])}, which has not ended and has its log in {before}. "
+            "Give that store, end or delete the job first, or copy the store's content."
+        )
 
 
 def mirrored(

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ from orchestrator.host import retry
 from orchestrator.host.job_files import mirror
 from orchestrator.system import mirror as mirroring
 from orchestrator.system.disk import LocalDisk
-from orchestrator.system.mirror import JobObjects, LogWriter, mirrored
+from orchestrator.system.mirror import JobObjects, LogWriter, mirrored, refuse_to_leave_logs
 from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store, require_available
 from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
@@ -616,6 +617,24 @@ def test_a_damaged_or_missing_object_is_named_and_nothing_starts_over() -> None:
                     mirror(Path("/run"), broken, disk, AtOnce(), lambda work: work())
             else:
                 mirror(Path("/run"), broken, disk, AtOnce(), lambda work: work())
+
+
+def test_a_store_is_not_exchanged_while_a_job_has_its_log_in_it(tmp_path: Path) -> None:
+    runs, old, new = tmp_path / "runs", str(tmp_path / "old"), str(tmp_path / "new")
+    for job in ("mirrored", "plain"):
+        (runs / job).mkdir(parents=True)
+    mirror(runs / "mirrored", JobObjects(open_store(old), "mirrored"), LocalDisk(), AtOnce(), lambda work: work())
+    refuse_to_leave_logs(runs, None, new)
+    refuse_to_leave_logs(runs, old, old)
+    with pytest.raises(
+        ConfigurationError, match=r"new has no log of mirrored, which has not ended and has its log in .*old"
+    ):
+        refuse_to_leave_logs(runs, old, new)
+    shutil.copytree(old, new)
+    refuse_to_leave_logs(runs, old, new)
+    shutil.rmtree(new)
+    (runs / "mirrored" / "status.json").touch()
+    refuse_to_leave_logs(runs, old, new)
 
 
 def test_a_store_whose_disk_is_not_mounted_is_waited_for_and_not_begun_anew(tmp_path: Path) -> None:
