@@ -383,6 +383,7 @@ class Controller:
     def _stop(self) -> list[Life]:
         """Place nothing from now on. Return the lives that may have processes."""
         self._supervisor.close()
+        self._keeper.close()
         with self._spawning, self._lock:
             self._closing = True
             return sorted(self._actors)
