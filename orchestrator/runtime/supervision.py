@@ -319,6 +319,11 @@ class SynchroniserKeeper:
                 self.nodes_down(frozenset({self._node}))
         return actor is not None or self._moving
 
+    @property
+    def is_moving(self) -> bool:
+        """Return whether the synchroniser is being made again. It has a name before and after."""
+        return self._moving
+
     def nodes_down(self, nodes: frozenset[str]) -> None:
         """Make the synchroniser again if it was on one of these nodes. Returns at once."""
         if self._node in nodes and not self._moving and not self._closed.is_set():
