@@ -27,7 +27,7 @@ from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload
 from orchestrator.channel.frames import SHARD
 from orchestrator.core.messages import Announcement, HeldVersion, IslandHoldings
 from orchestrator.core.vocabulary import Epoch, FragmentId, Life, Version
-from orchestrator.errors import TransferStalled
+from orchestrator.errors import Fenced, TransferStalled
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.tensors import digest
@@ -45,6 +45,14 @@ class PublishedFragments:
         self._locks = [threading.Lock() for _ in fragments]
         self._newest: dict[FragmentId, PublishedVersion] = {}
         self._announced: dict[FragmentId, dict[Version, Announcement]] = {}
+        self._fenced_before = Epoch(0)
+
+    def fence(self, epoch: Epoch) -> None:
+        """Take nothing of earlier synchronisers from now on, not even what a call of theirs is pulling at this moment.
+
+        A synchroniser that continues from what is held here makes the next version itself, with other bytes.
+        """
+        self._fenced_before = max(self._fenced_before, epoch)
 
     def announce(self, announcement: Announcement) -> None:
         """Keep what the synchroniser says of a version, which arrives about now, and forget it of versions before this."""
@@ -122,13 +130,19 @@ class PublishedFragments:
         since: Version | None,
         checked_digest: str,
         payloads: Sequence[bytes | memoryview],
+        epoch: Epoch | None = None,
     ) -> Arrays | None:
         """Take the fragment at ``version``: from updates since the version ``since``, oldest first, or from its values.
 
         Returns None if a version as new is here, or if the updates do not start from the version here. Raises InvalidPayload
-        for damaged bytes, and if a part of what this process holds of the fragment is missing.
+        for damaged bytes, and if a part of what this process holds of the fragment is missing. Raises Fenced if the
+        synchroniser of this epoch has been replaced. Forgets an announcement of the same version with another digest, which
+        is of a synchroniser that lost it.
         """
         with self._locks[fragment]:
+            if epoch is not None and epoch < self._fenced_before:
+                successor = f"one of epoch {self._fenced_before} asked what is held here"
+                raise Fenced(detail=f"A synchroniser of epoch {epoch} sends a version, but {successor}.")
             if self.version(fragment) >= version:
                 return None
             if since is None:
@@ -149,6 +163,9 @@ class PublishedFragments:
                     del self._newest[fragment]
                     return None
             self._newest[fragment] = PublishedVersion(version, arrays)
+            announced = self._announced.get(fragment, {})
+            if version in announced and announced[version].digest != checked_digest:
+                self._announced[fragment] = {v: x for v, x in announced.items() if v != version}
             return arrays
 
 

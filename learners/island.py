@@ -249,7 +249,7 @@ class Island:
             return held  # before pulling bytes that are of no use
         contents = [self._handed_over.received(epoch, payload) for payload in payloads]
         publication = Publication.received(fragment, version, step, merged_offer, anchor)
-        return loop.receive(publication, since, digest, contents)
+        return loop.receive(publication, since, digest, contents, epoch)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
         """Cut the state at the next boundary and write this island's part while it trains.
@@ -314,8 +314,9 @@ class Island:
         """Return the newest epoch heard of, and what this island holds, if it trains. Epoch 0 asks for the former alone."""
         if epoch:
             self._outbox.check_epoch(epoch)
-        loop = self._loop if epoch else None
-        return self._outbox.epoch, None if loop is None else loop.holdings(self._island, self._incarnation)
+        if not epoch or (loop := self._loop) is None:
+            return self._outbox.epoch, None
+        return self._outbox.epoch, loop.holdings(self._island, self._incarnation, epoch)
 
     def give_outer(self, epoch: Epoch, fragment: FragmentId, version: Version) -> Carried | None:
         """Return the bytes of a version of Θ, or a ticket for them; None if this process holds another."""

@@ -41,6 +41,7 @@ from orchestrator.core.messages import (
 )
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
+    Epoch,
     FragmentId,
     Incarnation,
     IslandId,
@@ -74,8 +75,6 @@ DRAINING_POLL_S = 0.1
 WHOLE = StateRequest()
 UNWATCHED = StepLimits(limit_s=None)
 NOTHING_ARRIVED: Mapping[FragmentId, Arrival] = MappingProxyType({})
-
-
 REPORT_EVERY_S = 1.0
 """Longest time between two reports of progress, but for one step. At a kill, as much work is counted as lost time only, for
 nobody knows its tokens. Each report is a line of the tape, and twice as many brought decisions nothing."""
@@ -292,13 +291,14 @@ class IslandLoop:
         since: Version | None,
         checked_digest: str,
         payloads: Sequence[bytes | memoryview],
+        epoch: Epoch | None = None,
     ) -> int:
         """Take a publication's bytes (``PublishedFragments.take``) and queue it for adoption at the next boundary.
 
         Returns the version that is then here, −1 for none. It is below the publication's if the bytes did not lead to it.
         """
         fragment, version = publication.fragment, publication.version
-        arrays = self._arrays.published.take(fragment, version, since, checked_digest, payloads)
+        arrays = self._arrays.published.take(fragment, version, since, checked_digest, payloads, epoch)
         if arrays is not None:
             self._deliver(publication, arrays)
         return self._arrays.published.version(fragment)
@@ -355,8 +355,9 @@ class IslandLoop:
         """The versions of Θ that have arrived in this process."""
         return self._arrays.published
 
-    def holdings(self, island: IslandId, incarnation: Incarnation) -> IslandHoldings | None:
-        """Return what this island holds of Θ and of its own work; None if it does not train."""
+    def holdings(self, island: IslandId, incarnation: Incarnation, epoch: Epoch = Epoch(0)) -> IslandHoldings | None:
+        """Return what this island holds of Θ and of its own work; None if it does not train. Fence earlier epochs."""
+        self.published.fence(epoch)
         held = self.published.held_versions()
         with self._changed:
             training = self._replica.started and not self._replica.drained and not self._ended.is_set()
@@ -367,8 +368,8 @@ class IslandLoop:
         """Copy the state that a peer needs to begin from here, or this process's part of it.
 
         The state is from one boundary, so it is consistent, in all processes of an island of several hosts. The copy to the
-        host happens in the calling thread. Versions are always those of all fragments.
-        Raises InfrastructureError if this island does not train, or reaches no boundary in time.
+        host happens in the calling thread. Versions are always those of all fragments. Raises InfrastructureError if this
+        island does not train, or reaches no boundary in time.
         """
         return self._exports.ask(request, timeout_s)
 

@@ -32,7 +32,7 @@ from learners.group.link import (
 )
 from learners.handed_over import PublishedFragments
 from learners.island_arrays import ArraysPlan, HeldPieces, IslandArrays, State, StateRequest
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import in_words
 from orchestrator.replica.replica import AdoptVersion, CutState, ExportState, OfferFragment, Publication, SendReport
 
@@ -93,10 +93,11 @@ class Follower:
         since: Version | None,
         checked_digest: str,
         payloads: Sequence[bytes | memoryview],
+        epoch: Epoch | None = None,
     ) -> int:
         """Do the same as ``IslandLoop.receive``. The version waits here until rank 0 orders its adoption."""
         fragment, version = publication.fragment, publication.version
-        arrays = self._arrays.published.take(fragment, version, since, checked_digest, payloads)
+        arrays = self._arrays.published.take(fragment, version, since, checked_digest, payloads, epoch)
         if arrays is not None:
             likely = self._arrays.likely_mode(fragment, publication.merged_offer)
             self._arrays.arrive(fragment, version, arrays, likely)

@@ -23,6 +23,8 @@ pull, and the next holder or version is asked for.
 
 Contributions are not lost with a version: an island offers its work again until a version that it adopts contains it. To
 tell which work a chosen version contains, islands keep with each version the offers in it, of all islands (``merged``).
+Only the latest incarnation of an island takes part (``latest``): the synchroniser may have merged offers of an earlier one
+without telling anyone, because it had given that process up.
 
 Pure; the shell is ``runtime.salvaging``.
 """
@@ -30,7 +32,7 @@ Pure; the shell is ``runtime.salvaging``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core import island_record
@@ -79,6 +81,21 @@ class Choice:
     lost: tuple[LostVersion, ...]
 
 
+def latest(
+    answers: Sequence[IslandHoldings], last_incarnations: Mapping[IslandId, Incarnation]
+) -> tuple[IslandHoldings, ...]:
+    """Return the answers that count: those of an island's latest incarnation. Others are of processes that were given up."""
+    return tuple(answer for answer in answers if answer.incarnation >= last_incarnations.get(answer.island, 0))
+
+
+def last_incarnations(lives: Iterable[Life]) -> dict[IslandId, Incarnation]:
+    """Return the highest incarnation of each island."""
+    highest: dict[IslandId, Incarnation] = {}
+    for island, incarnation in lives:
+        highest[island] = max(incarnation, highest.get(island, incarnation))
+    return dict(sorted(highest.items()))
+
+
 def choose(
     answers: Sequence[IslandHoldings], fragment_count: int, gave_other_bytes: Mapping[IslandId, str] | None = None
 ) -> Choice:
@@ -106,6 +123,35 @@ def choose(
             if why := _contradicts(a, best):
                 doubted.setdefault(a.island, why)
     return Choice(tuple(chosen), dict(sorted(doubted.items())), tuple(lost))
+
+
+def settled(
+    answers: Sequence[IslandHoldings],
+    fragment_count: int,
+    pull: Callable[[ChosenVersion, IslandId], str],
+) -> Choice:
+    """Choose, pull what is chosen, and choose again until every island that still counts gave the bytes that it said.
+
+    ``pull`` gets a version from an island and returns why that failed; empty if it did not.
+    """
+    gave_other_bytes: dict[IslandId, str] = {}
+    pulled: set[tuple[FragmentId, Version, str]] = set()
+    while True:
+        choice = choose(answers, fragment_count, gave_other_bytes)
+        failed_before = len(gave_other_bytes)
+        for one in choice.chosen:
+            key = (one.fragment, one.version, one.digest)
+            if key in pulled:
+                continue
+            for island in one.holders:
+                if island in gave_other_bytes:
+                    continue
+                if not (why := pull(one, island)):
+                    pulled.add(key)
+                    break
+                gave_other_bytes[island] = why
+        if len(gave_other_bytes) == failed_before:
+            return choice
 
 
 def _confirmed(
@@ -183,15 +229,22 @@ def survivors(answers: Sequence[IslandHoldings], choice: Choice) -> tuple[Surviv
 
 
 def _merged_in(chosen: ChosenVersion, answers: Sequence[IslandHoldings]) -> dict[Life, int] | None:
-    """Return the offers in the chosen version by incarnation; None if no island was told them."""
-    for answer in sorted(answers, key=lambda a: a.island):
-        if answer.island not in chosen.holders:
-            continue
-        for held in answer.held:
-            announced = held.announced
-            if held.fragment == chosen.fragment and announced is not None and announced.digest == chosen.digest:
-                return {(work.island, work.incarnation): work.merged_offer for work in announced.merged}
-    return None
+    """Return the latest offers in the chosen version by incarnation; None if no island was told them.
+
+    A later announcement of the same version lacks incarnations that were lost meanwhile, so all of them count together.
+    """
+    announcements = [
+        held.announced
+        for answer in answers
+        if answer.island in chosen.holders
+        for held in answer.held
+        if (held.fragment, held.version) == (chosen.fragment, chosen.version) and held.announced is not None
+    ]
+    merged: dict[Life, int] = {}
+    for work in (work for announced in announcements for work in announced.merged):
+        life = (work.island, work.incarnation)
+        merged[life] = max(work.merged_offer, merged.get(life, 0))
+    return merged if announcements else None
 
 
 # ── what the core makes of it ─────────────────────────────────────────────────────────────────────────────────────

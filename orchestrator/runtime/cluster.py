@@ -24,6 +24,7 @@ from typing import Any, ParamSpec, TypeVar
 from orchestrator.actors import ActorHandle
 from orchestrator.certificates import folders, peer
 from orchestrator.certificates.folders import Described
+from orchestrator.core.vocabulary import Life
 from orchestrator.errors import InfrastructureError, first_line
 from orchestrator.runtime import settings
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -514,6 +515,15 @@ def end_actors_named_from(beginning: str, *, but: str = "") -> None:
         name = entry["name"]
         if entry["namespace"] == NAMESPACE and name.startswith(beginning) and name != but:
             end_actor_named(name)
+
+
+def islands_of(job: str) -> dict[Life, str]:
+    """Return the lives of the job that Ray knows, with their actors' names."""
+    import ray
+
+    entries = ray.util.list_named_actors(all_namespaces=True)
+    names = [entry["name"] for entry in entries if entry["namespace"] == NAMESPACE]
+    return {life: name for name in sorted(names) if (life := settings.life_named(job, name)) is not None}
 
 
 def end_actor_named(name: str) -> None:

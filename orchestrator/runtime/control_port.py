@@ -321,9 +321,29 @@ class RayControlPort:
         try:
             return self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.status)
         except NotFound:
+            if self._is_moving(job_id):
+                detail = f"The synchroniser of job {job_id} is being made again on another node."
+                raise InfrastructureError(detail=detail, remedy="Training continues.") from None
+        try:
+            return self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.status)  # it may be there by now
+        except NotFound:
             if self._copies is not None:
                 self._copies.settle(job_id)
             raise
+
+    def _is_moving(self, job_id: str) -> bool:
+        """Return whether the job's controller is making the synchroniser again, which has no name meanwhile."""
+        import ray
+
+        from orchestrator.runtime import controllers
+        from orchestrator.runtime.controller import Controller
+
+        try:
+            controller = controllers.controller_of_open(job_id, ANSWER_TIMEOUT_S)
+            return controller is not None and ray.get(controller.call(Controller.is_moving), timeout=ANSWER_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            log.info("the controller of %s cannot be asked: %s", job_id, in_words(error))
+            return False
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
         """Hand a command to the job. Raises NotFound or Conflict when it cannot be taken."""

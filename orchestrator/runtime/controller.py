@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Concatenate, ParamSpec
@@ -28,6 +28,7 @@ from ray.exceptions import RayError
 
 from orchestrator.actors import ActorHandle, IslandFactory, IslandInterface, Rank, SynchroniserInterface
 from orchestrator.checkpoints.resumption import stored
+from orchestrator.core.salvage import last_incarnations
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line, in_words
 from orchestrator.runtime import cluster
@@ -76,6 +77,17 @@ ORPHANED_S = 10.0
 """A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
 UNWANTED = Unplaced("it was ended before it was placed")
 Arguments = ParamSpec("Arguments")
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Facts of a job: whether it has had parameters, the actors of the lives that may have processes, and the highest
+    incarnation of each island. A life that was given up is in the latter only.
+    """
+
+    had_theta: bool
+    names: Mapping[Life, str]
+    last_incarnations: Mapping[IslandId, Incarnation]
 
 
 class Controller:
@@ -169,11 +181,21 @@ class Controller:
     def note_synchroniser(self, facts: tuple[dict[str, str], dict[str, str], str | None], had_theta: bool) -> None:
         self._keeper.note(facts, had_theta)
 
-    def past(self) -> tuple[bool, dict[Life, str]]:
-        """Return whether the job has had parameters, and the lives that may have processes with their actors' names."""
+    def is_moving(self) -> bool:
+        """Return whether the synchroniser is being made again on another node."""
+        return self._keeper.is_moving
+
+    def past(self) -> Past:
+        """Return what a synchroniser that lost its files has to know."""
         with self._lock:
-            names = {life: placed.actor for life, placed in self._placements.items() if life in self._actors}
-        return self._keeper.had_theta, names
+            over = set(self._ended)
+            names = {
+                life: placed.actor
+                for life, placed in self._placements.items()
+                if life in self._actors and life not in over
+            }
+            all_lives = {*self._results, *over, *self._actors}
+        return Past(self._keeper.had_theta, names, last_incarnations(all_lives))
 
     def helpers(self) -> list[dict[str, Any]]:
         """Return the agents of the nodes that this job's islands are on, or were: ``orchestrator.status.Helper`` as data."""
@@ -383,6 +405,7 @@ class Controller:
     def _stop(self) -> list[Life]:
         """Place nothing from now on. Return the lives that may have processes."""
         self._supervisor.close()
+        self._keeper.close()
         with self._spawning, self._lock:
             self._closing = True
             return sorted(self._actors)

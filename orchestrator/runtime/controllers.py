@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from orchestrator.actors import ActorHandle
 from orchestrator.errors import NotFound, first_line
@@ -207,6 +207,20 @@ def controller_here(job: str) -> JobController | None:
     """Return the job's controller in the process of this build, if there is that process."""
     shared = cluster.actor_named(controllers_name())
     return None if shared is None else JobController(shared.ray_handle, job)
+
+
+def controller_of_open(job: str, timeout_s: float) -> JobController | None:
+    """Return the job's controller, if the process of this build has it open. Raises GetTimeoutError."""
+    controller = controller_here(job)
+    if controller is None:
+        return None
+    process: ActorHandle[Controllers] = ActorHandle(controller.ray_handle)
+    try:
+        open_jobs: Any = ray.get(process.call(Controllers.jobs), timeout=timeout_s)
+    except RayActorError as error:  # it had no job for a while, and ends just now
+        log.info("the process of the controllers cannot be asked: %s", first_line(error))
+        return None
+    return controller if job in open_jobs else None
 
 
 def let_go(job: str) -> None:

@@ -74,6 +74,10 @@ class NodeWatch:
         """Return whether a process may start on this node: it was not dead, down or about to go at the last look."""
         return self._present is None or (node_id in self._present and node_id not in self._down | self._leaving.keys())
 
+    def is_down(self, node_id: str) -> bool:
+        """Return whether the node's machine refused connections, and Ray does not know yet that the node is dead."""
+        return node_id in self._down
+
     def is_unreachable(self, node_id: str) -> bool:
         return node_id in self._unreachable
 

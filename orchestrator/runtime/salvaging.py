@@ -17,12 +17,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from orchestrator.actors import ActorHandle, IslandInterface, ModelOutline
 from orchestrator.channel.endpoint import Carried
@@ -30,7 +31,7 @@ from orchestrator.checkpoints import resumption, writing
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import outer_states
 from orchestrator.core.messages import IslandHoldings
-from orchestrator.core.salvage import Choice, ChosenVersion, choose, survivors
+from orchestrator.core.salvage import Choice, ChosenVersion, last_incarnations, latest, settled, survivors
 from orchestrator.core.saving import JobSalvaged
 from orchestrator.core.vocabulary import (
     Epoch,
@@ -40,8 +41,9 @@ from orchestrator.core.vocabulary import (
     JobPolicy,
     Life,
     NodeGroupId,
+    Version,
 )
-from orchestrator.errors import AtollError, DataError, NotFound, TransferError, first_line, in_words
+from orchestrator.errors import AtollError, DataError, TransferError, first_line, in_words
 from orchestrator.host import job_files
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
@@ -49,8 +51,8 @@ from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterS
 from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.runtime import cluster
-from orchestrator.runtime.controller import Controller
-from orchestrator.runtime.controllers import controller_here
+from orchestrator.runtime.controller import Controller, Past
+from orchestrator.runtime.controllers import controller_of_open
 from orchestrator.runtime.shard_worker import JobChannel
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.ports import Reach, reach
@@ -70,11 +72,15 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The islands that answered. ``lives`` are all that the controller knows; ``epoch`` is newer than any island heard."""
+    """The islands that answered. ``epoch`` is newer than any island heard.
+
+    ``lives`` are those that may have processes, and ``last_incarnations`` are the highest that there have been.
+    """
 
     epoch: Epoch
     answers: tuple[IslandHoldings, ...]
     lives: tuple[Life, ...]
+    last_incarnations: Mapping[IslandId, Incarnation]
     actors: Mapping[Life, ActorHandle[IslandInterface]]
 
 
@@ -97,18 +103,12 @@ def survey(job: str, run_dir: Path, shard_count: int) -> Survey | None:
     """
     if not job_files.lacks_a_past(run_dir):
         return None
-    controller = controller_here(job)
-    if controller is None:
+    began, past = time.monotonic(), _past(job)
+    if past is None:
         return None
-    try:
-        began, (had_theta, names) = time.monotonic(), ray.get(controller.call(Controller.past), timeout=CONTROLLER_S)
-    except RayTaskError as error:
-        if isinstance(error.cause, NotFound):
-            return None  # no synchroniser of this job was ever here
-        raise
     while True:
-        result = _survey(names)
-        if shard_count > 1 and (had_theta or (result is not None and result.answers)):
+        result = _survey(past)
+        if shard_count > 1 and (past.had_theta or (result is not None and result.answers)):
             raise DataError(
                 detail=f"The files of job {job} are lost with the machine of its synchroniser, and a job of several shards "
                 "cannot continue from what its islands hold. Submit it again with `--resume` from a checkpoint."
@@ -121,7 +121,7 @@ def survey(job: str, run_dir: Path, shard_count: int) -> Survey | None:
                 result.epoch,
             )
             return result
-        if not had_theta:
+        if not past.had_theta:
             return result  # it begins anew, in an epoch in which its islands say again that they are ready
         if time.monotonic() - began > PATIENCE_S:
             raise DataError(
@@ -129,34 +129,64 @@ def survey(job: str, run_dir: Path, shard_count: int) -> Survey | None:
                 f"its parameters has answered for {PATIENCE_S:.0f} s. Submit it again with `--resume` from a checkpoint."
             )
         time.sleep(RETRY_S)
-        _, names = ray.get(controller.call(Controller.past), timeout=CONTROLLER_S)
+        past = _past(job) or past
 
 
-def _survey(names: Mapping[Life, str]) -> Survey | None:
-    actors = {life: actor for life, name in names.items() if (actor := cluster.actor_named(name)) is not None}
+def _past(job: str) -> Past | None:
+    """Return what is known of the job's past; None if it has none.
+
+    A controllers' process that died knows nothing. Then islands that Ray knows are evidence of a past.
+    """
+    controller = controller_of_open(job, CONTROLLER_S)
+    if controller is not None:
+        return ray.get(controller.call(Controller.past), timeout=CONTROLLER_S)
+    names = cluster.islands_of(job)
+    return Past(had_theta=True, names=names, last_incarnations=last_incarnations(names)) if names else None
+
+
+def _survey(past: Past) -> Survey | None:
+    actors = {life: actor for life, name in past.names.items() if (actor := cluster.actor_named(name)) is not None}
     epochs = _answered(
-        {life: actor.call(IslandInterface.holdings, Epoch(0)) for life, actor in actors.items()}, ANSWER_S
+        {life: actor.call(IslandInterface.holdings, Epoch(0)) for life, actor in actors.items()}, ANSWER_S, actors
     )
     if not epochs:
         return None
     epoch = Epoch(max(newest for newest, _ in epochs.values()) + 1)
     calls = {life: actors[life].call(IslandInterface.holdings, epoch) for life in epochs}
     answers = [holdings for _, holdings in _answered(calls, DIGESTS_S).values() if holdings is not None]
-    return Survey(epoch, tuple(answers), tuple(sorted(names)), actors)
+    of_latest = latest(answers, past.last_incarnations)
+    return Survey(epoch, of_latest, tuple(sorted(past.names)), past.last_incarnations, actors)
 
 
-def _is_busy(actor: ActorHandle[IslandInterface], call: ray.ObjectRef[Answer]) -> bool:
-    """Return whether the call has no answer yet although the process's machine takes connections."""
-    if ray.wait([call], timeout=0)[0]:
-        return False
-    address = cluster.address_of(actor)
-    return address is not None and reach(*address) is Reach.TAKEN
+def _busy(
+    calls: Mapping[Life, ray.ObjectRef[Answer]], actors: Mapping[Life, ActorHandle[IslandInterface]]
+) -> list[Life]:
+    """Return the lives that have not answered although their machines take connections."""
+    waiting = [life for life, call in calls.items() if not ray.wait([call], timeout=0)[0]]
+    addresses = [address for life in waiting if (address := cluster.address_of(actors[life])) is not None]
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        taken = {
+            address
+            for address, reached in zip(addresses, pool.map(lambda at: reach(*at), addresses), strict=True)
+            if reached is Reach.TAKEN
+        }
+    return [life for life in waiting if cluster.address_of(actors[life]) in taken]
 
 
-def _answered(calls: Mapping[Life, ray.ObjectRef[Answer]], within_s: float) -> dict[Life, Answer]:
-    """Return the answers that come in time."""
+def _answered(
+    calls: Mapping[Life, ray.ObjectRef[Answer]],
+    within_s: float,
+    patient_with: Mapping[Life, ActorHandle[IslandInterface]] | None = None,
+) -> dict[Life, Answer]:
+    """Return the answers that come in time: ``BUSY_S`` later from processes whose machines take connections."""
     answers: dict[Life, Answer] = {}
-    ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=within_s) if calls else ([], [])
+    if not calls:
+        return answers
+    ready, waiting = ray.wait(list(calls.values()), num_returns=len(calls), timeout=within_s)
+    if waiting and patient_with is not None and (busy := [calls[life] for life in _busy(calls, patient_with)]):
+        ready += ray.wait(busy, num_returns=len(busy), timeout=BUSY_S)[0]
     for life, call in calls.items():
         if call in ready:
             try:
@@ -172,25 +202,32 @@ def salvage(
     """Pull the chosen versions. Raises DataError if a fragment cannot be had from any island, nor from a checkpoint."""
     spec = context.spec
     names = fragment_map.build(outline.shapes, spec.synchroniser.fragments, outline.roles)
-    pulled: dict[tuple[FragmentId, str], FragmentState] = {}
-    gave_other_bytes: dict[IslandId, str] = {}
-    while True:
-        choice = choose(result.answers, len(names), gave_other_bytes)
-        wanted = [one for one in choice.chosen if (one.fragment, one.digest) not in pulled]
-        for one in wanted:
-            state = _pulled(one, result, context.epoch, channel, spec, outline, gave_other_bytes)
-            if state is None:
-                break  # somebody is out: decide again
-            pulled[one.fragment, one.digest] = state
-        else:
-            break
+    pulled: dict[tuple[FragmentId, Version, str], FragmentState] = {}
+    lives = {answer.island: answer.life for answer in result.answers}
+
+    def pull(one: ChosenVersion, island: IslandId) -> str:
+        """Get the version from this island. Return why that failed; empty if it did not."""
+        life = lives[island]
+        try:
+            arrays = _bytes_of(one, life, result.actors[life], context.epoch, channel)
+            if digest(arrays) != one.digest:
+                raise InvalidPayload(detail="the bytes have another digest")
+            state = initial_state(arrays, OuterStep.of(spec.synchroniser), outline.roles)
+        except (RayError, TimeoutError, TransferError, InvalidPayload, NotFinite, DataError) as error:
+            why = f"it did not give version {one.version} of fragment {one.fragment}: {in_words(error)}"
+            log.warning("%s: %s", island, why)
+            return why
+        pulled[one.fragment, one.version, one.digest] = replace(state, version=one.version)
+        return ""
+
+    choice = settled(result.answers, len(names), pull)
     if missing := sorted(set(range(len(names))) - {int(one.fragment) for one in choice.chosen}):
         raise DataError(
             detail=f"The files of job {context.job} are lost with the machine of its synchroniser, and no island has a "
             f"version of the fragments {missing} that another one, or its own announcement, confirms. Submit the job again "
             "with `--resume` from a checkpoint."
         )
-    states = {one.fragment: pulled[one.fragment, one.digest] for one in choice.chosen}
+    states = {one.fragment: pulled[one.fragment, one.version, one.digest] for one in choice.chosen}
     momentum, source, checkpoint_count = _momentum(spec, context)
     for p, own in momentum.items():
         if own.keys() == states[p].momentum.keys():
@@ -199,34 +236,6 @@ def salvage(
     going_on = frozenset((one.island, one.incarnation) for one in event.islands)
     steps = {one.fragment: one.step for one in choice.chosen}
     return Salvage(event, OuterState.restored(states, OuterStep.of(spec.synchroniser)), steps, going_on)
-
-
-def _pulled(
-    one: ChosenVersion,
-    result: Survey,
-    epoch: Epoch,
-    channel: JobChannel,
-    spec: JobSpec,
-    outline: ModelOutline,
-    gave_other_bytes: dict[IslandId, str],
-) -> FragmentState | None:
-    """Return the version from the first holder that gives it; None if no holder does. Those that do not are noted."""
-    by_island = {life[0]: life for life in result.actors}
-    for island in one.holders:
-        life = by_island[island]
-        try:
-            arrays = _bytes_of(one, life, result.actors[life], epoch, channel)
-            if digest(arrays) != one.digest:
-                raise InvalidPayload(detail="the bytes have another digest")
-            state = initial_state(arrays, OuterStep.of(spec.synchroniser), outline.roles)
-        except (RayError, TimeoutError, TransferError, InvalidPayload, NotFinite, DataError) as error:
-            gave_other_bytes[island] = (
-                f"it did not give version {one.version} of fragment {one.fragment}: {in_words(error)}"
-            )
-            log.warning("%s: %s", island, gave_other_bytes[island])
-            continue
-        return replace(state, version=one.version)
-    return None
 
 
 def _bytes_of(
@@ -263,9 +272,6 @@ def _event(
 ) -> JobSalvaged:
     plans = {plan.island for plan in policy.islands}
     surviving = tuple(one for one in survivors(result.answers, choice) if one.island in plans)
-    latest: dict[IslandId, Incarnation] = {}
-    for island, incarnation in result.lives:
-        latest[island] = max(incarnation, latest.get(island, incarnation))
     own = sum(one.tokens_total for one in surviving)
     return JobSalvaged(
         context.now(),
@@ -278,7 +284,7 @@ def _event(
         momentum[0],
         max([own, *(answer.job_tokens for answer in result.answers)]),
         surviving,
-        tuple(sorted(latest.items())),
+        tuple(sorted(result.last_incarnations.items())),
         momentum[1],
         tuple(f"{island}: {why}" for island, why in sorted(choice.doubted.items())),
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from orchestrator.certificates import folders
-from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import ConfigurationError
 from orchestrator.system import release
 
@@ -56,6 +56,13 @@ def evaluator_name(job: str, number: int, node_group: str = "") -> str:
 
 def island_name(job: str, island: IslandId, incarnation: Incarnation) -> str:
     return f"{prefix(job)}{island}:{incarnation}"
+
+
+def life_named(job: str, name: str) -> Life | None:
+    """Return the life whose process has this ``island_name``; None if it is another's. Ranks but the first have others."""
+    island, separator, incarnation = name.removeprefix(prefix(job)).rpartition(":")
+    is_island = name.startswith(prefix(job)) and separator and incarnation.isdecimal()
+    return (IslandId(island), Incarnation(int(incarnation))) if is_island else None
 
 
 def shard_prefix(job: str) -> str:

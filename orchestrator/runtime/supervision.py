@@ -298,6 +298,8 @@ class SynchroniserKeeper:
         self._noted: tuple[dict[str, str], dict[str, str], str | None] = ({}, {}, None)
         self.had_theta = False
         self._node, self._moving = "", False
+        self._closed = threading.Event()
+        self._making = threading.Lock()  # held from the last look at ``_closed`` until Ray knows the actor
 
     def note(self, facts: tuple[dict[str, str], dict[str, str], str | None], had_theta: bool) -> None:
         """Keep what a new synchroniser is made with: regions, cordons, store; and whether the job has had parameters."""
@@ -305,40 +307,78 @@ class SynchroniserKeeper:
         self.had_theta = self.had_theta or had_theta
 
     def look(self) -> bool:
-        """Return whether there is a synchroniser, or one is about to be made, and note its node."""
+        """Return whether there is a synchroniser, or one is about to be made.
+
+        Note its node. One whose node went down before it was noted is made again as well.
+        """
         actor = cluster.actor_named(self._name)
         process = None if actor is None else cluster.process_of(actor)
         if process is not None and not self._moving:
             self._node = process.node_id
+            if self._nodes.is_down(self._node):
+                self.nodes_down(frozenset({self._node}))
         return actor is not None or self._moving
+
+    @property
+    def is_moving(self) -> bool:
+        """Return whether the synchroniser is being made again. It has a name before and after."""
+        return self._moving
 
     def nodes_down(self, nodes: frozenset[str]) -> None:
         """Make the synchroniser again if it was on one of these nodes. Returns at once."""
-        if self._node in nodes and not self._moving:
+        if self._node in nodes and not self._moving and not self._closed.is_set():
             self._moving, self._node = True, ""
             threading.Thread(target=copy_context().run, args=(self._move,), name="move", daemon=True).start()
 
+    def close(self) -> None:
+        """Make nothing from now on: the job ends, or another controller has it."""
+        with self._making:
+            self._closed.set()
+
     def _move(self) -> None:
-        began = time.monotonic()
+        began, trouble, is_ended = time.monotonic(), "", False
         log.warning("the node of the synchroniser is down: it is made again on another one")
         try:
-            while (actor := cluster.actor_named(self._name)) is not None:
-                cluster.end_actor(actor)
-                time.sleep(MOVE_RETRY_S)
-            while cluster.actor_named(self._name) is None:
-                present = {node.group for node in self._nodes.placeable()}
-                group = next((group for group in self._groups if group in present), None)
-                if group is not None:
-                    where = {
-                        **cluster.on_head(self._name),
-                        "label_selector": {GROUP_LABEL: group, **self._nodes.selector()},
-                    }
-                    spec, run_dir = self._facts
-                    kind: Callable[..., SynchroniserInterface] = cluster.actor_class(SYNCHRONISER_CLASS)
-                    regions, cordoned, store = self._noted
-                    facts = (self._job, spec, regions, run_dir, cordoned, self._roots, store)
-                    cluster.start_actor(kind, {**where, **SYNCHRONISER_OPTIONS}, *facts)
-                    log.warning("the synchroniser is made again on %s, %.1f s later", group, time.monotonic() - began)
-                time.sleep(MOVE_RETRY_S)
+            while not self._closed.is_set():
+                try:
+                    with self._making:
+                        if self._closed.is_set():
+                            return
+                        is_ended = is_ended or self._end()
+                        if is_ended and self._make():
+                            log.warning("the synchroniser is made again, %.1f s later", time.monotonic() - began)
+                            return
+                except Exception as error:  # the cluster may be away, and the job waits for this
+                    reason = f"{type(error).__name__}: {first_line(error)}"
+                    if reason != trouble:
+                        log.warning("the synchroniser cannot be made again yet: %s", reason, exc_info=error)
+                    trouble = reason
+                self._closed.wait(MOVE_RETRY_S)
         finally:
             self._moving = False
+
+    def _end(self) -> bool:
+        """Have Ray forget the synchroniser whose node is down. Return whether it has."""
+        actor = cluster.actor_named(self._name)
+        if actor is not None:
+            cluster.end_actor(actor)
+        return actor is None
+
+    def _make(self) -> bool:
+        """Ask for the synchroniser on the first group that has a node. Return whether it has been made."""
+        if cluster.actor_named(self._name) is not None:
+            return True
+        present = {node.group for node in self._nodes.placeable()}
+        group = next((group for group in self._groups if group in present), None)
+        if group is not None:
+            where = {
+                **cluster.on_head(self._name),
+                "label_selector": {GROUP_LABEL: group, **self._nodes.selector()},
+            }
+            spec, run_dir = self._facts
+            kind: Callable[..., SynchroniserInterface] = cluster.actor_class(SYNCHRONISER_CLASS)
+            regions, cordoned, store = self._noted
+            facts = (self._job, spec, regions, run_dir, cordoned, self._roots, store)
+            cluster.start_actor(kind, {**where, **SYNCHRONISER_OPTIONS}, *facts)
+            log.warning("the synchroniser is placed on %s", group)
+        return False

@@ -19,7 +19,7 @@ from orchestrator.core.effects import (
     StartTraining,
 )
 from orchestrator.core.messages import Adopted, Announcement, HeldVersion, IslandHoldings, MergedWork
-from orchestrator.core.salvage import choose, survivors
+from orchestrator.core.salvage import ChosenVersion, choose, last_incarnations, latest, settled, survivors
 from orchestrator.core.vocabulary import (
     AllOffers,
     FragmentId,
@@ -143,6 +143,48 @@ def test_an_island_behind_a_version_whose_offers_nobody_knows_keeps_no_work_that
     choice = choose(answers, FRAGMENTS)
     assert choice.chosen[0].version == 5
     assert survivors(answers, choice)[2].merged_offers == (1 << 62, 0)
+
+
+def test_an_offer_counts_as_merged_if_any_announcement_of_the_version_has_it() -> None:
+    """b's process was believed lost before the version reached a, so what a heard of it lacks b."""
+    late, early = (replace(held(0, 5), announced=told(0, 5, facts)) for facts in ((("c", 3),), (("b", 7), ("c", 3))))
+    answers = [
+        answer("a", 5, 3, held=(late, held(1, 3))),
+        answer("b", 4, 3),
+        answer("c", 5, 3, held=(early, held(1, 3))),
+    ]
+    assert survivors(answers, choose(answers, FRAGMENTS))[1].merged_offers == (7, 0)
+
+
+def test_a_process_that_was_given_up_is_no_witness_and_does_not_survive() -> None:
+    """Behind a partition a.1 trained on, and a.2 took its place; b.1 was given up, and b.2 is not placed yet."""
+    given_up = answer("b", 5, 3)
+    orphan, present = answer("a", 5, 3), answer("a", 4, 3, incarnation=Incarnation(2))
+    known = last_incarnations([("a", 1), ("a", 2), ("b", 2), ("b", 1)])
+    assert known == {"a": 2, "b": 2}
+    assert latest([orphan, present, given_up, answer("c", 4, 3)], known) == (present, answer("c", 4, 3))
+
+
+def test_an_island_whose_bytes_are_others_does_not_survive_although_another_gave_the_version() -> None:
+    asked: list[tuple[int, str]] = []
+
+    def pull(one: ChosenVersion, island: IslandId) -> str:
+        asked.append((one.fragment, island))
+        return "it gave other bytes" if island == "a" and one.fragment == 1 else ""
+
+    answers = [answer("a", 5, 3), answer("b", 5, 3)]
+    choice = settled(answers, FRAGMENTS, pull)
+    assert choice.doubted == {"a": "it gave other bytes"}
+    assert [one.island for one in survivors(answers, choice)] == ["b"]
+    assert asked == [(0, "a"), (1, "a"), (1, "b")], "what is here is not pulled again"
+
+
+def test_where_nobody_gives_a_version_the_one_before_goes_on() -> None:
+    answers = [answer("a", 5, 3), answer("b", 4, 3)]
+    choice = settled(answers, FRAGMENTS, lambda one, island: "it is silent" if island == "a" else "")
+    assert [(one.version, one.holders) for one in choice.chosen] == [(4, ("b",)), (3, ("b",))]
+    nothing = settled(answers, FRAGMENTS, lambda one, island: "it is silent")
+    assert (nothing.chosen, set(nothing.doubted)) == ((), {"a", "b"})
 
 
 @settings(max_examples=200)

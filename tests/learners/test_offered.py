@@ -5,7 +5,9 @@ import pytest
 
 from learners.handed_over import PublishedFragments
 from learners.outbox import OfferedFragment, PublishedVersion
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.messages import Announcement
+from orchestrator.core.vocabulary import Epoch, FragmentId, Version
+from orchestrator.errors import Fenced
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES
 from orchestrator.parameters.tensors import digest
@@ -116,6 +118,23 @@ def test_bits_that_are_not_those_of_the_synchroniser_are_let_go_of():
     held.hold(P, FIRST, drawn(1))
     assert held.take(P, Version(5), FIRST, "another", [wire_format.written(update(1, 4, "int4"))]) is None
     assert held.version(P) == -1
+
+
+def test_a_version_of_a_replaced_synchroniser_is_not_taken_once_its_successor_has_asked_what_is_held():
+    """Its call was pulling bytes meanwhile. The successor makes a version of that number with other bytes."""
+    held = PublishedFragments([tuple(drawn(1))])
+    held.hold(P, FIRST, drawn(1))
+    held.announce(Announcement(P, Version(5), digest(drawn(2)), 20, ()))
+    held.fence(Epoch(3))
+    before = held.held_versions()
+    with pytest.raises(Fenced, match="epoch 2"):
+        held.take(P, Version(5), None, digest(drawn(2)), [wire_format.encode(drawn(2))], Epoch(2))
+    assert held.held_versions() == before
+    assert held.take(P, Version(5), None, digest(drawn(3)), [wire_format.encode(drawn(3))], Epoch(3)) is not None
+    (now,) = held.held_versions()
+    assert (now.digest, now.announced) == (digest(drawn(3)), None), (
+        "what was announced of the lost version is forgotten"
+    )
 
 
 def test_a_damaged_update_is_refused_and_changes_nothing():

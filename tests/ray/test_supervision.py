@@ -6,8 +6,17 @@ That it happens is shown live: `tests/ray/shared_job/test_helpers.py`, `tests/ra
 from __future__ import annotations
 
 import socket
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+
+from orchestrator.system.roots import AllowedRoots
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.supervision import SynchroniserKeeper
 
 
 def test_the_first_death_is_mended_at_once_and_each_that_follows_soon_waits_longer() -> None:
@@ -57,6 +66,102 @@ def test_a_death_is_said_with_its_reason_and_what_comes_next(deaths: int, words:
     for _ in range(deaths):
         health = died(health, "killed", 1.0)
     assert words in sentence(health, 1.0)
+
+
+class _Ray:
+    """What the keeper sees of Ray: the synchroniser's node, if there is one, and errors of the next calls."""
+
+    def __init__(self, node: str, hiccups: int = 0, has_nodes: bool = True) -> None:
+        self.node: str | None = node
+        self.hiccups, self.has_nodes, self.down, self.made = hiccups, has_nodes, {node}, 0
+
+    def actor_named(self, name: str) -> object:
+        if self.hiccups:
+            self.hiccups -= 1
+            raise RuntimeError("the head does not answer")
+        return self.node
+
+    def process_of(self, actor: str) -> SimpleNamespace:
+        return SimpleNamespace(node_id=actor)
+
+    def end_actor(self, actor: str) -> None:
+        self.node = None
+
+    def start_actor(self, *_: object) -> None:
+        self.made += 1
+        self.node = f"node-{self.made}"
+
+    def actor_class(self, path: str) -> object:
+        return None
+
+    def on_head(self, name: str) -> dict[str, object]:
+        return {}
+
+    def placeable(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(group="keepers")] if self.has_nodes else []
+
+    def selector(self) -> dict[str, str]:
+        return {}
+
+    def is_down(self, node: str) -> bool:
+        return node in self.down
+
+
+def keeper_on(seen: _Ray, monkeypatch: pytest.MonkeyPatch) -> SynchroniserKeeper:
+    from orchestrator.runtime import supervision
+
+    monkeypatch.setattr(supervision, "cluster", seen)
+    spec = cast(Any, SimpleNamespace(synchroniser=SimpleNamespace(node_groups=("keepers",))))
+    return supervision.SynchroniserKeeper("job", spec, "/runs/job", AllowedRoots(), cast(Any, seen))
+
+
+def is_over() -> bool:
+    """Return whether nothing is being moved: a move that outlived its test would ask the real Ray."""
+    return not any(thread.name == "move" for thread in threading.enumerate())
+
+
+def test_a_synchroniser_whose_node_is_down_is_made_again_although_ray_fails_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = _Ray("lost")
+    keeper = keeper_on(seen, monkeypatch)
+    seen.down = set()
+    assert keeper.look()
+    seen.hiccups = 2
+    keeper.nodes_down(frozenset({"lost"}))
+    wait_until(is_over, "the end of the move")
+    assert seen.node == "node-1"
+    assert seen.made == 1
+
+
+def test_a_node_that_goes_down_before_the_synchroniser_was_seen_on_it_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = _Ray("lost")
+    keeper = keeper_on(seen, monkeypatch)
+    keeper.nodes_down(frozenset({"lost"}))  # the watch over nodes says it once
+    assert keeper.look()
+    wait_until(is_over, "the end of the move")
+    assert seen.node == "node-1"
+
+
+def test_a_job_that_ends_while_its_synchroniser_waits_for_a_node_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _Ray("lost", has_nodes=False)
+    keeper = keeper_on(seen, monkeypatch)
+    assert keeper.look()
+    wait_until(lambda: seen.node is None, "the end of the old one")
+    keeper.close()
+    seen.has_nodes = True
+    wait_until(is_over, "the end of the move")
+    assert not keeper.look()
+    assert seen.made == 0
+
+
+def test_islands_are_recognised_by_the_names_of_their_first_processes() -> None:
+    from orchestrator.runtime.settings import life_named
+
+    names = ["j-1:us-east:3", "j-1:us-east:3/1", "j-1:shard-0-ab12", "j-1:synchroniser", "j-10:a:1", "controllers:1"]
+    assert [life_named("j-1", name) for name in names] == [("us-east", 3), None, None, None, None, None]
 
 
 def test_only_nodes_of_this_cluster_without_a_process_are_taken_for_dead() -> None:

@@ -154,6 +154,7 @@ class LostMachinesWorld(MortalWorld):
         }
         epoch = Epoch(max([int(self.epoch), *(int(unread_reports_of(h).newest_epoch) for h in hosts.values())]) + 1)
         answers = [self._answer(life, host) for life, host in sorted(hosts.items()) if self._trains(host)]
+        answers = list(salvage.latest(answers, salvage.last_incarnations(self.hosts)))
         choice = salvage.choose(answers, self.policy.fragment_count)
         self._check_choice(answers, choice)
         if len(choice.chosen) < self.policy.fragment_count:
@@ -226,9 +227,6 @@ class LostMachinesWorld(MortalWorld):
         )
         self.held = set()
         self.merge_worker = MortalMergeWorker(self)
-        latest: dict[Any, Any] = {}
-        for island, incarnation in self.hosts:
-            latest[island] = max(incarnation, latest.get(island, incarnation))
         own = sum(one.tokens_total for one in surviving)
         event = JobSalvaged(
             self.now,
@@ -241,7 +239,7 @@ class LostMachinesWorld(MortalWorld):
             "zeros",
             max([own, *(answer.job_tokens for answer in answers)]),
             surviving,
-            tuple(sorted(latest.items())),
+            tuple(salvage.last_incarnations(self.hosts).items()),
             0,
             tuple(sorted(choice.doubted)),
         )
