@@ -260,7 +260,7 @@ class Overseer:
     def _nothing_to_go_on_from(self, row: JobRow, run_dir: Path) -> str:
         """Return the reason why the job cannot be restarted; empty if it is worth trying."""
         run, damage = Run(row.job, run_dir, False), damage_of_status(run_dir)
-        is_in_store = parse_job(row.spec).synchroniser.durability.kind == "mirrored"  # whatever the folder has lost
+        is_in_store = _is_mirrored(row)  # whatever the folder has lost
         if not is_in_store and not is_there(run_dir, run.tape.name):
             return f"{NOTHING_LEFT} {damage}".strip()
         progress = self._progress.get(row.job) or row.last_known or {}
@@ -335,3 +335,11 @@ class Overseer:
 def reason_in(error: Exception) -> str:
     """Return a failure as text; our own errors need no class name."""
     return str(error) if isinstance(error, AtollError) else reason_of(error)
+
+
+def _is_mirrored(row: JobRow) -> bool:
+    """Return whether a store has the job's log. What is wrong with a damaged specification, the restart says."""
+    try:
+        return parse_job(row.spec).synchroniser.durability.kind == "mirrored"
+    except Exception:  # a damaged row may have anything there
+        return False

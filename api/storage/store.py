@@ -353,7 +353,7 @@ class Store:
         """Return the generation of each of these jobs, by one query."""
         newest = select(CommandRow.job, func.max(CommandRow.number)).where(CommandRow.job.in_(jobs))
         with self._session() as session:
-            numbers = dict(session.execute(newest.group_by(CommandRow.job)).tuples().all())
+            numbers = dict(iter(session.execute(newest.group_by(CommandRow.job))))
         return {job: numbers.get(job) or 0 for job in jobs}
 
     def jobs_with_open_commands(self) -> list[str]:

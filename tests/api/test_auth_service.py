@@ -174,7 +174,7 @@ def listening() -> Iterator[tuple[str, str, list[str | None]]]:
         (["--host", "0.0.0.0", "--certificate", "no.pem", "--key", "no.pem"], "No such file"),
         (["--certificate", "README.md", "--key", "README.md"], "PEM files"),
         (["--allow", "os; rm"], "not a package name"),
-        (["--host", "no such host", "--insecure"], "cannot be resolved"),
+        (["--host", "no such host", "--insecure"], "is not an address"),
     ],
 )
 def test_up_refuses_to_send_tokens_in_the_clear_before_it_starts_anything(

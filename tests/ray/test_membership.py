@@ -109,7 +109,7 @@ def test_a_start_that_is_made_again_does_not_follow_the_drain_that_was_decided_a
     context = JobContext("job", spec, tmp_path, roots, Epoch(1), lambda: 0.0, lambda _: 0, failures.append, lambda: 0)
     unused: Any = None
     life = (IslandId("asia"), Incarnation(1))
-    link = report_link.ReportLink(life, island, context, ImpairedLink(closed), unused, lost=False)
+    link = report_link.ReportLink(life, island, context, ImpairedLink(closed), unused, unused, lost=False)
     try:
         link.command(IslandInterface.start, NO_ANCHOR)
         link.command(IslandInterface.drain)
