@@ -151,6 +151,7 @@ class StatusCache:
         self._renewals = BoundedThreads("renewals of jobs' statuses", RENEWALS_MAX)
         self._due: OrderedDict[str, JobRow] = OrderedDict()
         """What is to be renewed."""
+        self._renewing: set[str] = set()
         self._snapshots: OrderedDict[str, StatusSnapshot] = OrderedDict()
         self._changing = Lock()
         self._threads = BoundedThreads("requests to jobs", REQUESTS_MAX)
@@ -197,7 +198,7 @@ class StatusCache:
     def _renew(self, rows: Sequence[JobRow]) -> None:
         """Query these jobs soon. Returns at once."""
         with self._changing:
-            self._due.update({row.job: row for row in rows})
+            self._due.update({row.job: row for row in rows if row.job not in self._renewing})
         for _ in rows[:RENEWALS_MAX]:
             with suppress(InfrastructureError):  # all are busy, and take what is due next
                 self._renewals.begin(self._renew_due)
@@ -208,10 +209,15 @@ class StatusCache:
                 if not self._due:
                     return
                 _, row = self._due.popitem(last=False)
-            cached = self._snapshots.get(row.job)
-            if cached is None or time.monotonic() - cached.asked_at > LIST_FRESH_S:
-                with suppress(InfrastructureError):  # reading that job raises it
-                    self._build(row, self.fresh(row))
+                self._renewing.add(row.job)
+            try:
+                cached = self._snapshots.get(row.job)
+                if cached is None or time.monotonic() - cached.asked_at > LIST_FRESH_S:
+                    with suppress(InfrastructureError):  # reading that job raises it
+                        self._build(row, self.fresh(row))
+            finally:
+                with self._changing:
+                    self._renewing.discard(row.job)
 
     def ask_all(self, rows: Iterable[JobRow]) -> None:
         """Query all living jobs of these at the same time, so that a reader of all waits only for the slowest."""

@@ -21,6 +21,7 @@ from orchestrator.parameters.tensors import shapes
 from orchestrator.specification.config import parse_job
 from tests.api.installation import Installation
 from tests.learners.tokenizers_of import FAMILIES
+from tests.waiting import wait_until
 
 
 def test_a_running_job_gives_its_parameters_and_keeps_no_copy(
@@ -199,7 +200,7 @@ def test_an_export_keeps_what_was_continued_also_when_the_checkpoint_is_gone(
 
 def test_a_file_that_does_not_say_what_it_is_of_is_refused(service: Installation, client: Client) -> None:
     job = client.submit(service.spec(steps=1)).job
-    client.cancel(job)
+    wait_until(lambda: client.job(job).state.final)
     folder = Path(client.job(job).run_dir)
     nothing = json.dumps({}).encode()
     (folder / "merged.safetensors").write_bytes(struct.pack("<Q", len(nothing)) + nothing)

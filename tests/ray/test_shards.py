@@ -297,12 +297,11 @@ def test_a_shard_that_comes_back_answers_what_it_journalled_and_fails_what_it_lo
 def test_a_job_of_several_shards_is_not_continued_from_what_its_islands_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The controller lives on another machine, and knows that there was Θ."""
+    """Its past is known from elsewhere: there was Θ."""
     from orchestrator.runtime import salvaging
 
-    controller = SimpleNamespace(call=lambda _: (True, {}))
-    monkeypatch.setattr(salvaging, "controller_here", lambda _: controller)
-    monkeypatch.setattr("ray.get", lambda answer, timeout: answer)
+    monkeypatch.setattr(salvaging, "_past", lambda _: SimpleNamespace(had_theta=True))
+    monkeypatch.setattr(salvaging, "_survey", lambda _: None)
     with pytest.raises(DataError, match="a job of several shards cannot continue from what its islands hold"):
         salvaging.survey("job", tmp_path / "lost", 2)
     assert not (tmp_path / "lost" / SALVAGING).exists()
