@@ -12,11 +12,10 @@ import typer
 from api.commands.common import JsonOption, console, echo, print_json, say
 from orchestrator.errors import DataError, InfrastructureError, NotFound
 from orchestrator.system import object_store, store_log
-from orchestrator.system.mirror import JobObjects
+from orchestrator.system.mirror import JOBS, JobObjects
 from orchestrator.system.object_store import ObjectStore
 
 REQUESTS_MAX = 16
-JOBS = "jobs/"
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The store, as for `atoll up --store`.")]
 JobOption = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job.", show_default=False)]
 
@@ -96,7 +95,7 @@ class _Reached:
 
 
 def _jobs(store: ObjectStore, wanted: str | None) -> list[str]:
-    names = sorted({name.removeprefix(JOBS).partition("/")[0] for name in store.sizes(JOBS.rstrip("/"))})
+    names = sorted({name.removeprefix(f"{JOBS}/").partition("/")[0] for name in store.sizes(JOBS)})
     if wanted is not None and wanted not in names:
         raise NotFound(
             detail=f"{store.url} has no log of job {wanted!r}.", remedy=f"It has {', '.join(names) or 'none'}."

@@ -340,6 +340,6 @@ def reason_in(error: Exception) -> str:
 def _is_mirrored(row: JobRow) -> bool:
     """Return whether a store has the job's log. What is wrong with a damaged specification, the restart says."""
     try:
-        return parse_job(row.spec).synchroniser.durability.kind == "mirrored"
+        return parse_job(row.spec).synchroniser.durability.is_mirrored
     except Exception:  # a damaged row may have anything there
         return False

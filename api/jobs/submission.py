@@ -85,7 +85,7 @@ class Checks:
         problems += of_groups
         if is_whole and spec is not None and (count := parameter_count_of(spec)) is not None:
             problems += memory_problems(spec, count, self.control.node_memory())
-        if spec is not None and spec.synchroniser.durability.kind == "mirrored" and not self.control.has_store():
+        if spec is not None and spec.synchroniser.durability.is_mirrored and not self.control.has_store():
             message = "is mirrored, but the service has no store for the job's log."
             problems.append(
                 Problem("synchroniser.durability.kind", message, "Start the service with --store URL, or use sync.")

@@ -272,7 +272,7 @@ class RayControlPort:
         from orchestrator.runtime.synchroniser_actor import SynchroniserActor
 
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
-        if spec.synchroniser.durability.kind == "mirrored" and self._job_store is not None:
+        if spec.synchroniser.durability.is_mirrored and self._job_store is not None:
             object_store.require_available(self._job_store)
         where = cluster.on_groups(synchroniser_name(job_id), spec.synchroniser.node_groups)
         options = {**where, **SYNCHRONISER_OPTIONS}

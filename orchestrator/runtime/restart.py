@@ -135,7 +135,7 @@ def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, 
     A mirrored job's files are in ``run_dir`` afterwards, wherever the synchroniser before ran, and that one is fenced. While
     the store cannot be used, this waits. A job whose log is damaged ends here, as failed, with the story.
     """
-    if spec.synchroniser.durability.kind != "mirrored":
+    if not spec.synchroniser.durability.is_mirrored:
         return LocalDisk()
     if store is None:
         raise ConfigurationError(

@@ -99,6 +99,11 @@ class DurabilitySection(Section):
         description="records between snapshots; a restarted synchroniser replays at most about this many",
     )
 
+    @property
+    def is_mirrored(self) -> bool:
+        """Return whether the service's store has the job's log."""
+        return self.kind == "mirrored"
+
 
 class WireSection(Section):
     """The codecs of payloads: ``up`` for an island's displacement from Θ, ``down`` for the update of Θ. One name sets both.

@@ -54,6 +54,8 @@ from orchestrator.system.store_log import (
 )
 
 log = logging.getLogger(__name__)
+JOBS = "jobs"
+"""The folder of a store that has the objects of jobs, each below its name."""
 INLINE_BYTES_MAX = 64 << 10
 """Larger contents are objects of their own, put before the segment that names them."""
 PIECE_BYTES = 8 << 20
@@ -490,7 +492,7 @@ class JobObjects:
     """The objects of one job in a store."""
 
     def __init__(self, store: ObjectStore, job: str) -> None:
-        self._store, self._prefix, self.url = store, f"jobs/{job}/", f"{store.url}/jobs/{job}"
+        self._store, self._prefix, self.url = store, f"{JOBS}/{job}/", f"{store.url}/{JOBS}/{job}"
 
     def create(self, name: str, content: bytes) -> None:
         self._store.create(self._prefix + name, content)
