@@ -143,13 +143,18 @@ class LogWriter:
             raise
 
     @contextmanager
-    def used(self, content: Content) -> Iterator[None]:
-        """Do an operation with this content on the disk. If that is refused, the next base removes the content's objects."""
+    def written(self, kind: Kind, path: str, parts: Sequence[bytes | memoryview]) -> Iterator[None]:
+        """Put the content into the store if it is large, let the body write it to the disk, then note it. Raises OSError.
+
+        If the disk refuses it, the next base removes the content's objects.
+        """
+        content = self.content_of(parts)
         try:
             yield
         except OSError:
             self._drop(extent.name for extent in content if isinstance(extent, Piece))
             raise
+        self.note(kind, path, content)
 
     def _drop(self, names: Iterable[str]) -> None:
         with self._noting:
@@ -399,10 +404,8 @@ class MirroredDisk:
         return _MirroredFile(self._below.hold(path, new=new), self.writer, self._name(path))
 
     def append(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
-        content = self.writer.content_of(parts)
-        with self.writer.used(content):
+        with self.writer.written("append", self._name(path), parts):
             self._below.append(path, parts)
-        self.writer.note("append", self._name(path), content)
 
     def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
         return self._below.read(path, start, count)
@@ -416,16 +419,12 @@ class MirroredDisk:
         self.writer.note("truncate", self._name(path), size=size)
 
     def replace(self, path: Path, data: bytes) -> None:
-        content = self.writer.content_of([data])
-        with self.writer.used(content):
+        with self.writer.written("write", self._name(path), [data]):
             self._below.replace(path, data)
-        self.writer.note("write", self._name(path), content)
 
     def replace_held(self, path: Path, data: bytes) -> HeldFile:
-        content = self.writer.content_of([data])
-        with self.writer.used(content):
+        with self.writer.written("write", self._name(path), [data]):
             file = self._below.replace_held(path, data)
-        self.writer.note("write", self._name(path), content)
         return _MirroredFile(file, self.writer, self._name(path))
 
     def remove(self, path: Path) -> None:
@@ -464,10 +463,8 @@ class _MirroredFile:
         self._below, self._writer, self._name = below, writer, name
 
     def append(self, data: bytes) -> None:
-        content = self._writer.content_of([data])
-        with self._writer.used(content):
+        with self._writer.written("append", self._name, [data]):
             self._below.append(data)
-        self._writer.note("append", self._name, content)
 
     def rewrite(self, start: int, data: bytes) -> None:
         self._below.rewrite(start, data)
