@@ -474,12 +474,17 @@ def _restoring(facts: Facts, checkpoint: RestoredFrom) -> Undated:
     return lambda at: FragmentRestored(at, *named)
 
 
+def versions_kept(staleness_max: int) -> int:
+    """Return how many versions of a fragment its journal keeps. The newest may lose its decision with the tape's end."""
+    return staleness_max + 2
+
+
 def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, disk: Disk) -> Journal:
     durability = spec.synchroniser.durability
     try:
         return Journal(
             run_dir / JOURNAL,
-            versions_kept=policy.staleness_max + 2,  # one more: the newest may lose its decision with the tape's end
+            versions_kept=versions_kept(policy.staleness_max),
             merges_max=durability.merges_max if durability.kind == "async" else 0,
             disk=disk,
             before_sync=tape.sync,

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.core.faults import Corrupt, Delay, Drop
-from orchestrator.runtime.published import Content
+from orchestrator.runtime.published import Content, spoiled
 from orchestrator.simulation.impairment import LinkImpairment
 
 SLICE_S = 0.1
@@ -78,7 +78,7 @@ class ImpairedLink:
                 self.closed.wait(fault.duration_s)
                 return payload
             case Corrupt():
-                return _flipped(payload) if isinstance(payload, memoryview) else payload.spoiled()
+                return spoiled(payload) if isinstance(payload, memoryview) else payload.spoiled()
             case Drop():
                 return None
             case _:
@@ -87,10 +87,3 @@ class ImpairedLink:
     def is_cut(self) -> bool:
         """Return whether the link is cut now."""
         return self.impairment.cut_s(time.monotonic()) > 0.0
-
-
-def _flipped(payload: memoryview) -> memoryview:
-    """Return the payload with some bits in its middle flipped, which its checksum detects."""
-    changed = bytearray(payload)
-    changed[len(changed) // 2] ^= 0b00111100
-    return memoryview(changed)

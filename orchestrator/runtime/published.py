@@ -43,6 +43,13 @@ Content = memoryview | Spoilable
 """The pulled bytes of an offer, here or in the process of its shard."""
 
 
+def spoiled(content: memoryview) -> memoryview:
+    """Return the content with some bits in its middle flipped, which its checksum detects."""
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 0b00111100
+    return memoryview(changed)
+
+
 class AnyPayload(Protocol):
     """A payload that this process or another one serves: ``channel.endpoint.Payload``."""
 

@@ -30,6 +30,7 @@ from orchestrator.checkpoints.manifest import Fragment
 from orchestrator.core import effects
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, Version
 from orchestrator.errors import DataError, InfrastructureError
+from orchestrator.host.job_files import versions_kept
 from orchestrator.host.retry import JOURNAL_REFUSES, Retrier
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import Holding
@@ -39,7 +40,7 @@ from orchestrator.parameters.outer_state import FragmentState, OuterStep
 from orchestrator.parameters.pieces import Roles, Shape
 from orchestrator.parameters.shard import Held, InputsLost, ParameterShard, StepNorms, Unusable
 from orchestrator.runtime import cluster
-from orchestrator.runtime.published import PublicationGone, Published, ShardAway
+from orchestrator.runtime.published import PublicationGone, Published, ShardAway, spoiled
 from orchestrator.runtime.shard_worker import Announceable, FragmentCut, LocalShard
 from orchestrator.specification.config import JobSpec
 from orchestrator.system import logbook
@@ -121,8 +122,8 @@ class ShardActor:
             self._lock = self._lock or _locked(self._folder / "lock")
             try:
                 if not hasattr(self, "_journal"):
-                    versions_kept = self._spec.synchroniser.staleness_max + 2  # as in other jobs (``job_files``)
-                    self._journal = Journal(self._folder / JOURNAL, versions_kept=versions_kept)
+                    version_count = versions_kept(self._spec.synchroniser.staleness_max)
+                    self._journal = Journal(self._folder / JOURNAL, versions_kept=version_count)
             except OSError as error:
                 raise DataError(detail=f"The journal in {self._folder} cannot be read: {error}.") from error
             journal = self._journal
@@ -311,13 +312,6 @@ def _locked(path: Path) -> Any:
             if time.monotonic() > give_up_at:
                 raise InfrastructureError(detail=f"Another process writes the journal beside {path}.") from error
             time.sleep(RETRY_S)
-
-
-def spoiled(content: memoryview) -> memoryview:
-    """Return the content with some bits in its middle flipped, which its checksum detects."""
-    changed = bytearray(content)
-    changed[len(changed) // 2] ^= 0b00111100
-    return memoryview(changed)
 
 
 def carried_state(endpoint: Endpoint, state: FragmentState) -> tuple[CarriedState, list[Any]]:
