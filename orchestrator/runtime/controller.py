@@ -57,7 +57,7 @@ from orchestrator.runtime.settings import (
     rank_name,
     synchroniser_name,
 )
-from orchestrator.runtime.supervision import Supervisor, SynchroniserKeeper
+from orchestrator.runtime.supervision import Supervisor, SynchroniserFacts, SynchroniserKeeper
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.sections import IslandsSection
 from orchestrator.system import logbook
@@ -178,7 +178,7 @@ class Controller:
         with self._lock:
             return sorted(self._actors)
 
-    def note_synchroniser(self, facts: tuple[dict[str, str], dict[str, str], str | None], had_theta: bool) -> None:
+    def note_synchroniser(self, facts: SynchroniserFacts, had_theta: bool) -> None:
         self._keeper.note(facts, had_theta)
 
     def is_moving(self) -> bool:

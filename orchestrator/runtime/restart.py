@@ -39,7 +39,7 @@ from orchestrator.runtime.controllers import JobController
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.salvaging import Survey
 from orchestrator.runtime.settings import synchroniser_name
-from orchestrator.runtime.supervision import Helper
+from orchestrator.runtime.supervision import Helper, SynchroniserFacts
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.policy_source import continued
 from orchestrator.status import CommandStatus, JobStatus
@@ -205,9 +205,7 @@ def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> Surv
         raise
 
 
-def introduced(
-    controller: JobController, facts: tuple[dict[str, str], dict[str, str], str | None], *, had_theta: bool
-) -> JobController:
+def introduced(controller: JobController, facts: SynchroniserFacts, *, had_theta: bool) -> JobController:
     """Tell the controller what another synchroniser would need, without waiting for an answer."""
     controller.call(Controller.note_synchroniser, facts, had_theta)
     return controller

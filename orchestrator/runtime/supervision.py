@@ -25,7 +25,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
@@ -281,6 +281,14 @@ class Supervisor:
                         self._helpers = [one for one in self._helpers if one is not helper]
 
 
+class SynchroniserFacts(NamedTuple):
+    """Arguments of a synchroniser besides its job: regions and cordoners of node groups, and the URL of the store."""
+
+    regions: dict[str, str]
+    cordoned: dict[str, str]
+    store: str | None
+
+
 class SynchroniserKeeper:
     """Makes a job's synchroniser again on another node of its groups once its own node is down.
 
@@ -295,14 +303,14 @@ class SynchroniserKeeper:
         )
         self._facts, self._roots = (spec, run_dir), roots
         self._nodes = nodes
-        self._noted: tuple[dict[str, str], dict[str, str], str | None] = ({}, {}, None)
+        self._noted = SynchroniserFacts({}, {}, None)
         self.had_theta = False
         self._node, self._moving = "", False
         self._closed = threading.Event()
         self._making = threading.Lock()  # held from the last look at ``_closed`` until Ray knows the actor
 
-    def note(self, facts: tuple[dict[str, str], dict[str, str], str | None], had_theta: bool) -> None:
-        """Keep what a new synchroniser is made with: regions, cordons, store; and whether the job has had parameters."""
+    def note(self, facts: SynchroniserFacts, had_theta: bool) -> None:
+        """Keep what a new synchroniser is made with, and whether the job has had parameters."""
         self._noted = facts
         self.had_theta = self.had_theta or had_theta
 

@@ -84,7 +84,7 @@ from orchestrator.runtime.interpreter import Interpreter, Workers
 from orchestrator.runtime.remote_shard import ShardProcesses, several_shards
 from orchestrator.runtime.salvaging import Survey
 from orchestrator.runtime.shard_worker import JobChannel, LocalShard, ShardWorker
-from orchestrator.runtime.supervision import Helper, Supervisor
+from orchestrator.runtime.supervision import Helper, Supervisor, SynchroniserFacts
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec
 from orchestrator.status import CoreStatus, FragmentNorms, JobStatus, LinesStatus, StatusDocument
@@ -186,13 +186,12 @@ def open_job(
     sink = RetryingSink(files.tape, retrier, files.journal.settle)
     every = spec.synchroniser.durability.snapshot_every_records
     supervisor = Supervisor("helpers")
+    start_facts = SynchroniserFacts(dict(regions), dict(cordoned), store)
     controller: Helper[Controller] = supervisor.add(
         Helper(
             "controller",
             lambda: restart.introduced(
-                controller_of(job, spec, str(run_dir), roots),
-                (dict(regions), dict(cordoned), store),
-                had_theta=state.seeded,
+                controller_of(job, spec, str(run_dir), roots), start_facts, had_theta=state.seeded
             ),
             on_made=lambda: restart.introduce(state, interpreter, controller),
             ask=Controller.helpers,
@@ -257,7 +256,7 @@ def open_job(
         saved=SavedWindows(resumption, roots, shard.channel.endpoint),
         mirror=mirror,
         survey=survey if survey is not None and survey.answers else None,
-        restart_facts=(dict(regions), dict(cordoned), store),
+        start_facts=start_facts,
     )
     return live
 
@@ -296,8 +295,8 @@ class LiveJob:
     chaos: faults.Chaos
     saved: SavedWindows
     mirror: MirroredDisk | None
+    start_facts: SynchroniserFacts
     survey: Survey | None = None
-    restart_facts: tuple[dict[str, str], dict[str, str], str | None] = ({}, {}, None)
     noticed: set[Life] = field(default_factory=set)
     last_status: JobStatus = field(init=False)
 
@@ -491,7 +490,7 @@ class LiveJob:
 
     def _note_theta(self) -> None:
         """Have the controller, which outlives this machine, know that the job has Θ. A salvage is over by now."""
-        self.workers.controller.call(Controller.note_synchroniser, self.restart_facts, True)
+        self.workers.controller.call(Controller.note_synchroniser, self.start_facts, True)
         if self.survey is not None:
             self.retrier.until_done(TAPE_REFUSES, self.files.tape.sync)
             job_files.end_salvage(self.context.run_dir)
