@@ -509,21 +509,22 @@ def end_actors_of(job: str, *, but: str = "") -> None:
 
 def end_actors_named_from(beginning: str, *, but: str = "") -> None:
     """End our actors with names that begin like this, except ``but``."""
+    for name in actor_names():
+        if name.startswith(beginning) and name != but:
+            end_actor_named(name)
+
+
+def actor_names() -> list[str]:
+    """Return the names of our actors, of all jobs and builds, as Ray knows them."""
     import ray
 
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        name = entry["name"]
-        if entry["namespace"] == NAMESPACE and name.startswith(beginning) and name != but:
-            end_actor_named(name)
+    entries = ray.util.list_named_actors(all_namespaces=True)
+    return [entry["name"] for entry in entries if entry["namespace"] == NAMESPACE]
 
 
 def islands_of(job: str) -> dict[Life, str]:
     """Return the lives of the job that Ray knows, with their actors' names."""
-    import ray
-
-    entries = ray.util.list_named_actors(all_namespaces=True)
-    names = [entry["name"] for entry in entries if entry["namespace"] == NAMESPACE]
-    return {life: name for name in sorted(names) if (life := settings.life_named(job, name)) is not None}
+    return {life: name for name in sorted(actor_names()) if (life := settings.life_named(job, name)) is not None}
 
 
 def end_actor_named(name: str) -> None:

@@ -35,7 +35,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import Leaving
-from orchestrator.runtime.settings import CONTROLLERS, NAMESPACE, controller_name, controllers_name
+from orchestrator.runtime.settings import CONTROLLERS, controller_name, controllers_name
 from orchestrator.specification.config import JobSpec
 from orchestrator.system import logbook
 from orchestrator.system.roots import AllowedRoots
@@ -239,11 +239,8 @@ class _Process:
 
 def _processes() -> list[_Process]:
     """Return the processes of all builds."""
-    names = [
-        entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE
-    ]
     processes = []
-    for name in sorted(name for name in names if name.startswith(CONTROLLERS)):
+    for name in sorted(name for name in cluster.actor_names() if name.startswith(CONTROLLERS)):
         try:
             handle = cluster.actor_named(name)
         except RayError as error:  # it ends just now
