@@ -14,8 +14,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -59,6 +59,7 @@ CLOSE_TIMEOUT_S = 30.0
 UNLOCK_TIMEOUT_S = 10.0
 LIVES_TIMEOUT_S = 60.0
 STORE_REFUSES = "the store cannot be used"
+Result = TypeVar("Result")
 
 
 def end_job(job: str) -> None:
@@ -103,6 +104,11 @@ def crash(
                 log.exception("the end could not be recorded in full")
     finally:
         end_job(job)
+
+
+def crash_at_start(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, error: Exception) -> None:
+    """``crash`` for a job whose files cannot be gone on from. Its status is what they still say of how far it was."""
+    crash(job, run_dir, error, (), lambda: last_known(run_dir, policy, time.time()).status(job, spec.name))
 
 
 def resumption_of(spec: JobSpec, run_dir: Path, roots: AllowedRoots) -> Resumption | None:
@@ -150,18 +156,11 @@ def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, 
         require_header(opened)
         disks.append(mirror(run_dir, objects, LocalDisk()))
 
-    give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
-    while not disks:
-        try:
-            Retrier().until_done(STORE_REFUSES, take_over)
-        except InfrastructureError:  # as in ``files_of``
-            if time.monotonic() > give_up_at:
-                raise
-            time.sleep(0.1)
-        except DataError as error:
-            policy = spec.policy(regions, slots=True, standbys=True)
-            crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
-            raise
+    try:
+        _once_unlocked(lambda: Retrier().until_done(STORE_REFUSES, take_over))
+    except DataError as error:
+        crash_at_start(job, spec, spec.policy(regions, slots=True, standbys=True), run_dir, error)
+        raise
     return disks[0]
 
 
@@ -179,21 +178,31 @@ def files_of(
 
     Raises what ``open_files`` raises.
     """
+    try:
+        return _once_unlocked(
+            lambda: open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch)
+        )
+    except InfrastructureError:
+        raise  # another process writes the files, and this one has no business here
+    except ConfigurationError:
+        raise  # the folder is another job's, and not to be written to
+    except Fenced:
+        raise  # the job continues under a successor, and its actors are not this process's to end
+    except Exception as error:
+        crash_at_start(job, spec, policy, run_dir, error)
+        raise
+
+
+def _once_unlocked(work: Callable[[], Result]) -> Result:
+    """Do the work, again while another writer is ending. Raises its InfrastructureError if that one lives."""
     give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
     while True:
         try:
-            return open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch)
-        except InfrastructureError:  # a writer that is ending, or one that lives: then this one has no business here
+            return work()
+        except InfrastructureError:
             if time.monotonic() > give_up_at:
                 raise
             time.sleep(0.1)
-        except ConfigurationError:
-            raise  # the folder is another job's, and not to be written to
-        except Fenced:
-            raise  # the job continues under a successor, and its actors are not this process's to end
-        except Exception as error:
-            crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
-            raise
 
 
 def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> Survey | None:
@@ -201,7 +210,7 @@ def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> Surv
     try:
         return salvaging.survey(job, run_dir, spec.synchroniser.shards)
     except Exception as error:
-        crash(job, run_dir, error, (), partial(left, job, spec, policy, run_dir))
+        crash_at_start(job, spec, policy, run_dir, error)
         raise
 
 
@@ -209,11 +218,6 @@ def introduced(controller: JobController, facts: SynchroniserFacts, *, had_theta
     """Tell the controller what another synchroniser would need, without waiting for an answer."""
     controller.call(Controller.note_synchroniser, facts, had_theta)
     return controller
-
-
-def left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> JobStatus:
-    """The status of a job whose files cannot be gone on from: what they still say of how far it was."""
-    return last_known(run_dir, policy, time.time()).status(job, spec.name)
 
 
 def clock(files: JobFiles, run_dir: Path) -> tuple[float, Callable[[], Instant]]:

@@ -171,7 +171,7 @@ def open_job(
         try:
             shards = ShardProcesses(job, spec, run_dir)
         except DataError as error:
-            restart.crash(job, run_dir, error, (), partial(restart.left, job, spec, policy, run_dir))
+            restart.crash_at_start(job, spec, policy, run_dir, error)
             raise
     journals, epoch = shards.journals if shards is not None else None, Epoch(1) if survey is None else survey.epoch
     folds = (Goodput(policy), Statistics(policy))
