@@ -29,11 +29,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.actors import ActorHandle
+from orchestrator.checkpoints.manifest import MANIFEST
 from orchestrator.errors import InfrastructureError, in_words
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.system import home_files
 from orchestrator.system.run_folder import (
     CHECKPOINTS,
+    DUMP,
     FLEET,
     JOURNAL,
     LOGS,
@@ -50,11 +52,27 @@ from orchestrator.system.run_folder import (
     remove_tree,
 )
 
-DUMP = "parameters-"
-"""What the name of a file with the parameters of a running job begins with. It is read on request."""
-MANIFEST = "manifest.json"
+log = logging.getLogger(__name__)
+EVERY_S = 1.0
+ANSWER_TIMEOUT_S = 60.0
+"""The agent's process may have to be started first, on a busy machine."""
+PART_BYTES = 4 << 20
+MARK = ".place-of-service"
+PUT = (SPECIFICATION, ORIGIN, TOKENIZER)
+"""What the service writes into a run's folder before the job starts."""
+KEPT_ALIKE = (f"{CHECKPOINTS}/", f"{LOGS}/", f"{SEALED}/")
+"""Copies below these folders are removed when the file on the head is. Logs that were not copied are those of islands on the
+service's machine, and stay."""
+OVERLAP_BYTES = 64 << 10
+"""A copy that has grown is compared over so many bytes: the end of the file may have been cut off before it grew."""
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+# ── on the head's machine ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,23 +199,7 @@ def _opened(run_dir: Path, name: str) -> int:
         os.close(place)
 
 
-log = logging.getLogger(__name__)
-
-EVERY_S = 1.0
-ANSWER_TIMEOUT_S = 60.0
-"""The agent's process may have to be started first, on a busy machine."""
-PART_BYTES = 4 << 20
-MARK = ".place-of-service"
-PUT = (SPECIFICATION, ORIGIN, TOKENIZER)
-"""What the service writes into a run's folder before the job starts."""
-KEPT_ALIKE = (f"{CHECKPOINTS}/", f"{LOGS}/", f"{SEALED}/")
-"""Copies below these folders are removed when the file on the head is. Logs that were not copied are those of islands on the
-service's machine, and stay."""
-OVERLAP_BYTES = 64 << 10
-"""A copy that has grown is compared over so many bytes: the end of the file may have been cut off before it grew."""
-
-Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
+# ── on the service's machine ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Incomplete(Exception):

@@ -92,7 +92,7 @@ from orchestrator.status import Helper as HelperStatus
 from orchestrator.system import logbook
 from orchestrator.system.mirror import MirroredDisk
 from orchestrator.system.roots import AllowedRoots
-from orchestrator.system.run_folder import RESUMED, SNAPSHOT, SPECIFICATION
+from orchestrator.system.run_folder import DUMP, RESUMED, SNAPSHOT, SPECIFICATION
 from orchestrator.tape import codec
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.replay import Recovered
@@ -398,7 +398,7 @@ class LiveJob:
             "versions": ",".join(str(one.version) for one in published),
             "spec": self.context.spec.model_dump_json(),
         }
-        name = f"parameters-{uuid.uuid4().hex}.safetensors"
+        name = f"{DUMP}{uuid.uuid4().hex}.safetensors"
         parts = (shard.patiently(one.parameters) for one in published)
         records.write_parameters(self.context.run_dir, shard.shapes(), parts, facts, name)
         return name
