@@ -186,8 +186,9 @@ class StatusCache:
         now, recent = time.monotonic(), {}
         for row in rows:
             cached = self._snapshots.get(row.job)
-            is_recent = cached is not None and cached.error is None and now - cached.asked_at <= LIST_STALE_MAX_S
-            if cached is not None and is_recent and row.state in ALIVE:
+            if cached is None or cached.error is not None or row.state not in ALIVE:
+                continue
+            if now - cached.asked_at <= LIST_STALE_MAX_S:
                 recent[row.job] = cached
         generations = self._generations(recent) if recent else {}
         shown = {job: cached for job, cached in recent.items() if cached.generation == generations[job]}

@@ -147,15 +147,18 @@ class ShardProcesses:
 
     def place(self, number: int) -> str:
         """Return where a shard is placed, for people."""
+        group = self._group(number)
+        return f"node group {group}" if group is not None else "the synchroniser's node"
+
+    def _group(self, number: int) -> str | None:
         groups = self._spec.synchroniser.shard_groups
-        return f"node group {groups[number % len(groups)]}" if groups else "the synchroniser's node"
+        return groups[number % len(groups)] if groups else None
 
     def _placement(self, number: int) -> dict[str, Any]:
         """Return Ray's options for the node of a shard: in its group, and later the one whose disk has its journal."""
-        groups = self._spec.synchroniser.shard_groups
-        if not groups:
+        group = self._group(number)
+        if group is None:
             return {**cluster.NEXT_TO_NOTHING, **cluster.on_node()}
-        group = groups[number % len(groups)]
         nodes = [node for node in cluster.nodes() if node.group == group]
         name = self._node_noted(number)
         if name is None and not nodes:
