@@ -79,7 +79,7 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@$(MAKE) --no-print-directory site
 	@$(MAKE) --no-print-directory image-check
 	@$(MAKE) --no-print-directory kubernetes-check
-	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal
+	@ATOLL_DEATHS_PER_POINT=1000 ATOLL_MIRROR_PUTS=1000000 ATOLL_MIRROR_SCHEDULES=1000 $(BIN)/python -m pytest -q tests/journal
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py
 	@ATOLL_CUT_S=600 $(BIN)/python -m pytest -q -s tests/wan

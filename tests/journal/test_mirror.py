@@ -13,12 +13,10 @@ import shutil
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,6 @@ from orchestrator.system.object_store import FolderStore, ObjectStore, admit, op
 from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
 from orchestrator.system.store_log import (
-    Files,
     Operation,
     Piece,
     Segment,
@@ -57,7 +54,6 @@ from tests.waiting import wait_until
 MIRRORED = {"durability": {"kind": "mirrored", "snapshot_every_records": 40}}
 EACH_PUT = int(os.environ.get("ATOLL_MIRROR_PUTS", "5"))
 """How many of the puts of a job a machine is lost at; ``make soak`` takes all."""
-SCHEDULES = int(os.environ.get("ATOLL_MIRROR_SCHEDULES", "50"))
 
 
 def use_small_objects(patch: pytest.MonkeyPatch) -> None:
@@ -301,300 +297,7 @@ def test_a_synchroniser_that_is_fenced_at_its_start_leaves_the_job_to_its_succes
     assert not (tmp_path / "crash.txt").exists()
 
 
-# ── several writers, in every order of their requests ─────────────────────────────────────────────────────────────────
-
-
-LOCKED_S = 0.005
-
-
-class Turns:
-    """Lets one thread at a time do its next request to the store, drawn by chance."""
-
-    def __init__(self, seed: int) -> None:
-        self._random, self._changed = random.Random(seed), threading.Condition()
-        self._waiting: list[int] = []
-        self._running: set[int] = set()
-        self._turn: int | None = None
-        self._speeds: dict[int, float] = {}
-        """Of each thread, in the order of their beginning. Slow ones wake long after others have taken over."""
-
-    def begin(self, thread: int) -> None:
-        with self._changed:
-            self._running.add(thread)
-            self._speeds[thread] = self._random.choice((1.0, 1.0, 0.02))
-
-    def end(self, thread: int) -> None:
-        with self._changed:
-            self._running.discard(thread)
-            self._pick()
-
-    def wait(self) -> None:
-        own = threading.get_ident()
-        with self._changed:
-            self._waiting.append(own)
-            self._pick()
-            while self._turn != own:
-                if not self._changed.wait(LOCKED_S):
-                    self._pick(len(self._waiting))  # the others wait for a lock that one of these holds
-            self._turn = None
-            self._waiting.remove(own)
-
-    def _pick(self, enough: int | None = None) -> None:
-        if self._turn is None and self._waiting and len(self._waiting) >= (enough or len(self._running)):
-            able = [thread for thread in self._speeds if thread in self._waiting]
-            (self._turn,) = self._random.choices(able, [self._speeds[thread] for thread in able])
-            self._changed.notify_all()
-
-
-class SharedStore(SimulatedStore):
-    """A store each of whose requests waits for its turn."""
-
-    def __init__(self, turns: Turns) -> None:
-        super().__init__()
-        self._turns = turns
-
-    def _put(self, name: str, content: bytes, *, may_exist: bool) -> None:
-        self._turns.wait()
-        super()._put(name, content, may_exist=may_exist)
-
-    def get(self, name: str) -> bytes:
-        self._turns.wait()
-        return super().get(name)
-
-    def delete(self, names: Any) -> None:
-        for name in list(names):
-            self._turns.wait()
-            super().delete([name])
-
-
-def interleaved(seed: int, kind: type[SharedStore] = SharedStore) -> tuple[list[bytes], bytes]:
-    """Let writers take over from each other while older ones go on, and return the words that were acknowledged, in the
-    order of their acknowledgement, and the file as the store has it at the end.
-    """
-    turns = Turns(seed)
-    store = kind(turns)
-    acknowledged: list[bytes] = []
-    failures: list[BaseException] = []
-
-    def write(writer: int) -> None:
-        background: list[Callable[[], None]] = []
-        try:
-            disk = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), background.append)
-            for number in range(4):
-                word = f"<{writer}.{number}>".encode() * (40 if number == 2 else 1)
-                disk.append(Path("/run/file"), [word])
-                disk.sync(Path("/run/file"))
-                acknowledged.append(word)
-                if background:
-                    threads.append(started(background.pop()))
-        except (Fenced, InfrastructureError):
-            pass
-        except BaseException as error:
-            failures.append(error)
-
-    def started(work: Callable[[], None]) -> threading.Thread:
-        began = threading.Event()
-
-        def here() -> None:
-            turns.begin(threading.get_ident())
-            began.set()
-            try:
-                work()
-            except BaseException as error:
-                failures.append(error)
-            finally:
-                turns.end(threading.get_ident())
-
-        thread = threading.Thread(target=here)
-        thread.start()
-        began.wait()
-        return thread
-
-    gate = threading.Event()
-    threads: list[threading.Thread] = []
-    for writer in range(3):
-        threads.append(started(lambda writer=writer: (gate.wait(), write(writer))))
-    gate.set()
-    for thread in threads:
-        thread.join(20)
-    assert not failures, failures
-    return acknowledged, files_of(store).get("file", b"")
-
-
-def unsound(seed: int, kind: type[SharedStore] = SharedStore) -> str:
-    """Return what is wrong with what was acknowledged in this order of requests, or nothing."""
-    acknowledged, content = interleaved(seed, kind)
-    at = -1
-    for word in acknowledged:
-        if (later := content.find(word)) <= at:
-            return f"seed {seed}: {word!r} of {acknowledged} is not in its place in {content!r}"
-        at = later
-    return ""
-
-
-@pytest.fixture
-def tiny_bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LogWriter, "base_after_bytes", 300)
-    monkeypatch.setattr(mirroring, "INLINE_BYTES_MAX", 60)
-
-
-@pytest.mark.usefixtures("tiny_bases")
-def test_of_several_writers_exactly_one_writes_whatever_the_order() -> None:
-    assert [problem for seed in range(SCHEDULES) if (problem := unsound(seed))] == []
-
-
-class NotExclusive(SharedStore):
-    """A store that replaces what should only be created."""
-
-    def create(self, name: str, content: bytes) -> None:
-        self.put(name, content)
-
-
-class ReplacedNext(SharedStore):
-    """A store in which a writer that was replaced can still say which base follows another."""
-
-    def create(self, name: str, content: bytes) -> None:
-        self.put(name, content) if name.startswith("next/") else super().create(name, content)
-
-
-class Forgetful(Files):
-    """Files of which nobody knows which segments are claims."""
-
-    def __init__(self, segment: int = 0, claims: Any = (), files: Any = None) -> None:
-        super().__init__(segment, (), files)
-
-
-class Early(LogWriter):
-    """A writer that acknowledges what is only on its way."""
-
-    def flush(self) -> None:
-        if self._noted_count % 2:
-            super().flush()
-
-
-@pytest.mark.usefixtures("tiny_bases")
-@pytest.mark.parametrize("bug", [NotExclusive, ReplacedNext, Forgetful, Early])
-def test_the_interleavings_find_a_planted_bug(bug: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = bug if issubclass(bug, SharedStore) else SharedStore
-    if bug is Forgetful:
-        monkeypatch.setattr(mirroring, "Files", Forgetful)
-    if bug is Early:
-        monkeypatch.setattr(mirroring, "LogWriter", Early)
-
-    def fails(seed: int) -> bool:
-        try:
-            return bool(unsound(seed, kind))
-        except (AssertionError, DataError):
-            return True  # a writer, or a reader, found the log damaged
-
-    assert any(fails(seed) for seed in range(1000))
-
-
 # ── what is refused, and what is not lost ─────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_folder_is_a_store_in_which_a_name_is_created_once(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path / "deep" / "store")
-    store.create("a/b", b"one")
-    with pytest.raises(FileExistsError):
-        store.create("a/b", b"two")
-    assert store.get("a/b") == b"one"
-    store.put("a/b", b"three")
-    assert store.sizes("a") == {"a/b": 5}
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
-    store.delete(["a/b", "a/b"])
-    with pytest.raises(FileNotFoundError):
-        store.get("a/b")
-
-
-def test_a_fleet_finds_its_store_again_and_no_other_fleet_uses_it(tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}")
-    assert admit(store, "f" * 32) == "f" * 32
-    assert admit(store, None) == "f" * 32
-    with pytest.raises(ConfigurationError, match="belongs to the fleet ffffffff…, and this service is of the fleet e"):
-        admit(store, "e" * 32)
-    store.put("atoll-store.json", b'{"format": 2, "fleet": "f"}')
-    with pytest.raises(ConfigurationError, match="has format 2, and this release reads formats up to 1"):
-        admit(store, None)
-    store.put("atoll-store.json", b"[]")
-    with pytest.raises(ConfigurationError, match="is no header of atoll"):
-        admit(store, None)
-
-
-def test_a_store_without_conditional_writes_is_refused_by_trying() -> None:
-    class Overwriting(SimulatedStore):
-        def create(self, name: str, content: bytes) -> None:
-            self.put(name, content)
-
-    store = Overwriting()
-    with pytest.raises(ConfigurationError, match="has no conditional writes"):
-        admit(store, None)
-    assert store.objects == {}
-
-
-@pytest.mark.parametrize(
-    ("url", "problem"),
-    [
-        ("ftp://host/x", "begins with ftp://, which is no store"),
-        ("relative/path", "is no absolute path"),
-        ("/", "is no absolute path"),
-        ("", "is no absolute path"),
-        ("s3://user:hunter2@bucket/x", "s3://bucket/x was given with a password"),
-        ("az://container/x?sig=hunter2", "az://container/x was given with a password"),
-        ("s3://[hunter2/x", "is no URL"),
-        ("s3:/user:hunter2@bucket/x", "--store is no absolute path"),
-        ("user:hunter2@s3://bucket/x", "--store is no absolute path"),
-    ],
-)
-def test_a_url_that_cannot_be_a_store_is_refused_without_its_secret(url: str, problem: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        open_store(url)
-    assert problem in str(refused.value)
-    assert "hunter2" not in str(refused.value)
-
-
-def test_a_store_that_cannot_be_reached_or_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ENDPOINT_URL": "http://127.0.0.1:1", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.delenv("AWS_ALLOW_HTTP")
-    with pytest.raises(InfrastructureError, match="its endpoint has no TLS, which needs AWS_ALLOW_HTTP=true"):
-        admit(open_store("s3://bucket/x"), None)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    with pytest.raises(InfrastructureError, match=r"s3://bucket/x refuses to create probe/.*: it cannot be reached"):
-        admit(open_store("s3://bucket/x"), None)
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(InfrastructureError, match="Not a directory"):
-        admit(open_store(str(tmp_path / "file")), None)
-    full = SimulatedStore(lambda _: StoreFault.DOWN)
-    with pytest.raises(InfrastructureError, match="the store memory cannot be reached"):
-        admit(full, None)
-
-
-class Telling(BaseHTTPRequestHandler):
-    """A server whose refusals have what no log may have."""
-
-    def do_PUT(self) -> None:
-        self.send_response(403)
-        self.end_headers()
-        self.wfile.write(b"<Error><Code>AccessDenied</Code><StringToSign>hunter2</StringToSign></Error>")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
-
-
-def test_a_refusal_is_shown_without_the_text_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Telling)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    for name, value in {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    with pytest.raises(InfrastructureError, match="AccessDenied") as refused:
-        admit(open_store("s3://bucket/x"), None)
-    server.shutdown()
-    server.server_close()
-    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_damaged_or_missing_object_is_named_and_nothing_starts_over() -> None:
