@@ -322,8 +322,7 @@ class Island:
         """Return the bytes of a version of Θ, or a ticket for them; None if this process holds another."""
         self._outbox.check_epoch(epoch)
         held = self._built().published.at(fragment, version)
-        content = None if held is None else encode(held.arrays)
-        return None if content is None else self._handed_over.give_outer(epoch, fragment, version, content)
+        return held and self._handed_over.give_outer(epoch, fragment, version, encode(held.arrays))
 
     def release_payload(self, fragment: FragmentId, offer: int) -> None:
         """Release the offer's bytes, which have arrived."""
