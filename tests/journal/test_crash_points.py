@@ -142,11 +142,11 @@ def test_deaths_and_losses_of_power_while_the_tape_is_sealed_lose_nothing_either
         of_sealing = operation is Operation.REPLACE and path.name != SNAPSHOT
         return chance.choice((DiskFault.BEFORE, DiskFault.AFTER)) if of_sealing and chance.random() < 0.2 else None
 
-    monkeypatch.setattr(Shell, "seal_bytes", 4000)
+    monkeypatch.setattr(Shell, "seal_bytes", 2500)
     disk = SimulatedDisk(fault)
     outcome = run(tmp_path, deaths(chance), disk, (lambda: disk.lose_power(chance)) if seed % 2 else (lambda: None))
     assert outcome.deaths > 0
-    assert len(disk.files(tmp_path / SEALED)) > 3
+    assert len(disk.files(tmp_path / SEALED)) > 1
     if seed % 2:
         assert [version for version, *_ in outcome.bits()] == [2, 2, 2]
     else:

@@ -87,6 +87,9 @@ class Slow:
         time.sleep(0.1)
         return []
 
+    def hello(self) -> None:
+        """The link asks this after a silence, which a loaded machine makes."""
+
     def carried_out(self) -> list[str]:
         return self.commands
 
