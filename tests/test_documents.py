@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,26 +38,32 @@ ALTERNATIVES_WORDS_MIN = 10
 """The shortest comparison says what the other way was and what is wrong with it."""
 ALL = documents()
 PRESENT = [path for path in ALL if path.parent != DECISIONS or path.name == "README.md"]
-COMMANDS = [(path, words) for path in PRESENT for words in prompted(path.read_text())]
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+def faults(paths: list[Path], faults_of: Callable[[Path, str], Iterator[str]]) -> list[str]:
+    """What is wrong with these documents, each fault with the document's name."""
+    return [f"{path.relative_to(ROOT)}: {fault}" for path in paths for fault in faults_of(path, path.read_text())]
 
 
 # ── what is there ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("path", "words"), COMMANDS, ids=[f"{name_of(path)}: {' '.join(words)}" for path, words in COMMANDS]
-)
-def test_a_command_that_is_typed_is_one_that_there_is(path: Path, words: list[str]) -> None:
-    parse(words)
+def test_a_command_that_is_typed_is_one_that_there_is() -> None:
+    def mistyped(_: Path, text: str) -> Iterator[str]:
+        for words in prompted(text):
+            try:
+                parse(words)
+            except Exception as error:
+                yield f"{' '.join(words)}: {error}"
+
+    assert faults(PRESENT, mistyped) == []
 
 
-@pytest.mark.parametrize("path", PRESENT, ids=name_of)
-def test_what_is_quoted_of_a_command_is_known(path: Path) -> None:
-    assert [(words, unknown(words)) for words in quoted(path.read_text()) if unknown(words)] == []
+def test_what_is_quoted_of_a_command_is_known() -> None:
+    def misquoted(_: Path, text: str) -> Iterator[str]:
+        return (f"{words}: {unknown(words)}" for words in quoted(text) if unknown(words))
+
+    assert faults(PRESENT, misquoted) == []
 
 
 def test_a_command_that_there_is_not_would_be_found() -> None:
@@ -68,50 +76,63 @@ def test_a_command_that_there_is_not_would_be_found() -> None:
             parse(words)
 
 
-@pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_every_link_resolves(path: Path) -> None:
-    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text()))
-    linked = {target for target, _ in LINK.findall(text) if target and "://" not in target}
-    assert [name for name in sorted(linked) if not (path.parent / name).exists()] == []
-    for target, heading in LINK.findall(text):
-        if heading and "://" not in target:
-            assert heading in headings((path.parent / target if target else path).read_text()), f"{target}#{heading}"
+def test_every_link_resolves() -> None:
+    @cache
+    def headings_of(path: Path) -> set[str]:
+        return headings(path.read_text()) if path.exists() else set()
+
+    def broken_links(path: Path, text: str) -> Iterator[str]:
+        for target, heading in LINK.findall(re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))):
+            if "://" in target:
+                continue
+            place = path.parent / target if target else path
+            if not place.exists() or (heading and heading not in headings_of(place)):
+                yield f"{target}#{heading}"
+
+    assert faults(ALL, broken_links) == []
 
 
-@pytest.mark.parametrize("path", PRESENT, ids=name_of)
-def test_every_file_target_of_make_module_and_variable_that_is_named_exists(path: Path) -> None:
-    text, makefile = path.read_text(), (ROOT / "Makefile").read_text()
-    named = set(re.findall(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", text))
-    assert [name for name in sorted(named) if not ((ROOT / name).exists() or (ROOT / f"{name}.py").exists())] == []
-    for target in re.findall(r"(?:`|\$ )make ([a-z-]+)", text):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    for module in re.findall(r"python -m ([\w.]+\w)", text):
-        place = ROOT.joinpath(*module.split("."))
-        assert module == "pytest" or (place / "__main__.py").exists() or place.with_suffix(".py").exists(), module
-    for part in re.findall(r"python -m tests\.bench ([\w-]+)", text):
-        assert (ROOT / "tests" / "bench" / f"{part.replace('-', '_')}.py").exists(), part
-    for variable in set(re.findall(r"\bATOLL_[A-Z_]+", text)):
-        assert f'"{variable}"' in code(), variable
+def test_every_file_target_of_make_module_and_variable_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    program = "\n".join(path.read_text() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
+    variables = set(re.findall(r'"(ATOLL_[A-Z_]+)"', program))
+
+    def missing(_: Path, text: str) -> Iterator[str]:
+        named = set(re.findall(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", text))
+        yield from (name for name in sorted(named) if not any((ROOT / f"{name}{end}").exists() for end in ("", ".py")))
+        yield from (
+            f"make {target}" for target in re.findall(r"(?:`|\$ )make ([a-z-]+)", text) if target not in targets
+        )
+        for module in set(re.findall(r"python -m ([\w.]+\w)", text)) - {"pytest"}:
+            place = ROOT.joinpath(*module.split("."))
+            if not (place / "__main__.py").exists() and not place.with_suffix(".py").exists():
+                yield f"python -m {module}"
+        for part in re.findall(r"python -m tests\.bench ([\w-]+)", text):
+            if not (ROOT / "tests" / "bench" / f"{part.replace('-', '_')}.py").exists():
+                yield f"python -m tests.bench {part}"
+        yield from sorted(set(re.findall(r"\bATOLL_[A-Z_]+", text)) - variables)
+
+    assert faults(PRESENT, missing) == []
 
 
-@pytest.mark.parametrize("path", PRESENT, ids=name_of)
-def test_python_in_a_document_is_python(path: Path) -> None:
-    for block in blocks(path.read_text()):
-        if block.kind == "python":
-            ast.parse(block.text)
+def test_python_in_a_document_is_python() -> None:
+    def no_python(_: Path, text: str) -> Iterator[str]:
+        for block in blocks(text):
+            if block.kind == "python":
+                try:
+                    ast.parse(block.text)
+                except SyntaxError as error:
+                    yield str(error)
 
-
-def code() -> str:
-    """All Python of the repository."""
-    return "\n".join(path.read_text() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
+    assert faults(PRESENT, no_python) == []
 
 
 # ── what is said once ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("path", "text"), generate.rendered().items(), ids=lambda value: getattr(value, "name", ""))
-def test_a_generated_reference_is_what_the_code_says(path: Path, text: str) -> None:
-    assert path.read_text() == text, "run `make reference`"
+def test_a_generated_reference_is_what_the_code_says() -> None:
+    stale = [path.name for path, text in generate.rendered().items() if path.read_text() != text]
+    assert stale == [], "run `make reference`"
 
 
 def test_every_field_command_and_message_is_in_its_reference() -> None:
@@ -145,15 +166,20 @@ def test_every_decision_is_in_the_index_once_and_has_a_status() -> None:
     assert len(set(numbers)) == len(numbers)  # gaps are decisions that compared nothing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name[:4])
-def test_a_decision_compares_alternatives(page: Path) -> None:
+def test_a_decision_compares_alternatives() -> None:
     """Otherwise it is a commit body, a line of the changelog or a sentence of a docstring, and no page."""
-    text = page.read_text()
-    assert text.startswith(f"# {page.name[:4]}. ")
-    sections = dict(re.findall(r"^## ([^\n]+)\n+(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
-    assert {"Choice", "Alternatives"} <= sections.keys()
-    assert len(sections["Alternatives"].split()) >= ALTERNATIVES_WORDS_MIN
-    assert not re.search(r"\bnone is recorded\b", text, re.IGNORECASE)
+
+    def lacking(page: Path, text: str) -> Iterator[str]:
+        if not text.startswith(f"# {page.name[:4]}. "):
+            yield "its title does not begin with its number"
+        sections = dict(re.findall(r"^## ([^\n]+)\n+(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+        yield from ({"Choice", "Alternatives"} - sections.keys())
+        if len(sections.get("Alternatives", "").split()) < ALTERNATIVES_WORDS_MIN:
+            yield "no alternative is compared"
+        if re.search(r"\bnone is recorded\b", text, re.IGNORECASE):
+            yield "none is recorded"
+
+    assert faults(PAGES, lacking) == []
 
 
 def test_the_glossary_is_sorted_and_short() -> None:
@@ -174,12 +200,10 @@ def figures(page: str) -> list[str]:
     return items + [section for section in sections if "\n|" in section]
 
 
-@pytest.mark.parametrize(
-    "figure", figures((DOCS / "results.md").read_text()), ids=lambda figure: figure[:40].strip("* ")
-)
-def test_a_figure_has_a_command_a_date_and_a_commit(figure: str) -> None:
-    assert RUN.search(figure)
-    assert MEASURED.search(figure)
+def test_a_figure_has_a_command_a_date_and_a_commit() -> None:
+    results = figures((DOCS / "results.md").read_text())
+    assert results
+    assert [figure for figure in results if not (RUN.search(figure) and MEASURED.search(figure))] == []
 
 
 # ── what can be read ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,12 +215,15 @@ def test_readme_fits_a_screen_or_three() -> None:
     assert [line for line in lines if len(line) > COLUMNS_MAX] == []
 
 
-@pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_no_line_of_prose_is_wider_than_an_editor(path: Path) -> None:
+def test_no_line_of_prose_is_wider_than_an_editor() -> None:
     """A table's row cannot be broken, nor can a single word, such as a test's name or a link."""
-    prose = FENCE.sub("", path.read_text())
-    wide = [line for line in prose.splitlines() if len(line) > COLUMNS_MAX and not line.startswith("|")]
-    assert [line for line in wide if len(line.strip().removeprefix("- ").split()) > 1] == []
+
+    def wide(_: Path, text: str) -> Iterator[str]:
+        lines = FENCE.sub("", text).splitlines()
+        long = (line for line in lines if len(line) > COLUMNS_MAX and not line.startswith("|"))
+        return (line for line in long if len(line.strip().removeprefix("- ").split()) > 1)
+
+    assert faults(ALL, wide) == []
 
 
 MARKER = re.compile(r"\s{0,3}(?:[-+*]|1[.)]|>|#+) ")
@@ -219,9 +246,8 @@ def cells(row: str) -> int:
     return re.sub(r"`[^`]*`|\\\|", "", row).count("|")
 
 
-@pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_no_text_turns_into_a_list_a_quote_or_another_table_where_its_lines_are_broken(path: Path) -> None:
-    assert broken(path.read_text()) == []
+def test_no_text_turns_into_a_list_a_quote_or_another_table_where_its_lines_are_broken() -> None:
+    assert faults(ALL, lambda _, text: iter(broken(text))) == []
 
 
 def test_what_breaks_would_be_found() -> None:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 SOURCES = ("orchestrator", "learners", "api", "dashboards", "deploy", "docs")
 FRAGMENT = re.compile(
@@ -44,18 +42,21 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield node.name, text
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_are_sentences(path: Path) -> None:
-    fragments = [f"{name}: {text.splitlines()[0]}" for name, text in docstrings(ast.parse(path.read_text()))
-                 if FRAGMENT.match(text)]  # fmt: skip
+def test_docstrings_are_sentences() -> None:
+    fragments = [
+        f"{path.relative_to(ROOT)}: {name}: {text.splitlines()[0]}"
+        for path in sources()
+        for name, text in docstrings(ast.parse(path.read_text()))
+        if FRAGMENT.match(text)
+    ]
     assert fragments == [], "begin with an imperative verb, or with a noun and a verb"
 
 
-@pytest.mark.parametrize("path", [*sources(), *pages()], ids=lambda path: str(path.relative_to(ROOT)))
-def test_idioms_of_the_dialect_do_not_return(path: Path) -> None:
-    found = [
-        f"line {number}: {line.strip()}"
+def test_idioms_of_the_dialect_do_not_return() -> None:
+    idioms = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in [*sources(), *pages()]
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if DIALECT.search(line) or PRIVATE.search(line)
     ]
-    assert found == []
+    assert idioms == []

@@ -11,6 +11,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -204,9 +206,30 @@ def modules(packages: tuple[str, ...] = PACKAGES) -> list[tuple[str, Path]]:
     return found
 
 
-def imports(path: Path) -> Iterator[str]:
+@dataclass(frozen=True)
+class Source:
+    """What the tests look at in one file, which is parsed once for all of them."""
+
+    line_count: int
+    documented: bool
+    """A file without text needs no docstring."""
+    imports: tuple[str, ...]
     """Dotted names this file imports, ``from a import b`` as ``a.b`` when that is a module of ours."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    names: frozenset[str]
+
+
+@cache
+def source(path: Path) -> Source:
+    text = path.read_text()
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
+    documented = not text.strip() or bool(ast.get_docstring(tree))
+    return Source(len(text.splitlines()), documented, tuple(imports(path, nodes)), frozenset(names))
+
+
+def imports(path: Path, nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -215,9 +238,13 @@ def imports(path: Path) -> Iterator[str]:
             above = home[: -node.level] if node.level else ()
             base = ".".join((*above, *([node.module] if node.module else [])))
             for alias in node.names:
-                inner = ROOT.joinpath(*base.split("."), alias.name)
-                ours = inner.with_suffix(".py").exists() or inner.is_dir()
-                yield f"{base}.{alias.name}" if ours and base else base
+                yield f"{base}.{alias.name}" if base and is_ours(f"{base}.{alias.name}") else base
+
+
+@cache
+def is_ours(name: str) -> bool:
+    place = ROOT.joinpath(*name.split("."))
+    return place.with_suffix(".py").exists() or place.is_dir()
 
 
 def covers(allowed: str, name: str) -> bool:
@@ -233,19 +260,23 @@ MODULES = modules((*PACKAGES, "tests/swarm"))
 """The swarm is no product, but its seeds repeat only while it is as pure as what it proves."""
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES, ids=[name for name, _ in MODULES])
-def test_imports_only_go_down(module: str, path: Path) -> None:
+def test_imports_only_go_down() -> None:
+    assert [fault for module, path in MODULES for fault in wrong_imports(module, path)] == []
+
+
+def wrong_imports(module: str, path: Path) -> Iterator[str]:
     row = row_for(module)
     if module in PACKAGES and not row:
         row = module
-    for name in imports(path):
+    pure = any(covers(p, module) for p in PURE) and module not in EXEMPT_FROM_PURITY
+    allowed = MAY_IMPORT.get(row, frozenset())
+    own = row if row not in ("learners.island", "learners.evaluator") else "learners"
+    for name in source(path).imports:
         if name.split(".")[0] in sys.stdlib_module_names:
-            pure = any(covers(p, module) for p in PURE) and module not in EXEMPT_FROM_PURITY
-            assert not pure or name.split(".")[0] in PURE_STDLIB, f"{module} is pure and may not import {name}"
-            continue
-        allowed = MAY_IMPORT.get(row, frozenset())
-        own = row if row not in ("learners.island", "learners.evaluator") else "learners"
-        assert covers(own, name) or any(covers(a, name) for a in allowed), f"{module} may not import {name}"
+            if pure and name.split(".")[0] not in PURE_STDLIB:
+                yield f"{module} is pure and may not import {name}"
+        elif not covers(own, name) and not any(covers(a, name) for a in allowed):
+            yield f"{module} may not import {name}"
 
 
 def test_every_row_of_the_table_is_in_the_document() -> None:
@@ -259,7 +290,7 @@ def test_no_import_goes_round_in_a_circle() -> None:
     """Nor does one that only type checkers see: two modules that know each other are one, or lack a third between them."""
     paths = dict(modules((*PACKAGES, "dashboards", "deploy", "tests")))
     graph = {
-        module: {name for name in imports(path) if name in paths and name != module and not covers(name, module)}
+        module: {name for name in source(path).imports if name in paths and name != module and not covers(name, module)}
         for module, path in paths.items()
     }
     try:
@@ -268,19 +299,17 @@ def test_no_import_goes_round_in_a_circle() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES, ids=[name for name, _ in MODULES])
-def test_every_module_is_short_and_says_what_it_is_for(module: str, path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= LINES_MAX, f"{module} has outgrown its room; look for the second noun in it"
-    assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{module} does not say what it is responsible for"
+def test_every_module_is_short_and_says_what_it_is_for() -> None:
+    long = [module for module, path in MODULES if source(path).line_count > LINES_MAX]
+    assert long == [], "these have outgrown their room; look for the second noun in each"
+    silent = [module for module, path in MODULES if not source(path).documented]
+    assert silent == [], "these do not say what they are responsible for"
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES, ids=[name for name, _ in MODULES])
-def test_names_say_what_a_value_is(module: str, path: Path) -> None:
+def test_names_say_what_a_value_is() -> None:
     """``told``, ``found`` and their like say that something happened to a value. Keys of documents stay as they were."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
-    assert names & VAGUE_NAMES <= DOCUMENT_KEYS.get(module, set())
+    vague = {module: source(path).names & VAGUE_NAMES - DOCUMENT_KEYS.get(module, set()) for module, path in MODULES}
+    assert {module: names for module, names in vague.items() if names} == {}
 
 
 def test_the_core_imports_with_nothing_installed() -> None:
