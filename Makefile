@@ -33,7 +33,7 @@ test: $(STAMP)  ## check lint and types, then run every test
 	@deploy/system-packages.sh
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet .
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 & $(BIN)/mypy --no-error-summary && wait
-	@$(BIN)/python -m pytest --numprocesses 4
+	@$(BIN)/python -m pytest --numprocesses 5
 
 FAST := accounting checkpoints core golden/test_stories.py harness journal numerics properties replica report scenarios \
 	tapes test_config.py test_documents.py test_logbook.py test_tidy.py
