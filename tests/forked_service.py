@@ -26,7 +26,6 @@ from typing import NoReturn
 import api.serve
 from api.installation import home as installation_home
 from api.installation.home import Home
-from orchestrator.system import python_process
 
 PR_SET_MM, PR_SET_MM_MAP = 35, 14
 STAT_FIELDS_BEFORE = 3
@@ -36,6 +35,8 @@ MAP_FIELDS = (26, 27, 45, 46, 47)
 STACK_FIELD = 28
 OF_THE_INTERPRETER = ("PYTHON", "LD_")
 SERVICE = "api.serve"
+STARTED_WITH = dict(os.environ)
+"""The environment of the process that commands are forked from. A command's own is another, and the command adds to it."""
 SHOWN: list[object] = []
 """What this process shows of itself, as long as it lives."""
 
@@ -99,8 +100,7 @@ def detach(home: Home, folder: Path | None, listener: int) -> None:
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Nothing of the command that was forked goes on: its stack is never returned to."""
-    ours = python_process.cleaned(os.environ)  # as that which was forked was started (``tests.forked.server``)
-    if interpreter_of(environment) != interpreter_of(ours) or not show(command, environment):
+    if interpreter_of(environment) != interpreter_of(STARTED_WITH) or not show(command, environment):
         os.execve(command[0], list(command), environment)
     os.environ.clear()
     os.environ.update(environment)
