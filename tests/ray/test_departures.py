@@ -126,6 +126,7 @@ def step_tokens(job: Job) -> float:
     return max(e.tokens_total / e.steps_total for e in job.events(Progress, GROUP) if e.steps_total)
 
 
+@pytest.mark.soak("three machines, and more than a minute for what one machine and tests/test_notices.py have")
 def test_islands_leave_machines_that_are_to_go_and_lose_no_more_than_a_step(
     join: Callable[..., Machine], start: Callable[..., Job]
 ) -> None:
