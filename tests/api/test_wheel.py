@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from api.installation.home import Home
+from api.routes.page import FOLDER
 from tests.api.installation import CONTROL, ROOT
 from tests.waiting import PATIENCE_S
 
@@ -68,6 +69,10 @@ def test_it_is_the_wheels_own_code_that_runs(installed: Installed) -> None:
 def test_a_wheel_holds_the_product_and_no_tests(installed: Installed) -> None:
     folders = {name.split("/")[0] for name in installed.contents if ".dist-info/" not in name and ".data/" not in name}
     assert folders == {"api", "learners", "orchestrator"}
+
+
+def test_the_page_is_in_the_wheel(installed: Installed) -> None:
+    assert {f"api/web/{path.name}" for path in FOLDER.iterdir()} <= set(installed.contents)
 
 
 def test_the_service_comes_up_with_page_tables_groups_and_plans(installed: Installed) -> None:

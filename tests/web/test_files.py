@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import httpx
 import pytest
 
 from api.routes.page import DOCUMENT, FOLDER, POLICY
-from tests.api.installation import ROOT
 from tests.waiting import PATIENCE_S
 from tests.web.visit import Site
 
@@ -79,10 +75,3 @@ def test_a_file_of_the_page_is_short_says_what_it_is_for_and_names_no_other_host
         assert (FOLDER / imported).is_file()
     if path.suffix == ".js":
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage", text)
-
-
-def test_the_page_is_in_the_wheel(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        assert {f"api/web/{path.name}" for path in SOURCES} <= set(wheel.namelist())
