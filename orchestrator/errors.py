@@ -18,6 +18,7 @@
     │   ├── ServiceUnreachable
     │   ├── StoreUnavailable    the service answers, but its database does not work
     │   ├── LogStoreUnavailable the store of durable logs (``--store``) cannot be used just now
+    │   ├── FilesElsewhere      no reachable machine has the files of a job that is to be restarted
     │   └── TransferError       a payload did not arrive (channel/)
     │       ├── TransferCancelled   it is no longer wanted
     │       ├── TransferRefused     its ticket is invalid at the server, or the server is not trusted
@@ -204,6 +205,11 @@ class StoreUnavailable(InfrastructureError):
 @dataclass(eq=False, kw_only=True)
 class LogStoreUnavailable(InfrastructureError):
     """The store of durable logs is gone, silent, full or refuses. A mirrored job waits for it."""
+
+
+@dataclass(eq=False, kw_only=True)
+class FilesElsewhere(InfrastructureError):
+    """The machine to which the job's synchroniser wrote is no node just now. The head has copies without a journal."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -44,7 +44,7 @@ from api.jobs.translate import SenselessAnswer, last_known_of
 from api.run.folder import Run, damage_of_status, is_there, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
-from orchestrator.errors import AtollError, InfrastructureError, LogStoreUnavailable, NotFound
+from orchestrator.errors import AtollError, FilesElsewhere, InfrastructureError, LogStoreUnavailable, NotFound
 from orchestrator.specification.config import parse_job
 from orchestrator.status import JobStatus
 from orchestrator.system.roots import AllowedRoots
@@ -56,6 +56,8 @@ TRIES_MAX = 3
 RESTART_SILENT_AFTER_MIN = 5.0
 """Far longer than the longest merge of a large fragment keeps a synchroniser from answering."""
 RESTART_WAIT_MAX_S = 3600.0
+FILES_AWAITED_S = 600.0
+"""How long a job waits for the machine that has its files."""
 LIVES_MAX = 20
 """A job that was restarted this often without being seen alive dies at once each time, and is failed."""
 WRITE_EVERY_S = 30.0
@@ -109,6 +111,8 @@ class Overseer:
         self._closing = False
         self._tries: Counter[str] = Counter()
         """The number of failed starts in a row, by job."""
+        self._waiting: dict[str, float] = {}
+        """Since when jobs wait for the machine that has their files."""
         self._lives: Counter[str] = Counter()
         """The number of starts since the job was last seen alive, by job."""
         self._problem_log = ProblemLog(logger)
@@ -196,6 +200,7 @@ class Overseer:
             (self._paused.discard if record.view.pause_reason is None else self._paused.add)(row.job)
             self._progress[row.job] = last_known_of(record)
             self._tries.pop(row.job, None)
+            self._waiting.pop(row.job, None)
             if not record.view.has_decided:
                 self._lives.pop(row.job, None)
         except Exception as error:
@@ -276,18 +281,28 @@ class Overseer:
 
     def _missed(self, row: JobRow, error: Exception) -> None:
         """Handle a failed restart. If the job left a final state, that says more about the reason, and no retry helps."""
-        if isinstance(error, LogStoreUnavailable):  # nothing was tried: the job waits until the store is back
-            self._complain(row, f"it waits for its store: {error}", error)
+        if what := self._waits_for(row, error):
+            self._complain(row, f"it waits for {what}: {error}", error)
             self._store.move_job(row.job, JobState.STARTING, JobState.RUNNING)
             return
         logger.warning("job %s could not be restarted: %s", row.job, error)
         self._tries[row.job] += 1
-        if self._tries[row.job] < TRIES_MAX and read_status(Path(row.run_dir)) is None:
+        is_given_up = isinstance(error, FilesElsewhere)
+        if self._tries[row.job] < TRIES_MAX and not is_given_up and read_status(Path(row.run_dir)) is None:
             self._store.move_job(row.job, JobState.STARTING, JobState.RUNNING)
             return
         reason = f"it no longer ran, and could not be restarted: {reason_in(error)}"
         damage = damage_of_status(Path(row.run_dir))
         self._fail(row, JobState.STARTING, f"{reason} {damage}".strip())
+
+    def _waits_for(self, row: JobRow, error: Exception) -> str:
+        """Return what the job waits for, if nothing was tried because that is missing; else nothing."""
+        if isinstance(error, LogStoreUnavailable):
+            return "its store"
+        if isinstance(error, FilesElsewhere):
+            since = self._waiting.setdefault(row.job, self._clock())
+            return "the machine that has its files" if self._clock() - since < FILES_AWAITED_S else ""
+        return ""
 
     def _fail(self, row: JobRow, before: JobState, reason: str) -> None:
         self._tries.pop(row.job, None)
@@ -320,7 +335,7 @@ class Overseer:
 
     def _forget_all_but(self, running: set[str]) -> None:
         self._paused &= running
-        for per_job in (self._progress, self._written, self._tries, self._lives, self._silences):
+        for per_job in (self._progress, self._written, self._tries, self._waiting, self._lives, self._silences):
             for job in per_job.keys() - running:
                 del per_job[job]
         self._problem_log.keep({str(self._taken_down), *(f"job {job}" for job in running)})

@@ -1,7 +1,7 @@
 """Read the logs of a job's processes from the run's folder: the last lines, then what is added.
 
 Follows a logbook while it is written and rotated, and then the island's next incarnation. ``read`` returns what is there
-now and does not wait. Of logs on other machines' disks, the copies of their last parts are read (``runtime.log_copies``).
+now and does not wait. Of logs on other machines' disks, the copies of their last parts are read (``runtime.head_copies``).
 """
 
 from __future__ import annotations

@@ -71,6 +71,12 @@ def number_of(name: str) -> int | None:
     return number if 0 < number <= NUMBER_MAX and name == f"{number:06d}" else None
 
 
+def newest_number(folder: Path) -> int:
+    """Return the highest number of a checkpoint in this folder of a job's, 0 if there is none."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((number_of(name) or 0 for name in names), default=0)
+
+
 def mark_place(folder: Folder) -> str:
     """Write a random text into the folder and return it. Who reads the same text sees the same folder. Raises OSError."""
     text = secrets.token_hex(16)

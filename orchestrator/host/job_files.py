@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -60,6 +59,8 @@ from orchestrator.system.run_folder import (
     SNAPSHOT,
     STATUS,
     TAPE,
+    copies_in,
+    set_aside,
 )
 from orchestrator.system.store_log import has_log
 from orchestrator.tape.driver import Fold, Pending
@@ -232,12 +233,13 @@ def open_files(
 
 
 def lacks_a_past(run_dir: Path, disk: Disk | None = None) -> bool:
-    """Return whether the folder has nothing that a job could continue from: it is new, lost, or a salvage did not end.
+    """Return whether the folder has nothing that a job could continue from: it is new, lost, has only copies of another
+    machine's files, or a salvage did not end.
 
     Raises DataError if files of an earlier run exist without a tape.
     """
     disk = disk or LocalDisk()
-    if (run_dir / SALVAGING).exists():
+    if (run_dir / SALVAGING).exists() or copies_in(run_dir) is not None:
         return True
     if _has_begun(run_dir / TAPE, disk):
         return False
@@ -246,14 +248,13 @@ def lacks_a_past(run_dir: Path, disk: Disk | None = None) -> bool:
 
 
 def begin_salvage(run_dir: Path, disk: Disk | None = None) -> None:
-    """Mark the folder durably, then remove what an earlier salvage left, which islands never heard of."""
+    """Mark the folder durably, then set aside what is in it: copies, files of an earlier history, or what an earlier salvage
+    left, which islands never heard of.
+    """
     disk = disk or LocalDisk()
     run_dir.mkdir(parents=True, exist_ok=True)
     disk.replace(run_dir / SALVAGING, b"")
-    for name in (TAPE, SNAPSHOT):
-        disk.remove(run_dir / name)
-    for folder in (SEALED, JOURNAL):
-        shutil.rmtree(run_dir / folder, ignore_errors=True)
+    set_aside(run_dir)
 
 
 def end_salvage(run_dir: Path, disk: Disk | None = None) -> None:
@@ -316,7 +317,8 @@ def _refuse_a_past(run_dir: Path, disk: Disk, of_shards: MergeJournal | None) ->
         traces.append(f"{JOURNAL} with {len(segments)} files")
     if of_shards is not None and of_shards.fragments:
         traces.append(f"journals of shards with {len(of_shards.fragments)} fragments")
-    traces += [name for name in (SEALED, CHECKPOINTS) if (run_dir / name).is_dir() and any((run_dir / name).iterdir())]
+    folders = (SEALED,) if (run_dir / SALVAGING).exists() else (SEALED, CHECKPOINTS)
+    traces += [name for name in folders if (run_dir / name).is_dir() and any((run_dir / name).iterdir())]
     if traces:
         lacks = "has no complete first line" if files.get(TAPE) else "is empty" if TAPE in files else "is missing"
         raise DataError(

@@ -30,7 +30,7 @@ from orchestrator.runtime import settings
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Leaving, Node
 from orchestrator.runtime.processes import is_own, run_folder
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, NODE_ID_LABEL, REGION_LABEL
 from orchestrator.specification.memory_budget import HEAD, NodeMemory
 from orchestrator.status import CertificateRecord
 from orchestrator.system import printable, release
@@ -453,11 +453,16 @@ def on_head(name: str) -> dict[str, Any]:
     return {"name": name, "get_if_exists": True, **NEXT_TO_NOTHING, "label_selector": {GROUP_LABEL: CONTROL_GROUP}}
 
 
-def on_groups(name: str, groups: Sequence[str]) -> dict[str, Any]:
-    """The same for an actor on a node of the first of these groups that has one; on the head if there are none."""
+def on_groups(name: str, groups: Sequence[str], node_id: str = "") -> dict[str, Any]:
+    """The same for an actor on a node of the first of these groups that has one; on the head if there are none.
+
+    The node with this id comes first.
+    """
     if not groups:
         return on_head(name)
-    first, *others = [{"label_selector": {GROUP_LABEL: group}} for group in groups]
+    selectors = [{NODE_ID_LABEL: node_id}] if node_id else []
+    selectors += [{GROUP_LABEL: group} for group in groups]
+    first, *others = [{"label_selector": selector} for selector in selectors]
     return {"name": name, "get_if_exists": True, **NEXT_TO_NOTHING, **first, "fallback_strategy": others or None}
 
 

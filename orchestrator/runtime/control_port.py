@@ -21,7 +21,7 @@ import psutil
 
 from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.core.commands import Command
-from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, in_words
+from orchestrator.errors import Conflict, FilesElsewhere, InfrastructureError, NotFound, disk_remedy, in_words
 from orchestrator.runtime import cluster, dead_nodes, run_copies
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.node_agent import NodeAgent
@@ -40,7 +40,7 @@ from orchestrator.system import home_files, object_store, release
 from orchestrator.system.marks import BY_UP
 from orchestrator.system.ports import Reach
 from orchestrator.system.roots import AllowedRoots
-from orchestrator.system.run_folder import claimed, file_sizes, fleet_of, remove_claimed
+from orchestrator.system.run_folder import claimed, file_sizes, fleet_of, history_of, own_history_of, remove_claimed
 from orchestrator.system.threads import BoundedThreads
 from orchestrator.tape import codec
 
@@ -104,7 +104,7 @@ class RayControlPort:
         heads = [node for node in nodes if node.group == CONTROL_GROUP]
         if not heads or self._ask_head(cluster.own_node_id) in {node.id for node in heads}:
             return
-        self._copies = run_copies.shared(runs, run_copies.HeadMachine(self._head_agent))
+        self._copies = run_copies.shared(runs, run_copies.Machine(self._head_agent))
         if self._copies is not None:
             self._copies.begin()
 
@@ -274,8 +274,7 @@ class RayControlPort:
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
         if spec.synchroniser.durability.is_mirrored and self._job_store is not None:
             object_store.require_available(self._job_store)
-        where = cluster.on_groups(synchroniser_name(job_id), spec.synchroniser.node_groups)
-        options = {**where, **SYNCHRONISER_OPTIONS}
+        options = {**self._place_of(job_id, spec, run_dir), **SYNCHRONISER_OPTIONS}
         if self._copies is not None:
             self._copies.put(run_dir)
         allowed = roots.without(*self._private)
@@ -293,6 +292,27 @@ class RayControlPort:
                 remedy=self._without_room()
                 or "Look at the cluster's logs (temp_dir in HOME/cluster.json), and whether the run's folder has room.",
             ) from error
+
+    def _place_of(self, job_id: str, spec: JobSpec, run_dir: Path) -> dict[str, Any]:
+        """Return Ray's options for the place of the synchroniser: one that is restarted goes where its files are.
+
+        Raises FilesElsewhere if no node has them.
+        """
+        name, groups = synchroniser_name(job_id), spec.synchroniser.node_groups
+        history = history_of(run_dir)
+        is_restart = history > 0 and not spec.synchroniser.durability.is_mirrored
+        if not groups or not is_restart or self._ask_head(lambda: cluster.actor_named(name)) is not None:
+            return cluster.on_groups(name, groups)
+        nodes = [node for node in self._ask_head(cluster.nodes) if node.group in groups]
+        having = [node for node, own in self._asked(nodes, own_history_of, run_dir) if own >= history]
+        if not having:
+            raise FilesElsewhere(
+                detail=f"The files of job {job_id} are on a machine that is no node of {' or '.join(groups)} now; the head "
+                "has copies, which lack the parameters.",
+                remedy=f"Start that machine's node again, or submit the job with `--resume {job_id}` from a checkpoint.",
+            )
+        best = min(having, key=lambda node: groups.index(node.group))
+        return cluster.on_groups(name, groups, best.id)
 
     def _wait_until_ready(self, actor: ActorHandle[Any], job_id: str, before: frozenset[int]) -> None:
         """Wait while the synchroniser's process works towards its start. ``before`` are the processes that there were.

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Concatenate, ParamSpec
@@ -32,7 +33,7 @@ from orchestrator.core.salvage import last_incarnations
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line, in_words
 from orchestrator.runtime import cluster
-from orchestrator.runtime.log_copies import LAST_LOOK_S, LogCopies
+from orchestrator.runtime.head_copies import LAST_LOOK_S, HeadCopy, LogCopies, machine_of
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.node_agents import FAULT_TIMEOUT_S, NodeAgents
 from orchestrator.runtime.nodes import NodeWatch, Orphans
@@ -57,7 +58,7 @@ from orchestrator.runtime.settings import (
     rank_name,
     synchroniser_name,
 )
-from orchestrator.runtime.supervision import Supervisor, SynchroniserFacts, SynchroniserKeeper
+from orchestrator.runtime.supervision import Past, Supervisor, SynchroniserFacts, SynchroniserKeeper
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.sections import IslandsSection
 from orchestrator.system import logbook
@@ -75,19 +76,10 @@ REACH_TIMEOUT_S = 3.0
 WATCH_S = 2.0
 ORPHANED_S = 10.0
 """A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
+COPIED_WITHIN_S = 10.0
+"""How long ``close`` waits for the copy of the run folder before it says that it is not complete yet."""
 UNWANTED = Unplaced("it was ended before it was placed")
 Arguments = ParamSpec("Arguments")
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """Facts of a job: whether it has had parameters, the actors of the lives that may have processes, and the highest
-    incarnation of each island. A life that was given up is in the latter only.
-    """
-
-    had_theta: bool
-    names: Mapping[Life, str]
-    last_incarnations: Mapping[IslandId, Incarnation]
 
 
 class Controller:
@@ -125,8 +117,10 @@ class Controller:
         self._nodes, self._orphans = nodes, Orphans()
         self._node_agents = NodeAgents(self._supervisor, self._nodes.is_there)
         self._logs = LogCopies(self._run_dir, self._node_agents)
+        self._copy = HeadCopy(self._run_dir, lambda: self._keeper.node, partial(machine_of, self._node_agents))
         self._supervisor.begin()
         self._logs.begin()
+        self._copy.begin()
         threading.Thread(target=copy_context().run, args=(self._watch,), name="watch", daemon=True).start()
 
     def place(
@@ -186,7 +180,7 @@ class Controller:
         return self._keeper.is_moving
 
     def past(self) -> Past:
-        """Return what a synchroniser that lost its files has to know."""
+        """Return what a synchroniser that lost its files, or has those of an earlier history, has to know."""
         with self._lock:
             over = set(self._ended)
             names = {
@@ -195,11 +189,17 @@ class Controller:
                 if life in self._actors and life not in over
             }
             all_lives = {*self._results, *over, *self._actors}
-        return Past(self._keeper.had_theta, names, last_incarnations(all_lives))
+        return self._keeper.past(names, last_incarnations(all_lives))
 
     def helpers(self) -> list[dict[str, Any]]:
-        """Return the agents of the nodes that this job's islands are on, or were: ``orchestrator.status.Helper`` as data."""
-        return [helper.model_dump() for helper in self._supervisor.statuses()]
+        """Return the agents of the nodes that this job's islands are on, or were, and the copy of the run folder if there
+        is one: ``orchestrator.status.Helper`` as data.
+        """
+        return [helper.model_dump() for helper in (*self._supervisor.statuses(), *self._copy.statuses())]
+
+    def take(self, name: str) -> None:
+        """Move this file of the run folder to the head, if the synchroniser is elsewhere."""
+        self._copy.take(name)
 
     def _place(self, island: IslandId, incarnation: Incarnation) -> Placement | Delayed | Unplaced:
         section = self._sections[island]
@@ -385,22 +385,33 @@ class Controller:
         self._orphans.discard([life])
         self._logs.end(life)
 
-    def close(self) -> None:
-        """End all islands, then the job's other actors. Nothing is placed from now on."""
-        lives = self._stop()
+    def close(self) -> str:
+        """End all islands, then the job's other actors. Nothing is placed from now on.
+
+        Returns why the files of a synchroniser elsewhere are not on the head yet: it is to call again. Empty at the end.
+        """
+        lives, is_over = self._stop(), True
         try:
             for island, incarnation in lives:
                 self.end(island, incarnation)
             self._logs.look(LAST_LOOK_S)
+            if self._keeper.look() and (missing := self._copy.finish(COPIED_WITHIN_S)):
+                is_over = False
+                return missing
             cluster.end_actors_of(self._job)
+            self._copy.clear()
         finally:
-            self._logs.close()
-            self._on_closed()
+            if is_over:
+                self._logs.close()
+                self._copy.close()
+                self._on_closed()
+        return ""
 
     def let_go(self) -> None:
         """Place nothing and watch nothing from now on. The job's processes run on: another controller has them."""
         self._stop()
         self._logs.close()
+        self._copy.close()
 
     def _stop(self) -> list[Life]:
         """Place nothing from now on. Return the lives that may have processes."""

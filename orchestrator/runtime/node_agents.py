@@ -51,6 +51,10 @@ class NodeAgents:
         """Call the agent of this process's node. Raises AttributeError for one of an earlier build."""
         return self._on(placed).call(method, *arguments, **named)
 
+    def on(self, node_id: str, node: str) -> ActorHandle[NodeAgent]:
+        """Return the agent of the node with this id and name."""
+        return self._helper(node_id, node).handle
+
     def kill(self, placed: Placement, within_s: float = ANSWER_TIMEOUT_S) -> bool:
         """SIGKILL the process. False where no node agent answers."""
         try:
@@ -90,10 +94,12 @@ class NodeAgents:
             agent.call(NodeAgent.leave)
 
     def _on(self, placed: Placement) -> Helper[NodeAgent]:
-        node_id = placed.node_id
+        return self._helper(placed.node_id, placed.node)
+
+    def _helper(self, node_id: str, node: str) -> Helper[NodeAgent]:
         with self._lock:
             if node_id not in self._node_agents:
-                name = f"node agent of {placed.node}"
+                name = f"node agent of {node}"
                 helper = Helper(name, lambda: node_agent_of(node_id), wanted=lambda: self._is_there(node_id))
                 self._node_agents[node_id] = self._supervisor.add(helper)
             return self._node_agents[node_id]

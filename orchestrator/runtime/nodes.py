@@ -20,6 +20,7 @@ from orchestrator.core.vocabulary import Life
 from orchestrator.errors import in_words
 from orchestrator.runtime import cluster
 from orchestrator.runtime.placement import Leaving, Node
+from orchestrator.runtime.settings import NODE_ID_LABEL
 from orchestrator.system.ports import Reach
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,6 @@ LOOK_S = 5.0
 """A look is over within seconds; one that is not says nothing of the nodes."""
 FINAL_REPORT_S = 10.0
 """Once the partition is over a link polls again within a second or so, while the controller notices at once."""
-NODE_ID_LABEL = "ray.io/node-id"
-"""Every node has it by itself."""
 
 
 class NodeWatch:

@@ -36,6 +36,7 @@ from orchestrator.host.state_view import StateView
 from orchestrator.runtime import cluster, controllers, salvaging
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import JobController
+from orchestrator.runtime.head_copies import bring
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.salvaging import Survey
 from orchestrator.runtime.settings import synchroniser_name
@@ -62,13 +63,21 @@ STORE_REFUSES = "the store cannot be used"
 Result = TypeVar("Result")
 
 
-def end_job(job: str) -> None:
-    """End all of this job, the calling synchroniser last. Where the controller is dead or hangs, that is done from here."""
-    own = synchroniser_name(job)
+def end_job(job: str, note: Callable[[str], None] = lambda _: None) -> None:
+    """End all of this job, the calling synchroniser last. Where the controller is dead or hangs, that is done from here.
+
+    Waits until the head has all that this synchroniser has left, if that is on another machine, and notes why it has not.
+    """
+    own, missing = synchroniser_name(job), ""
     try:
         controller = controllers.controller_here(job)
-        if controller is not None:
-            ray.get(controller.call(Controller.close), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
+        while controller is not None:
+            before, missing = missing, ray.get(controller.call(Controller.close), timeout=CLOSE_TIMEOUT_S) or ""
+            if not missing:  # usually this very process is ended by then
+                break
+            if missing != before:
+                log.warning("the job has ended, but its run folder is not on the head: %s", missing)
+            note(missing)
     except Exception as error:
         log.warning("the controller does not let go: %s", in_words(error))
     try:
@@ -114,6 +123,8 @@ def crash_at_start(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, er
 def resumption_of(spec: JobSpec, run_dir: Path, roots: AllowedRoots) -> Resumption | None:
     """The checkpoint that the job goes on from, as it was chosen at its beginning. Raises DataError when none is sound."""
     run_dir.mkdir(parents=True, exist_ok=True)
+    if spec.synchroniser.node_groups and spec.resume is not None:
+        bring(run_dir, spec.resume.checkpoint)
     return begun(roots, run_dir, spec.model_dump(mode="json"))
 
 
@@ -205,10 +216,15 @@ def _once_unlocked(work: Callable[[], Result]) -> Result:
             time.sleep(0.1)
 
 
-def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> Survey | None:
-    """Return what the job's islands hold, if its files are lost. A job that nobody can continue ends here, as failed."""
+def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, roots: AllowedRoots) -> Survey | None:
+    """Return what the job's islands hold, if its files are lost. A job that nobody can continue ends here, as failed.
+
+    The controller of a job that may move is opened first: it knows whether the files here are the newest.
+    """
     try:
-        return salvaging.survey(job, run_dir, spec.synchroniser.shards)
+        if spec.synchroniser.node_groups:
+            controllers.controller_of(job, spec, str(run_dir), roots)
+        return salvaging.survey(job, run_dir, spec)
     except Exception as error:
         crash_at_start(job, spec, policy, run_dir, error)
         raise

@@ -1,16 +1,17 @@
-"""Copies of the head's runs, for a service whose machine does not share their disk.
+"""Copies of runs, from the machine on which a synchroniser writes to the head's, and from there to the service's.
 
-    head's machine: RUNS/JOB  ── what is new, every second ──▶  service's machine: RUNS/JOB, which the service reads
-                              ◀── specification and its like, before the job starts; the removal of deleted jobs ──
+    synchroniser's machine ──▶ head's machine: RUNS/JOB ── what is new, every second ──▶ service's machine: RUNS/JOB
+                                                   ◀── specification and its like; the removal of deleted jobs ──
 
-A job writes its folder on the head and knows nothing of a service elsewhere. The service reads a folder of the same path on
-its own machine, as it does on the head's. All bytes go over calls to the head's node agent. Journals and snapshots, which
-only a job reads, stay there.
+The service reads a folder of the same path on its own machine, as it does on the head's. A job knows nothing of a service
+elsewhere (``RunCopies``). If its synchroniser is on another machine than the head, the job's controller, which is on the
+head, copies the folder (``head_copies``), and the job does not end before that is complete. All bytes go over calls to node
+agents. Journals and snapshots, which only a job reads, stay where they are.
 
 The copy of a final status comes last, when everything else is complete. Until then the job counts as one that does not
 answer, never as one that is gone (``settle``).
 
-The functions without ``RunCopies`` run on the head's machine. Links are not followed. A name is relative to RUN_DIR.
+The functions before ``Machine`` run on the other machine. Links are not followed. A name is relative to RUN_DIR.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from orchestrator.actors import ActorHandle
 from orchestrator.checkpoints.manifest import MANIFEST
 from orchestrator.errors import InfrastructureError, in_words
 from orchestrator.runtime.node_agent import NodeAgent
+from orchestrator.runtime.settings import CONTROL_GROUP
 from orchestrator.system import home_files
 from orchestrator.system.run_folder import (
     CHECKPOINTS,
@@ -44,12 +46,18 @@ from orchestrator.system.run_folder import (
     SEALED,
     SHARDS,
     SNAPSHOT,
+    SOURCE,
     SPECIFICATION,
     STATUS,
     TAPE,
     TOKENIZER,
+    copies_in,
+    first_line_of,
     fleet_of,
+    history_in,
+    note_copied,
     remove_tree,
+    source_history,
 )
 
 log = logging.getLogger(__name__)
@@ -72,7 +80,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-# ── on the head's machine ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── on the other machine ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +141,18 @@ def read_part(run_dir: Path, name: str, inode: int, start: int, size: int) -> by
         finally:
             os.close(descriptor)
     return b""
+
+
+def source_of(run_dir: Path) -> tuple[bytes, list[RunFileFacts]]:
+    """Return the first line of the tape there, and ``files_of``."""
+    return first_line_of(run_dir), files_of(run_dir)
+
+
+def sees(run_dir: Path, name: str, own: str) -> bool:
+    """Return whether this file is in the folder here, and leave another. Raises OSError."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / own).touch()
+    return (run_dir / name).exists()
 
 
 def put_files(run_dir: Path, files: Mapping[str, bytes], fleet: str) -> None:
@@ -199,36 +219,37 @@ def _opened(run_dir: Path, name: str) -> int:
         os.close(place)
 
 
-# ── on the service's machine ──────────────────────────────────────────────────────────────────────────────────────────
+# ── on the machine that has the copies ─────────────────────────────────────────────────────────────────────────────────
 
 
 class Incomplete(Exception):
-    """A file on the head has changed while it was copied."""
+    """A file has changed while it was copied."""
 
 
 Ask = Callable[..., Any]
-"""``HeadMachine``, or something like it."""
+"""``Machine``, or something like it."""
 
 
-class HeadMachine:
-    """Calls functions on the head's machine, by the agent of its node, which ``agent`` returns."""
+class Machine:
+    """Calls functions on another machine, by the agent of its node, which ``agent`` returns."""
 
-    def __init__(self, agent: Callable[[], ActorHandle[NodeAgent]]) -> None:
-        self._find = agent
+    def __init__(self, agent: Callable[[], ActorHandle[NodeAgent]], name: str = "the head") -> None:
+        self._find, self._name = agent, name
         self._agent: ActorHandle[NodeAgent] | None = None
 
     def __call__(
         self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
-        """Call the function on the head's machine. Raises InfrastructureError without an answer, and OSError as it does."""
+        """Call the function there. Raises InfrastructureError without an answer, and OSError as it does."""
         import ray
 
         try:
             agent = self._agent = self._agent or self._find()
             if not hasattr(agent.ray_handle, NodeAgent.run.__name__):
                 raise InfrastructureError(
-                    detail="The head has an earlier build of atoll, which gives no service on another machine its runs.",
-                    remedy="Upgrade the head, or run `atoll serve` on its machine.",
+                    detail=f"The node agent of {self._name} has an earlier build of atoll, which gives no runs to other "
+                    "machines.",
+                    remedy="Upgrade that machine, or run `atoll serve` on the head's.",
                 )
             method: Any = agent.ray_handle.run  # no type carries the parameters of both
             answer: Answer = ray.get(method.remote(function, *arguments, **named), timeout=ANSWER_TIMEOUT_S)
@@ -236,13 +257,100 @@ class HeadMachine:
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, OSError):
                 raise error.cause from error
-            raise InfrastructureError(detail=f"The head's node agent failed: {in_words(error)}") from error
+            raise InfrastructureError(detail=f"The node agent of {self._name} failed: {in_words(error)}") from error
         except (ray.exceptions.RayError, TimeoutError) as error:
             self._agent = None
             raise InfrastructureError(
-                detail=f"The head's node agent does not answer: {in_words(error).rstrip('.')}.",
+                detail=f"The node agent of {self._name} does not answer: {in_words(error).rstrip('.')}.",
                 remedy="Runs are copied again once it does; jobs train on meanwhile.",
             ) from error
+
+
+def whole_file(ask: Ask, run_dir: Path, facts: RunFileFacts) -> bytes:
+    """Return the content of a file there. Raises Incomplete, OSError or InfrastructureError."""
+    parts, at = list[bytes](), 0
+    while at < facts.size:
+        part: bytes = ask(read_part, run_dir, facts.name, facts.inode, at, min(PART_BYTES, facts.size - at))
+        if not part:
+            raise Incomplete(f"{run_dir / facts.name} changes on the other machine")
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+class RunCopy:
+    """The copy of one run's folder, of the same path on the machine of ``ask``. Not thread-safe."""
+
+    def __init__(self, run_dir: Path, ask: Ask) -> None:
+        self._run_dir, self._ask = run_dir, ask
+        self._inodes: dict[str, int] = {}
+        """The file there of which each copy was made, to tell one that has grown from another of its name."""
+
+    def update(self, files: Sequence[RunFileFacts], earlier: Collection[str] = ()) -> None:
+        """Copy what differs, in this order, and remove copies of what has gone there. ``earlier`` are checkpoints of an
+        earlier machine. Raises Incomplete, OSError or InfrastructureError.
+        """
+        run_dir = self._run_dir
+        for facts in files:
+            if facts.name not in PUT and _is_below(facts.name):
+                self.update_file(facts)
+        there = {facts.name for facts in files}
+        for folder in KEPT_ALIKE:
+            for path in sorted((run_dir / folder).rglob("*"), reverse=True):
+                name = str(path.relative_to(run_dir))
+                if name.startswith(tuple(f"{CHECKPOINTS}/{each}/" for each in earlier)):
+                    continue
+                if path.is_file() and name not in there:
+                    if name in self._inodes or not folder.startswith(LOGS):
+                        path.unlink(missing_ok=True)
+                elif path.is_dir():
+                    with suppress(OSError):
+                        path.rmdir()  # unless something is in it
+
+    def update_file(self, facts: RunFileFacts) -> None:
+        """Copy this file if it differs. Raises as ``update``."""
+        target = self._run_dir / facts.name
+        size, modified_ns = _size_and_time(target)
+        if (size, modified_ns) == (facts.size, facts.modified_ns):
+            return
+        grows = facts.name == TAPE or facts.name.endswith(".log")
+        continues = grows and self._inodes.get(facts.name) == facts.inode and 0 <= size <= facts.size
+        at, part = 0, b""
+        if continues and size:
+            start = max(0, size - OVERLAP_BYTES)
+            part, overlap = self._part(facts, start), _end_of(target, start)
+            continues = part.startswith(overlap)
+            at, part = (size, part[len(overlap) :]) if continues else (0, b"")
+        draft = target if continues else target.with_name(f".{target.name}.copy")
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with draft.open("ab" if continues else "wb") as file:
+                while True:
+                    file.write(part)
+                    at += len(part)
+                    if at >= facts.size:
+                        break
+                    part = self._part(facts, at)
+            os.utime(draft, ns=(facts.modified_ns, facts.modified_ns))
+            if draft != target:
+                os.replace(draft, target)
+        except BaseException:
+            if draft != target:
+                draft.unlink(missing_ok=True)  # half of it is of no use, and takes the room that others wait for
+            raise
+        self._inodes[facts.name] = facts.inode
+
+    def forget(self, name: str) -> None:
+        """Leave this file to its reader."""
+        self._inodes.pop(name, None)
+
+    def _part(self, facts: RunFileFacts, start: int) -> bytes:
+        """Return the next bytes of the file from ``start`` on. Raises Incomplete if it is another file by now."""
+        wanted = min(PART_BYTES, facts.size - start)
+        part: bytes = self._ask(read_part, self._run_dir, facts.name, facts.inode, start, wanted)
+        if not part:
+            raise Incomplete(f"{self._run_dir / facts.name} changes on the other machine")
+        return part
 
 
 def shared(runs: Path, ask: Ask) -> RunCopies | None:
@@ -277,8 +385,7 @@ class RunCopies:
         self._runs, self._ask = runs, ask
         self.fleet = ""
         self._lock = threading.RLock()
-        self._inodes: dict[Path, int] = {}
-        """The file on the head of which each copy was made, to tell one that has grown from another of its name."""
+        self._run_copies: dict[str, RunCopy] = {}
         self._complete: set[str] = set()
         """Jobs whose final status has been copied."""
         self._closed = threading.Event()
@@ -317,8 +424,8 @@ class RunCopies:
             facts = self._ask(facts_of, run_dir, name)
             if facts is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(run_dir / name))
-            self._copy_file(run_dir, facts)
-            self._inodes.pop(run_dir / name, None)
+            self._copy_of(job).update_file(facts)
+            self._copy_of(job).forget(name)
         self._ask(remove_file, run_dir, name)
 
     def sweep(self, is_known: Callable[[str], bool]) -> None:
@@ -360,70 +467,34 @@ class RunCopies:
             raise first
 
     def _copy(self, job: str, files: Sequence[RunFileFacts]) -> None:
-        """Copy what differs, in this order. Raises Incomplete, OSError or InfrastructureError."""
+        """Copy what differs. Raises Incomplete, OSError or InfrastructureError."""
         run_dir = self._runs / job
         if not run_dir.is_dir() or not any(facts.name == SPECIFICATION for facts in files):
             return  # it was deleted meanwhile, or the head has lost its disk: what is here is all that is left
-        for facts in files:
-            if facts.name not in PUT and _is_below(facts.name):
-                self._copy_file(run_dir, facts)
-        there = {facts.name for facts in files}
-        for folder in KEPT_ALIKE:
-            for path in sorted((run_dir / folder).rglob("*"), reverse=True):
-                if path.is_file() and str(path.relative_to(run_dir)) not in there:
-                    if path in self._inodes or not folder.startswith(LOGS):
-                        path.unlink(missing_ok=True)
-                elif path.is_dir():
-                    with suppress(OSError):
-                        path.rmdir()  # unless something is in it
-        if STATUS in there:
+        if (own := source_history(run_dir)) is not None and not self._is_passed(job, own):
+            return  # the job's synchroniser is on this machine, and the head has copies of what is here
+        if copies_in(run_dir) is None:
+            note_copied(run_dir, 0, CONTROL_GROUP)  # a synchroniser on this machine continues from no copies
+        self._copy_of(job).update(files)
+        if any(facts.name == STATUS for facts in files):
             self._complete.add(job)
 
-    def _copy_file(self, run_dir: Path, facts: RunFileFacts) -> None:
-        target = run_dir / facts.name
-        size, modified_ns = _size_and_time(target)
-        if (size, modified_ns) == (facts.size, facts.modified_ns):
-            return
-        grows = facts.name == TAPE or facts.name.endswith(".log")
-        continues = grows and self._inodes.get(target) == facts.inode and 0 <= size <= facts.size
-        at, part = 0, b""
-        if continues and size:
-            start = max(0, size - OVERLAP_BYTES)
-            part, overlap = self._part(run_dir, facts, start), _end_of(target, start)
-            continues = part.startswith(overlap)
-            at, part = (size, part[len(overlap) :]) if continues else (0, b"")
-        draft = target if continues else target.with_name(f".{target.name}.copy")
-        draft.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with draft.open("ab" if continues else "wb") as file:
-                while True:
-                    file.write(part)
-                    at += len(part)
-                    if at >= facts.size:
-                        break
-                    part = self._part(run_dir, facts, at)
-            os.utime(draft, ns=(facts.modified_ns, facts.modified_ns))
-            if draft != target:
-                os.replace(draft, target)
-        except BaseException:
-            if draft != target:
-                draft.unlink(missing_ok=True)  # half of it is of no use, and takes the room that others wait for
-            raise
-        self._inodes[target] = facts.inode
+    def _is_passed(self, job: str, history: int) -> bool:
+        """Return whether the job has moved on to another machine since its synchroniser was here, with a later history."""
+        first_line: bytes = self._ask(first_line_of, self._runs / job)
+        if history_in(first_line) <= history:
+            return False
+        (self._runs / job / SOURCE).unlink(missing_ok=True)
+        return True
 
-    def _part(self, run_dir: Path, facts: RunFileFacts, start: int) -> bytes:
-        """Return the next bytes of the file from ``start`` on. Raises Incomplete if it is another file by now."""
-        wanted = min(PART_BYTES, facts.size - start)
-        part: bytes = self._ask(read_part, run_dir, facts.name, facts.inode, start, wanted)
-        if not part:
-            raise Incomplete(f"{run_dir / facts.name} changes on the head")
-        return part
+    def _copy_of(self, job: str) -> RunCopy:
+        return self._run_copies.setdefault(job, RunCopy(self._runs / job, self._ask))
 
     def _forget(self, job: str) -> None:
         """Copy nothing more of this job, which was deleted, and remove what was copied meanwhile."""
         with self._lock:
             self._complete.add(job)
-            self._inodes = {path: inode for path, inode in self._inodes.items() if job not in path.parts}
+            self._run_copies.pop(job, None)
             shutil.rmtree(self._runs / job, ignore_errors=True)
 
 

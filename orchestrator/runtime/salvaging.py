@@ -15,10 +15,12 @@ it, which Θ contains; adding it again would be an error of the same size.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +31,10 @@ from orchestrator.actors import ActorHandle, IslandInterface, ModelOutline
 from orchestrator.channel.endpoint import Carried
 from orchestrator.checkpoints import resumption, writing
 from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import MANIFEST
+from orchestrator.checkpoints.manifest import decode as decode_manifest
 from orchestrator.checkpoints.reading import outer_states
+from orchestrator.checkpoints.writing import momentum_name
 from orchestrator.core.messages import IslandHoldings
 from orchestrator.core.salvage import Choice, ChosenVersion, last_incarnations, latest, settled, survivors
 from orchestrator.core.saving import JobSalvaged
@@ -51,11 +56,15 @@ from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterS
 from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.runtime import cluster
-from orchestrator.runtime.controller import Controller, Past
+from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_of_open
+from orchestrator.runtime.head_copies import head_of
+from orchestrator.runtime.run_copies import Incomplete, RunFileFacts, files_of, whole_file
 from orchestrator.runtime.shard_worker import JobChannel
+from orchestrator.runtime.supervision import Past
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.ports import Reach, reach
+from orchestrator.system.run_folder import CHECKPOINTS, history_of, set_aside
 
 log = logging.getLogger(__name__)
 CONTROLLER_S = 15.0
@@ -82,6 +91,7 @@ class Survey:
     lives: tuple[Life, ...]
     last_incarnations: Mapping[IslandId, Incarnation]
     actors: Mapping[Life, ActorHandle[IslandInterface]]
+    checkpoint_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +104,27 @@ class Salvage:
     survivors: frozenset[Life]
 
 
-def survey(job: str, run_dir: Path, shard_count: int) -> Survey | None:
+def survey(job: str, run_dir: Path, spec: JobSpec) -> Survey | None:
     """Ask the job's islands what they hold, if the run folder has nothing to continue from but the job has a past.
 
+    A folder that has only copies, or the files of an earlier history, has nothing to continue from: the job moved on.
     Returns None for a job that begins, and for one with files of its own. A survey without answers is that of a job that
     begins again, because its first synchroniser was lost before there was Θ. Raises DataError if the job had Θ and no island
     answers for ``PATIENCE_S``, or if it has several shards, whose journals would be at other versions than the islands.
     """
-    if not job_files.lacks_a_past(run_dir):
+    is_lost = job_files.lacks_a_past(run_dir)
+    if not is_lost and not spec.synchroniser.node_groups:
         return None
     began, past = time.monotonic(), _past(job)
-    if past is None:
+    own_history = history_of(run_dir)
+    if not is_lost and past is not None and past.history > own_history:
+        log.warning("the files here are those of epoch %d, but the job moved on in epoch %d", own_history, past.history)
+        is_lost = True
+    if not is_lost or past is None:
         return None
     while True:
         result = _survey(past)
-        if shard_count > 1 and (past.had_theta or (result is not None and result.answers)):
+        if spec.synchroniser.shards > 1 and (past.had_theta or (result is not None and result.answers)):
             raise DataError(
                 detail=f"The files of job {job} are lost with the machine of its synchroniser, and a job of several shards "
                 "cannot continue from what its islands hold. Submit it again with `--resume` from a checkpoint."
@@ -122,6 +138,8 @@ def survey(job: str, run_dir: Path, shard_count: int) -> Survey | None:
             )
             return result
         if not past.had_theta:
+            if own_history:
+                set_aside(run_dir)
             return result  # it begins anew, in an epoch in which its islands say again that they are ready
         if time.monotonic() - began > PATIENCE_S:
             raise DataError(
@@ -138,10 +156,11 @@ def _past(job: str) -> Past | None:
     A controllers' process that died knows nothing. Then islands that Ray knows are evidence of a past.
     """
     controller = controller_of_open(job, CONTROLLER_S)
-    if controller is not None:
-        return ray.get(controller.call(Controller.past), timeout=CONTROLLER_S)
+    past = None if controller is None else ray.get(controller.call(Controller.past), timeout=CONTROLLER_S)
+    if past is not None and (past.history or past.had_theta or past.names):
+        return past
     names = cluster.islands_of(job)
-    return Past(had_theta=True, names=names, last_incarnations=last_incarnations(names)) if names else None
+    return Past(had_theta=True, names=names, last_incarnations=last_incarnations(names)) if names else past
 
 
 def _survey(past: Past) -> Survey | None:
@@ -155,7 +174,8 @@ def _survey(past: Past) -> Survey | None:
     calls = {life: actors[life].call(IslandInterface.holdings, epoch) for life in epochs}
     answers = [holdings for _, holdings in _answered(calls, DIGESTS_S).values() if holdings is not None]
     of_latest = latest(answers, past.last_incarnations)
-    return Survey(epoch, of_latest, tuple(sorted(past.names)), past.last_incarnations, actors)
+    lives = tuple(sorted(past.names))
+    return Survey(epoch, of_latest, lives, past.last_incarnations, actors, past.checkpoint_count)
 
 
 def _busy(
@@ -261,10 +281,40 @@ def _momentum(spec: JobSpec, context: JobContext) -> tuple[dict[FragmentId, Tens
         count = max((writing.number_of(name) or 0 for name in names), default=0)
         newest = resumption.find(context.roots, url, spec.model_dump(mode="json"))
         states = outer_states(newest.folder(context.roots), newest.manifest)
+        return {FragmentId(p): state.momentum for p, state in enumerate(states)}, newest.url, count
     except (AtollError, OSError, ValueError) as error:
-        log.info("momentum begins at zero: %s", in_words(error))
-        return {}, ZEROS, count
-    return {FragmentId(p): state.momentum for p, state in enumerate(states)}, newest.url, count
+        why = in_words(error)
+    try:
+        if spec.synchroniser.node_groups and spec.checkpoints.folder is None:
+            return (*_momentum_on_head(context.run_dir), count)
+    except (AtollError, Incomplete, OSError, ValueError) as error:
+        why = in_words(error)
+    log.info("momentum begins at zero: %s", why)
+    return {}, ZEROS, count
+
+
+def _momentum_on_head(run_dir: Path) -> tuple[dict[FragmentId, Tensors], str]:
+    """Return the momentum of the newest checkpoint in the head's run folder, and where that is. Nothing is written here.
+
+    Raises DataError, Incomplete, InfrastructureError or OSError.
+    """
+    ask = head_of(run_dir)
+    files: dict[str, RunFileFacts] = {} if ask is None else {facts.name: facts for facts in ask(files_of, run_dir)}
+    manifests = sorted(name for name in files if re.fullmatch(rf"{CHECKPOINTS}/\d+/{re.escape(MANIFEST)}", name))
+    if ask is None or not manifests:
+        raise DataError(detail="the head has no checkpoint of this job.")
+    newest = manifests[-1]
+    manifest = decode_manifest(whole_file(ask, run_dir, files[newest]), newest)
+    momentum: dict[FragmentId, Tensors] = {}
+    for p in range(len(manifest.fragments)):
+        name = momentum_name(p)
+        content = whole_file(ask, run_dir, files[newest.replace(MANIFEST, name)])
+        if blake2b(content, digest_size=16).hexdigest() != next(
+            file.digest for file in manifest.files if file.name == name
+        ):
+            raise DataError(detail=f"{name} of the newest checkpoint on the head is damaged.")
+        momentum[FragmentId(p)] = wire_format.decode(content)
+    return momentum, str((run_dir / newest).parent)
 
 
 def _event(
@@ -285,7 +335,7 @@ def _event(
         max([own, *(answer.job_tokens for answer in result.answers)]),
         surviving,
         tuple(sorted(result.last_incarnations.items())),
-        momentum[1],
+        max(momentum[1], result.checkpoint_count),
         tuple(f"{island}: {why}" for island, why in sorted(choice.doubted.items())),
     )
 

@@ -101,6 +101,8 @@ FOLDER_VARIABLE = "ATOLL_CLUSTER_FOLDER"
 """The folder of the cluster's sockets, sessions and logs on this machine. It is lost with a restart of the machine."""
 GROUP_LABEL = "atoll-node-group"
 REGION_LABEL = "region"
+NODE_ID_LABEL = "ray.io/node-id"
+"""Every node has it by itself."""
 INLINE_BYTES_MAX = 4 << 20
 CONTROL_GROUP = "control"
 """The node group of the head: synchronisers, controllers and evaluators run there, islands do not."""

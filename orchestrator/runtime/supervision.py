@@ -20,17 +20,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
 from orchestrator.actors import ActorHandle, SynchroniserInterface
+from orchestrator.checkpoints.writing import newest_number
+from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.nodes import NodeWatch
@@ -38,6 +41,7 @@ from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, SYNCHRONIS
 from orchestrator.specification.config import JobSpec
 from orchestrator.status import Helper as HelperStatus
 from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import CHECKPOINTS, history_of
 
 log = logging.getLogger(__name__)
 
@@ -282,11 +286,29 @@ class Supervisor:
 
 
 class SynchroniserFacts(NamedTuple):
-    """Arguments of a synchroniser besides its job: regions and cordoners of node groups, and the URL of the store."""
+    """Arguments of a synchroniser besides its job: regions and cordoners of node groups, and the URL of the store.
+
+    ``history`` is the epoch in which its tape begins.
+    """
 
     regions: dict[str, str]
     cordoned: dict[str, str]
     store: str | None
+    history: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Facts of a job: whether it has had parameters, the actors of the lives that may have processes, and the highest
+    incarnation of each island. A life that was given up is in the latter only. ``history`` is the newest that is known, and
+    ``checkpoint_count`` the highest number of a checkpoint in the head's run folder.
+    """
+
+    had_theta: bool
+    names: Mapping[Life, str]
+    last_incarnations: Mapping[IslandId, Incarnation]
+    history: int = 0
+    checkpoint_count: int = 0
 
 
 class SynchroniserKeeper:
@@ -313,6 +335,18 @@ class SynchroniserKeeper:
         """Keep what a new synchroniser is made with, and whether the job has had parameters."""
         self._noted = facts
         self.had_theta = self.had_theta or had_theta
+
+    @property
+    def node(self) -> str:
+        """Return the id of the synchroniser's node, as of the last look; empty while it is unknown or is being replaced."""
+        return self._node
+
+    def past(self, names: Mapping[Life, str], last_incarnations: Mapping[IslandId, Incarnation]) -> Past:
+        """Return the job's past. Of a synchroniser of which this process knows nothing, the head's run folder knows more."""
+        noted, run_dir = self._noted.history, Path(self._facts[1])
+        history = max(noted, history_of(run_dir))
+        had_theta = self.had_theta or (history > 0 and not noted)
+        return Past(had_theta, names, last_incarnations, history, newest_number(run_dir / CHECKPOINTS))
 
     def look(self) -> bool:
         """Return whether there is a synchroniser, or one is about to be made.
@@ -385,7 +419,7 @@ class SynchroniserKeeper:
             }
             spec, run_dir = self._facts
             kind: Callable[..., SynchroniserInterface] = cluster.actor_class(SYNCHRONISER_CLASS)
-            regions, cordoned, store = self._noted
+            regions, cordoned, store, _ = self._noted
             facts = (self._job, spec, regions, run_dir, cordoned, self._roots, store)
             cluster.start_actor(kind, {**where, **SYNCHRONISER_OPTIONS}, *facts)
             log.warning("the synchroniser is placed on %s", group)

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import ray
+
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
@@ -165,7 +167,7 @@ def open_job(
     if mirror is not None:
         for name in (SPECIFICATION, RESUMED):
             mirror.keep(run_dir / name)
-    survey = restart.survey_of(job, spec, policy, run_dir) if mirror is None else None
+    survey = restart.survey_of(job, spec, policy, run_dir, roots) if mirror is None else None
     shards = None
     if spec.synchroniser.shards > 1:
         try:
@@ -186,7 +188,7 @@ def open_job(
     sink = RetryingSink(files.tape, retrier, files.journal.settle)
     every = spec.synchroniser.durability.snapshot_every_records
     supervisor = Supervisor("helpers")
-    start_facts = SynchroniserFacts(dict(regions), dict(cordoned), store)
+    start_facts = SynchroniserFacts(dict(regions), dict(cordoned), store, files.header.epoch)
     controller: Helper[Controller] = supervisor.add(
         Helper(
             "controller",
@@ -212,14 +214,7 @@ def open_job(
         shard=shard,
         evaluation=Evaluation(context, shard, supervisor),
         timers=Timers(now, lambda timer, serial: queue.post(lambda at: events.TimerFired(at, timer, serial))),
-        checkpoints=CheckpointWriter(
-            context,
-            resumption,
-            state,
-            goodput.ledger,
-            shard.cut,
-            sync_tape,
-        ),
+        checkpoints=CheckpointWriter(context, resumption, state, goodput.ledger, shard.cut, sync_tape),
     )
     commands = restart.CommandTable(
         state,
@@ -298,6 +293,7 @@ class LiveJob:
     start_facts: SynchroniserFacts
     survey: Survey | None = None
     noticed: set[Life] = field(default_factory=set)
+    missing_on_head: str = ""
     last_status: JobStatus = field(init=False)
 
     def start(self, cordoned: Mapping[str, str]) -> None:
@@ -363,7 +359,7 @@ class LiveJob:
         last, lines = self.last_status, self._line_status()
         of_nodes = [HelperStatus.model_validate(one) for one in self.workers.controller.said or ()]
         now = {"disk_trouble": trouble, "lines": lines, "helpers": [*self.supervisor.statuses(), *of_nodes]}
-        pause = trouble or last.view.pause_reason or self._line_trouble(last.view, lines)
+        pause = trouble or self.missing_on_head or last.view.pause_reason or self._line_trouble(last.view, lines)
         return last.with_view(pause_reason=pause).model_copy(update=now).document()
 
     def _line_trouble(self, view: CoreStatus, lines: LinesStatus) -> str | None:
@@ -388,7 +384,7 @@ class LiveJob:
         self._submit(CommandId(command), caller, request)
 
     def save_parameters(self) -> str:
-        """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
+        """Write Θ as it stands into the head's run folder, for the caller to read and remove; returns the file's name."""
         if not self.workers.shard.seeded:
             raise Conflict(detail=f"Job {self.context.job} has no parameters yet.", remedy="Try again once it trains.")
         shard = self.workers.shard
@@ -401,6 +397,8 @@ class LiveJob:
         name = f"{DUMP}{uuid.uuid4().hex}.safetensors"
         parts = (shard.patiently(one.parameters) for one in published)
         records.write_parameters(self.context.run_dir, shard.shapes(), parts, facts, name)
+        if self.context.spec.synchroniser.node_groups:
+            ray.get(self.workers.controller.call(Controller.take, name))
         return name
 
     def notice(self, island: str, incarnation: int, cause: str, seconds: float | None) -> None:
@@ -508,7 +506,7 @@ class LiveJob:
         self.retrier.until_done(TAPE_REFUSES, self.files.tape.close)
         if records.ended_as(self.context.run_dir, self.context.job):
             self._close()
-            restart.end_job(self.context.job)
+            restart.end_job(self.context.job, partial(setattr, self, "missing_on_head"))
             return
         problems = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
         with self.state.unchanged():
@@ -527,7 +525,7 @@ class LiveJob:
                 self.mirror.writer.flush()
             except Exception as error:  # the store keeps a journal that nobody needs
                 log.warning("the end of the job is not in the store: %s", in_words(error))
-        restart.end_job(self.context.job)
+        restart.end_job(self.context.job, partial(setattr, self, "missing_on_head"))
 
     def _left(self, what: str, work: Callable[[], None]) -> str:
         """``work`` is done, once a full disk has room again; else why it could not be: no reason to call the job failed."""

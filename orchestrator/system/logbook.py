@@ -8,7 +8,7 @@ The newest LIVES_KEPT of each are kept, so that a job's logs are bounded however
 
 Names, writes, reads and finds logbooks. The descriptors 1 and 2 are redirected to the file, so native code writes there too,
 and output is with the kernel at once: SIGKILL loses at most an incomplete line. Each node writes to its own disk;
-``runtime.log_copies`` copies the last part to the job's run folder, where the service reads it. If the file cannot be
+``runtime.head_copies`` copies the last part to the job's run folder, where the service reads it. If the file cannot be
 created, the process keeps its previous output.
 """
 

@@ -4,11 +4,16 @@ These names are defined only here; docs/reference/run-dir.md is generated from `
 
 An island on a machine with a disk of its own writes its logs under the same path there. Such a folder is *claimed* for the
 installation, so that it can be removed with the job, and never a folder that a service keeps.
+
+A synchroniser on such a machine writes the whole folder there, which is then a *source*: the head's is copied from it.
+The *history* of a job is the epoch in which its tape begins. A job that continues from what its islands hold begins another
+history, so the files of an earlier one are recognised wherever they turn up.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
@@ -18,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.errors import ConfigurationError
 
@@ -46,6 +52,13 @@ REPORT_PAGE = "report.html"
 CRASH = "crash.txt"
 STATUS = "status.json"
 
+SOURCE = ".source"
+"""In a run's folder on another machine than the head's: the history that the head's folder is copied from here."""
+COPY = ".copy"
+"""In a run's folder on the head: the history that it has copies of, and the checkpoints of earlier ones. No job continues
+from copies."""
+EARLIER = "earlier"
+FIRST_LINE_BYTES_MAX = 16 << 20
 FLEET = ".fleet"
 """In RUNS: a random name of the installation. In a run's folder on another machine: whose it is, so that it is removed."""
 
@@ -205,6 +218,33 @@ FILES = (
         "last of a checkpoint",
         "synced",
     ),
+    RunFile(
+        f"{EARLIER}/EPOCH/{TAPE}",
+        "the tape that began in this epoch, if the job was continued from what its islands held; likewise other files",
+        "when the next tape begins",
+        _SYSTEM,
+    ),
+    RunFile(
+        f"{EARLIER}/EPOCH/{SEALED}/NUMBER.zst", "older segments of that tape", "when the next tape begins", _SYSTEM
+    ),
+    RunFile(
+        f"{EARLIER}/EPOCH/{LOGS}/PROCESS-NUMBER.log",
+        "what the synchroniser printed until then",
+        "when the next tape begins",
+        _SYSTEM,
+    ),
+    RunFile(
+        SOURCE,
+        "on the machine of a synchroniser that does not share the head's folder: the epoch in which the tape begins",
+        "when the head begins to copy the folder",
+        _SYSTEM,
+    ),
+    RunFile(
+        COPY,
+        "on the head: the epoch in which the tape begins that is copied from the synchroniser's machine",
+        "before the first copy",
+        _SYSTEM,
+    ),
     RunFile(PARAMETERS, "Θ at the end, float32", "at the job's end", "synced before `status.json`"),
     RunFile(REPORT, "the report for programs", "at the job's end", "synced before `status.json`"),
     RunFile(REPORT_PAGE, "the report for people", "at the job's end", "synced before `status.json`"),
@@ -232,9 +272,9 @@ def fleet_of(runs: Path) -> str:
 
 
 def claim(run_dir: Path, fleet: str) -> None:
-    """Note that this folder has only files of an island, which go with the job. Raises OSError."""
+    """Note that this folder has only files of an island, or is a source, and goes with the job. Raises OSError."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    if not any((run_dir / name).exists() for name in (SPECIFICATION, TAPE, STATUS)):
+    if not _is_served(run_dir):
         (run_dir / FLEET).write_text(fleet)
 
 
@@ -283,5 +323,100 @@ def _is_claimed(run_dir: Path, fleet: str) -> bool:
         text = (run_dir / FLEET).read_text()
     except (OSError, ValueError):
         return False
-    is_served = any((run_dir / name).exists() for name in (SPECIFICATION, TAPE, STATUS))
-    return bool(fleet) and text == fleet and not is_served and not run_dir.is_symlink()
+    return bool(fleet) and text == fleet and not _is_served(run_dir) and not run_dir.is_symlink()
+
+
+def _is_served(run_dir: Path) -> bool:
+    """Return whether a service keeps the folder, or an installation without one."""
+    has_job = any((run_dir / name).exists() for name in (TAPE, STATUS))
+    return (run_dir / SPECIFICATION).exists() or (has_job and not (run_dir / SOURCE).exists())
+
+
+def first_line_of(run_dir: Path) -> bytes:
+    """Return the first line of the tape; empty if it has none."""
+    with suppress(OSError), (run_dir / TAPE).open("rb") as file:
+        line = file.readline(FIRST_LINE_BYTES_MAX)
+        return line if line.endswith(b"\n") else b""
+    return b""
+
+
+def history_in(first_line: bytes) -> int:
+    """Return the epoch in which the tape with this first line begins; 0 if it is not the first line of a tape."""
+    with suppress(ValueError, TypeError, AttributeError):
+        return int(json.loads(first_line).get("epoch", 1))
+    return 0
+
+
+def history_of(run_dir: Path) -> int:
+    """Return the history of which the folder has the tape, or copies; 0 if it has neither."""
+    return history_in(first_line_of(run_dir)) or (noted.history if (noted := copies_in(run_dir)) else 0)
+
+
+def own_history_of(run_dir: Path) -> int:
+    """Return the history of which the folder has the files, and not only copies; 0 if it has none."""
+    return 0 if copies_in(run_dir) is not None else history_of(run_dir)
+
+
+class Copied(NamedTuple):
+    """The origin of a folder's copies: a history, and the id of the node. ``checkpoints`` are those of earlier nodes."""
+
+    history: int = 0
+    node: str = ""
+    checkpoints: tuple[str, ...] = ()
+
+
+def copies_in(run_dir: Path) -> Copied | None:
+    """Return what the folder has copies of; None if it has none."""
+    try:
+        noted = json.loads((run_dir / COPY).read_text())
+        return Copied(int(noted["history"]), str(noted["node"]), tuple(map(str, noted["checkpoints"])))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):  # a damaged note says that there are copies, and no more
+        return Copied()
+
+
+def note_copied(run_dir: Path, history: int, node: str) -> None:
+    """Note that copies of this history follow. The checkpoints that are here are of earlier nodes. Raises OSError."""
+    folder = run_dir / CHECKPOINTS
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    draft = run_dir / f"{COPY}.draft"
+    draft.write_text(json.dumps(Copied(history, node, tuple(names))._asdict()))
+    draft.replace(run_dir / COPY)
+
+
+def mark_source(run_dir: Path, history: int, fleet: str) -> None:
+    """Note that the head's folder is copied from this one, which goes with the job. Raises OSError."""
+    (run_dir / SOURCE).write_text(str(history))
+    claim(run_dir, fleet)
+
+
+def source_history(run_dir: Path) -> int | None:
+    """Return the history of which this folder is a source; None if nothing is copied from it."""
+    with suppress(OSError, ValueError):
+        return int((run_dir / SOURCE).read_text())
+    return None
+
+
+def set_aside(run_dir: Path, *, with_logs: bool = False) -> None:
+    """Move what an earlier history left into RUN_DIR/earlier/EPOCH. Checkpoints stay. Raises OSError.
+
+    The synchroniser's logs go ``with_logs``, unless a synchroniser on this machine writes to them.
+    """
+    history = history_of(run_dir)
+    aside = run_dir / EARLIER / str(history)
+    logs = [f"{LOGS}/{path.name}" for path in sorted((run_dir / LOGS).glob("synchroniser-*"))] if with_logs else []
+    for name in (TAPE, SEALED, STATUS, REPORT, REPORT_PAGE, PARAMETERS, CRASH, *logs):
+        if history and os.path.lexists(run_dir / name):
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            _remove(aside / name)
+            os.replace(run_dir / name, aside / name)
+    for name in (TAPE, SEALED, SNAPSHOT, JOURNAL, COPY):
+        _remove(run_dir / name)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)

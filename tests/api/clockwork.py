@@ -25,7 +25,7 @@ from api.clocks import uptime
 from api.jobs.service import NOTHING_MORE
 from orchestrator.accounting import report
 from orchestrator.core.commands import Command, Cordon
-from orchestrator.errors import InfrastructureError, LogStoreUnavailable, NotFound
+from orchestrator.errors import FilesElsewhere, InfrastructureError, LogStoreUnavailable, NotFound
 from orchestrator.host.records import write_parameters
 from orchestrator.parameters.tensors import shapes
 from orchestrator.specification.config import JobSpec
@@ -86,6 +86,8 @@ class Clockwork:
     ) -> None:
         if (self._folder / "log-store-is-down").exists():
             raise LogStoreUnavailable(detail="the store memory cannot be reached.")
+        if (self._folder / "files-are-elsewhere").exists():
+            raise FilesElsewhere(detail="The files of the job are elsewhere.")
         if (self._folder / "no-more-jobs").exists():
             raise InfrastructureError(detail="No synchroniser could be placed.", remedy="Free some room.")
         while (self._folder / "starts-are-slow").exists():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from api.jobs.outbox import NEVER_REACHED
-from api.jobs.overseer import TRIES_MAX, Overseer
+from api.jobs.overseer import FILES_AWAITED_S, TRIES_MAX, Overseer
 from api.jobs.service import Service
 from api.schemas import JobState
 from api.storage.store import Store
@@ -253,6 +253,23 @@ def test_a_job_that_cannot_be_started_again_has_failed_after_some_tries_with_the
     (desk.folder / "no-more-jobs").unlink()
     desk.service.queue.dispatch()
     assert desk.service.job(waiting).state == "running", "its room is free"
+
+
+def test_a_job_waits_for_the_machine_that_has_its_files_and_fails_in_the_end(desk: Desk) -> None:
+    clock = Minutes()
+    overseer = overseer_of(desk, clock)
+    desk.lose()
+    (desk.folder / "files-are-elsewhere").touch()
+    for _ in range(2 * TRIES_MAX):
+        overseer.check()
+        clock.after(0.1)
+    assert desk.state()[0] == "running"
+    assert "it waits for the machine that has its files: " in desk.service.job(desk.job).reason
+    clock.after(FILES_AWAITED_S / 60.0)
+    overseer.check()
+    state, reason = desk.state()
+    assert state == "failed"
+    assert "The files of the job are elsewhere. Submit it again" in reason
 
 
 def test_a_job_waits_for_its_store_however_long_that_is_away(desk: Desk) -> None:

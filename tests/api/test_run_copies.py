@@ -1,11 +1,15 @@
-"""A service that does not share the head's disk keeps copies of its runs, complete before a job counts as ended."""
+"""Copies of runs: on the head, of a synchroniser on another machine, and on a service's machine that shares no disk with it.
+
+They are complete before a job counts as ended.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ import pytest
 
 from orchestrator.errors import InfrastructureError
 from orchestrator.runtime.run_copies import RunCopies, files_of, read_part, shared
+from orchestrator.system import run_folder
 
 JOB = "first-1"
 
@@ -87,7 +92,7 @@ def test_what_the_service_wrote_is_on_the_head_and_what_the_job_wrote_comes_back
     copies.settle(JOB)
     assert all(map(two.same, files))
     there = {str(path.relative_to(two.here / JOB)) for path in (two.here / JOB).rglob("*") if path.is_file()}
-    assert there == {*files, "spec.yaml"}
+    assert there == {*files, "spec.yaml", ".copy"}, "no synchroniser on this machine continues from copies"
     copies.take(JOB, "parameters-aa.safetensors")
     assert (two.here / JOB / "parameters-aa.safetensors").exists()
     assert not (two.head / JOB / "parameters-aa.safetensors").exists()
@@ -164,7 +169,7 @@ def test_a_copy_for_which_the_disk_has_no_room_leaves_nothing_of_it(two: TwoMach
     two.before_part = full
     with pytest.raises(InfrastructureError, match=r"not copied yet: .*No space left"):
         copies.settle(JOB)
-    assert [path.name for path in (two.here / JOB).iterdir()] == ["spec.yaml"]
+    assert sorted(path.name for path in (two.here / JOB).iterdir()) == [".copy", "spec.yaml"]
     two.before_part = lambda _: None
     copies.settle(JOB)
     assert two.same("merged.safetensors")
@@ -227,3 +232,166 @@ def test_a_name_leads_to_nothing_outside_the_runs_folder(tmp_path: Path) -> None
     inode = secret.stat().st_ino
     assert files_of(run) == []
     assert read_part(run, "../secret", inode, 0, 100) == read_part(run, "link", inode, 0, 100) == b""
+
+
+# ── on the head, of a synchroniser elsewhere ──────────────────────────────────────────────────────────────────────
+
+
+def header(epoch: int) -> bytes:
+    return json.dumps({"schema": "atoll-tape/1", "job": JOB, "epoch": epoch}).encode() + b"\n"
+
+
+class Head:
+    """A head, and machines of nodes, each with a disk of its own. ``at`` has the synchroniser."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.at = folder, "east"
+        self.run = folder / "here" / JOB
+        self.run.mkdir(parents=True)
+        (self.run / "spec.yaml").write_text("name: first")
+        self.machines: dict[str, TwoMachines] = {}
+        self.again()
+
+    def again(self) -> None:
+        """The controllers' process dies, and the next one opens the job."""
+        from orchestrator.runtime.head_copies import HeadCopy
+
+        self.copy = HeadCopy(self.run, lambda: self.at, lambda node: self.machine(node).ask)
+
+    def machine(self, node: str) -> TwoMachines:
+        if node not in self.machines:
+            self.machines[node] = TwoMachines(self.folder)
+            self.machines[node].head = self.folder / node
+        return self.machines[node]
+
+    def write(self, **files: bytes) -> None:
+        for name, content in files.items():
+            self.machine(self.at).write(NAMES[name], content)
+
+    def names(self) -> set[str]:
+        return {str(path.relative_to(self.run)) for path in self.run.rglob("*") if path.is_file()}
+
+
+NAMES = {
+    "tape": "tape.jsonl",
+    "log": "logs/synchroniser-1.log",
+    "island": "logs/islands/a-1.log",
+    "first": "checkpoints/000001/manifest.json",
+    "second": "checkpoints/000002/manifest.json",
+    "parameters": "merged.safetensors",
+    "status": "status.json",
+    "dump": "parameters-aa.safetensors",
+    "journal": "journal/fragment-0-1.journal",
+}
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[Head]:
+    made = Head(tmp_path)
+    yield made
+    made.copy.close()
+
+
+def test_the_head_has_what_a_synchroniser_on_another_machine_writes_and_nothing_stays_there(head: Head) -> None:
+    (head.run / "logs/islands").mkdir(parents=True)
+    (head.run / NAMES["island"]).write_bytes(b"what the controller has copied")
+    head.write(tape=header(1), log=b"begins", island=b"the whole log", first=b"{}", journal=b"only a job reads it")
+    head.copy.look()
+    head.write(tape=header(1) + b"more\n", dump=b"parameters")
+    head.copy.take(NAMES["dump"])
+    assert (head.run / NAMES["dump"]).read_bytes() == b"parameters"
+    head.copy.begin()
+    head.write(parameters=b"merged", status=b"{}")
+    assert head.copy.finish(60.0) == ""
+    assert (head.run / NAMES["tape"]).read_bytes() == header(1) + b"more\n"
+    assert (head.run / NAMES["island"]).read_bytes() == b"what the controller has copied"
+    assert head.names() == {"spec.yaml", ".copy"} | set(NAMES.values()) - {NAMES["second"], NAMES["journal"]}
+    head.copy.clear()
+    assert not (head.folder / "east" / JOB).exists()
+
+
+def test_a_folder_that_the_synchroniser_shares_with_the_head_is_not_copied(head: Head) -> None:
+    (head.folder / "east").symlink_to(head.folder / "here")
+    (head.run / "tape.jsonl").write_bytes(header(1))
+    head.copy.look()
+    assert (head.copy.copies, head.copy.statuses(), head.names()) == (False, [], {"spec.yaml", "tape.jsonl"})
+    head.copy.begin()
+    assert head.copy.finish(60.0) == ""
+    head.copy.clear()
+    assert (head.run / "tape.jsonl").exists()
+
+
+def test_a_job_that_moves_leaves_its_former_tape_aside_and_its_checkpoints_until_it_has_new_ones(head: Head) -> None:
+    head.write(tape=header(1) + b"former\n", log=b"former", first=b"{}")
+    head.copy.look()
+    head.at = "west"
+    head.copy.look()
+    assert (head.run / NAMES["tape"]).read_bytes() == header(1) + b"former\n", "it begins just now"
+    head.write(tape=header(3), log=b"new")
+    head.copy.look()
+    head.again()
+    head.copy.look()
+    assert (head.run / "earlier/1/tape.jsonl").read_bytes() == header(1) + b"former\n"
+    assert (head.run / "earlier/1/logs/synchroniser-1.log").read_bytes() == b"former"
+    assert (head.run / NAMES["log"]).read_bytes() == b"new"
+    assert NAMES["first"] in head.names()
+    head.write(second=b"{}")
+    head.copy.look()
+    assert NAMES["second"] in head.names()
+    assert NAMES["first"] not in head.names()
+
+    head.at = "east"  # it is back, with the files that the job left there
+    head.copy.look()
+    assert (head.run / NAMES["tape"]).read_bytes() == header(3)
+    head.write(tape=header(4))
+    head.copy.look()
+    assert (head.run / "earlier/3/tape.jsonl").read_bytes() == header(3)
+    assert (head.run / NAMES["tape"]).read_bytes() == header(4)
+
+
+def test_a_head_without_room_says_so_and_the_job_ends_once_there_is_room(head: Head) -> None:
+    head.write(tape=header(1), parameters=b"merged", status=b"{}")
+
+    def full(name: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    head.machine("east").before_part = full
+    head.copy.begin()
+    assert "No space left" in head.copy.finish(60.0)
+    (status,) = head.copy.statuses()
+    assert (status.condition, "No space left" in status.reason) == ("silent", True)
+    assert NAMES["status"] not in head.names()
+    head.machine("east").before_part = lambda _: None
+    assert head.copy.finish(60.0) == ""
+    assert NAMES["status"] in head.names()
+    assert head.copy.statuses()[0].condition == "running"
+
+
+def test_a_job_that_was_deleted_is_not_copied_again(head: Head) -> None:
+    head.write(tape=header(1))
+    head.copy.look()
+    shutil.rmtree(head.run)
+    head.copy.look()
+    assert not head.run.exists()
+
+
+def test_a_source_goes_with_its_job_and_a_service_on_the_same_machine_leaves_it_alone(head: Head) -> None:
+    head.write(tape=header(2) + b"the original\n", first=b"{}")
+    head.copy.look()
+    east = head.folder / "east"
+    fleet = run_folder.fleet_of(head.folder / "here")
+    assert run_folder.claimed(east, fleet) == [JOB]
+    assert run_folder.own_history_of(east / JOB) == 2
+    assert run_folder.own_history_of(head.run) == 0
+
+    service = TwoMachines(head.folder)
+    service.here, service.head = east, head.folder / "here"
+    (east / JOB / "spec.yaml").write_text("name: first")
+    assert run_folder.claimed(east, fleet) == [], "a service keeps it"
+    (head.run / "tape.jsonl").write_bytes(header(2) + b"behind\n")
+    copies = RunCopies(east, service.ask)
+    copies.settle(JOB)
+    assert (east / JOB / "tape.jsonl").read_bytes() == header(2) + b"the original\n"
+    (head.run / "tape.jsonl").write_bytes(header(3) + b"moved on\n")
+    copies.settle(JOB)
+    assert (east / JOB / "tape.jsonl").read_bytes() == header(3) + b"moved on\n"

@@ -19,6 +19,7 @@ from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.specification.sections import SynchroniserSection
+from orchestrator.system import run_folder
 from orchestrator.system.disk import Disk
 from orchestrator.tape.schema import with_checksum, without_checksum
 from tests.harness.disks import FaultyDisk
@@ -47,6 +48,22 @@ def test_a_folder_with_a_past_is_never_salvaged_and_one_without_may_be(tmp_path:
     (folder / "tape.jsonl").unlink()
     with pytest.raises(DataError, match="the job has run before"):
         job_files.lacks_a_past(folder)
+
+
+def test_no_job_continues_from_copies_which_a_salvage_sets_aside(tmp_path: Path) -> None:
+    before = run(tmp_path, Fate())
+    before.shell.die()
+    run_folder.note_copied(tmp_path, 1, "east")
+    (tmp_path / "checkpoints" / "000001").mkdir(parents=True)
+    tape = (tmp_path / "tape.jsonl").read_bytes()
+    assert job_files.lacks_a_past(tmp_path)
+    job_files.begin_salvage(tmp_path)
+    assert (tmp_path / "earlier" / "1" / "tape.jsonl").read_bytes() == tape
+    files = opened(tmp_path)
+    assert (files.past, files.outer) == (None, None)
+    files.tape.let_go()
+    job_files.end_salvage(tmp_path)
+    assert not job_files.lacks_a_past(tmp_path)
 
 
 def test_a_salvage_that_did_not_end_is_made_again_without_what_it_left(tmp_path: Path) -> None:

@@ -154,21 +154,21 @@ def test_a_part_that_the_checkpoint_no_longer_waits_for_is_removed() -> None:
     assert checkpoints.stored == {}
 
 
-def test_log_copies_begin_anew_where_they_do_not_continue_and_keep_the_older_part(tmp_path: Path) -> None:
-    from orchestrator.runtime import log_copies
+def test_head_copies_begin_anew_where_they_do_not_continue_and_keep_the_older_part(tmp_path: Path) -> None:
+    from orchestrator.runtime import head_copies
     from orchestrator.runtime.placement import Placement
     from orchestrator.system.logbook import addition, island_logbook
 
     there, here = island_logbook(tmp_path / "there", "east", 1), island_logbook(tmp_path / "here", "east", 1)
     there.path.parent.mkdir(parents=True)
     here.path.parent.parent.mkdir(parents=True)
-    copied: Any = log_copies._Copied(here, Placement("actor", "id", "machine", 1, 0.0), at=0)
+    copied: Any = head_copies._Copied(here, Placement("actor", "id", "machine", 1, 0.0), at=0)
 
     def copy() -> None:
         more = addition(there.path, copied.at)
         assert more is not None
         if more.content:
-            log_copies._append(copied, more)
+            head_copies._append(copied, more)
         copied.at = more.end
 
     for number in range(3):
@@ -177,12 +177,12 @@ def test_log_copies_begin_anew_where_they_do_not_continue_and_keep_the_older_par
         copy()
     heading = f"[copy of {here.path} on machine from byte 0]\n"
     assert here.path.read_text() == f"{heading}line 0\nline 1\nline 2\n"
-    assert log_copies._copied_so_far(here.path) == copied.at == 21
+    assert head_copies._copied_so_far(here.path) == copied.at == 21
     with there.path.open("a") as file:
-        file.write("x" * (3 * log_copies.COPY_BYTES))
+        file.write("x" * (3 * head_copies.COPY_BYTES))
     copy()
     assert here.older.read_text().endswith("line 2\n")
     assert here.path.read_text().startswith(
-        f"[copy of {here.path} on machine from byte {21 + 2 * log_copies.COPY_BYTES}]"
+        f"[copy of {here.path} on machine from byte {21 + 2 * head_copies.COPY_BYTES}]"
     )
-    assert here.path.stat().st_size < 2 * log_copies.COPY_BYTES
+    assert here.path.stat().st_size < 2 * head_copies.COPY_BYTES

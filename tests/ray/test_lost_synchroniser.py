@@ -1,11 +1,14 @@
 """The synchroniser's node dies and its disk is erased: the job goes on from what its islands hold, on another node.
 
-python -m tests.ray.test_lost_synchroniser [TIMES]     so often, one after another, and how long each time took
+python -m tests.ray.test_lost_synchroniser [TIMES]                so often, one after another, and how long each time took
+python -m tests.ray.test_lost_synchroniser --machines [TIMES]     the same with machines that share no disk, as root
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,23 +20,30 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestrator.accounting.goodput import Goodput
 from orchestrator.actors import ActorHandle
 from orchestrator.core import events
 from orchestrator.core.messages import Progress
-from orchestrator.core.saving import JobSalvaged
+from orchestrator.core.saving import JobResumed, JobSalvaged
 from orchestrator.errors import DataError
 from orchestrator.runtime import cluster, embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort, connect
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.settings import synchroniser_name
-from orchestrator.tape.schema import Record
+from orchestrator.system.run_folder import TAPE
+from orchestrator.tape.replay import replay
+from orchestrator.tape.schema import Record, Tape
+from orchestrator.tape.storage import read_tape
 from tests.ray.conftest import starting
-from tests.ray.jobs import BRIEF_S, ENDLESS, Job, assert_sound, synthetic
+from tests.ray.jobs import BRIEF_S, ENDLESS, Job, assert_sound, of_kind, synthetic
 from tests.waiting import PATIENCE_S, wait_until
+from tests.wan.regions import Regions
+from tests.wan.test_guide import Machine
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 KEEPERS, ISLANDS = "keepers", ("us-east", "europe", "asia")
@@ -43,6 +53,20 @@ FLEET = (
 )
 DOCUMENT = synthetic(ENDLESS, ISLANDS, synchroniser={"node_groups": [KEEPERS], "interval_steps": 8, "overlap_steps": 4})
 NEWS = 8
+SHARE_MIN = 0.97
+NOTICED = "the node of the synchroniser is down"
+SPECIFICATION = f"""
+name: first
+trainer: learners.synthetic:create
+synthetic: {{parameters: 100000, step_s: 0.1}}
+synchroniser: {{node_groups: [{KEEPERS}], fragments: 4, interval_steps: 16, overlap_steps: 8, grace_cap_steps: 6}}
+checkpoints: {{every_merges: 8, keep: 2}}
+islands:
+  - {{name: one, node_group: spot}}
+  - {{name: two, node_group: spot}}
+  - {{name: three, node_group: spot}}
+budget: {{steps: 1000000}}
+"""
 
 
 @dataclass(frozen=True)
@@ -164,6 +188,202 @@ def test_a_job_goes_on_after_the_machine_of_its_synchroniser_is_lost_with_its_di
     assert "1: decided after" in done.stdout
 
 
+@pytest.mark.soak("minutes")
+def test_the_head_has_the_run_of_a_synchroniser_whose_machine_shares_no_disk_and_is_lost() -> None:
+    with Machines() as machines:
+        machines.submit()
+        machines.lose()
+        machines.end()
+
+
+class Machines:
+    """A head with the service, two machines for the synchroniser and two for islands, which share nothing but a network."""
+
+    NAMES = ("head", "keeper-1", "keeper-2", "east", "west")
+
+    def __init__(self) -> None:
+        self.regions = Regions(self.NAMES)
+        self.address = self.regions.address
+        self.made: dict[str, Machine] = {}
+        self.job = ""
+
+    def __enter__(self) -> Machines:
+        try:
+            self.head = self._boot("head")
+            self.head.type("atoll certificates authority fleet")
+            self._certify("head", "/etc/atoll/certificates")
+            address = self.address("head")
+            self.head.stay(f"atoll head --address {address} --certificates /etc/atoll/certificates")
+            self.head.stay(f"atoll serve --certificates /etc/atoll/certificates --host {address}")
+            for name in self.NAMES[1:]:
+                self.join(name)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for machine in self.made.values():
+            machine.switch_off()
+        self.regions.close()
+
+    def _boot(self, name: str) -> Machine:
+        self.made[name] = Machine(self.regions, name)
+        return self.made[name]
+
+    def _certify(self, name: str, folder: str) -> None:
+        self.head.type(f"atoll certificates issue fleet {folder} --name {self.address(name)}")
+
+    def join(self, name: str) -> None:
+        """Boot the machine, with an empty disk, and have it join."""
+        machine = self._boot(name)
+        folder = self.head.path(name)
+        if not folder.exists():
+            self._certify(name, name)
+        shutil.copytree(folder, machine.path("/etc/atoll/certificates"), dirs_exist_ok=True)
+        shutil.copy2(self.head.path(".atoll/cluster/token"), machine.path("/etc/atoll/token"))
+        machine.type("export RAY_AUTH_TOKEN_PATH=/etc/atoll/token ATOLL_CERTIFICATES=/etc/atoll/certificates")
+        group = KEEPERS if name.startswith("keeper") else "spot"
+        machine.stay(f"atoll join {self.address('head')}:6379 --group {group} --region {name} --cpus 2")
+
+    def submit(self, *options: str) -> None:
+        self.head.path("job.yaml").write_text(SPECIFICATION)
+        self.job = json.loads(self.head.type(f"atoll submit job.yaml --json {' '.join(options)}"))["job"]
+        wait_until(self.trains, "all islands train", 0.5)
+        self.wait_for_merges()
+        wait_until(lambda: len(self.checkpoints()) > 0, "a checkpoint on the head", 0.5)
+
+    def status(self) -> dict[str, Any]:
+        code, said = self.head.attempt(f"atoll status {self.job} --json")
+        return json.loads(said) if code == 0 else {}
+
+    def islands(self) -> dict[str, Any]:
+        return {one["island"]: one for one in json.loads(self.head.type(f"atoll islands {self.job} --json"))}
+
+    def trains(self) -> bool:
+        code, said = self.head.attempt(f"atoll islands {self.job}")
+        return code == 0 and len(re.findall(r"^\S+ +\S+ +training", said, re.MULTILINE)) == 3
+
+    def checkpoints(self) -> list[Any]:
+        return list(json.loads(self.head.type(f"atoll checkpoints {self.job} --json")))
+
+    def wait_for_merges(self) -> None:
+        before = sum_of_versions(self.tape())
+        wait_until(lambda: sum_of_versions(self.tape()) >= before + NEWS, "merges on the head's tape", 0.5)
+
+    def tape(self, name: str = TAPE) -> Tape:
+        """The head's copy, which is read between two of its changes."""
+        path = self.head.path(f"runs/{self.job}/{name}")
+        return wait_until(lambda: _whole(path), f"a tape at {path}", 0.2)
+
+    def keeper(self) -> str:
+        """The machine on which the synchroniser writes."""
+        having = [name for name in ("keeper-1", "keeper-2") if self.made[name].path(f"runs/{self.job}/{TAPE}").exists()]
+        return max(having, key=lambda name: self.made[name].path(f"runs/{self.job}/{TAPE}").stat().st_mtime)
+
+    def lose(self) -> str:
+        """Lose the synchroniser's machine with its disk. Return how long everything took, once all that must hold does."""
+        lost, before = self.keeper(), self.islands()
+        other = next(name for name in ("keeper-1", "keeper-2") if name != lost)
+        path = self.made[other].path(f"runs/{self.job}/{TAPE}")
+        self.made[lost].switch_off()
+        del self.made[lost]
+        killed_s = time.monotonic()
+        noticed = f"runs/{self.job}/logs/controller-1.log"
+        count = self.head.path(noticed).read_text().count(NOTICED)
+        wait_until(lambda: self.head.path(noticed).read_text().count(NOTICED) > count, NOTICED, 0.02)
+        detected_s = time.monotonic()
+        wait_until(lambda: (tape := _whole(path)) and _decided(tape), "decisions on another machine", 0.02)
+        decided_s = time.monotonic()
+        wait_until(self.trains, "all islands train", 0.5)
+        self.wait_for_merges()
+        now = self.islands()
+
+        salvaged = next(r.event for r in self.tape().records if isinstance(r.event, JobSalvaged))
+        tapes = sorted(self.head.path(f"runs/{self.job}/earlier").iterdir(), key=lambda folder: int(folder.name))
+        former = read_tape(tapes[-1] / TAPE)
+        merged = {
+            (r.event.fragment, r.event.version): r.event.digest
+            for r in former.records
+            if isinstance(r.event, events.MergeCompleted)
+        }
+        for p, key in enumerate(zip(salvaged.versions, salvaged.digests, strict=True)):
+            newest = max((version for q, version in merged if q == p), default=0)
+            assert key[0] >= newest - 1, (p, key, newest)
+            assert merged.get((p, key[0]), key[1]) == key[1], "the bits are those that were merged"
+        assert not salvaged.doubted
+        lives = {name: one["incarnation"] for name, one in before.items()}
+        assert {name: one["incarnation"] for name, one in now.items()} == lives
+        goodput = Goodput(self.tape().header.policy)
+        assert replay(self.tape(), (goodput,)).exact
+        goodput.check()
+        shares = {name: share_of_steps(former, self.tape(), name) for name in sorted(lives)}
+        assert min(shares.values()) >= SHARE_MIN, shares
+        self.join(lost)
+        wait_until(lambda: f"{KEEPERS} " in self.head.type("atoll node-groups"), "the machine is back", 0.5)
+        return (
+            f"noticed after {detected_s - killed_s:.2f} s, decided {decided_s - detected_s:.2f} s later; "
+            f"steps kept: {', '.join(f'{share:.1%}' for share in shares.values())}"
+        )
+
+    def end(self) -> None:
+        """Cancel the job. The head has all of it, and it can be resumed there."""
+        keeper, job = self.keeper(), self.job
+        self.head.type(f"atoll cancel {job}")
+        assert "cancelled" in self.head.attempt(f"atoll watch {job}")[1]
+        assert json.loads(self.head.type(f"atoll report {job} --json"))["outcome"] == "cancelled"
+        self.head.type(f"atoll replay runs/{job}/{TAPE}")
+        assert f"the synchroniser of {job} begins" in self.head.type(f"atoll logs {job} synchroniser")
+        for name in ("tape.jsonl", "status.json", "report.html", "merged.safetensors"):
+            assert self.head.path(f"runs/{job}/{name}").stat().st_size, name
+        wait_until(lambda: not self.made[keeper].path(f"runs/{job}").exists(), "nothing is left elsewhere", 0.5)
+        self.submit("--resume", job)
+        assert next(r.event for r in self.tape().records if isinstance(r.event, JobResumed)).job == job
+        self.head.type(f"atoll cancel {self.job}")
+        assert "cancelled" in self.head.attempt(f"atoll watch {self.job}")[1]
+
+
+def share_of_steps(former: Tape, tape: Tape, island: str) -> float:
+    """Return the steps of the island from the last report before the loss to the last one now, as a share of its own pace
+    before the loss.
+    """
+    before, after = (
+        [e for e in of_kind((r.event for r in one.records), Progress) if e.island == island] for one in (former, tape)
+    )
+    pace = (before[-1].steps_total - before[0].steps_total) / (before[-1].at - before[0].at)
+    passed = tape.header.started_at + after[-1].at - former.header.started_at - before[-1].at
+    return float((after[-1].steps_total - before[-1].steps_total) / (passed * pace))
+
+
+def _whole(path: Path) -> Tape | None:
+    with suppress(OSError, DataError):
+        return read_tape(path)
+    return None
+
+
+def _decided(tape: Tape) -> bool:
+    return any(isinstance(record.event, JobSalvaged) for record in tape.records)
+
+
+def sum_of_versions(tape: Tape) -> int:
+    count = 0
+    for record in tape.records:
+        if isinstance(record.event, JobSalvaged | JobResumed):
+            count = sum(record.event.versions)
+        count += isinstance(record.event, events.MergeCompleted)
+    return count
+
+
+def on_machines(times: int) -> None:
+    """Lose the synchroniser's machine so often, print what each time took, and end the job."""
+    with Machines() as machines:
+        machines.submit()
+        for number in range(1, times + 1):
+            print(f"{number}: {machines.lose()}", flush=True)
+        machines.end()
+        print("the head has all of it, and it was resumed there", flush=True)
+
+
 def main(times: int) -> None:
     """Lose the synchroniser's node so often, and print what each time took."""
     with (
@@ -183,4 +403,5 @@ def main(times: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    run = on_machines if "--machines" in sys.argv else main
+    run(next((int(word) for word in sys.argv[1:] if word.isdecimal()), 20))

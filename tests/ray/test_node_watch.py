@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.runtime import cluster, nodes
-from orchestrator.runtime.nodes import NODE_ID_LABEL, NodeWatch
+from orchestrator.runtime.nodes import NodeWatch
+from orchestrator.runtime.settings import NODE_ID_LABEL
 from orchestrator.system.ports import Reach
 from tests.waiting import wait_until
 
