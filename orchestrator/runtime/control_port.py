@@ -305,6 +305,8 @@ class RayControlPort:
             return cluster.on_groups(name, groups)
         nodes = [node for node in self._ask_head(cluster.nodes) if node.group in groups]
         having = [node for node, own in self._asked(nodes, own_history_of, run_dir) if own >= history]
+        if not having and self._ask_head(lambda: cluster.islands_of(job_id)):
+            return cluster.on_groups(name, groups)  # it continues from what they hold
         if not having:
             raise FilesElsewhere(
                 detail=f"The files of job {job_id} are on a machine that is no node of {' or '.join(groups)} now; the head "
