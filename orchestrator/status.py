@@ -178,7 +178,7 @@ class JobFacts(ProgressFacts):
     pause_reason: str | None = Field(description="set while no fragment can merge")
     epoch: Count
     quorum: Count = Field(default=1, description="contributions that a merge needs now: K")
-    checkpoint: CheckpointFacts = CheckpointFacts()
+    checkpoint: CheckpointFacts = CheckpointFacts.model_construct()
 
 
 class CoreStatus(JobFacts):
@@ -457,7 +457,7 @@ class JobStatus(Facts):
     commands: dict[str, CommandStatus]
     unigram_loss: float | None = None
     fragment_parameters: list[Count] = []
-    lines: LinesStatus = LinesStatus()
+    lines: LinesStatus = LinesStatus.model_construct()
     fragment_norms: Annotated[list[FragmentNorms], Field(max_length=FRAGMENTS_MAX)] = []
     helpers: list[Helper] = []
     disk_trouble: str | None = None

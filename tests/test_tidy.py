@@ -65,7 +65,7 @@ MAY_IMPORT = {
             blake3 crc32c ml_dtypes numpy orchestrator.core orchestrator.errors orchestrator.system
         """,
         "orchestrator.certificates": "cryptography orchestrator.errors orchestrator.system",
-        "orchestrator.channel": "crc32c cryptography numpy orchestrator.certificates.authority orchestrator.errors",
+        "orchestrator.channel": "crc32c numpy orchestrator.certificates orchestrator.errors",
         "orchestrator.checkpoints": """
             blake3 fsspec numpy orchestrator.core orchestrator.errors orchestrator.parameters
             orchestrator.system

@@ -1,4 +1,4 @@
-"""An authority that issues certificates: of one job, in memory (``channel.stream``), or of a fleet (``folders``).
+"""An authority that issues certificates: of one job, in memory (``JobAuthority``), or of a fleet (``folders``).
 
 It defines the content of a certificate. It knows nothing of files, nor of what a certificate is used for. Each certificate
 is valid for both ends of a connection, because processes of a cluster both serve and call.
@@ -18,10 +18,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from orchestrator.certificates import Identity
+
 CLOCK_SKEW = datetime.timedelta(days=1)
 """Certificates are valid from this long ago, because the clocks of regions differ."""
 COMMON_NAME_MAX = 64
 """The limit of the standard."""
+LIFETIME = datetime.timedelta(days=3650)
+"""Longer than any job: a certificate becomes useless with its job's authority, and must not expire during a run."""
+ANY_NAME = "server"
+"""The host name in certificates. It is never compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,28 @@ class Authority:
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.private_key.public_key())
         builder = builder.add_extension(_key_id(public_key), critical=False).add_extension(issuer, critical=False)
         return builder.sign(self.private_key, hashes.SHA256())
+
+
+class JobAuthority:
+    """The certificate authority of one job. ``new`` creates one. It exists only in the memory of one process.
+
+    It issues an ``Identity`` to each process of the job. Its own private key never leaves its process. An identity's key
+    goes to its own process only, in the job's authenticated calls, and is never left on a disk (``Identity.context``).
+    """
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+
+    @classmethod
+    def new(cls, job: str) -> JobAuthority:
+        return cls(Authority.new(f"atoll job {job}", LIFETIME))
+
+    def issue(self, subject: str) -> Identity:
+        """Create a key and certificate for one process, valid for serving and pulling."""
+        private_key = new_key()
+        certificate = self._authority.issue(subject, [ANY_NAME], private_key.public_key(), LIFETIME)
+        own = pem_of_certificates([self._authority.certificate])
+        return Identity(own, pem_of_certificates([certificate]), pem_of_key(private_key))
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

@@ -31,14 +31,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from orchestrator.certificates import AUTHORITY_CERTIFICATE as AUTHORITY_CERTIFICATE
 from orchestrator.certificates import AUTHORITY_DAYS, MACHINE_DAYS
+from orchestrator.certificates import CERTIFICATE as CERTIFICATE
+from orchestrator.certificates import KEY as KEY
 from orchestrator.certificates.authority import Authority, new_key, pem_of_certificates, pem_of_key
 from orchestrator.errors import ConfigurationError
 from orchestrator.system import home_files
 from orchestrator.system.disk import LocalDisk
 
-AUTHORITY_CERTIFICATE, AUTHORITY_KEY, NEXT_KEY, CROSS = "ca.crt", "ca.key", "ca.key.next", "cross.crt"
-CERTIFICATE, KEY = "tls.crt", "tls.key"
+AUTHORITY_KEY, NEXT_KEY, CROSS = "ca.key", "ca.key.next", "cross.crt"
 OWN_MACHINE = ("localhost", "127.0.0.1", "::1")
 """Names in every machine's certificate: processes on one machine call each other by these."""
 ISSUE = "Issue one with `atoll certificates issue`, and copy its folder to this machine."

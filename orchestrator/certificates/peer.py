@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
 
-from orchestrator.certificates.folders import AUTHORITY_CERTIFICATE, CERTIFICATE, context_of
+from orchestrator.certificates import AUTHORITY_CERTIFICATE, CERTIFICATE
+from orchestrator.certificates.folders import Described, context_of, described, facts_of
 from orchestrator.errors import ConfigurationError
 
 PATIENCE_S = 10.0
+THREADS_MAX = 32
 NOTHING_STARTED = "Nothing was started here."
 
 
@@ -81,6 +86,27 @@ def presented(host: str, port: int, folder: Path, within_s: float) -> x509.Certi
     if encoded is None:
         raise ssl.SSLError(f"{host}:{port} presented no certificate")
     return x509.load_der_x509_certificate(encoded)
+
+
+def in_use(servers: Sequence[tuple[str, str, int]], folder: Path, within_s: float) -> dict[str, Described]:
+    """Return the certificates that these servers (place, host, port) present, and the authority's, by place.
+
+    Of several at one place it is the one that expires first. ``folder`` is this machine's. A server that does not answer is
+    left out, and others report that.
+    """
+
+    def facts(server: tuple[str, str, int]) -> Described | None:
+        with suppress(OSError):
+            return facts_of(presented(*server[1:], folder, within_s))
+        return None
+
+    with ThreadPoolExecutor(min(len(servers), THREADS_MAX), "certificates") as pool:
+        shown = [(place, fact) for (place, *_), fact in zip(servers, pool.map(facts, servers), strict=True) if fact]
+    shown.append(("authority", described(folder / AUTHORITY_CERTIFICATE)[0]))
+    first: dict[str, Described] = {}
+    for place, fact in sorted(shown, key=lambda one: one[1].not_after):
+        first.setdefault(place, fact)
+    return dict(sorted(first.items()))
 
 
 def _foreign_server(where: str, host: str, folder: Path, message: str) -> str:

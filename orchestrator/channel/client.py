@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from orchestrator.certificates import Identity
 from orchestrator.channel import frames
 from orchestrator.channel.frames import (
     EXPRESS_BYTES,
@@ -44,7 +45,6 @@ from orchestrator.channel.stream import (
     SLICE_S,
     ByteBudget,
     Guard,
-    Identity,
     PlainStream,
     Stream,
     TlsStream,

@@ -21,10 +21,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.certificates import Identity
 from orchestrator.channel.client import ChannelClient, Hindrance, Pulling
 from orchestrator.channel.frames import Address, Ticket
 from orchestrator.channel.server import ChannelServer, Listening
-from orchestrator.channel.stream import Identity
 from orchestrator.errors import ConfigurationError
 
 Carried = NDArray[np.uint8] | Ticket

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from orchestrator.certificates import Identity
 from orchestrator.channel import frames
 from orchestrator.channel.frames import (
     EXPRESS_BYTES,
@@ -38,7 +39,6 @@ from orchestrator.channel.stream import (
     SLICE_S,
     Cap,
     Guard,
-    Identity,
     PlainStream,
     Stream,
     TlsStream,

@@ -7,11 +7,9 @@ guard.
 TLS is done in memory and not by ``ssl.SSLSocket``, which makes two system calls for each record of 16 KiB. In memory a batch
 of records is encrypted at once and sent with one call. ``tests/bench/channel_candidates.py`` compares the two.
 
-``JobAuthority`` is the certificate authority of one job and exists only in memory; it issues an ``Identity`` to each process
-of the job. Its private key never leaves its process. An identity's key goes to its own process only, in the job's
-authenticated calls, and is never left on a disk (``Identity.context``). Only processes of this job have certificates of
-this authority, so a connection that both ends have verified is within the job. The names in a certificate are those of
-islands, not of hosts, because islands move between hosts.
+Each process of an encrypted job has a ``certificates.Identity``. Only processes of this job have certificates of the job's
+authority, so a connection that both ends have verified is within the job. The names in a certificate are those of islands,
+not of hosts, because islands move between hosts.
 
 Processes on one machine pass payloads as an anonymous file in memory. The file has no name, so the kernel frees it with
 the last descriptor or mapping, however the processes end. It is sealed, so that neither end can change or shorten it.
@@ -27,7 +25,6 @@ bytes is due when the time of the one before it has passed.
 
 from __future__ import annotations
 
-import datetime
 import fcntl
 import mmap
 import os
@@ -36,29 +33,19 @@ import socket
 import ssl
 import struct
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from cryptography import x509
-from cryptography.x509.oid import NameOID
-
-from orchestrator.certificates.authority import Authority, new_key, pem_of_certificates, pem_of_key
 from orchestrator.errors import TransferCancelled, TransferRefused, TransferStalled
 
 BURST_S = 0.05
 BATCH_S = 0.05
 BATCH_BYTES_MIN, BATCH_BYTES_MAX = 4 << 10, 1 << 20
-LIFETIME = datetime.timedelta(days=3650)
-"""Longer than any job: a certificate becomes useless with its job's authority, and must not expire during a run."""
-ANY_NAME = "server"
-"""The host name in certificates. It is never compared."""
 SLICE_S = 0.1
 """A waiting stream notices within this time that its transfer is abandoned."""
 BATCH_BYTES = 256 << 10
@@ -162,48 +149,6 @@ def wait(seconds: float, abandoned: Callable[[], bool], slice_s: float) -> bool:
             return False
         time.sleep(min(slice_s, left))
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """One process's certificate and private key, and the authority's certificate that verifies its peers, as PEM."""
-
-    authority: bytes
-    certificate: bytes
-    private_key: bytes = field(repr=False)
-
-    def context(self, *, server_side: bool) -> ssl.SSLContext:
-        """Return a TLS context with this identity. It accepts only peers with a certificate of the same authority."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # certificates name islands, not hosts
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=self.authority.decode("ascii"))
-        with tempfile.TemporaryDirectory(prefix="atoll-identity-") as folder:  # ssl accepts only file names
-            chain = Path(folder) / "identity.pem"
-            descriptor = os.open(chain, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(self.private_key + self.certificate)
-            context.load_cert_chain(chain)
-        return context
-
-
-class JobAuthority:
-    """The certificate authority of one job. It lives in one process. ``new`` creates one."""
-
-    def __init__(self, authority: Authority) -> None:
-        self._authority = authority
-
-    @classmethod
-    def new(cls, job: str) -> JobAuthority:
-        return cls(Authority.new(f"atoll job {job}", LIFETIME))
-
-    def issue(self, subject: str) -> Identity:
-        """Create a key and certificate for one process, valid for serving and pulling."""
-        private_key = new_key()
-        certificate = self._authority.issue(subject, [ANY_NAME], private_key.public_key(), LIFETIME)
-        own = pem_of_certificates([self._authority.certificate])
-        return Identity(own, pem_of_certificates([certificate]), pem_of_key(private_key))
 
 
 @dataclass(slots=True)
@@ -365,11 +310,9 @@ class TlsStream:
 
 
 def _subject(tls: ssl.SSLObject) -> str | None:
-    certificate = tls.getpeercert(binary_form=True)
-    if certificate is None:
-        return None
-    names = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(names[0].value) if names else None
+    subject: Any = (tls.getpeercert() or {}).get("subject", ())
+    names = [str(value) for part in subject for name, value in part if name == "commonName"]
+    return names[0] if names else None
 
 
 def new_local_name() -> str:

@@ -206,7 +206,7 @@ class FaultSection(Section):
     """
 
     kind: PlannedKind
-    target: Target = Target()
+    target: Target = Target.model_construct()
     at: Annotated[
         tuple[Seconds, ...], Field(max_length=FAULTS_MAX), _at_most(FAULTS_MAX), BeforeValidator(_instants)
     ] = ()
@@ -247,7 +247,7 @@ class ChaosPlan(Section):
     seed: Seed = 0
     duration: PositiveSeconds = DURATION_S
     faults: Annotated[tuple[FaultSection, ...], Field(max_length=ENTRIES_MAX), _at_most(ENTRIES_MAX)] = ()
-    blast_radius: BlastRadius = BlastRadius()
+    blast_radius: BlastRadius = BlastRadius.model_construct()
     abort: Annotated[tuple[Objective, ...], Field(max_length=OBJECTIVES_MAX), _at_most(OBJECTIVES_MAX)] = ()
     objectives: Annotated[
         tuple[Objective, ...], Field(min_length=1, max_length=OBJECTIVES_MAX), _at_most(OBJECTIVES_MAX)

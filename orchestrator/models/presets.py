@@ -3,7 +3,7 @@
 A decoder with a published name has that model's shapes and constants, so that its weights fit; the smaller ones of a family
 differ only in size and vocabulary. The specification sets what a name leaves open, such as another vocabulary
 (``sections.ModelSection``). The shapes of the plain transformer are here, so that its memory is known without JAX;
-``learners.models.plain`` computes it.
+``learners.models.plain`` computes it. Presets are not validated when this module is imported; a test does so.
 
 Sources: the configurations published with Gemma 3 (arXiv:2503.19786), Llama 3 (arXiv:2407.21783) and Qwen 3
 (arXiv:2505.09388).
@@ -94,7 +94,7 @@ PLAIN: Mapping[str, Architecture] = {
 
 
 def _gemma3(**sizes: Any) -> DecoderSection:
-    return DecoderSection(
+    return DecoderSection.model_construct(
         activation="gelu",
         embedding_scale=True,
         gain_from_one=True,
@@ -106,15 +106,15 @@ def _gemma3(**sizes: Any) -> DecoderSection:
 
 
 def _llama3(**sizes: Any) -> DecoderSection:
-    return DecoderSection(norm_epsilon=1e-5, rope_theta=500_000.0, **sizes)
+    return DecoderSection.model_construct(norm_epsilon=1e-5, rope_theta=500_000.0, **sizes)
 
 
 def _qwen3(**sizes: Any) -> DecoderSection:
-    return DecoderSection(query_key_norm=True, rope_theta=1_000_000.0, **sizes)
+    return DecoderSection.model_construct(query_key_norm=True, rope_theta=1_000_000.0, **sizes)
 
 
 def _llama_scaling(factor: float) -> RopeScalingSection:
-    return RopeScalingSection(kind="llama3", factor=factor)
+    return RopeScalingSection.model_construct(kind="llama3", factor=factor)
 
 
 _20M: Mapping[str, int] = {
@@ -138,7 +138,7 @@ _100M: Mapping[str, int] = {
 _GEMMA3_LONG: Mapping[str, Any] = {
     "vocabulary_size": 262_208,
     "window": 1_024,
-    "rope_scaling": RopeScalingSection(kind="linear", factor=8.0),
+    "rope_scaling": RopeScalingSection.model_construct(kind="linear", factor=8.0),
 }
 _QWEN3: Mapping[str, int] = {"vocabulary_size": 151_936, "key_value_head_count": 8, "head_size": 128}
 
@@ -199,7 +199,7 @@ DECODERS: Mapping[str, DecoderSection] = {
         head_count=4,
         key_value_head_count=2,
         head_size=64,
-        experts=ExpertsSection(count=8, active=2, hidden_size=448),
+        experts=ExpertsSection.model_construct(count=8, active=2, hidden_size=448),
     ),
     "moe-500m": _qwen3(
         vocabulary_size=32_768,
@@ -208,6 +208,6 @@ DECODERS: Mapping[str, DecoderSection] = {
         head_count=12,
         key_value_head_count=4,
         head_size=64,
-        experts=ExpertsSection(count=32, active=4, hidden_size=512),
+        experts=ExpertsSection.model_construct(count=32, active=4, hidden_size=512),
     ),
 }

@@ -22,8 +22,6 @@ from tempfile import TemporaryFile
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.actors import ActorHandle
-from orchestrator.certificates import folders, peer
-from orchestrator.certificates.folders import Described
 from orchestrator.core.vocabulary import Life
 from orchestrator.errors import InfrastructureError, first_line
 from orchestrator.runtime import settings
@@ -32,9 +30,8 @@ from orchestrator.runtime.placement import Leaving, Node
 from orchestrator.runtime.processes import is_own, run_folder
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, NODE_ID_LABEL, REGION_LABEL
 from orchestrator.specification.memory_budget import HEAD, NodeMemory
-from orchestrator.status import CertificateRecord
 from orchestrator.system import printable, release
-from orchestrator.system.ports import REACH_S, Reach, reach
+from orchestrator.system.ports import Reach, reach
 
 FREE_MIN_BYTES = 1 << 20
 """The logs that a process of Ray's begins with are some hundred kilobytes."""
@@ -68,7 +65,6 @@ def disk_shortage(folder: Path | None) -> str:
     return f"the disk under {folder}, Ray's folder, is full, so no process can start: make room on it" if full else ""
 
 
-CERTIFICATE_THREADS_MAX = 32
 NEXT_TO_NOTHING: Mapping[str, Any] = {"num_cpus": 0, "memory": 1}
 """Ray's options for an actor that books nothing: a byte of memory. Whoever is to find a node for one that books nothing at
 all, Ray draws among the nodes that it believes alive. If that one died minutes ago nobody answers, and Ray asks on. For one
@@ -252,11 +248,8 @@ def doubled_nodes() -> set[str]:
     return {node for nodes in at.values() if len(nodes) > 1 for node in nodes}
 
 
-def certificates(head: str, folder: Path) -> list[CertificateRecord]:
-    """Return the certificates in use: the head's, in each node group the one that expires first, and the authority's.
-
-    ``folder`` is this machine's. A server that does not answer is left out; others report that.
-    """
+def tls_servers(head: str) -> list[tuple[str, str, int]]:
+    """Return (what it is, host, port) of Ray's servers that have a certificate: the head's, and those of all nodes."""
     import ray
 
     host, _, port = head.rpartition(":")
@@ -265,22 +258,7 @@ def certificates(head: str, folder: Path) -> list[CertificateRecord]:
         group = node.get("Labels", {}).get(GROUP_LABEL, "")
         if node["Alive"] and group:
             servers.append((f"nodes of {group}", node["NodeManagerAddress"], node["NodeManagerPort"]))
-
-    def facts(server: tuple[str, str, int]) -> Described | None:
-        with suppress(OSError):
-            return folders.facts_of(peer.presented(*server[1:], folder, REACH_S))
-        return None
-
-    with ThreadPoolExecutor(min(len(servers), CERTIFICATE_THREADS_MAX), "certificates") as pool:
-        presented = [(place, fact) for (place, *_), fact in zip(servers, pool.map(facts, servers), strict=True) if fact]
-    presented.append(("authority", folders.described(folder / folders.AUTHORITY_CERTIFICATE)[0]))
-    first: dict[str, Described] = {}
-    for place, fact in sorted(presented, key=lambda one: one[1].not_after):
-        first.setdefault(place, fact)
-    return [
-        CertificateRecord(place=place, expires_at=fact.not_after.timestamp(), lifetime_s=fact.lifetime_s)
-        for place, fact in sorted(first.items())
-    ]
+    return servers
 
 
 def own_node_runs() -> bool:

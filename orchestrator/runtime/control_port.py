@@ -20,6 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import psutil
 
 from orchestrator.actors import ActorHandle, SynchroniserInterface
+from orchestrator.certificates import peer
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, FilesElsewhere, InfrastructureError, NotFound, disk_remedy, in_words
 from orchestrator.runtime import cluster, dead_nodes, run_copies
@@ -38,7 +39,7 @@ from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
 from orchestrator.system import home_files, object_store, release
 from orchestrator.system.marks import BY_UP
-from orchestrator.system.ports import Reach
+from orchestrator.system.ports import REACH_S, Reach
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import claimed, file_sizes, fleet_of, history_of, own_history_of, remove_claimed
 from orchestrator.system.threads import BoundedThreads
@@ -196,7 +197,11 @@ class RayControlPort:
             return []
         address, folder = self._head.address, Path(authorities).parent
         if time.monotonic() - self._certificates_at > CERTIFICATES_FRESH_S:
-            self._certificates = self._ask_head(lambda: cluster.certificates(address, folder))
+            in_use = self._ask_head(lambda: peer.in_use(cluster.tls_servers(address), folder, REACH_S))
+            self._certificates = [
+                CertificateRecord(place=place, expires_at=one.not_after.timestamp(), lifetime_s=one.lifetime_s)
+                for place, one in in_use.items()
+            ]
             self._certificates_at = time.monotonic()
         return self._certificates
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from orchestrator.certificates import folders
+from orchestrator.certificates import AUTHORITY_CERTIFICATE, CERTIFICATE, KEY
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import ConfigurationError
 from orchestrator.system import release
@@ -183,9 +183,9 @@ def tls_environment(certificates: Path) -> dict[str, str]:
     """
     return {
         "RAY_USE_TLS": "1",
-        "RAY_TLS_SERVER_CERT": str(certificates / folders.CERTIFICATE),
-        "RAY_TLS_SERVER_KEY": str(certificates / folders.KEY),
-        AUTHORITIES_VARIABLE: str(certificates / folders.AUTHORITY_CERTIFICATE),
+        "RAY_TLS_SERVER_CERT": str(certificates / CERTIFICATE),
+        "RAY_TLS_SERVER_KEY": str(certificates / KEY),
+        AUTHORITIES_VARIABLE: str(certificates / AUTHORITY_CERTIFICATE),
     }
 
 

@@ -37,7 +37,6 @@ import numpy as np
 from orchestrator.actors import ModelOutline
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Terms, encrypts, rank_subject
 from orchestrator.channel.frames import SHARD, Address
-from orchestrator.channel.stream import JobAuthority
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import File, Fragment, Manifest
 from orchestrator.checkpoints.reading import manifest_of, outer_states
@@ -543,7 +542,11 @@ class JobChannel:
         host = cluster.own_address()
         self._context = context
         self._terms = terms_of(context.spec)
-        self._authority = JobAuthority.new(context.job) if encrypts(self._terms, host) else None
+        self._authority = None
+        if encrypts(self._terms, host):
+            from orchestrator.certificates.authority import JobAuthority  # a job on one machine needs no cryptography
+
+            self._authority = JobAuthority.new(context.job)
         self.endpoint = Endpoint(self._membership(SHARD), host)
 
     def membership(self, process: Life, rank: int = 0) -> Membership:

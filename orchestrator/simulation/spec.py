@@ -185,9 +185,9 @@ class SimulationSpec(Section):
     systems: Annotated[tuple[System, ...], Field(min_length=1, max_length=len(ALL_SYSTEMS))] = ALL_SYSTEMS
     level: Literal["fleet", "protocol", "both"] = "fleet"
     fleet: FleetSection | None = None
-    steps: StepsSection = StepsSection()
+    steps: StepsSection = StepsSection.model_construct()
     synchroniser: SynchroniserSection = SynchroniserSection(fragments=24, interval_steps=24)
-    links: LinksSection = LinksSection()
+    links: LinksSection = LinksSection.model_construct()
     world: Annotated[dict[str, Any], Field(max_length=WORLD_FIELDS_MAX)] | None = None
 
     @property

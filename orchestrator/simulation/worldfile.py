@@ -198,7 +198,7 @@ class WorldPart(Section):
     calm_at: VirtualSeconds | None = None
     payload_bytes: ByteCount = 0
     latencies: LatenciesPart
-    chances: ChancesPart = ChancesPart()
+    chances: ChancesPart = ChancesPart.model_construct()
     faults: Annotated[tuple[FaultPart, ...], Field(max_length=ENTRIES_MAX)] = ()
     islands: Annotated[tuple[IslandPart, ...], Field(min_length=1, max_length=ISLANDS_MAX)]
     standbys: Annotated[tuple[PlacePart, ...], Field(max_length=ISLANDS_MAX)] = ()

@@ -13,6 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
+    """The base of all sections. A default that is a section is made by ``model_construct``, so that importing a module
+    builds no validator. The first document that a process reads builds those that it needs.
+    """
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 

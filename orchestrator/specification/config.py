@@ -52,19 +52,19 @@ UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete ex
 
 class JobSpec(Section):
     name: Name = "job"
-    model: ModelSection = ModelSection()
-    data: DataSection = DataSection()
-    training: TrainingSection = TrainingSection()
-    synchroniser: SynchroniserSection = SynchroniserSection()
+    model: ModelSection = ModelSection.model_construct()
+    data: DataSection = DataSection.model_construct()
+    training: TrainingSection = TrainingSection.model_construct()
+    synchroniser: SynchroniserSection = SynchroniserSection.model_construct()
     islands: Annotated[tuple[IslandsSection, ...], Field(min_length=1, max_length=ISLANDS_MAX)]
     budget: BudgetSection
-    evaluation: EvaluationSection = EvaluationSection()
-    recovery: RecoverySection = RecoverySection()
-    transport: TransportSection = TransportSection()
-    health: HealthSection = HealthSection()
-    checkpoints: CheckpointsSection = CheckpointsSection()
+    evaluation: EvaluationSection = EvaluationSection.model_construct()
+    recovery: RecoverySection = RecoverySection.model_construct()
+    transport: TransportSection = TransportSection.model_construct()
+    health: HealthSection = HealthSection.model_construct()
+    checkpoints: CheckpointsSection = CheckpointsSection.model_construct()
     resume: ResumeSection | None = None
-    synthetic: SyntheticSection = SyntheticSection()
+    synthetic: SyntheticSection = SyntheticSection.model_construct()
     trainer: Function = Field(
         BUILT_IN_TRAINER,
         description="function that creates an island's trainer, from a package that the service allows",

@@ -164,9 +164,9 @@ class SynchroniserSection(Section):
         max_length=SHARDS_MAX,
     )
     averaging: Literal["radial", "mean"] = "radial"
-    outer_optimizer: OuterOptimizerSection = OuterOptimizerSection()
-    wire: WireSection = WireSection()
-    durability: DurabilitySection = DurabilitySection()
+    outer_optimizer: OuterOptimizerSection = OuterOptimizerSection.model_construct()
+    wire: WireSection = WireSection.model_construct()
+    durability: DurabilitySection = DurabilitySection.model_construct()
     adoption: Literal["replace", "mix", "rebase"] = "rebase"
     mix_alpha: Ratio = 0.5
     node_groups: NodeGroups = ()
@@ -219,7 +219,7 @@ class IslandsSection(Section):
     accelerators: AcceleratorCount = 0
     cpus: Cpus = 1.0
     hosts: HostCount = 1
-    mesh: MeshSection = MeshSection()
+    mesh: MeshSection = MeshSection.model_construct()
     batch_size: SequenceCount | None = Field(
         None, description="sequences in one inner step of one island; training.batch_size if absent"
     )

@@ -249,4 +249,4 @@ class TrainingSection(Section):
     batch_size: SequenceCount = 8
     accumulation: MicrobatchCount = Field(default=1, description="number of parts of a batch; must divide batch_size")
     z_loss: Ratio = 0.0
-    inner_optimizer: InnerOptimizerSection = InnerOptimizerSection()
+    inner_optimizer: InnerOptimizerSection = InnerOptimizerSection.model_construct()

@@ -17,9 +17,10 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from orchestrator.certificates import Identity
+from orchestrator.certificates.authority import JobAuthority
 from orchestrator.channel.client import ChannelClient
 from orchestrator.channel.server import ChannelServer, Listening
-from orchestrator.channel.stream import Identity, JobAuthority
 from tests.bench.goals import Goal, at_least, at_most
 from tests.bench.options import Options
 

@@ -29,7 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from orchestrator.channel.stream import Guard, JobAuthority, PlainStream, TlsStream
+from orchestrator.certificates.authority import JobAuthority
+from orchestrator.channel.stream import Guard, PlainStream, TlsStream
 from tests.bench.channel import LOOPBACK, Ticker, cpu_s
 
 RANGE_BYTES = 4 << 20

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.certificates.authority import JobAuthority
 from orchestrator.channel.client import ChannelClient, Pulling
 from orchestrator.channel.server import ChannelServer, Listening
-from orchestrator.channel.stream import JobAuthority
 from tests.bench.channel import cpu_s
 from tests.bench.goals import Goal, at_least
 from tests.bench.options import Options

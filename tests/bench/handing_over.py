@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.certificates.authority import JobAuthority
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload, Terms
-from orchestrator.channel.stream import JobAuthority
 from orchestrator.runtime.settings import INLINE_BYTES_MAX
 
 KIB = 1 << 10

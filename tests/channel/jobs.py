@@ -9,10 +9,11 @@ from multiprocessing.connection import Connection
 
 import psutil
 
+from orchestrator.certificates import Identity
+from orchestrator.certificates.authority import JobAuthority
 from orchestrator.channel.client import ChannelClient, Pulling
 from orchestrator.channel.frames import Address, Ticket
 from orchestrator.channel.server import ChannelServer, Listening
-from orchestrator.channel.stream import Identity, JobAuthority
 
 LOOPBACK = "127.0.0.1"
 ISLAND = "europe"

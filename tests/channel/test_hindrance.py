@@ -9,11 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from orchestrator.certificates.authority import JobAuthority
 from orchestrator.channel import client as hindrance
 from orchestrator.channel.client import FORGOTTEN_S, HINDERED_S, ChannelClient, Hindrances, Pulling
 from orchestrator.channel.endpoint import Endpoint, Membership, Terms
 from orchestrator.channel.frames import Address, Ticket
-from orchestrator.channel.stream import Guard, JobAuthority
+from orchestrator.channel.stream import Guard
 from orchestrator.errors import TransferError
 from tests.channel.jobs import LOOPBACK, MIB, Job, by_way_of, content_of
 from tests.waiting import wait_until

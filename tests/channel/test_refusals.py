@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.certificates.authority import JobAuthority
 from orchestrator.channel.client import ChannelClient, Pulling
 from orchestrator.channel.frames import Ticket, issue
-from orchestrator.channel.stream import JobAuthority
 from orchestrator.errors import ConfigurationError, TransferRefused
 from tests.channel.jobs import FAR, ISLAND, NEAR, Job, content_of
 
