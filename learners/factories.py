@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learners.contract import Trainer
-from learners.island_spec import IslandSpec
 from orchestrator.errors import AtollError, ConfigurationError, in_words
 from orchestrator.system import user_packages
+
+if TYPE_CHECKING:
+    from learners.island_spec import IslandSpec
 
 OWN = "learners."
 SHOWN_MAX = 5

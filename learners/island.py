@@ -1,7 +1,7 @@
 """An island as a Ray actor: passes the service's calls to the island's loop, and the loop's reports back.
 
 It decides nothing and waits for nothing. No step needs what passes through here, so an island trains on whatever happens to
-Ray. The process starts with few imports; JAX is imported when ``prepare`` gives it work that needs JAX.
+Ray. The process starts with few imports; ``prepare`` imports what reads the specification, and JAX if its work needs JAX.
 
 Every command carries the epoch of its synchroniser; a command with an older epoch raises ``Fenced`` (``outbox``, which also
 keeps the reports). A payload is a *returned* value: it belongs to the caller and outlives this process.
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, assert_never, cast
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
 import ray
 
@@ -35,7 +35,6 @@ from learners.group.follower import Follower
 from learners.group.leader import Leader
 from learners.handed_over import HandedOver
 from learners.island_arrays import HeldPieces, IslandArrays, State, StateRequest
-from learners.island_spec import IslandSpec
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox, lower_priority, lower_priority_of_new, thread_ids
 from learners.peers import Peers, own_name, saved_windows
@@ -56,7 +55,8 @@ from orchestrator.system import logbook
 from orchestrator.system.ports import free_port
 from orchestrator.system.roots import AllowedRoots
 
-SYNTHETIC = "learners.synthetic"
+if TYPE_CHECKING:
+    from learners.island_spec import IslandSpec
 
 log = logging.getLogger(__name__)
 
@@ -116,16 +116,17 @@ class Island:
     ) -> None:
         """Start building and compiling the model. ``Ready`` or ``Broken`` follows.
 
-        ``spec`` is a document that ``learners.island_spec`` reads; its ``roots`` are the folders that this island may
-        read or write when others name a path. ``rank`` is set only for an island of several hosts. A returning island gets
-        ``normal_priority`` until it is ready, so that it starts as fast as the others train.
+        This island may read or write the ``roots`` of ``spec`` when others name a path. ``rank`` is set only for an island
+        of several hosts. A returning island gets ``normal_priority`` until it is ready, so that it starts as others train.
         """
+        from learners.island_spec import IslandSpec  # pydantic, too, waits until it has a specification to read
+
         try:
             parsed = IslandSpec.of(spec)
         except ConfigurationError as error:
             self._outbox.put(broken_by(error))
             return
-        self._synthetic, self._roots = parsed.job.trainer.startswith(SYNTHETIC), parsed.roots
+        self._synthetic, self._roots = parsed.job.trainer.startswith("learners.synthetic"), parsed.roots
         self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not self._synthetic
         begin = self._prepare if rank is None or rank.number == 0 else self._follow
         arguments = (parsed, shard_index, shard_count, normal_priority, rank)

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from orchestrator.core.vocabulary import HealthPolicy
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.simulation import spec as simulation
-from orchestrator.specification.config import parse_job, read_job_document
+from orchestrator.specification.bounds import Section
+from orchestrator.specification.config import JobSpec, parse_job, read_job_document
+from orchestrator.status import Facts, JobStatus
 
 SMALLEST = {"islands": [{"node_group": "us-east"}], "budget": {"steps": 10}}
 CONFIGS = sorted((Path(__file__).parent.parent / "deploy/configs").glob("*.yaml"))
@@ -263,3 +266,16 @@ def test_what_is_no_text_by_its_name_is_refused() -> None:
     found = problems(SMALLEST | {"data": {"source": "streamed", "sources": sources}})
     assert list(found) == ["data.sources.0.held_out.0"]
     assert "which is not supported" in found["data.sources.0.held_out.0"]
+
+
+@pytest.mark.parametrize("base", [Section, Facts])
+def test_defaults_that_are_made_without_a_validator_are_valid(base: type[BaseModel]) -> None:
+    assert JobSpec in Section.__subclasses__()
+    assert issubclass(JobStatus, Facts)
+    kinds = base.__subclasses__()
+    while inner := [kind for one in kinds for kind in one.__subclasses__() if kind not in kinds]:
+        kinds += inner
+    defaults = [field.default for kind in kinds for field in kind.model_fields.values()]
+    made = [default for default in defaults if isinstance(default, BaseModel)]
+    assert made
+    assert made == [type(default).model_validate(default.model_dump(exclude_unset=True)) for default in made]

@@ -7,6 +7,7 @@ pure packages may import only the standard-library modules listed in ``PURE_STDL
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -321,6 +322,32 @@ def test_the_core_imports_with_nothing_installed() -> None:
 
 def test_the_synthetic_island_needs_no_jax() -> None:
     code = "import learners.synthetic, learners.loop, sys; assert not {'jax', 'ray'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def imported_by(module: str) -> set[str]:
+    code = f"import {module}, json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, text=True)
+    return set(json.loads(done.stdout))
+
+
+def test_an_island_imports_what_reads_its_specification_only_once_it_has_one() -> None:
+    assert {"jax", "pydantic", "cryptography", "orchestrator.specification"} & imported_by("learners.island") == set()
+
+
+def test_a_synchroniser_imports_what_encrypts_only_if_its_channel_is_encrypted() -> None:
+    assert "cryptography" not in imported_by("orchestrator.runtime.synchroniser_actor")
+
+
+def test_importing_the_specification_builds_no_validator() -> None:
+    code = """if True:
+        import orchestrator.specification.config
+        from orchestrator.specification.bounds import Section
+        from orchestrator.status import Facts
+        kinds = [*Section.__subclasses__(), *Facts.__subclasses__()]
+        built = [one.__name__ for one in kinds if one.__pydantic_complete__]
+        assert len(kinds) > 30 and not built, built
+    """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

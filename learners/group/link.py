@@ -28,9 +28,8 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from learners.island_spec import IslandSpec
 from orchestrator.actors import Rank, SavedPlace
 from orchestrator.channel.endpoint import Carried
 from orchestrator.checkpoints.manifest import File
@@ -39,6 +38,9 @@ from orchestrator.core.vocabulary import Epoch, IslandId, Version
 from orchestrator.errors import InfrastructureError, InvalidJobSpec, Problem
 from orchestrator.replica.replica import Action, AdoptVersion
 from orchestrator.system.logbook import Logbook
+
+if TYPE_CHECKING:
+    from learners.island_spec import IslandSpec
 
 INITIALISED_S = 300
 """The time for the last process to arrive, which may import JAX on a busy machine.

@@ -538,6 +538,11 @@ def test_a_decoder_that_transformers_lacks_is_not_exported_as_another(fields: di
         configuration.document_of(LLAMA.model_copy(update=fields), 128)
 
 
+def test_presets_are_valid() -> None:
+    for name, decoder in DECODERS.items():
+        assert DecoderSection.model_validate(decoder.model_dump(exclude_unset=True)) == decoder, name
+
+
 def test_presets_are_what_their_configurations_say() -> None:
     for name, decoder in DECODERS.items():
         assert (
