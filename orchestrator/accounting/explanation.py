@@ -16,7 +16,6 @@ from orchestrator.accounting.island_time import ABSENT, Lifecycle
 from orchestrator.accounting.series import Epochs
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.schedule import next_due
 from orchestrator.core.vocabulary import (
     CloseReason,
     Contribution,
@@ -29,6 +28,7 @@ from orchestrator.core.vocabulary import (
     JobPolicy,
     RefusalReason,
     Version,
+    next_due,
 )
 
 KEEP = 4096

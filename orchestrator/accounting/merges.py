@@ -18,8 +18,16 @@ from typing import Any
 from orchestrator.accounting.series import Epochs, Histogram
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.schedule import next_due
-from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, JobPolicy, Version, quorum_of
+from orchestrator.core.vocabulary import (
+    Duration,
+    FragmentId,
+    Instant,
+    IslandId,
+    JobPolicy,
+    Version,
+    next_due,
+    quorum_of,
+)
 
 ROUND_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 JOURNAL_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

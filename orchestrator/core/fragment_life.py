@@ -28,7 +28,6 @@ from orchestrator.core.events import (
 from orchestrator.core.fragment_round import Close, FragmentRound, Wait, grace_window, outer_lr_ratio, refusal_of, weigh
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.messages import Adopted
-from orchestrator.core.schedule import next_due
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
     CloseReason,
@@ -42,6 +41,7 @@ from orchestrator.core.vocabulary import (
     ReleaseReason,
     RoundPhase,
     Version,
+    next_due,
     replace,
 )
 

@@ -5,13 +5,18 @@ Nothing here decides anything. Names are the glossary of docs/concepts.md; when 
 
 Units: every ``Instant`` is in seconds since the job was created, every ``Duration`` in seconds, every count of tokens or
 steps is an integer, so that conservation can be checked exactly.
+
+The staggered schedule of fragments is here because the core, islands and the accounts share it (``next_due``). Fragment p is
+due at every logical step t ≥ 1 with t ≡ offset_p (mod H), offset_p = ⌊p·H / P⌋. With P = H one fragment is due at every
+step; with P = 1 the whole model every H steps. Source: Streaming DiLoCo, arXiv:2501.18512 (staggered fragments); Decoupled
+DiLoCo, arXiv:2604.21428.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil
 from operator import attrgetter
 from types import MappingProxyType
@@ -495,3 +500,36 @@ class JobPolicy:
     def quorum_of(self, training_count: int) -> int:
         """Return K while so many islands train."""
         return quorum_of(self.quorum, self.quorum_ratio, training_count)
+
+
+@lru_cache(maxsize=64)
+def offsets(fragment_count: int, interval: int) -> tuple[int, ...]:
+    """Return each fragment's place in the interval, in steps: ⌊p·H / P⌋ for p = 0 … P - 1."""
+    return tuple(fragment * interval // fragment_count for fragment in range(fragment_count))
+
+
+def next_due(fragment: FragmentId, after: int, fragment_count: int, interval: int) -> int:
+    """Return the fragment's first due point later than logical step ``after``."""
+    return after + 1 + (offsets(fragment_count, interval)[fragment] - after - 1) % interval
+
+
+def due_fragments(previous_step: int, step: int, fragment_count: int, interval: int) -> tuple[FragmentId, ...]:
+    """Return the fragments with a due point in (previous_step, step], earliest due point first.
+
+    The logical clock may jump when a newer version is adopted, so there may be more than one step between the
+    two. A fragment that was due several times in the gap is named once.
+    """
+    if step - previous_step < _steps_to_any(previous_step % interval, fragment_count, interval):
+        return ()
+    points = []
+    for fragment in map(FragmentId, range(fragment_count)):
+        point = next_due(fragment, previous_step, fragment_count, interval)
+        if point <= step:
+            points.append((point, fragment))
+    return tuple(fragment for _, fragment in sorted(points))
+
+
+@lru_cache(maxsize=4096)
+def _steps_to_any(place: int, fragment_count: int, interval: int) -> int:
+    """Return the steps from this place in the interval to the next due point of any fragment. Most steps need only this."""
+    return min(next_due(FragmentId(p), place, fragment_count, interval) for p in range(fragment_count)) - place

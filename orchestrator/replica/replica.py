@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Literal, NamedTuple, Self
 
-from orchestrator.core import schedule
 from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, Offer
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
@@ -39,6 +38,7 @@ from orchestrator.core.vocabulary import (
     MergedOffer,
     ScheduleAnchor,
     Version,
+    due_fragments,
     includes,
     offer_of_number,
 )
@@ -353,7 +353,7 @@ class Replica:
 
     def offer_due(self) -> tuple[OfferFragment, ...]:
         """Offer the fragments whose due point the logical clock has passed, but for those that wait after earlier offers."""
-        due = schedule.due(self.offered_step, self.step, self.policy.fragment_count, self.policy.interval_steps)
+        due = due_fragments(self.offered_step, self.step, self.policy.fragment_count, self.policy.interval_steps)
         self.offered_step = self.step
         return self._offer(p for p in due if self.fragments[p].due_again()) if due else ()
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.core.fragment_round import __file__ as elsewhere
-from orchestrator.core.schedule import next_due
+from orchestrator.core.vocabulary import next_due
 from tests.bench import way
 from tests.bench.way_hooks import Notes
 
-FILE = "orchestrator/core/schedule.py"
+FILE = "orchestrator/core/vocabulary.py"
 
 
 @pytest.fixture

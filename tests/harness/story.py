@@ -10,9 +10,8 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import events
 from orchestrator.core.effects import BeginCatchUp, Effect, MergeFragment, PlaceIsland
 from orchestrator.core.messages import CarriedReport, CaughtUp, Progress, Ready
-from orchestrator.core.schedule import next_due
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Contribution, IslandPlan, JobPolicy, payload_id
+from orchestrator.core.vocabulary import Contribution, IslandPlan, JobPolicy, next_due, payload_id
 from orchestrator.host.state_view import core_status
 from orchestrator.status import IslandStatus
 from orchestrator.tape.driver import Fold
