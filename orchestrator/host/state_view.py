@@ -7,16 +7,21 @@
 The rule: only the pump changes the state, inside ``changing``; everybody else, and the pump outside of it, reads through
 this view. What it returns is frozen, or a copy. Before a view is made, the code that opens the job's files has the core to
 itself (``job_files``), and a snapshot is taken inside ``changing`` (``retry.SnapshotWriter``). A test holds this.
+
+Beside it are the job's commands with their outcomes, which a status shows together with that state (``CommandTable``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
 from orchestrator.core import invariants
+from orchestrator.core.commands import island_of, kind_of
+from orchestrator.core.effects import ResolveCommand
+from orchestrator.core.events import FaultInjected
 from orchestrator.core.island_record import Island
 from orchestrator.core.messages import Announcement, MergedWork
 from orchestrator.core.state import Checkpoints, JobState
@@ -31,7 +36,8 @@ from orchestrator.core.vocabulary import (
     Version,
     offer_number,
 )
-from orchestrator.status import CheckpointFacts, CoreStatus, FragmentStatus, IslandStatus
+from orchestrator.status import CheckpointFacts, CommandStatus, CoreStatus, FragmentStatus, IslandStatus
+from orchestrator.tape.replay import Recovered
 
 FOREVER = -1.0
 
@@ -199,3 +205,63 @@ def _island_status(state: JobState, island: Island, tokens: int | None) -> Islan
         standby=island.id in state.standbys,
         overdue_s=island.current.overdue_s,
     )
+
+
+def recovered_commands(past: Recovered) -> dict[str, CommandStatus]:
+    """Return the commands that reached the tape, by id."""
+    by_id: dict[str, CommandStatus] = {}
+    for name, (event, answer) in past.pending.commands.items():
+        if isinstance(event, FaultInjected):
+            command = pending_command(event.kind, event.island, event.caller, event.at)
+        else:
+            command = pending_command(kind_of(event.request), island_of(event.request), event.caller, event.at)
+        if answer is not None:
+            command = command.resolved(answer.accepted, answer.detail)
+        elif isinstance(event, FaultInjected):
+            command = command.resolved(accepted=True, detail="")
+        by_id[name] = command
+    return by_id
+
+
+def pending_command(kind: str, island: str | None, caller: str, at: Instant) -> CommandStatus:
+    """Return a command that has no answer yet."""
+    return CommandStatus(kind=kind, island=island, caller=caller, at=at, accepted=None, detail="")
+
+
+class CommandTable:
+    """The commands that this job was given, each with its outcome once there is one, as ``status`` shows them.
+
+    An outcome is shown once its record is durable: ``count`` is that of the last record, ``durable_count`` that of the last
+    durable one.
+    """
+
+    def __init__(
+        self,
+        state: StateView,
+        statuses: dict[str, CommandStatus],
+        count: Callable[[], int],
+        durable_count: Callable[[], int],
+    ) -> None:
+        self._state, self._statuses = state, statuses
+        self._count, self._durable_count = count, durable_count
+        self._unsafe: dict[str, tuple[int, CommandStatus]] = {}
+        """Commands as they were before the record with this number gave them an outcome."""
+
+    def add(self, command: str, status: CommandStatus) -> bool:
+        """Note the command. Returns whether it is new."""
+        with self._state.unchanged():
+            return self._statuses.setdefault(command, status) is status
+
+    def resolve(self, effect: ResolveCommand) -> None:
+        """Note the outcome of a command."""
+        with self._state.unchanged():
+            if (status := self._statuses.get(effect.command)) is not None:
+                self._unsafe[effect.command] = (self._count(), status)
+                self._statuses[effect.command] = status.resolved(effect.accepted, effect.detail)
+
+    def statuses(self) -> dict[str, CommandStatus]:
+        """Return a copy of all of them, by their ids."""
+        with self._state.unchanged():
+            durable = self._durable_count()
+            self._unsafe = {name: unsafe for name, unsafe in self._unsafe.items() if unsafe[0] > durable}
+            return {**self._statuses, **{name: before for name, (_, before) in self._unsafe.items()}}

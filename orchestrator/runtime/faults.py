@@ -28,7 +28,7 @@ from ray.exceptions import RayError
 from orchestrator.core import faults
 from orchestrator.core.commands import Kill
 from orchestrator.core.effects import ResolveCommand
-from orchestrator.core.events import Event, FaultInjected
+from orchestrator.core.events import FaultInjected
 from orchestrator.core.faults import Fault, JobFault, Kind
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId
 from orchestrator.errors import first_line
@@ -122,11 +122,11 @@ def _answer(call: ray.ObjectRef[str], timeout_s: float | None = None) -> str | N
         return f"the controller did not answer: {first_line(error)}"
 
 
-def kill_own_process(event: Event) -> None:
-    """Kill this process if the event, which is on the tape now, is chaos killing the synchroniser.
+def kill_own_process(fault: FaultInjected) -> None:
+    """Kill this process if the fault, which is on the tape now, is chaos killing the synchroniser.
 
     In an instant, so that the caller gets its answer. Sent from inside it is no less sudden: no handler runs, nothing is
     closed, and the pump is wherever it is.
     """
-    if isinstance(event, FaultInjected) and event.kind == Kind.KILL_SYNCHRONISER:
+    if fault.kind == Kind.KILL_SYNCHRONISER:
         threading.Timer(ANSWERED_S, os.kill, (os.getpid(), signal.SIGKILL)).start()

@@ -21,9 +21,6 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.checkpoints.resumption import Resumption, begun
-from orchestrator.core import effects as f
-from orchestrator.core import events as e
-from orchestrator.core.commands import island_of, kind_of
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.vocabulary import Epoch, Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
 from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError, first_line, in_words, origin
@@ -43,7 +40,7 @@ from orchestrator.runtime.settings import synchroniser_name
 from orchestrator.runtime.supervision import Helper, SynchroniserFacts
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.policy_source import continued
-from orchestrator.status import CommandStatus, JobStatus
+from orchestrator.status import JobStatus
 from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.system.mirror import JobObjects
 from orchestrator.system.object_store import open_store, require_header
@@ -242,66 +239,6 @@ def clock(files: JobFiles, run_dir: Path) -> tuple[float, Callable[[], Instant]]
     elapsed = job_files.elapsed(run_dir, started_at, files.past.at if files.past is not None else None)
     zero = time.monotonic() - elapsed
     return started_at, lambda: time.monotonic() - zero
-
-
-def commands(past: Recovered) -> dict[str, CommandStatus]:
-    """Return the commands that reached the tape, by id."""
-    by_id: dict[str, CommandStatus] = {}
-    for name, (event, answer) in past.pending.commands.items():
-        if isinstance(event, e.FaultInjected):
-            command = pending_command(event.kind, event.island, event.caller, event.at)
-        else:
-            command = pending_command(kind_of(event.request), island_of(event.request), event.caller, event.at)
-        if answer is not None:
-            command = command.resolved(answer.accepted, answer.detail)
-        elif isinstance(event, e.FaultInjected):
-            command = command.resolved(accepted=True, detail="")
-        by_id[name] = command
-    return by_id
-
-
-def pending_command(kind: str, island: str | None, caller: str, at: Instant) -> CommandStatus:
-    """Return a command that has no answer yet."""
-    return CommandStatus(kind=kind, island=island, caller=caller, at=at, accepted=None, detail="")
-
-
-class CommandTable:
-    """The commands that this job was given, each with its outcome once there is one, as ``status`` shows them.
-
-    An outcome is shown once its record is durable: ``count`` is that of the last record, ``durable_count`` that of the last
-    durable one.
-    """
-
-    def __init__(
-        self,
-        state: StateView,
-        statuses: dict[str, CommandStatus],
-        count: Callable[[], int],
-        durable_count: Callable[[], int],
-    ) -> None:
-        self._state, self._statuses = state, statuses
-        self._count, self._durable_count = count, durable_count
-        self._unsafe: dict[str, tuple[int, CommandStatus]] = {}
-        """Commands as they were before the record with this number gave them an outcome."""
-
-    def add(self, command: str, status: CommandStatus) -> bool:
-        """Note the command. Returns whether it is new."""
-        with self._state.unchanged():
-            return self._statuses.setdefault(command, status) is status
-
-    def resolve(self, effect: f.ResolveCommand) -> None:
-        """Note the outcome of a command."""
-        with self._state.unchanged():
-            if (status := self._statuses.get(effect.command)) is not None:
-                self._unsafe[effect.command] = (self._count(), status)
-                self._statuses[effect.command] = status.resolved(effect.accepted, effect.detail)
-
-    def statuses(self) -> dict[str, CommandStatus]:
-        """Return a copy of all of them, by their ids."""
-        with self._state.unchanged():
-            durable = self._durable_count()
-            self._unsafe = {name: unsafe for name, unsafe in self._unsafe.items() if unsafe[0] > durable}
-            return {**self._statuses, **{name: before for name, (_, before) in self._unsafe.items()}}
 
 
 def reconnect(

@@ -74,7 +74,7 @@ from orchestrator.host.retry import (
     only_full,
     tape_sync_of,
 )
-from orchestrator.host.state_view import StateView
+from orchestrator.host.state_view import CommandTable, StateView, pending_command, recovered_commands
 from orchestrator.parameters.outer_state import OuterStep
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.runtime import cluster, faults, restart, salvaging
@@ -216,9 +216,9 @@ def open_job(
         timers=Timers(now, lambda timer, serial: queue.post(lambda at: events.TimerFired(at, timer, serial))),
         checkpoints=CheckpointWriter(context, resumption, state, goodput.ledger, shard.cut, sync_tape),
     )
-    commands = restart.CommandTable(
+    commands = CommandTable(
         state,
-        restart.commands(past) if past is not None else {},
+        recovered_commands(past) if past is not None else {},
         lambda: live.driver.count,
         tape_sync.durable_count if mirror is not None else lambda: sys.maxsize,
     )
@@ -286,7 +286,7 @@ class LiveJob:
     supervisor: Supervisor
     workers: Workers
     interpreter: Interpreter
-    commands: restart.CommandTable
+    commands: CommandTable
     chaos: faults.Chaos
     saved: SavedWindows
     mirror: MirroredDisk | None
@@ -437,7 +437,7 @@ class LiveJob:
         """Note the command and return whether it is new. Raises Conflict if the job has ended."""
         if self.state.phase is JobPhase.FINISHED:
             raise Conflict(detail=f"Job {self.context.job} has ended.", remedy="Submit it again to run it once more.")
-        status = restart.pending_command(kind_of(request), island_of(request), caller, self.context.now())
+        status = pending_command(kind_of(request), island_of(request), caller, self.context.now())
         return self.commands.add(command, status)
 
     # ── the pump ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -481,7 +481,8 @@ class LiveJob:
             self.snapshots.consider(self.driver, event.at)
         if isinstance(event, events.OuterStateSeeded):
             self._note_theta()
-        faults.kill_own_process(event)
+        if isinstance(event, events.FaultInjected):
+            faults.kill_own_process(event)
         if isinstance(event, events.ConnectionLost) and event.dead:
             self.interpreter.forget(event.island, event.incarnation)
         return decided
