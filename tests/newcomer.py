@@ -15,6 +15,7 @@ from pathlib import Path
 from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, TOKEN_VARIABLE, Home
 from tests import forked
 from tests.documents import ROOT
+from tests.waiting import PATIENCE_S
 
 PORT = 8470
 """The documents'."""
@@ -64,7 +65,9 @@ class Newcomer:
     def run(self, program: str) -> str:
         """What the Python program printed. It must have succeeded."""
         line = [self.folder / ".venv/bin/python", "-c", program]
-        done = subprocess.run(line, cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            line, cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -81,6 +84,6 @@ class Newcomer:
 
     def leave(self) -> None:
         """Nothing is left running, whatever happened."""
-        self._shell.communicate(timeout=60)
+        self._shell.communicate(timeout=PATIENCE_S)
         done = subprocess.run([sys.executable, "-m", "api.cli", "down"], cwd=self.folder, env=self._environment)
         assert done.returncode == 0

@@ -25,6 +25,7 @@ from orchestrator.certificates import folders, peer
 from orchestrator.errors import ConfigurationError
 from orchestrator.system.ports import free_port
 from tests.listening import Listener, guards, undocumented
+from tests.waiting import PATIENCE_S
 
 ADDRESS = "127.0.0.9"
 
@@ -143,7 +144,7 @@ def is_served(port: int, folder: Path) -> bool:
     credentials = grpc.ssl_channel_credentials(trusted, key, certificate)
     with grpc.secure_channel(f"{ADDRESS}:{port}", credentials) as channel:
         try:
-            channel.unary_unary("/no/method")(b"", timeout=20)
+            channel.unary_unary("/no/method")(b"", timeout=PATIENCE_S)
         except grpc.RpcError as error:
             return "UNIMPLEMENTED" in str(error)  # an answer, and no failed handshake
     return True

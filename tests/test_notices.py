@@ -14,6 +14,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.system import notices
 from orchestrator.system.notices import Metadata, Notice, Unanswered, address, cloud_of, settings, watch
 from tests.metadata import MachineMetadata, serving
+from tests.waiting import PATIENCE_S
 
 CLOUDS = ("gce", "aws", "azure")
 
@@ -32,7 +33,7 @@ def watching(machine: MachineMetadata, sources: str = "auto") -> Iterator[Callab
     thread.start()
 
     def notice() -> Notice:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         (only,) = heard
         return only
 

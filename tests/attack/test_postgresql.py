@@ -20,7 +20,7 @@ from tests.api.installation import CONTROL, Installation
 from tests.documents import ROOT, blocks
 from tests.newcomer import Newcomer
 from tests.postgresql import PostgreSQL, a_server
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 READS = ("/v1/whoami", "/v1/jobs", "/v1/jobs/latest", "/v1/audit", "/readyz", "/metrics")
 
@@ -115,7 +115,7 @@ def test_while_postgresql_is_silent_nobody_waits_for_ever_and_many_wait_no_longe
         with postgres.silent():
             wait_until(lambda: http.get("/v1/whoami").status_code == 503)
             asked = [pool.submit(lambda: other.get("/v1/whoami").status_code) for _ in range(120)]
-            assert {one.result(60) for one in asked} == {503}
+            assert {one.result(PATIENCE_S) for one in asked} == {503}
             assert_all_refused(http, job)
         assert_all_well(http, job)
 
@@ -158,7 +158,7 @@ def test_what_was_asked_in_the_instant_of_its_death_is_there_once_or_not_at_all(
             asked = [pool.submit(ask, key) for key in keys]
             wait_until(lambda: any(one.done() for one in asked))
             postgres.kill()
-            first = [one.result(120) for one in asked]
+            first = [one.result(PATIENCE_S) for one in asked]
         postgres.start()
         assert {status for both in first for status in both} <= {201, 202, 503}
         wait_until(lambda: http.get("/readyz").status_code == 200)
@@ -196,7 +196,7 @@ def test_a_job_that_was_being_started_when_the_store_failed_is_started_when_it_i
             wait_until(lambda: (service.home.path / "clockwork" / "starting").exists())
             postgres.kill()
             slow.unlink()
-            assert asked.result(60).status_code == 503
+            assert asked.result(PATIENCE_S).status_code == 503
         postgres.start()
         wait_until(lambda: http.get("/readyz").status_code == 200)
         found = wait_until(lambda: http.get("/v1/jobs", params={"name": "slow"}).json()["jobs"])

@@ -20,6 +20,7 @@ from orchestrator.system.store_log import (
 from tests.harness.saver import AtOnce
 from tests.journal.test_mirror import files_of, use_small_objects
 from tests.swarm.disk import SimulatedDisk, SimulatedStore
+from tests.waiting import PATIENCE_S
 
 SCHEDULES = int(os.environ.get("ATOLL_MIRROR_SCHEDULES", "50"))
 """Orders of the writers' requests that are tried; ``make soak`` tries more."""
@@ -142,7 +143,7 @@ def interleaved(seed: int, kind: type[SharedStore] = SharedStore) -> tuple[list[
         threads.append(started(lambda writer=writer: (gate.wait(), write(writer))))
     gate.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert not failures, failures
     return acknowledged, files_of(store).get("file", b"")
 

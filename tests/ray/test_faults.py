@@ -21,6 +21,7 @@ from orchestrator.runtime.settings import controllers_name, synchroniser_name
 from orchestrator.specification.config import parse_job
 from orchestrator.system import logbook
 from tests.ray.jobs import ENDLESS, Job, gone, pids_of, synthetic
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
@@ -32,7 +33,7 @@ def jobs_with_a_controller() -> list[str]:
     from orchestrator.runtime.controllers import Controllers
 
     shared = cluster.actor_named(controllers_name())
-    return ray.get(shared.call(Controllers.jobs), timeout=10.0) if shared is not None else []
+    return ray.get(shared.call(Controllers.jobs), timeout=PATIENCE_S) if shared is not None else []
 
 
 def test_an_island_that_stays_silent_is_replaced_and_its_process_ended(start: Start) -> None:

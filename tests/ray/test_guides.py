@@ -23,7 +23,7 @@ from orchestrator.errors import Conflict, InfrastructureError
 from tests.documents import DECISIONS, ROOT, TUTORIAL, blocks, documents
 from tests.newcomer import Newcomer
 from tests.programs import required
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 ELSEWHERE = {
     r"source |(\.venv/bin/)?atoll (up|down|--help)": "the tutorial, of which these are parts",
@@ -47,7 +47,7 @@ ASKS = re.compile(r"atoll delete")
 """Commands that ask whether that is meant."""
 PROGRAM = ".venv/bin/python -m api.cli "
 ENDED = "after the job's end"
-PATIENCE_S, AGAIN_S, STAYS_S = 180.0, 1.0, 20
+AGAIN_S, STAYS_S = 1.0, 20
 INTERRUPTED = (0, 124, 130)
 """Exit codes of a command that stays: it ended by itself, was interrupted and did not say, or said so."""
 TEXT, PIECES = "The islands come and go, and {} of them is missed by nobody. ", 400

@@ -17,7 +17,7 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, Version
 from orchestrator.errors import ConfigurationError, PayloadDamaged, TransferCancelled, TransferError, TransferStalled
 from orchestrator.host.line_traffic import LineCounter
 from orchestrator.parameters.holding import EVERYTHING, Holding
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from orchestrator.runtime.parameter_link import ParameterLink
@@ -237,7 +237,7 @@ def pair(port: object, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def test_the_parts_of_an_offer_are_pulled_at_once(pair: tuple[ParameterLink, list[Any]], channel: Channel) -> None:
     link, given = pair
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
     channel.while_pulling = lambda: both.wait() and None  # one after another would break it
     assert fetched(link, 1) == "payload-1"
     assert given == [(BYTES, BYTES)]

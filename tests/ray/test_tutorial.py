@@ -17,10 +17,11 @@ from api.client import Client
 from tests.documents import TUTORIAL, blocks
 from tests.newcomer import Newcomer
 from tests.programs import required
+from tests.waiting import PATIENCE_S
 
 UNTIL = "# again, until"
 """What the tutorial says of a command that is to be repeated."""
-PATIENCE_S, AGAIN_S = 120.0, 0.5
+AGAIN_S = 0.5
 WHOLE = "budget: {steps: 800}"
 """Forty seconds, as synthetic.yaml has it."""
 LONG, SHORT = "budget: {steps: 220}", "budget: {steps: 150}"

@@ -13,7 +13,7 @@ from api.auth.roles import Role
 from api.client import Client
 from api.http.guard import is_loopback
 from tests.api.installation import Installation
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 CONTROL = "tests.web.live:connect"
 BACKOFF_S = 2.5
@@ -91,7 +91,7 @@ class Visit:
         """The page as a stranger sees it."""
         window.setdefault("viewport", {"width": 1280, "height": 900})
         page = self._browser.new_page(**window)
-        page.set_default_timeout(8000)
+        page.set_default_timeout(PATIENCE_S * 1000)
         page.on("console", self._complained)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self._seen(request.url))
