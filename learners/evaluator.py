@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -28,7 +27,7 @@ from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.tensors import Tensors
-from orchestrator.system import logbook
+from orchestrator.system import logbook, python_process
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class Evaluator:
     def __init__(
         self, spec: dict[str, Any], environment: Mapping[str, str], book: logbook.Logbook, niceness: int
     ) -> None:
-        os.environ.update(environment)
+        python_process.set_variables(environment)
         logbook.keep(book)
         self._niceness, self._before = niceness, thread_ids()
         self._document, self._trainer_name = spec, str(spec["trainer"])

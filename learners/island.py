@@ -51,7 +51,7 @@ from orchestrator.parameters.holding import Holding
 from orchestrator.parameters.parts import Bounds
 from orchestrator.parameters.wire_format import encode
 from orchestrator.replica.replica import Publication
-from orchestrator.system import logbook
+from orchestrator.system import logbook, python_process
 from orchestrator.system.ports import free_port
 from orchestrator.system.roots import AllowedRoots
 
@@ -67,7 +67,7 @@ class Island:
     def __init__(
         self, island: IslandId, environment: Mapping[str, str], book: logbook.Logbook, abandoned_after_s: float
     ) -> None:
-        os.environ.update(environment)
+        python_process.set_variables(environment)
         logbook.keep(book)
         log.info("%s, incarnation %d, is process %d", island, book.number, os.getpid())
         self._island, self._incarnation = island, Incarnation(book.number)

@@ -85,9 +85,9 @@ class NodeAgent:
 
     def kill_node(self) -> str:
         """SIGKILL this node's raylet, just after this is answered: nothing answers after it. Empty if there is one."""
-        raylet = psutil.Process(os.getppid())
-        if raylet.name() != RAYLET:
-            return f"this node agent's parent is {raylet.name()}, not {RAYLET}"
+        raylet = own_raylet()
+        if raylet is None:
+            return f"no parent of this node agent is a {RAYLET}"
         threading.Timer(ANSWERED_S, raylet.kill).start()
         return ""
 
@@ -114,9 +114,10 @@ class NodeAgent:
 
     def leave(self) -> None:
         """The node is being drained: this process ends once it is the last one. Returns at once."""
-        if not self._leaving.is_set():
+        raylet = own_raylet()
+        if raylet is not None and not self._leaving.is_set():
             self._leaving.set()
-            threading.Thread(target=end_as_the_last_one, args=(os.getppid(),), name="leave", daemon=True).start()
+            threading.Thread(target=end_as_the_last_one, args=(raylet.pid,), name="leave", daemon=True).start()
 
 
 def keep_worker_logs_few() -> None:
@@ -161,10 +162,15 @@ def end_as_the_last_one(raylet: int) -> None:
     os._exit(0)
 
 
+def own_raylet() -> psutil.Process | None:
+    """Return the raylet that this worker belongs to: its parent, or that of the fork server it is a fork of."""
+    return next((parent for parent in psutil.Process().parents() if parent.name() == RAYLET), None)
+
+
 def workers_of(raylet: int) -> list[int]:
     """The processes of this raylet in which anything but a node agent runs. Empty if there is no such raylet."""
     try:
-        children = psutil.Process(raylet).children()
+        children = psutil.Process(raylet).children(recursive=True)  # most are forks of a worker (fork_server)
     except psutil.NoSuchProcess:
         return []
     return [child.pid for child in children if _works(child)]

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from orchestrator.runtime import fork_server
+
 MODULE = "orchestrator.runtime.worker"
 RAY_PROGRAM = "default_worker.py"
 IDLE = "ray::IDLE"
@@ -62,9 +64,14 @@ def name_titles() -> None:
 def main() -> None:
     for name in LATE:
         import_late(name)
-    del sys.argv[0]
-    if Path(sys.argv[0]).name == RAY_PROGRAM:
+    arguments = sys.argv[1:]
+    if Path(arguments[0]).name == RAY_PROGRAM:
+        wanted = fork_server.as_worker(arguments)
+        if wanted is None:
+            return
+        arguments = wanted
         name_titles()
+    sys.argv[:] = arguments
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -43,6 +43,13 @@ HARMLESS = frozenset(
 PYTHONUSERBASE, PYTHONSTARTUP, PYTHONPYCACHEPREFIX, PYTHONWARNINGS (which imports a category), those of later versions."""
 
 
+def set_variables(variables: Mapping[str, str]) -> None:
+    """Set these variables in this process, of which JAX reads one when it is imported, and it may have been."""
+    os.environ.update(variables)
+    if (jax := sys.modules.get("jax")) is not None and "JAX_PLATFORMS" in variables:
+        jax.config.update("jax_platforms", variables["JAX_PLATFORMS"])
+
+
 def module(name: str, *arguments: str) -> list[str]:
     """The command line that runs a module, as ``python -m`` does."""
     return [sys.executable, *running(name), *arguments]

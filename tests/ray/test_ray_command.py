@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from orchestrator.runtime import idle_agent, ray_command
+from orchestrator.runtime import fork_server, idle_agent, ray_command, worker
 from orchestrator.system import python_process, release
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -116,3 +120,132 @@ def test_an_idle_agent_ends_with_its_raylet(tmp_path: Path, options: list[str]) 
         process.communicate(timeout=PATIENCE_S)
     with os.fdopen(reader) as output:
         assert output.read() == "", "the end of the last process that could write"
+
+
+WORKER = """
+import json, os, random, signal, sys, time
+import numpy
+about = dict(
+    arguments=sys.argv[1:],
+    pid=os.getpid(),
+    parent=os.getppid(),
+    folder=os.getcwd(),
+    draws=[random.random(), numpy.random.random()],
+    mark=os.environ.get("MARK"),
+    children=signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
+    ray="ray" in sys.modules,
+    files=len(os.listdir("/proc/self/fd")),
+)
+print(json.dumps(about), flush=True)
+time.sleep(600)
+"""
+RAYLET = """
+import json, os, subprocess, sys
+open("/proc/self/comm", "w").write("raylet")
+reader, writer = os.pipe()
+os.set_inheritable(writer, True)
+for line in sys.stdin:
+    wanted = json.loads(line)
+    environment = {**os.environ, **wanted["environment"]}
+    subprocess.Popen(wanted["command"], env=environment, cwd=wanted["folder"], process_group=0, close_fds=False)
+"""
+
+
+LIGHT = "from orchestrator.runtime import fork_server, worker; fork_server.AT_ONCE = ('numpy',); worker.main()"
+"""A worker whose fork server imports next to nothing at first."""
+
+
+class StandInRaylet:
+    """Starts workers as a raylet does; their program says what they are, and waits."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, program = folder, folder / worker.RAY_PROGRAM
+        program.write_text(WORKER)
+        self._light = python_process.code(LIGHT, str(program))
+        self._whole = python_process.module(worker.MODULE, str(program))
+        command = [sys.executable, "-c", RAYLET]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(self, *arguments: str, light: bool = True, **environment: str) -> dict[str, Any]:
+        """Return what the worker says of itself."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        command = [*(self._light if light else self._whole), *arguments]
+        wanted = {"command": command, "environment": environment, "folder": str(self._folder)}
+        self.process.stdin.write(json.dumps(wanted) + "\n")
+        self.process.stdin.flush()
+        about: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return about
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@pytest.fixture
+def raylet(tmp_path: Path) -> Iterator[StandInRaylet]:
+    stand_in = StandInRaylet(tmp_path)
+    try:
+        yield stand_in
+    finally:
+        for process in [*stand_in.descendants(), psutil.Process(stand_in.process.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        stand_in.process.communicate()
+
+
+def test_a_worker_is_a_fork_with_its_own_arguments_environment_files_and_chance(
+    raylet: StandInRaylet, tmp_path: Path
+) -> None:
+    first, *later = [raylet.start(f"--worker-id={number}", light=False, MARK=str(number)) for number in range(3)]
+    server = first["parent"]
+    assert psutil.Process(server).ppid() == raylet.process.pid
+    assert [about["parent"] for about in later] == [server, server]
+    groups = [os.getpgid(process) for process in (raylet.process.pid, *(about["pid"] for about in (first, *later)))]
+    assert len(set(groups)) == len(groups), "a raylet ends the group of a worker that dies"
+    assert os.getpgid(server) == groups[0]
+    for number, about in enumerate([first, *later]):
+        assert about["arguments"] == [f"--worker-id={number}"]
+        assert about["mark"] == str(number)
+        assert about["folder"] == str(tmp_path)
+        assert about["ray"]
+        assert about["children"], "they may have processes of their own"
+        assert about["files"] <= first["files"], "nothing of the fork server is left open"
+    draws = [draw for about in (first, *later) for draw in about["draws"]]
+    assert len(set(draws)) == len(draws)
+    wait_until(lambda: psutil.Process(server).cmdline()[0].strip() == fork_server.TITLE, "its title")
+    pipes = [link for link in map(os.readlink, Path(f"/proc/{server}/fd").iterdir()) if link.startswith("pipe")]
+    assert pipes == [], "a raylet waits at its end until nobody can write to its pipes"
+    psutil.Process(first["pid"]).kill()
+    wait_until(lambda: not psutil.pid_exists(first["pid"]), "the end of a fork, of which nothing is left")
+
+
+def test_a_worker_that_would_import_something_else_is_no_fork_of_that_server(raylet: StandInRaylet) -> None:
+    first, other = raylet.start(), raylet.start(JAX_ENABLE_X64="1")
+    assert other["parent"] != first["parent"]
+    assert psutil.Process(other["parent"]).ppid() == raylet.process.pid
+
+
+def test_a_worker_starts_by_itself_where_the_fork_server_was_killed(raylet: StandInRaylet) -> None:
+    first = raylet.start()
+    psutil.Process(first["parent"]).kill()
+    second = raylet.start()
+    assert second["parent"] not in (first["parent"], raylet.process.pid)
+    assert psutil.pid_exists(first["pid"]), "forks live on"
+    psutil.Process(first["pid"]).kill()
+
+
+def test_a_fork_server_ends_with_its_raylet_and_refuses_everybody_else(raylet: StandInRaylet) -> None:
+    server = psutil.Process(raylet.start()["parent"])
+    forks = server.children()
+    (address,) = [
+        entry.laddr for entry in server.net_connections("unix") if str(entry.laddr).startswith(("\0atoll", "@atoll"))
+    ]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect("\0" + str(address)[1:])
+        stranger.settimeout(PATIENCE_S)
+        assert stranger.recv(1) == b"", "hung up on"
+    assert server.children() == forks
+    raylet.process.kill()
+    wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "its end")
+    for fork in forks:
+        fork.kill()
