@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -67,6 +68,7 @@ GONE_S = 3.0
 WAIT_S = 10.0
 """For the head, which may be beginning."""
 CONNECT_S = 2.0
+SELDOM_S = 30.0
 RAY_LOG, RAY_ADVICE = "ray.log", re.compile(r"\bINFO \w+\.py:\d+ -- ")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 FOLDER_MARKER = "ATOLL_JOIN_FOLDER"
@@ -141,7 +143,11 @@ class Joined:
             if self._signal is not None:
                 return 0
             self._options.own_address = own or own_address(self._options)
-            code = self._be_a_node(heads, room)
+            heads.watch()
+            try:
+                code = self._be_a_node(heads, room)
+            finally:
+                heads.close()
             if code is not None:
                 return code
             wait_s = math.inf
@@ -188,7 +194,7 @@ class Joined:
                 log.info("The node was drained and has left.")
                 return 0
             self._decide(time.time())
-            if self._deadline is None and heads.have_moved():
+            if self._deadline is None and heads.is_gone:
                 log.info("The head at %s is gone, and there is another one. The node ends and joins it.", heads.address)
                 return None
             if self._deadline is not None and present is not None and not is_drained:
@@ -243,7 +249,8 @@ class Joined:
 class Heads:
     """The head that this machine joins: at a given address, or where the store says, which may change.
 
-    The store is asked only while the head does not answer.
+    Once the machine is a node, a thread looks whether the head has moved: a store that does not answer must not keep the
+    node from draining. It asks the store often while the head does not answer, else seldom.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -251,49 +258,61 @@ class Heads:
         self._store = open_store(options.store) if options.store else None
         self._head: Head | None = None
         self.address: str = options.address if self._store is None else ""
-        self.is_gone, self._look_at = False, 0.0
+        self.is_gone, self._is_over = False, threading.Event()
 
     def wait_for_one(self, wait_s: float, is_told: Callable[[], bool]) -> str:
         """Return the address of a head that answers; any if ``is_told``. Raises InfrastructureError after ``wait_s``."""
-        wait_for_head(self._newest, wait_s, is_told)
+        wait_for_head(self._address_now, wait_s, is_told)
         return self.address
 
-    def have_moved(self) -> bool:
-        """Return whether the head does not answer, and another one has begun meanwhile."""
-        if self._store is None or time.monotonic() < self._look_at:
-            return False
-        self._look_at = time.monotonic() + WATCH_S
-        if not _unreachable(*head_of(self.address)):
-            return False
-        before = self._head
-        self._newest()
-        self.is_gone = self._head is not None and self._head != before and not self._is_same(before)
-        return self.is_gone
+    def watch(self) -> None:
+        """Set ``is_gone`` once another head has begun, until ``close``."""
+        if self._store is not None:
+            threading.Thread(target=self._watch, name="heads", daemon=True).start()
+
+    def close(self) -> None:
+        self._is_over.set()
 
     def are_lost(self) -> bool:
         """Return whether a node that ended has to look for another head: its own does not answer, or is another one."""
-        if self._store is None:
-            return False
-        before = self._head
-        self._newest()
-        self.is_gone = bool(_unreachable(*head_of(self.address))) or not self._is_same(before)
+        if self._store is not None and not self.is_gone:
+            self.is_gone = bool(_unreachable(*head_of(self.address))) or self._has_moved()
         return self.is_gone
 
-    def _is_same(self, before: Head | None) -> bool:
-        """Return whether the head has only started again, from its own disk: its nodes stay with it."""
-        ways = [(head.cluster, head.address) if head is not None else None for head in (before, self._head)]
-        return ways[0] == ways[1]
+    def _watch(self) -> None:
+        asked_at = time.monotonic()
+        while not self._is_over.wait(WATCH_S):
+            is_due = time.monotonic() - asked_at > SELDOM_S
+            if is_due or _unreachable(*head_of(self.address)):
+                asked_at = time.monotonic()
+                if self._has_moved():
+                    self.is_gone = True
+                    return
 
-    def _newest(self) -> tuple[str, str]:
-        """Return the head's address, or why there is none."""
-        if self._store is not None:
-            try:
-                self._head = newest_head(self._store, self._head.number if self._head is not None else 0) or self._head
-            except (OSError, DataError) as error:
-                return self.address, "" if self.address else f"{error}"
-            if self._head is None or not self._head.address:
-                return "", f"no head that other machines can reach is announced in {self._store.url}"
-            self.address = self._head.address
+    def _has_moved(self) -> bool:
+        """Return whether there is another head. One that started again from its own disk has its nodes still."""
+        assert self._store is not None
+        try:
+            later = newest_head(self._store, self._head.number if self._head is not None else 0)
+        except (OSError, AtollError) as error:
+            log.debug("the store does not say whether there is another head: %s", error)
+            return False
+        before, self._head = self._head, later or self._head
+        return later is not None and (
+            before is None or (later.cluster, later.address) != (before.cluster, before.address)
+        )
+
+    def _address_now(self) -> tuple[str, str]:
+        """Return the head's address, or none and the reason."""
+        if self._store is None:
+            return self.address, ""
+        try:
+            self._head = newest_head(self._store, self._head.number if self._head is not None else 0) or self._head
+        except (OSError, DataError) as error:
+            return self.address, "" if self.address else str(getattr(error, "strerror", None) or error)
+        if self._head is None or not self._head.address:
+            return "", f"{self._store.url} names no head that other machines can reach"
+        self.address = self._head.address
         return self.address, ""
 
 
@@ -350,7 +369,7 @@ def started_by(pid: int) -> LocalNode | None:
 
 
 def node_of(process: psutil.Process) -> LocalNode | None:
-    """Return the node that this process is the raylet of; None if it is none."""
+    """Return the node whose raylet this process is, or None."""
     with suppress(psutil.Error):
         if process.name() != RAYLET or process.status() == psutil.STATUS_ZOMBIE:
             return None
