@@ -179,18 +179,37 @@ def opened(url: str, home: Path, key_file: Path | None, say: Callable[[str], Non
             )
         with suppress(FileExistsError):
             store.create(SEALED_WITH, fleet.seal.digest.encode())
-        digest = store.get(SEALED_WITH)
+        _refuse_other_key(fleet.seal, store, f"--store-key {key_file}" if key_file else str(home / KEY))
     except OSError as error:
         raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=remedy_of(error)) from error
-    if digest != fleet.seal.digest.encode():
-        where = f"--store-key {key_file}" if key_file else str(home / KEY)
+    if _text_of(home / KEY) != key:
+        home_files.replace(home / KEY, key + "\n")
+    return fleet
+
+
+def seal_in(file: Path, store: ObjectStore) -> Seal:
+    """Return the seal of the key in this file. Raises ConfigurationError unless it is the store's, OSError."""
+    seal = Seal(_key_in(file))
+    _refuse_other_key(seal, store, f"--store-key {file}")
+    return seal
+
+
+def _refuse_other_key(seal: Seal, store: ObjectStore, where: str) -> None:
+    if content_or_none(store, SEALED_WITH) != seal.digest.encode():
         raise ConfigurationError(
             detail=f"{where} is not the key of --store {store.url}, which belongs to another fleet. Give the {KEY} of a "
             "home of that fleet with --store-key, or another folder of the store."
         )
-    if _text_of(home / KEY) != key:
-        home_files.replace(home / KEY, key + "\n")
-    return fleet
+
+
+def _key_in(file: Path) -> str:
+    home_files.refuse_unfit(file, "--store-key", f"Copy the {KEY} of a home of the fleet there.")
+    key = _text_of(file)
+    if key is None or not _KEY.fullmatch(key):
+        raise ConfigurationError(
+            detail=f"--store-key {file} has no key of 64 hexadecimal digits. Give a copy of {KEY}."
+        )
+    return key
 
 
 def _key_of(home: Path, file: Path | None) -> str | None:
@@ -199,12 +218,7 @@ def _key_of(home: Path, file: Path | None) -> str | None:
         if own is not None and not _KEY.fullmatch(own):
             raise ConfigurationError(detail=f"{home / KEY} is damaged. Replace it by a copy of the key, or remove it.")
         return own
-    home_files.refuse_unfit(file, "--store-key", f"Copy the {KEY} of a home of the fleet there.")
-    key = _text_of(file)
-    if key is None or not _KEY.fullmatch(key):
-        raise ConfigurationError(
-            detail=f"--store-key {file} has no key of 64 hexadecimal digits. Give a copy of {KEY}."
-        )
+    key = _key_in(file)
     if own is not None and own != key:
         raise ConfigurationError(
             detail=f"--store-key {file} is not the key in {home / KEY}, which this home uses. Leave the option out, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,10 +10,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from api.auth.roles import Role
+from api.cli import app
 from api.storage.sessions import copy_with
 from api.storage.store import JobRow, Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, DataError, Fenced, StoreUnavailable
@@ -216,6 +220,26 @@ def test_of_two_heads_that_begin_at_once_one_leads(
     announce(one.fleet, "", "")
     with pytest.raises(Conflict, match="Another machine became head 1 of memory at the same time"):
         announce(two.fleet, "", "")
+
+
+def test_the_copy_of_the_service_is_checked_and_cleaned_with_its_key(memory: SimulatedStore, tmp_path: Path) -> None:
+    one = Machine(tmp_path / "one")
+    one.serve().add_job(job("a"))
+    memory.objects["atoll-store.json"] = b'{"format": 1, "fleet": "f"}'
+
+    def told(*arguments: str, code: int = 0) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("orchestrator.system.object_store.open_store", lambda _: memory)
+            result = CliRunner().invoke(app, ["store", *arguments, "--json"])
+        assert result.exit_code == code, result.output
+        return json.loads(result.stdout)["jobs"]
+
+    key = ("memory", "--store-key", str(one.key))
+    assert told("check", "memory") == {}
+    assert told("check", *key)["(service)"]["file_count"] == 1
+    assert told("gc", *key) == {"(service)": {"objects": 0, "bytes": 0}}
+    del memory.objects["service/log/000000000001"]
+    assert told("check", *key, code=1)["(service)"]["problems"]
 
 
 def foreign_key(one: Machine, path: Path) -> None:
