@@ -289,9 +289,7 @@ def head(
         fleet = succession.opened(url, home.resolve(), store_key, say)
         if (before := succession.prepare_to_lead(fleet, take_over=take_over)) is not None:
             say(f"taking the place of head {before.number} of {url}, which was {before.address or 'not reachable'}")
-        restored = home.resolve() / succession.STATE / succession.CERTIFICATES
-        if certificates is None and not insecure and restored.is_dir():
-            certificates = restored
+        certificates = certificates or (None if insecure else restored_certificates(home))
         folder = checked_certificates(certificates, f"{address}:{port}", address, insecure=insecure)
         home_files.replace(home / object_store.REMEMBERED, f"{url}\n")
     command = ["head", "--home", str(home.resolve()), "--address", address, "--port", str(port)]
@@ -358,6 +356,8 @@ def serve(
     if source is not None and source.name == "COMMANDLINE":
         refuse_password_in_view(database)
     options = ["serve", "--home", str(home.resolve()), "--wait", str(wait)]
+    if head is None and not insecure:
+        certificates = certificates or restored_certificates(home)
     folder = certificates
     if head is not None:
         is_in_the_clear = insecure and certificates is None
@@ -417,6 +417,12 @@ def install_units(
     command = context.find_root().command.commands[UNITS[unit]]  # type: ignore[attr-defined]
     command.make_context(f"atoll {UNITS[unit]}", list(options or ()))  # says what is wrong with the options
     install(unit, options or (), root, say, start=not no_start)
+
+
+def restored_certificates(home: Path) -> Path | None:
+    """Return the certificates that a head's home got from the store, None if there are none."""
+    folder = home.resolve() / succession.STATE / succession.CERTIFICATES
+    return folder if folder.is_dir() else None
 
 
 def common_options(
