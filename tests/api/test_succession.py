@@ -19,7 +19,15 @@ from api.auth.roles import Role
 from api.cli import app
 from api.storage.sessions import copy_with
 from api.storage.store import JobRow, Store
-from orchestrator.errors import AtollError, ConfigurationError, Conflict, DataError, Fenced, StoreUnavailable
+from orchestrator.errors import (
+    AtollError,
+    ConfigurationError,
+    Conflict,
+    DataError,
+    Fenced,
+    LogStoreUnavailable,
+    StoreUnavailable,
+)
 from orchestrator.system import home_files
 from orchestrator.system.succession import (
     Head,
@@ -107,6 +115,23 @@ def test_an_idle_service_notices_that_it_was_succeeded(memory: SimulatedStore, t
     one.serve()
     Machine(tmp_path / "two", one.key).serve()
     assert one.is_fenced.wait(10.0)
+
+
+def test_of_a_database_on_a_server_only_the_token_is_copied_and_its_service_is_fenced_as_well(
+    memory: SimulatedStore, tmp_path: Path
+) -> None:
+    copies = []
+    one = Machine(tmp_path / "one")
+    (one.home / "token").write_text(SECRET)
+    for machine in (one, Machine(tmp_path / "two", one.key)):
+        copies.append(ServiceCopy(machine.fleet, None, machine.is_fenced.set))
+        copies[-1].start()
+        copies[-1].wait(5.0)
+    assert [copy.is_new_home for copy in copies] == [False, True]
+    assert home_files.read(tmp_path / "two" / "token") == SECRET
+    assert one.is_fenced.wait(10.0)
+    with pytest.raises(LogStoreUnavailable):
+        copies[0].wait(5.0)
 
 
 def test_a_service_starts_again_in_its_own_home_and_restores_a_database_that_was_lost_there(
