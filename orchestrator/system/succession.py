@@ -268,6 +268,9 @@ class Head:
     def object_name(self) -> str:
         return f"{HEADS}/{self.number:08d}"
 
+    def described(self, store: ObjectStore) -> str:
+        return f"{self.address or 'another machine'} (head {self.number} in {store.url})"
+
     def encoded(self) -> bytes:
         document = {
             "schema": SCHEMA,
@@ -323,6 +326,20 @@ def _heads_before(store: ObjectStore, head: Head) -> Iterator[Head]:
             yield _head_in(store, number, raw)
 
 
+def _files_for_successor(fleet: FleetStore, before: Head) -> dict[str, str]:
+    """Return the files of the head before, which was another home's. Raises Conflict if it has succeeded this home."""
+    files: dict[str, str] = json.loads(fleet.seal.opened(before.object_name, before.sealed_files))
+    own = fleet.own_name(HEAD_ROLE)
+    has_led = own is not None and any(head.home == own for head in _heads_before(fleet.store, before))
+    if has_led or _text_of(fleet.home / STATE / TOKEN) not in (None, files.get(TOKEN)):
+        raise Conflict(
+            detail=f"The head of this fleet is {before.described(fleet.store)}, and the home {fleet.home} is not that of a "
+            "new machine.",
+            remedy="Let it be a node (`atoll join`). To make this machine the head again, give an empty --home.",
+        )
+    return files
+
+
 def prepare_to_lead(fleet: FleetStore, *, take_over: bool = False) -> Head | None:
     """Give a new home the files of the head before, and return that. None if this home was the head itself, or the first.
 
@@ -332,23 +349,15 @@ def prepare_to_lead(fleet: FleetStore, *, take_over: bool = False) -> Head | Non
         before, own = newest_head(fleet.store), fleet.own_name(HEAD_ROLE)
         if before is None or before.home == own:
             return None
-        where = f"{before.address or 'another machine'} (head {before.number} in {fleet.store.url})"
-        files = json.loads(fleet.seal.opened(before.object_name, before.sealed_files))
-        state = fleet.home / STATE
-        has_led = own is not None and any(head.home == own for head in _heads_before(fleet.store, before))
-        if has_led or _text_of(state / TOKEN) not in (None, files.get(TOKEN)):
-            raise Conflict(
-                detail=f"The head of this fleet is {where}, and the home {fleet.home} is not that of a new machine.",
-                remedy="Let it be a node (`atoll join`). To make this machine the head again, give an empty --home.",
-            )
+        files = _files_for_successor(fleet, before)
         if before.address and not take_over and _answers(before.address):
             raise Conflict(
-                detail=f"The head of this fleet, {where}, still answers.",
+                detail=f"The head of this fleet, {before.described(fleet.store)}, still answers.",
                 remedy="Stop it first, or end it from here with --take-over.",
             )
     for name in HEAD_FILES:
         if name in files:
-            path = state / name
+            path = fleet.home / STATE / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             home_files.replace(path, files[name])
     return before
@@ -358,6 +367,8 @@ def announce(fleet: FleetStore, address: str, cluster: str, certificates: Path |
     """Become the fleet's head, with the files of this home. Raises Conflict if another one was faster."""
     with _errors_of_store():
         before, own = newest_head(fleet.store), fleet.own_name(HEAD_ROLE) or secrets.token_hex(8)
+        if before is not None and before.home != own:
+            _files_for_successor(fleet, before)
         number = before.number + 1 if before is not None else 1
         sealed = fleet.seal.closed(_head_name(number), json.dumps(_files_of(fleet.home, certificates)).encode())
         head = Head(number, address, cluster, own, sealed)
