@@ -280,10 +280,11 @@ class Heads:
         return self.is_gone
 
     def _watch(self) -> None:
-        asked_at = time.monotonic()
+        asked_at, often_until = time.monotonic(), 0.0
         while not self._is_over.wait(WATCH_S):
-            is_due = time.monotonic() - asked_at > SELDOM_S
-            if is_due or _unreachable(*head_of(self.address)):
+            if _unreachable(*head_of(self.address)):
+                often_until = time.monotonic() + SELDOM_S  # a head listens a moment before it is announced
+            if time.monotonic() < often_until or time.monotonic() - asked_at > SELDOM_S:
                 asked_at = time.monotonic()
                 if self._has_moved():
                     self.is_gone = True
