@@ -36,11 +36,10 @@ from api.commands import (
     service,
     simulate,
     store,
-    streams,
     tapes,
     tokens,
 )
-from api.commands.common import INTERRUPTED, say
+from api.commands.common import INTERRUPTED, drop, flush_streams, prepare_streams, refusal_of_output, say
 from api.installation.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
 from orchestrator.system import python_process, release
@@ -106,12 +105,12 @@ for module in (
 def main() -> None:
     """Run a command and exit with its exit code."""
     python_process.take_encoding()
-    streams.prepare()
+    prepare_streams()
     try:
         try:
             app(prog_name=PROGRAM)
         finally:
-            streams.finish()
+            flush_streams()
     except AtollError as error:
         say(f"atoll: {error}")
         sys.exit(exit_code(error))
@@ -128,8 +127,8 @@ def main() -> None:
 
 def explain(error: OSError) -> tuple[str, int] | None:
     """Return a message and the exit code for an error of this machine; None for a bug in atoll."""
-    if refusal := streams.refusal():
-        streams.drop(1)
+    if refusal := refusal_of_output():
+        drop(1)
         return f"cannot write to standard output: {refusal.strerror}. Check where it is redirected to.", 1
     if isinstance(error, FileNotFoundError) and is_working_folder_gone():
         return (

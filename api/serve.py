@@ -11,7 +11,9 @@ import argparse
 import importlib
 import logging
 import os
+import signal
 import socket
+import sqlite3
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +30,16 @@ from api.installation.service_restart import restart_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.overseer import RESTART_SILENT_AFTER_MIN
+from api.storage.sessions import copy_with
 from api.storage.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
-from orchestrator.system import object_store, printable, user_packages
+from orchestrator.system import object_store, printable, succession, user_packages
 from orchestrator.system.logbook import RepeatLimit, keep_output_short, write_printable
 from orchestrator.system.mirror import refuse_to_leave_logs
 from orchestrator.system.ports import LOOPBACK
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import Retention
+from orchestrator.system.succession import ServiceCopy
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--database", help="SQLAlchemy URL, or in ATOLL_DATABASE; default: SQLite in the home")
-    parser.add_argument("--store", metavar="URL", help="where the durable logs of mirrored jobs are kept")
+    parser.add_argument("--store", metavar="URL", help="for the logs of mirrored jobs and a copy of the database")
+    parser.add_argument("--store-key", type=Path, metavar="FILE", help="the key to a store that another home has used")
     parser.add_argument(
         store_history.NEW_STORE,
         action="store_true",
@@ -110,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
             roots,
             options.restart_silent_after,
             retention,
+            options.store_key,
         )
     except AtollError as error:
         print(printable.lines(str(error)), file=sys.stderr)
@@ -132,13 +138,15 @@ def serve(
     roots: AllowedRoots,
     restart_silent_after_min: float,
     retention: Retention,
+    store_key: Path | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT. Raises Fenced if the service of another home takes over."""
     home, runs = home.resolve(), runs.resolve()
     place = Home(home)
     place.make()
     with place.locked():
         keep_output_short(place.log)
+        copy = copy_of(place, runs, database, store_key)
         store_history.refuse_lost_store(place, database)
         control = load_control(control_name, home)
         control.begin(runs)
@@ -148,6 +156,11 @@ def serve(
         )
         store_history.note_store(place, database)
         try:
+            if copy is not None:
+                if copy.is_new_home:
+                    store.move_runs(runs)  # of a database on a server: its jobs may have been elsewhere
+                copy_with(store.engine, copy.wait)
+                copy.start()
             app = create_app(
                 control,
                 store,
@@ -180,10 +193,31 @@ def serve(
                 limits_of(raise_descriptor_limit()),
             )
             server.run(sockets=[listener])
+            if copy is not None and copy.fence is not None:
+                raise copy.fence
         finally:
             place.forget_address()
             control.close()
+            if copy is not None:
+                copy.close()
             store.close()
+
+
+def copy_of(home: Home, runs: Path, database: str | None, store_key: Path | None) -> ServiceCopy | None:
+    """Return the copy of the service in the home's store, which this process claims; None without a store.
+
+    A new home gets the database and the token of the service before it.
+    """
+    url = object_store.remembered(home.path)
+    if url is None:
+        return None
+    fleet = succession.opened(url, home.path, store_key, logging.getLogger(__name__).warning)
+
+    def adapt(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE jobs SET run_dir = ? || job", (f"{runs}{os.sep}",))
+
+    file = store_history.file_of(home, database)
+    return ServiceCopy(fleet, file, lambda: os.kill(os.getpid(), signal.SIGTERM), adapt)
 
 
 def inherited(binding: Binding, descriptor: int) -> socket.socket:

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.update(database_in(options.database_file))
     if options.what != "island":
         python_process.become(program_of(options, certificates, packages))
-    join.wait_for_head(options.head, WAIT_S, lambda: False)
+    join.wait_for_head(lambda: (options.head, ""), WAIT_S, lambda: False)
     os.environ.update(ray_environment(place.secret, tolerance_s(), certificates=certificates))
     python_process.become([*RAY, *ray_arguments(options), "--block"])
 

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     row: frozenset(names.split())
     for row, names in {
         "orchestrator.errors": "",
-        "orchestrator.system": "fsspec obstore orchestrator.errors psutil",
+        "orchestrator.system": "cryptography fsspec obstore orchestrator.errors psutil",
         "orchestrator.text": "orchestrator.errors orchestrator.specification.bounds orchestrator.system zstandard",
         "orchestrator.specification": """
             orchestrator.core orchestrator.errors orchestrator.models orchestrator.parameters.codec.registry

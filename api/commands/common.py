@@ -1,13 +1,19 @@
 """What all commands share: options, completion of names in the shell, the connection to the service, and printing.
 
+It also prepares standard output and error for any terminal, disk or pipe: for characters that an encoding lacks, an output
+that takes no more, and a terminal that was closed.
+
 Light on purpose: the client and rich are imported when a command runs, not when the command line is parsed. Completion asks
 the service for names; if anything goes wrong it completes nothing, and prints nothing.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from api.commands import streams
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
 from orchestrator.errors import AtollError
 from orchestrator.system import printable
@@ -139,7 +144,7 @@ def say(message: str) -> None:
     try:
         echo_lines(message, err=True)
     except OSError:
-        streams.drop(2)
+        drop(2)
 
 
 def echo(text: str = "") -> None:
@@ -216,3 +221,61 @@ RetentionBytesOption = Annotated[
         help="Remove the oldest completed and cancelled jobs while all ended jobs take more, such as 500G.",
     ),
 ]
+
+
+# ── standard output and error ───────────────────────────────────────────────────────────────────────────────────────────
+
+CANNOT_REPLACE = ("strict", "surrogateescape")
+"""Python's handlers for characters that an encoding lacks; the second is the default in the locales C, POSIX and C.UTF-8."""
+
+
+class _Output(io.FileIO):
+    """Standard output that remembers why writing failed."""
+
+    refusal: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            type(self).refusal = error
+            raise
+
+
+def prepare_streams() -> None:
+    """Replace characters that an encoding lacks, here and in child processes, and watch standard output."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in CANNOT_REPLACE:
+            stream.reconfigure(errors=printable.ENCODING_ERRORS)
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    if errors in ("", "strict"):
+        encoding = encoding or getattr(sys.stdout, "encoding", None) or "utf-8"  # None: not a real stream
+        os.environ["PYTHONIOENCODING"] = f"{encoding}:replace"
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out.fileno() == 1:
+        out.flush()
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Output(1, "w", closefd=False)),
+            encoding=out.encoding,
+            errors=out.errors,
+            line_buffering=out.line_buffering,
+            write_through=out.write_through,
+        )
+
+
+def flush_streams() -> None:
+    """Flush all output. Raises OSError where Python would end with a traceback and exit code 120."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def refusal_of_output() -> OSError | None:
+    """Return the error with which writing standard output failed, or None."""
+    return _Output.refusal
+
+
+def drop(descriptor: int) -> None:
+    """Discard everything written to this standard stream from now on, including what Python writes as it exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from api.commands.common import PackagesOption
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, InfrastructureError
 from orchestrator.system import home_files, python_process, user_packages
 from orchestrator.system.ports import is_host, is_loopback
 
@@ -53,9 +53,21 @@ WaitOption = Annotated[
 
 
 def join(
-    address: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="The head of the cluster.")],
     group: Annotated[str, typer.Option("--group", help="The node group that this machine joins.")],
     region: Annotated[str, typer.Option("--region", help="The region of this machine.")],
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="HEAD:PORT", help="The head of the cluster. Default: see --store.", show_default=False),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Join the head that this store names, and the next one if that is lost. In place of HEAD:PORT.",
+            show_default=False,
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -139,8 +151,15 @@ def join(
 
     Preemption notices of clouds have the same effect as SIGTERM (ATOLL_NOTICES=off ignores them).
     """
+    if (address is None) == (store is None):
+        what = "Both HEAD:PORT and --store are given" if address is not None else "HEAD:PORT is missing"
+        raise ConfigurationError(
+            detail=f"{what}. Give the head's address, or with --store URL the store of a fleet that names its head."
+        )
+    where = address if address is not None else announced(str(store))
     command = [
-        *("--address", checked_address(address), "--token-file", str(checked_token(token_file))),
+        *(("--address", checked_address(address)) if address is not None else ("--store", str(store))),
+        *("--token-file", str(checked_token(token_file))),
         *("--group", named("--group", group), "--region", named("--region", region)),
         *("--resources", json.dumps(amounts(resources or []))),
         *("--labels", json.dumps(labels_of(labels or []))),
@@ -162,7 +181,7 @@ def join(
         ("--cpus", cpus),
         ("--gpus", gpus),
         ("--memory-bytes", None if memory_gib is None else int(memory_gib * (1 << 30))),
-        ("--certificates", checked_certificates(certificates, address, own_address, insecure=insecure)),
+        ("--certificates", checked_certificates(certificates, where, own_address, insecure=insecure)),
         ("--ports", None if ports is None else checked_ports(ports)),
         ("--own-address", own_address),
         ("--name", None if name is None else named("--name", name)),
@@ -211,6 +230,19 @@ def checked_address(text: str) -> str:
             detail=f"{text!r} is not an address of the form HEAD:PORT. Give one such as head:6379."
         )
     return text
+
+
+def announced(store: str) -> str:
+    """Return the address of the head that the store names, or words for it. Raises ConfigurationError for no store."""
+    from orchestrator.system import object_store, succession  # late: only this option needs them
+
+    try:
+        head = succession.newest_head(object_store.open_store(store))
+    except OSError as error:
+        raise InfrastructureError(
+            detail=f"--store: {error.strerror or error}.", remedy=object_store.remedy_of(error)
+        ) from error
+    return head.address if head is not None and head.address else f"of {store}"
 
 
 def checked_token(path: Path | None) -> Path:

@@ -35,7 +35,7 @@ from api.installation.up import GROUPS, PORT_FIRST, RAY_CONTROL, Installation, c
 from api.installation.up import down as take_down
 from api.installation.up import up as bring_up
 from orchestrator.errors import ConfigurationError
-from orchestrator.system import python_process, user_packages
+from orchestrator.system import home_files, object_store, python_process, succession, user_packages
 from orchestrator.system.ports import LOOPBACK
 from orchestrator.system.python_process import refuse_unset
 from orchestrator.system.run_folder import Retention
@@ -102,7 +102,18 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        help="Folder, s3://, gs:// or az:// for the logs of mirrored jobs. Remembered in the home.",
+        help="Folder, s3://, gs:// or az:// for the logs of mirrored jobs, and for what another machine needs to take over. "
+        "Remembered in the home.",
+        show_default=False,
+    ),
+]
+StoreKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store-key",
+        envvar="ATOLL_STORE_KEY",
+        metavar="FILE",
+        help="A copy of HOME/store.key of the machine that used the store before, to take over from it.",
         show_default=False,
     ),
 ]
@@ -173,6 +184,7 @@ def up(
     database: DatabaseOption = None,
     new_store: NewStoreOption = False,
     store: StoreOption = None,
+    store_key: StoreKeyOption = None,
     pass_environment: PassOption = None,
 ) -> None:
     """Start the service and an embedded cluster if they are not running yet. HOME/token then holds an admin token."""
@@ -199,6 +211,7 @@ def up(
         Retention(retention_days, retention_failed_days, retention_bytes),
         tuple(pass_environment or ()),
         store,
+        store_key,
         restart_silent_after,
     )
     wanted.retention.refuse_senseless()
@@ -245,6 +258,11 @@ def head(
         bool, typer.Option("--insecure", help="Beyond loopback without TLS, where something else encrypts.")
     ] = False,
     home: HomeOption = DEFAULT_HOME,
+    store: StoreOption = None,
+    store_key: StoreKeyOption = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take over from the store although the head before still answers.")
+    ] = False,
     partition_tolerance: ToleranceOption = None,
     packages: PackagesOption = None,
     pass_environment: PassOption = None,
@@ -263,8 +281,17 @@ def head(
             detail=f"--address {address!r} is not an IP address. Give one of this machine's, as others reach it, such as "
             "10.0.0.7."
         ) from error
-    folder = checked_certificates(certificates, f"{address}:{port}", address, insecure=insecure)
+    url = store or object_store.remembered(home.resolve())
+    if url is None:
+        folder = checked_certificates(certificates, f"{address}:{port}", address, insecure=insecure)
     Home(home).require_room()
+    if url is not None:
+        fleet = succession.opened(url, home.resolve(), store_key, say)
+        if (before := succession.prepare_to_lead(fleet, take_over=take_over)) is not None:
+            say(f"taking the place of head {before.number} of {url}, which was {before.address or 'not reachable'}")
+        certificates = certificates or (None if insecure else restored_certificates(home))
+        folder = checked_certificates(certificates, f"{address}:{port}", address, insecure=insecure)
+        home_files.replace(home / object_store.REMEMBERED, f"{url}\n")
     command = ["head", "--home", str(home.resolve()), "--address", address, "--port", str(port)]
     command += common_options(folder, partition_tolerance, packages, pass_environment)
     python_process.become(python_process.module(HEAD_MODULE, *command))
@@ -313,6 +340,7 @@ def serve(
     database: DatabaseOption = None,
     new_store: NewStoreOption = False,
     store: StoreOption = None,
+    store_key: StoreKeyOption = None,
     own_address: Annotated[
         str | None,
         typer.Option("--own-address", metavar="IP", help="This machine's address, as the head reaches it."),
@@ -328,6 +356,8 @@ def serve(
     if source is not None and source.name == "COMMANDLINE":
         refuse_password_in_view(database)
     options = ["serve", "--home", str(home.resolve()), "--wait", str(wait)]
+    if head is None and not insecure:
+        certificates = certificates or restored_certificates(home)
     folder = certificates
     if head is not None:
         is_in_the_clear = insecure and certificates is None
@@ -357,6 +387,7 @@ def serve(
         retention=Retention(retention_days, retention_failed_days, retention_bytes),
         passed=tuple(pass_environment or ()),
         store=store,
+        store_key=store_key,
         restart_silent_after_min=restart_silent_after,
     )
     wanted.retention.refuse_senseless()
@@ -386,6 +417,12 @@ def install_units(
     command = context.find_root().command.commands[UNITS[unit]]  # type: ignore[attr-defined]
     command.make_context(f"atoll {UNITS[unit]}", list(options or ()))  # says what is wrong with the options
     install(unit, options or (), root, say, start=not no_start)
+
+
+def restored_certificates(home: Path) -> Path | None:
+    """Return the certificates that a head's home got from the store, None if there are none."""
+    folder = home.resolve() / succession.STATE / succession.CERTIFICATES
+    return folder if folder.is_dir() else None
 
 
 def common_options(

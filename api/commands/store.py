@@ -5,28 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from api.commands.common import JsonOption, console, echo, print_json, say
 from orchestrator.errors import DataError, InfrastructureError, NotFound
-from orchestrator.system import object_store, store_log
+from orchestrator.system import object_store, store_log, succession
 from orchestrator.system.mirror import JOBS, JobObjects
 from orchestrator.system.object_store import ObjectStore
 
 REQUESTS_MAX = 16
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The store, as for `atoll up --store`.")]
+StoreKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store-key",
+        envvar="ATOLL_STORE_KEY",
+        metavar="FILE",
+        help="HOME/store.key, for the copy of the service.",
+        show_default=False,
+    ),
+]
 JobOption = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job.", show_default=False)]
 
 
-def check(url: UrlArgument, job: JobOption = None, as_json: JsonOption = False) -> None:
+def check(
+    url: UrlArgument, job: JobOption = None, store_key: StoreKeyOption = None, as_json: JsonOption = False
+) -> None:
     """Read all that recoveries would need, and compare it with its digests. Exit code 1 if anything is damaged."""
     with _Reached(url) as (store, readers):
         fleet, conditions = object_store.fleet_in(store), {}
-        for name in _jobs(store, job):
+        for name, objects in _logs(store, job, store_key).items():
             with _Progress(name) as progress:
-                conditions[name] = store_log.examine(JobObjects(store, name), readers, progress)
+                conditions[name] = store_log.examine(objects, readers, progress)
     damaged = [name for name, condition in conditions.items() if condition.problems]
     if as_json:
         print_json({"url": store.url, "fleet": fleet, "jobs": {name: asdict(c) for name, c in conditions.items()}})
@@ -45,14 +58,14 @@ def gc(
     url: UrlArgument,
     job: JobOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    store_key: StoreKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove what no recovery needs: leftovers of synchronisers that died. Jobs may run meanwhile."""
     removed: dict[str, dict[str, int]] = {}
     with _Reached(url) as (store, readers):
         object_store.fleet_in(store)
-        for name in _jobs(store, job):
-            objects = JobObjects(store, name)
+        for name, objects in _logs(store, job, store_key).items():
             try:
                 removed[name] = store_log.superfluous(objects, readers)
             except DataError as error:
@@ -94,13 +107,18 @@ class _Reached:
             ) from error
 
 
-def _jobs(store: ObjectStore, wanted: str | None) -> list[str]:
+def _logs(store: ObjectStore, job: str | None, store_key: Path | None) -> dict[str, ObjectStore]:
+    """Return the logs of all jobs or of one, and with the key that of the service."""
     names = sorted({name.removeprefix(f"{JOBS}/").partition("/")[0] for name in store.sizes(JOBS)})
-    if wanted is not None and wanted not in names:
-        raise NotFound(
-            detail=f"{store.url} has no log of job {wanted!r}.", remedy=f"It has {', '.join(names) or 'none'}."
-        )
-    return [name for name in names if wanted in (None, name)]
+    if job is not None and job not in names:
+        raise NotFound(detail=f"{store.url} has no log of job {job!r}.", remedy=f"It has {', '.join(names) or 'none'}.")
+    logs: dict[str, ObjectStore] = {name: JobObjects(store, name) for name in names if job in (None, name)}
+    if job is None and store.sizes(succession.SERVICE):
+        if store_key is None:
+            say("the copy of the service is sealed, and is left alone. Give its key with --store-key")
+        else:
+            logs["(service)"] = succession.SealedObjects(store, succession.seal_in(store_key, store))
+    return logs
 
 
 class _Progress:

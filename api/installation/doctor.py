@@ -32,6 +32,7 @@ from orchestrator.specification.memory_budget import (
     shard_bytes_per_parameter,
 )
 from orchestrator.system import home_files, program_cache, python_process, release, socket_room
+from orchestrator.system.object_store import remembered
 from orchestrator.system.python_process import built
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
@@ -242,7 +243,8 @@ def _home_problems(path: Path) -> Iterator[tuple[str, str]]:
     elif place == path and path.stat().st_mode & stat.S_IWOTH:
         yield f"{path} is writable by all users", f"chmod o-w {path}"
     try:
-        refuse_lost_store(Home(path), os.environ.get(DATABASE_VARIABLE))
+        is_copied = remembered(path) is not None
+        refuse_lost_store(Home(path), os.environ.get(DATABASE_VARIABLE), is_copied=is_copied)
     except InfrastructureError as error:
         yield error.detail, error.remedy
     token = path / "token"

@@ -48,14 +48,17 @@ def note_store(home: Home, database: str | None) -> None:
     home_files.replace(_list(home), json.dumps([*noted, name]) + "\n")
 
 
-def refuse_lost_store(home: Home, database: str | None) -> None:
-    """Raise InfrastructureError if the database of this home was lost or damaged. Writes nothing."""
-    path = _file_of(home, database)
+def refuse_lost_store(home: Home, database: str | None, *, is_copied: bool = False) -> None:
+    """Raise InfrastructureError if the database of this home was lost or damaged. Writes nothing.
+
+    If a store has a copy of it (``is_copied``), a missing one is no reason: the service restores it.
+    """
+    path = file_of(home, database)
     if path is None:
         return
     lost = had_store(home, database)
     if not os.path.lexists(path):
-        if lost:
+        if lost and not is_copied:
             raise _lost(path, "is missing")
         return
     if not path.is_file():
@@ -74,7 +77,7 @@ def begin_anew(home: Home, database: str | None) -> Path | None:
         refuse_lost_store(home, database)
     except InfrastructureError:
         _forget(home, database)
-        path = _file_of(home, database)
+        path = file_of(home, database)
         if path is None or not os.path.lexists(path):
             return None
         aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S')}")
@@ -82,7 +85,7 @@ def begin_anew(home: Home, database: str | None) -> Path | None:
             with suppress(FileNotFoundError):
                 os.rename(f"{path}{ending}", f"{aside}{ending}")
         return aside
-    if _file_of(home, database) is None:
+    if file_of(home, database) is None:
         _forget(home, database)  # opening the database finds out whether it is empty
     return None
 
@@ -121,7 +124,7 @@ def _has_journal(path: Path) -> bool:
     return any(Path(f"{path}{ending}").is_file() and Path(f"{path}{ending}").stat().st_size for ending in BESIDE[1::2])
 
 
-def _file_of(home: Home, database: str | None) -> Path | None:
+def file_of(home: Home, database: str | None) -> Path | None:
     """Return the file of an SQLite database; None for one in memory or on a server."""
     if database is None:
         return default_store(home)
@@ -133,7 +136,7 @@ def _file_of(home: Home, database: str | None) -> Path | None:
 
 def _name_of(home: Home, database: str | None) -> str:
     """Return a digest that identifies the database, without its password."""
-    if (path := _file_of(home, database)) is not None:
+    if (path := file_of(home, database)) is not None:
         place = f"{SQLITE}:{os.path.relpath(path, home.path) if path.is_relative_to(home.path) else path.resolve()}"
     else:
         url = urlsplit(database or "")

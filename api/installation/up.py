@@ -40,11 +40,12 @@ from api.installation.home import (
     working_folder,
 )
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError, StoreUnavailable
-from orchestrator.system import home_files, program_cache, python_process, signals, user_packages
+from orchestrator.system import home_files, program_cache, python_process, signals, succession, user_packages
 from orchestrator.system.marks import BY_UP, marked_pids, supervisor_of
-from orchestrator.system.object_store import open_store
+from orchestrator.system.object_store import open_store, remembered
 from orchestrator.system.python_process import built, refuse_unset
 from orchestrator.system.run_folder import Retention
+from orchestrator.system.succession import FleetStore
 
 GROUPS = CONFIGS / "groups.yaml"
 """The node groups of a home that has had no others."""
@@ -92,6 +93,8 @@ class Installation:
     """Environment variables that its processes get besides those that they need."""
     store: str | None = None
     """Where the durable logs of mirrored jobs are kept; None: where they were before, if anywhere."""
+    store_key: Path | None = None
+    """A file with the key to a store that another home has used."""
     restart_silent_after_min: float | None = None
     """After how many silent minutes a job's synchroniser is restarted; 0: never; None for the default."""
 
@@ -153,6 +156,7 @@ def start(wanted: Installation, say: Say) -> Address:
     require_runs(wanted.runs)
     bound_listener(wanted.binding, wanted.port, port).close()  # what the service would refuse only beside a cluster
     _look_for_store(wanted, say)
+    fleet = _fleet_of(wanted, say) if wanted.with_cluster else None
     if wanted.with_cluster and (problem := program_cache.problem(built(os.environ, wanted.passed))):
         say(f"warning: {problem}")
     had_cluster = has_cluster(home)
@@ -162,6 +166,8 @@ def start(wanted: Installation, say: Say) -> Address:
             groups = [] if wanted.groups == GROUPS else ["--groups", str(wanted.groups)]
             options = [*groups, *tolerance_of(wanted), *passed_of(wanted), *folders_of(wanted)]
             _cluster("up", home, *options, passed=wanted.passed)
+        if fleet is not None:
+            succession.announce(fleet, "", "")
         address = _start_service(wanted, say, port)
         say(f"running at {address.url} (home {home.path}, runs {address.runs})")
     except BaseException:
@@ -202,7 +208,24 @@ def _look_for_store(wanted: Installation, say: Say) -> None:
     if wanted.new_store:
         aside = store_history.begin_anew(wanted.home, wanted.database)
         say(f"starting with an empty database; the old one is {aside}" if aside else "there is no damaged database")
-    store_history.refuse_lost_store(wanted.home, wanted.database)
+    store_history.refuse_lost_store(wanted.home, wanted.database, is_copied=store_of(wanted) is not None)
+
+
+def store_of(wanted: Installation) -> str | None:
+    """Return the URL of the store: the given one, or that which the home remembers."""
+    return wanted.store or remembered(wanted.home.path)
+
+
+def _fleet_of(wanted: Installation, say: Say) -> FleetStore | None:
+    """Return the fleet's store, after a new home has got what the head before left there; None without a store."""
+    url = store_of(wanted)
+    if url is None:
+        return None
+    wanted.home.make()
+    fleet = succession.opened(url, wanted.home.path, wanted.store_key, say)
+    if (before := succession.prepare_to_lead(fleet)) is not None:
+        say(f"taking the place of head {before.number} of {url}")
+    return fleet
 
 
 def _start_service(wanted: Installation, say: Say, before: int | None) -> Address:
@@ -334,6 +357,8 @@ def options_of(wanted: Installation) -> list[str]:
             options += [kind, root]
     if wanted.store is not None:
         options += ["--store", wanted.store]
+    if wanted.store_key is not None:
+        options += ["--store-key", str(wanted.store_key.absolute())]
     if wanted.jobs_max is not None:
         options += ["--jobs-max", str(wanted.jobs_max)]
     if wanted.restart_silent_after_min is not None:
@@ -354,7 +379,7 @@ def command_of(wanted: Installation, say: Say) -> list[str]:
     home = wanted.home
     home.require_room()
     if not wanted.new_store:
-        store_history.refuse_lost_store(home, wanted.database)
+        store_history.refuse_lost_store(home, wanted.database, is_copied=store_of(wanted) is not None)
     if home.running():
         raise Conflict(
             detail=f"A service for {home.path} is already running.", remedy="Stop it first, or choose another home."

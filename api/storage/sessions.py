@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -34,7 +34,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, PendingRollbac
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
-from orchestrator.errors import StoreUnavailable, first_line
+from orchestrator.errors import LogStoreUnavailable, StoreUnavailable, first_line
 
 Result = TypeVar("Result")
 
@@ -97,7 +97,7 @@ class Sessions:
     """Sessions with one engine: ``sessions()`` to read, ``sessions.begin()`` to write. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
-        self._session = sessionmaker(engine, expire_on_commit=False)
+        self._engine, self._session = engine, sessionmaker(engine, expire_on_commit=False)
         self._name = name_of(engine.url)
         self._reading, self._writing = _breakers.setdefault(engine, (Breaker(), Breaker()))
 
@@ -109,9 +109,15 @@ class Sessions:
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
-        """Yield a transaction, committed at the end of the block. After StoreUnavailable its outcome may be unknown."""
-        with answering(self._writing, self._name, WRITING), self._session.begin() as session:
-            yield session
+        """Yield a transaction, committed at the end of the block, and then copied (``copy_with``).
+
+        After StoreUnavailable its outcome may be unknown.
+        """
+        with answering(self._writing, self._name, WRITING):
+            with self._session.begin() as session:
+                yield session
+            if (copied := _copies.get(self._engine)) is not None:
+                copied(ANSWER_TIMEOUT_S)
 
     @property
     def write_failed(self) -> bool:
@@ -164,12 +170,21 @@ def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
     except OURS:
         failure = ""
         raise
-    except (DBAPIError, PoolTimeout, PendingRollbackError) as error:
-        detail = f"The database {name} is unavailable: {message_of(error)}"
+    except (DBAPIError, PoolTimeout, PendingRollbackError, LogStoreUnavailable) as error:
+        what = "has no current copy in its store" if isinstance(error, LogStoreUnavailable) else "is unavailable"
+        detail = f"The database {name} {what}: {message_of(error)}"
         failed, failure = True, detail if time.monotonic() - began > SLOW_S else ""
         raise StoreUnavailable(detail=detail, remedy=remedy) from error
     finally:
         breaker.leave(trying, failed, failure)
+
+
+_copies: WeakKeyDictionary[Engine, Callable[[float], None]] = WeakKeyDictionary()
+
+
+def copy_with(engine: Engine, copied: Callable[[float], None]) -> None:
+    """Have all transactions of this database wait for ``copied``, which gets a timeout and may raise LogStoreUnavailable."""
+    _copies[engine] = copied
 
 
 def name_of(url: URL) -> str:

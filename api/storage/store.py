@@ -314,6 +314,12 @@ class Store:
         with self._session() as session:
             return list(session.scalars(query))
 
+    def move_runs(self, runs: Path) -> None:
+        """Have all jobs keep their files below ``runs``: on another machine, that may be another folder."""
+        with self._session.begin() as session:
+            for row in session.scalars(select(JobRow)):
+                row.run_dir = str(runs / Path(row.run_dir).name)
+
     def queued(self) -> list[tuple[str, int, int]]:
         """Return id, priority and number of every queued job, the next one first. Specifications are not read."""
         query = select(JobRow.job, JobRow.priority, JobRow.number).where(JobRow.state == "queued")

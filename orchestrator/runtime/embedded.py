@@ -101,9 +101,10 @@ def up(
     """
     cluster = _current(home)
     if cluster is not None and not processes.marked(cluster.id):
-        groups = _groups_in(cluster.state) if groups is None else groups
         remove(Path(cluster.temp_dir))  # what a machine's restart left of it
         cluster = None
+    if groups is None and cluster is None:
+        groups = _groups_in(state_of(home))  # of the former cluster, or of another machine's that this one succeeds
     groups = DEFAULT_GROUPS if groups is None else groups
     is_fresh, had_state = cluster is None, state_of(home).exists()
     try:

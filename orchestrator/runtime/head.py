@@ -26,6 +26,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,7 @@ from types import FrameType
 import psutil
 
 from orchestrator.certificates import folders
-from orchestrator.errors import AtollError, ConfigurationError, Conflict, DataError, InfrastructureError
+from orchestrator.errors import AtollError, ConfigurationError, Conflict, DataError, Fenced, InfrastructureError
 from orchestrator.runtime import dead_nodes, join, processes, ray_start
 from orchestrator.runtime.cluster import disk_remedy
 from orchestrator.runtime.clusterfile import (
@@ -60,8 +61,17 @@ from orchestrator.runtime.settings import (
     TOKEN_DIGEST_VARIABLE,
     ray_environment,
 )
-from orchestrator.system import home_files, python_process, signals, socket_room, user_packages
+from orchestrator.system import (
+    home_files,
+    object_store,
+    python_process,
+    signals,
+    socket_room,
+    succession,
+    user_packages,
+)
 from orchestrator.system.marks import BY_HEAD, BY_UP, ELSEWHERE, HOME_MARKER, mark_of
+from orchestrator.system.object_store import ObjectStore
 from orchestrator.system.ports import is_loopback
 from orchestrator.system.python_process import built, cleaned
 from orchestrator.system.socket_room import CLUSTER_PREFIX
@@ -215,15 +225,42 @@ def run_head(options: argparse.Namespace) -> int:
                 node.wait_until_it_runs(end_signal)
                 if not end_signal:
                     unregister_dead(node, options)
+                    lead = Lead(home, cluster, options.certificates)
                     log.info("The head answers at %s. The cluster's secret is %s.", cluster.address, cluster.token_path)
                 while not end_signal:
                     node.refuse_ended()
                     keep_secret(cluster, secret)
+                    lead.refuse_succeeded()
                     time.sleep(LOOK_S)
             finally:
                 node.kill()
     log.info("The head has ended. Islands train on, and jobs continue when it is started again.")
     return 0
+
+
+class Lead:
+    """The place of a head among those of its fleet, if its home has a store."""
+
+    def __init__(self, home: Path, cluster: ClusterFile, certificates: Path | None) -> None:
+        """Announce the head. Raises Conflict if another one was faster, InfrastructureError if the store cannot be used."""
+        self._fence: Fenced | None = None
+        if (url := object_store.remembered(home)) is not None:
+            fleet = succession.opened(url, home, None, log.warning)
+            head = succession.announce(fleet, cluster.address, cluster.id, certificates)
+            threading.Thread(target=self._watch, args=(fleet.store, head), name="lead", daemon=True).start()
+
+    def refuse_succeeded(self) -> None:
+        """Raise Fenced if another head has begun."""
+        if self._fence is not None:
+            raise self._fence
+
+    def _watch(self, store: ObjectStore, head: succession.Head) -> None:
+        while self._fence is None:  # a store that does not answer must not keep the head from ending
+            try:
+                succession.refuse_succeeded(store, head)
+            except Fenced as error:
+                self._fence = error
+            time.sleep(succession.WATCH_S)
 
 
 def unregister_dead(node: RayNode, options: argparse.Namespace) -> None:
@@ -337,7 +374,7 @@ def joined(home: Path, options: argparse.Namespace, wait_s: float, end_signal: E
     end_leftovers(home)
     if options.own_address:
         join.refuse_foreign_address("--own-address", options.own_address)
-    join.wait_for_head(options.address, wait_s, lambda: bool(end_signal))
+    join.wait_for_head(lambda: (options.address, ""), wait_s, lambda: bool(end_signal))
     if end_signal:
         return None
     options.own_address = join.own_address(options)
@@ -350,7 +387,7 @@ def joined(home: Path, options: argparse.Namespace, wait_s: float, end_signal: E
 
 def heads_node(home: Path, cluster: ClusterFile, wait_s: float, end_signal: EndSignal) -> HeadsNode | None:
     """Return the node of the head of this home, once it runs. Raises InfrastructureError if it does not."""
-    join.wait_for_head(cluster.address, wait_s, lambda: bool(end_signal))
+    join.wait_for_head(lambda: (cluster.address, ""), wait_s, lambda: bool(end_signal))
     deadline = time.monotonic() + START_TIMEOUT_S
     while not end_signal and time.monotonic() < deadline:
         cluster = _found(home) or cluster  # its folder is another one after each start

@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -38,7 +39,7 @@ from types import FrameType
 import psutil
 
 from orchestrator.certificates import folders, peer
-from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, first_line
+from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.runtime import cluster, processes, token_check
 from orchestrator.runtime.node_agent import RAYLET, workers_of
 from orchestrator.runtime.ray_command import MODULE
@@ -50,14 +51,15 @@ from orchestrator.runtime.settings import (
     ray_environment,
 )
 from orchestrator.system import notices, program_cache, python_process, release, signals, socket_room, user_packages
+from orchestrator.system.object_store import open_store
 from orchestrator.system.python_process import built
 from orchestrator.system.socket_room import JOIN_PREFIX
+from orchestrator.system.succession import WATCH_S, Head, newest_head
 
 log = logging.getLogger(__name__)
 OWN_CALL_S = 2.0
 """A call from this machine to itself."""
 LOOK_S = 0.5
-AGAIN_S = 1.0
 RAY_PREFIX = "RAY_"
 ENDED_S = 4.0
 """How long a raylet has to sign off at the head. A queue kills what is left five seconds after the grace of join.sbatch."""
@@ -66,6 +68,7 @@ GONE_S = 3.0
 WAIT_S = 10.0
 """For the head, which may be beginning."""
 CONNECT_S = 2.0
+SELDOM_S = 30.0
 RAY_LOG, RAY_ADVICE = "ray.log", re.compile(r"\bINFO \w+\.py:\d+ -- ")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 FOLDER_MARKER = "ATOLL_JOIN_FOLDER"
@@ -88,8 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     """The options that ``atoll join`` has checked already."""
     arguments = argparse.ArgumentParser(prog="python -m orchestrator.runtime.join")
-    for name in ("--address", "--token-file", "--group", "--region"):
+    for name in ("--token-file", "--group", "--region"):
         arguments.add_argument(name, required=True)
+    arguments.add_argument("--address", default="", help="of the head; absent: the newest that the store names")
+    arguments.add_argument("--store", default="", help="where heads of the fleet are announced")
     arguments.add_argument("--certificates", type=Path, help="this machine's folder; absent: it joins in the clear")
     arguments.add_argument("--ports", default="", help="FIRST-LAST: Ray's servers on this machine; any without it")
     arguments.add_argument("--name", default="", help="of the node; default: what Ray calls it")
@@ -131,10 +136,24 @@ class Joined:
             raise ConfigurationError(detail=f"--group {CONTROL_GROUP} is the head's own group. Choose another name.")
         if self._options.own_address:
             refuse_foreign_address("--own-address", self._options.own_address)
-        wait_for_head(self._options.address, self._options.wait, lambda: self._signal is not None)
-        if self._signal is not None:
-            return 0
-        self._options.own_address = own_address(self._options)
+        own, wait_s = self._options.own_address, self._options.wait
+        while True:
+            heads = Heads(self._options)
+            self._options.address = heads.wait_for_one(wait_s, lambda: self._signal is not None)
+            if self._signal is not None:
+                return 0
+            self._options.own_address = own or own_address(self._options)
+            heads.watch()
+            try:
+                code = self._be_a_node(heads, room)
+            finally:
+                heads.close()
+            if code is not None:
+                return code
+            wait_s = math.inf
+
+    def _be_a_node(self, heads: Heads, room: socket_room.Room) -> int | None:
+        """Return the exit code, or None if there is or will be another head, which this machine should join."""
         refuse_unfit_certificates(self._options)
         refuse_wrong_head(self._options)
         if problem := program_cache.problem(environment(self._options)):
@@ -154,15 +173,16 @@ class Joined:
                 preexec_fn=signals.block,  # a queue, for one, signals all of them; this process drains first
             )
             try:
-                return self._until_it_ends(process, Path(folder, RAY_LOG))
+                return self._until_it_ends(process, Path(folder, RAY_LOG), heads)
             finally:
-                end(process, Path(folder), started_by(process.pid))
+                node = None if heads.is_gone else started_by(process.pid)  # nothing can be asked of a head that is gone
+                end(process, Path(folder), node)
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _told_to_end(self, number: int, _frame: FrameType | None) -> None:
         self._signal = number
 
-    def _until_it_ends(self, process: subprocess.Popen[bytes], ray_log: Path) -> int:
+    def _until_it_ends(self, process: subprocess.Popen[bytes], ray_log: Path, heads: Heads) -> int | None:
         node, gone_at, is_drained = None, None, False
         while process.poll() is None:
             present = started_by(process.pid)
@@ -174,12 +194,18 @@ class Joined:
                 log.info("The node was drained and has left.")
                 return 0
             self._decide(time.time())
+            if self._deadline is None and heads.is_gone:
+                log.info("The head at %s is gone, and there is another one. The node ends and joins it.", heads.address)
+                return None
             if self._deadline is not None and present is not None and not is_drained:
                 is_drained = self._drain(present, self._deadline)
             if self._deadline is not None and self._is_over(present, is_drained, self._deadline):
                 return 0
             time.sleep(LOOK_S)
         log.error("The node ended by itself, with exit code %d. %s", process.returncode, last_words(ray_log))
+        if self._deadline is None and heads.are_lost():
+            log.info("The head at %s is gone. The node joins the next one.", heads.address)
+            return None
         return 0 if self._deadline is not None else 1
 
     def _decide(self, now: float) -> None:
@@ -218,6 +244,77 @@ class Joined:
             log.warning("The time is up, and a process of a job still runs here.")
             return True
         return False
+
+
+class Heads:
+    """The head that this machine joins: at a given address, or where the store says, which may change.
+
+    Once the machine is a node, a thread looks whether the head has moved: a store that does not answer must not keep the
+    node from draining. It asks the store often while the head does not answer, else seldom.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Raises ConfigurationError for a URL that is no store."""
+        self._store = open_store(options.store) if options.store else None
+        self._head: Head | None = None
+        self.address: str = options.address if self._store is None else ""
+        self.is_gone, self._is_over = False, threading.Event()
+
+    def wait_for_one(self, wait_s: float, is_told: Callable[[], bool]) -> str:
+        """Return the address of a head that answers; any if ``is_told``. Raises InfrastructureError after ``wait_s``."""
+        wait_for_head(self._address_now, wait_s, is_told)
+        return self.address
+
+    def watch(self) -> None:
+        """Set ``is_gone`` once another head has begun, until ``close``."""
+        if self._store is not None:
+            threading.Thread(target=self._watch, name="heads", daemon=True).start()
+
+    def close(self) -> None:
+        self._is_over.set()
+
+    def are_lost(self) -> bool:
+        """Return whether a node that ended has to look for another head: its own does not answer, or is another one."""
+        if self._store is not None and not self.is_gone:
+            self.is_gone = bool(_unreachable(*head_of(self.address))) or self._has_moved()
+        return self.is_gone
+
+    def _watch(self) -> None:
+        asked_at, often_until = time.monotonic(), 0.0
+        while not self._is_over.wait(WATCH_S):
+            if _unreachable(*head_of(self.address)):
+                often_until = time.monotonic() + SELDOM_S  # a head listens a moment before it is announced
+            if time.monotonic() < often_until or time.monotonic() - asked_at > SELDOM_S:
+                asked_at = time.monotonic()
+                if self._has_moved():
+                    self.is_gone = True
+                    return
+
+    def _has_moved(self) -> bool:
+        """Return whether there is another head. One that started again from its own disk has its nodes still."""
+        assert self._store is not None
+        try:
+            later = newest_head(self._store, self._head.number if self._head is not None else 0)
+        except (OSError, AtollError) as error:
+            log.debug("the store does not say whether there is another head: %s", error)
+            return False
+        before, self._head = self._head, later or self._head
+        return later is not None and (
+            before is None or (later.cluster, later.address) != (before.cluster, before.address)
+        )
+
+    def _address_now(self) -> tuple[str, str]:
+        """Return the head's address, or none and the reason."""
+        if self._store is None:
+            return self.address, ""
+        try:
+            self._head = newest_head(self._store, self._head.number if self._head is not None else 0) or self._head
+        except (OSError, DataError) as error:
+            return self.address, "" if self.address else str(getattr(error, "strerror", None) or error)
+        if self._head is None or not self._head.address:
+            return "", f"{self._store.url} names no head that other machines can reach"
+        self.address = self._head.address
+        return self.address, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,54 +366,11 @@ def started_by(pid: int) -> LocalNode | None:
         children = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return None
-    return next((node for child in children if (node := _node_of(child)) is not None), None)
+    return next((node for child in children if (node := node_of(child)) is not None), None)
 
 
-def only(name: str = "") -> LocalNode:
-    """Return this machine's node, or that of this name or id. Raises ConfigurationError unless exactly one is there."""
-    nodes = [node for process in psutil.process_iter() if (node := _node_of(process)) is not None]
-    chosen = [node for node in nodes if not name or name in (node.name, node.id)]
-    if len(chosen) == 1:
-        return chosen[0]
-    if not nodes:
-        raise ConfigurationError(
-            detail="No node of a cluster runs here. Call this where one does: on its machine, or in its container."
-        )
-    there = ", ".join(sorted(f"{node.name or node.id} (raylet {node.raylet})" for node in nodes))
-    if not name:
-        raise ConfigurationError(detail=f"{len(nodes)} nodes run here: {there}. Choose one with --name.")
-    if not chosen:
-        raise ConfigurationError(detail=f"--name {name!r} is no node here. Choose one of: {there}.")
-    ids = ", ".join(sorted(node.id for node in chosen))
-    raise ConfigurationError(detail=f"--name {name!r} is the name of {len(chosen)} nodes here. Give one's id: {ids}.")
-
-
-def leave(node: LocalNode, cause: str, deadline: float) -> bool:
-    """Have the node drained, and wait until nothing works there, or ``deadline``. True if nothing works there any more.
-
-    A head that does not answer is asked again. Raises InfrastructureError where it did not answer at all.
-    """
-    refused: InfrastructureError | None = None
-    drained = False
-    while True:
-        if not drained:
-            try:
-                node.drain(cause, deadline)
-                drained = True
-            except InfrastructureError as error:
-                refused = error
-        elif not node.works():
-            return True
-        left_s = deadline - time.time()
-        if left_s <= 0.0:
-            break
-        time.sleep(min(left_s, LOOK_S if drained else AGAIN_S))
-    if refused is not None and not drained:
-        raise refused
-    return False
-
-
-def _node_of(process: psutil.Process) -> LocalNode | None:
+def node_of(process: psutil.Process) -> LocalNode | None:
+    """Return the node whose raylet this process is, or None."""
     with suppress(psutil.Error):
         if process.name() != RAYLET or process.status() == psutil.STATUS_ZOMBIE:
             return None
@@ -342,21 +396,27 @@ def refuse_unfit_certificates(options: argparse.Namespace) -> None:
         )
 
 
-def wait_for_head(address: str, wait_s: float, is_told: Callable[[], bool]) -> None:
+def wait_for_head(address_now: Callable[[], tuple[str, str]], wait_s: float, is_told: Callable[[], bool]) -> None:
     """Return once something listens at the head's address, or ``is_told`` returns True.
 
-    Raises InfrastructureError with the reason if nothing does within ``wait_s``.
+    ``address_now`` returns the address, or none and the reason. Raises InfrastructureError with the reason after ``wait_s``.
     """
     until, logged = time.monotonic() + wait_s, ""
-    while not is_told() and (reason := _unreachable(*head_of(address))):
+    while not is_told():
+        address, reason = address_now()
+        if address:
+            reason = _unreachable(*head_of(address))
+            if not reason:
+                return
+        which = f"The head at {address} does not answer" if address else "There is no head to join"
         if time.monotonic() >= until:
             raise InfrastructureError(
-                detail=f"The head at {address} does not answer: {reason}.",
+                detail=f"{which}: {reason}.",
                 remedy="Start it with `atoll head` on its machine, or correct the address; nothing was started here.",
             )
         if reason != logged:
             patience = "" if math.isinf(wait_s) else f" for up to {wait_s:.0f} s"
-            log.info("The head at %s does not answer yet: %s. Waiting%s.", address, reason, patience)
+            log.info("%s yet: %s. Waiting%s.", which, reason, patience)
             logged = reason
         time.sleep(LOOK_S)
 

@@ -259,6 +259,12 @@ class LogWriter:
         self.on_fenced(self._fence)
         raise self._fence
 
+    def refuse_fenced(self) -> None:
+        """Raise Fenced if another writer has begun, without writing. Raises OSError."""
+        with self._flushing:
+            if self._in_flight is None and content_or_none(self._store, log_name(self._files.segment + 1)) is not None:
+                self._be_fenced()
+
     def _next_name(self) -> str:
         return f"objects/{self._writer}-{next(self._names):06d}"
 
@@ -364,8 +370,8 @@ class LogWriter:
 def fenced(store: ObjectStore, number: int) -> Fenced:
     """Return the error of a writer that finds its next segment taken."""
     return Fenced(
-        detail=f"Another synchroniser has begun segment {number} of the log in {store.url}.",
-        remedy="It continues the job; this one stops.",
+        detail=f"Another process has begun segment {number} of the log in {store.url}.",
+        remedy="It continues from there; this one stops.",
     )
 
 

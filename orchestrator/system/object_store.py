@@ -100,7 +100,7 @@ def remembered(home: Path) -> str | None:
     """Return the store of this home's service, as ``remember`` wrote it. Raises ConfigurationError if that is unreadable."""
     try:
         return home_files.read(home / REMEMBERED).strip() or None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise ConfigurationError(
@@ -176,6 +176,13 @@ def require_header(store: ObjectStore) -> None:
         raise OSError(
             errno.EIO, f"the store {store.url} has no {HEADER}: its disk is not mounted, or it was emptied"
         ) from None
+
+
+def require_usable(store: ObjectStore) -> None:
+    """Raise OSError, or ConfigurationError for a store of a newer format or without conditional writes."""
+    _require_conditional_writes(store)
+    with suppress(FileNotFoundError):
+        fleet_in(store)
 
 
 def require_available(url: str) -> None:

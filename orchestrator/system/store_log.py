@@ -401,6 +401,11 @@ def restore(files: Files, store: ObjectStore, disk: Disk, folder: Path, readers:
     return read
 
 
+def content_of(files: Files, path: str, store: ObjectStore, readers: Executor) -> bytes:
+    """Return a file's content as the log has it. Raises KeyError if there is no such file, OSError, DataError."""
+    return b"".join(_in_order(files.files[path], store, readers))
+
+
 def _in_order(extents: Sequence[Extent], store: ObjectStore, readers: Executor) -> Iterator[bytes]:
     """Yield the contents, with a few of them on their way at a time."""
     waiting: list[Future[bytes]] = []

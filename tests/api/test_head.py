@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.certificates import folders
+from orchestrator.runtime import join
 from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.system import succession
 from orchestrator.system.marks import BY_HEAD, ELSEWHERE
 from orchestrator.system.ports import free_port
 from tests import forked
 from tests.programs import missing
+from tests.waiting import wait_until
 
 HERE = "127.0.0.1"
 NOT_HERE = "203.0.113.9"
@@ -179,3 +182,74 @@ def test_an_installation_that_could_not_serve_starts_no_cluster(tmp_path: Path, 
         said = refused(tmp_path, "up", *options, code=1)
         assert says in said
         assert "starting the embedded cluster" not in said
+
+
+def store_with_head(tmp_path: Path, address: str) -> tuple[str, str]:
+    """A store that names a head at this address, and the key to it."""
+    home = tmp_path / "former"
+    home.mkdir()
+    fleet = succession.opened(str(tmp_path / "store"), home, None, lambda _: None)
+    succession.announce(fleet, address, "cluster")
+    return str(tmp_path / "store"), str(home / "store.key")
+
+
+def test_a_head_does_not_take_the_place_of_one_that_answers_nor_without_the_key(tmp_path: Path, taken: int) -> None:
+    store, key = store_with_head(tmp_path, f"{HERE}:{taken}")
+    at = ("head", "--address", HERE, "--store")
+    said = refused(tmp_path, *at, store, "--store-key", key, code=1)
+    assert (
+        f"The head of this fleet, {HERE}:{taken} (head 1 in {store}), still answers. Stop it first, or end it" in said
+    )
+    assert f"--store {store} is sealed, and" in refused(tmp_path, *at, store, "--home", str(tmp_path / "other"))
+    said = refused(tmp_path, *at, "s3://user:hunter2@bucket/x")
+    assert "was given with a password" in said
+    assert "hunter2" not in said
+    Path(key).write_text("b" * 64)
+    assert "is not the key of --store" in refused(
+        tmp_path, *at, store, "--store-key", key, "--home", str(tmp_path / "x")
+    )
+
+
+def test_a_store_that_is_full_or_read_only_takes_no_head(tmp_path: Path, full: Path) -> None:
+    at = ("head", "--address", HERE, "--store", str(full / "store"))
+    (full / "ballast").write_bytes(bytes(65_536))
+    said = refused(tmp_path, *at, code=1)
+    assert "No space left on device. Make room there, or give another store." in said
+    subprocess.run(["mount", "-o", "remount,ro", full], check=True)
+    assert "Read-only file system. Give the service credentials that may" in refused(tmp_path, *at, code=1)
+
+
+def test_a_machine_joins_the_head_that_a_store_names(tmp_path: Path) -> None:
+    store, _ = store_with_head(tmp_path, f"{HERE}:1")
+    at = ("--group", "g", "--region", "r", "--wait", "0", "--token-file", token_in(tmp_path))
+    said = refused(tmp_path, "join", *at, "--store", store, code=1)
+    assert f"The head at {HERE}:1 does not answer: it refuses connections" in said
+    said = refused(tmp_path, "join", *at, "--store", str(tmp_path / "empty"), "--insecure", code=1)
+    assert f"There is no head to join: {tmp_path}/empty names no head that other machines can reach." in said
+    assert "HEAD:PORT is missing. Give the head's address, or with --store URL" in refused(tmp_path, "join", *at)
+    both = refused(tmp_path, "join", f"{HERE}:1", *at, "--store", store)
+    assert "Both HEAD:PORT and --store are given" in both
+
+
+def test_a_node_looks_for_another_head_only_while_its_own_is_gone(
+    tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join, "WATCH_S", 0.05)
+    monkeypatch.setattr(join, "SELDOM_S", 3600.0)
+    store, _ = store_with_head(tmp_path, f"{HERE}:{taken}")
+    options = join.parser().parse_args(["--store", store, "--token-file", "t", "--group", "g", "--region", "r"])
+    node, waiting = join.Heads(options), join.Heads(options)
+    assert node.wait_for_one(0.0, lambda: False) == f"{HERE}:{taken}"
+    fleet = succession.opened(store, tmp_path / "former", None, lambda _: None)
+    again = succession.announce(fleet, f"{HERE}:{taken}", "cluster")
+    assert not node.are_lost(), "it has only started again"
+    succession.announce(fleet, f"{HERE}:1", "another")
+    with socket.create_server((HERE, 0)) as server:
+        succession.announce(fleet, address := f"{HERE}:{server.getsockname()[1]}", "another")
+        assert waiting.wait_for_one(0.0, lambda: False) == address
+        node.watch()
+        assert not node.is_gone, "its head answers"
+        monkeypatch.setattr(join, "SELDOM_S", 0.0)
+        wait_until(lambda: node.is_gone, "the node that looks again")
+        node.close()
+    assert again.number == 2

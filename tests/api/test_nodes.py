@@ -16,7 +16,7 @@ import pytest
 from api.commands import nodes
 from api.installation.units import UNITS
 from orchestrator.errors import ConfigurationError
-from orchestrator.runtime import join
+from orchestrator.runtime import join, leave
 from tests.documents import parse
 from tests.programs import missing
 from tests.waiting import wait_until
@@ -143,11 +143,11 @@ def raylets(tmp_path: Path) -> Iterator[Callable[..., psutil.Popen]]:
 def test_the_node_that_is_to_leave_is_named_where_several_run(raylets: Callable[..., psutil.Popen]) -> None:
     first, _, third = raylets("0a", "atoll-first"), raylets("0b", "atoll-twin"), raylets("0c", "atoll-twin")
     unnamed = raylets("0d", "")
-    assert (join.only("atoll-first").raylet, join.only("0c").raylet) == (first.pid, third.pid)
-    assert join.only("0d").raylet == unnamed.pid
+    assert (leave.only("atoll-first").raylet, leave.only("0c").raylet) == (first.pid, third.pid)
+    assert leave.only("0d").raylet == unnamed.pid
     for name, named in (("", "Choose one with --name."), ("nowhere", "atoll-first"), ("atoll-twin", "0b, 0c")):
         with pytest.raises(ConfigurationError, match=named):
-            join.only(name)
+            leave.only(name)
 
 
 OPTIONS = {

@@ -250,7 +250,7 @@ def test_a_writer_that_was_replaced_writes_not_one_more_word() -> None:
     first.append(Path("/run/file"), [b"two"])
     second = mirrored(store, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
     for _ in range(2):
-        with pytest.raises(Fenced, match="Another synchroniser has begun segment 3"):
+        with pytest.raises(Fenced, match="Another process has begun segment 3"):
             first.sync(Path("/run/file"))
     assert len(told) == 1
     second.append(Path("/run/file"), [b"three"])
@@ -275,7 +275,7 @@ def test_a_writer_that_is_replaced_while_it_restores_is_fenced_and_not_told_of_d
 
     replacing = Replacing()
     replacing.objects = store.objects
-    with pytest.raises(Fenced, match="Another synchroniser has begun segment 4"):
+    with pytest.raises(Fenced, match="Another process has begun segment 4"):
         mirrored(replacing, SimulatedDisk(), Path("/run"), AtOnce(), lambda work: work())
 
 

@@ -53,6 +53,10 @@ class Place(Installation):
         region = f"region-{len(self.clusters) + 1}"
         groups.write_text(f"node_groups:\n  - {{name: {GROUP}, region: {region}, cpus: 4}}\n")
         self.atoll("up", "--runs", str(self.runs), "--groups", str(groups), *self.options)
+        self.find()
+
+    def find(self) -> None:
+        """Know its present cluster."""
         cluster = ClusterFile.find(self.home.path)
         assert cluster is not None
         self.clusters.append(cluster)
@@ -76,6 +80,12 @@ class Place(Installation):
         """Everything of it dies by SIGKILL."""
         assert len(processes.kill_all(self.clusters[-1].id, timeout_s=60.0)) > 5
         assert not self.clusters[-1].answers()
+
+    def lose(self) -> None:
+        """Everything of it dies, and nothing is left that could tell where it was."""
+        self.lose_service()
+        self.lose_cluster()
+        processes.remove(Path(self.clusters[-1].temp_dir))
 
     def lose_service(self) -> None:
         """By SIGKILL: whatever it does at its end, a loss of power does not wait for it."""
@@ -126,7 +136,43 @@ def submitted(place: Place, steps: int = ENDLESS, islands: tuple[str, ...] = ISL
         return Recorded(place, client.submit(document).job)
 
 
-@pytest.mark.parametrize("losses", [1, pytest.param(2, marks=pytest.mark.soak("half a minute, and a loss more"))])
+def test_a_job_goes_on_on_another_machine_when_that_of_the_head_is_lost_with_its_disk(
+    places: tuple[Place, Place], tmp_path: Path
+) -> None:
+    """The other machine has nothing but the store and its key: its home gets tokens, groups and jobs from there."""
+    one, other = places
+    other.runs = tmp_path / "other-runs"
+    store = ["--store", str(tmp_path / "store")]
+    one.options = store
+    one.start()
+    key = shutil.copy(one.home.path / "store.key", tmp_path / "key")
+    job = submitted(one, STEPS, synchroniser={"durability": {"kind": "mirrored"}})
+    job.wait_for_merges(NEWS)
+    token = one.home.token()
+    one.lose()
+    merged = job.versions()
+    shutil.rmtree(one.home.path)
+    shutil.rmtree(one.runs)
+
+    other.atoll("up", "--runs", str(other.runs), *store, "--store-key", str(key))
+    other.find()
+    assert other.home.token() == token
+    job = Recorded(other, job.id)
+    status = job.wait_for_end()
+    assert (status["view"]["outcome"], status["view"]["epoch"]) == ("completed", 2)
+    assert [island["incarnation"] for island in status["view"]["islands"]] == [2, 2]
+    restart = job.restarts()[0].at
+    for fragment, version in enumerate(merged):
+        first = min(merge.version for merge in job.merges() if merge.fragment == fragment and merge.at > restart)
+        assert first <= version + 2, f"fragment {fragment} stood at {version}, went on at {first}"
+    tokens = status["goodput"]["tokens"]
+    assert tokens["trained"] == tokens["merged"] + tokens["discarded"]
+    assert other.job_once(job.id, lambda seen: seen.state.final).state == "completed"
+    assert_sound(job)
+
+
+@pytest.mark.soak("half a minute, or three quarters")
+@pytest.mark.parametrize("losses", [1, 2])
 def test_a_homes_jobs_go_on_when_every_process_of_it_was_killed_and_another_home_feels_nothing(
     places: tuple[Place, Place], losses: int
 ) -> None:

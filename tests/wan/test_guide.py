@@ -163,7 +163,8 @@ class SystemdMachine:
 class Machine:
     """A shell on a machine of its own, and the programs that it has in the foreground of other terminals."""
 
-    def __init__(self, regions: Regions, name: str) -> None:
+    def __init__(self, regions: Regions, name: str, shared: Path | None = None) -> None:
+        """``shared`` is a folder that it sees as /mnt."""
         enter = [*regions.places[name].enter, "unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc"]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._shell = subprocess.Popen(
@@ -174,6 +175,7 @@ class Machine:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.type(f"mount --make-rprivate / && mount --bind {shared} /mnt" if shared is not None else "true")
         self.type(MOUNTS.format(name=name))
         self.type("set +e")
         self._commands: dict[str, str] = {}
