@@ -12,7 +12,8 @@ here in the seed that is known to show it, and if that no longer does, in 40, wh
     cuts too early           what is merging is not in a checkpoint
     …                        and five of recovery
 
-In others its machine is lost with its disk (``tests.swarm.lost_machines``), with two bugs of the salvage.
+In others its machine is lost with its disk (``tests.swarm.lost_machines``), with bugs of the salvage and of two
+synchronisers alive.
 """
 
 from __future__ import annotations
@@ -278,3 +279,20 @@ def test_a_salvage_that_believes_damaged_copies_is_found(monkeypatch: Patch) -> 
     monkeypatch.setattr(salvage, "choose", believing)
     with pytest.raises(Violation, match="nothing newer was to be had"):
         lost_machines.run(DAMAGED)
+
+
+# ── two synchronisers are alive ───────────────────────────────────────────────────────────────────────────────────
+
+OF_TWO = "of two synchronisers the later one counts"
+
+
+def test_an_island_that_still_listens_to_the_former_synchroniser_is_found(monkeypatch: Patch) -> None:
+    _accepts_an_old_epoch(monkeypatch)
+    with pytest.raises(Violation, match="no message of an older epoch is acted on"):
+        lost_machines.run(MACHINES_LOST[0])
+
+
+def test_a_salvage_that_begins_in_the_epoch_of_the_former_synchroniser_is_found(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(salvage, "next_epoch", max)
+    with pytest.raises(Violation, match=OF_TWO):
+        lost_machines.run(MACHINES_LOST[0])
