@@ -46,6 +46,7 @@ from orchestrator.system.mirror import JobObjects
 from orchestrator.system.object_store import open_store, require_header
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import CRASH, TAPE
+from orchestrator.system.store_log import has_log
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.replay import Recovered
 from orchestrator.tape.schema import Header, decode_header
@@ -162,6 +163,11 @@ def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, 
 
     def take_over() -> None:
         require_header(opened)
+        if not has_log(objects) and (past := salvaging.past_of(job)) is not None and past.had_theta:
+            raise DataError(
+                detail=f"The store {opened.url} has nothing of job {job}, which has trained: the store was emptied or "
+                "exchanged. Put its content back, or submit the job again with `--resume` from a checkpoint."
+            )
         disks.append(mirror(run_dir, objects, LocalDisk()))
 
     try:
