@@ -89,9 +89,9 @@ def latest(
     return tuple(answer for answer in answers if answer.incarnation >= last_incarnations.get(answer.island, 0))
 
 
-def next_epoch(heard: Iterable[Epoch]) -> Epoch:
+def next_epoch(epochs: Iterable[Epoch]) -> Epoch:
     """Return the epoch in which the job continues: later than every epoch that an island has heard of."""
-    return Epoch(max(heard) + 1)
+    return Epoch(max(epochs) + 1)
 
 
 def last_incarnations(lives: Iterable[Life]) -> dict[IslandId, Incarnation]:
