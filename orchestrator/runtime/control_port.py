@@ -329,7 +329,7 @@ class RayControlPort:
         if not groups or not is_restart or self._ask_head(lambda: cluster.actor_named(name)) is not None:
             return cluster.on_groups(name, groups)
         nodes = [node for node in self._ask_head(cluster.nodes) if node.group in groups]
-        having = [node for node, own in self._asked(nodes, own_history_of, run_dir) if own >= history]
+        having = [node for node, own in self._asked(nodes, own_history_of, run_dir.resolve()) if own >= history]
         if not having and self._ask_head(lambda: cluster.islands_of(job_id)):
             return cluster.on_groups(name, groups)  # it continues from what they hold
         if not having:

@@ -23,7 +23,16 @@ from ray.exceptions import RayError
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.vocabulary import Epoch, Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
-from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError, first_line, in_words, origin
+from orchestrator.errors import (
+    ConfigurationError,
+    DataError,
+    Fenced,
+    FilesElsewhere,
+    InfrastructureError,
+    first_line,
+    in_words,
+    origin,
+)
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
 from orchestrator.host.job_files import JobFiles, MergeJournal, mirror, open_files
@@ -228,6 +237,8 @@ def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, roots: 
         if spec.synchroniser.node_groups:
             controllers.controller_of(job, spec, str(run_dir), roots)
         return salvaging.survey(job, run_dir, spec)
+    except FilesElsewhere:
+        raise  # the service starts it again, where the files are
     except Exception as error:
         crash_at_start(job, spec, policy, run_dir, error)
         raise

@@ -48,7 +48,7 @@ from orchestrator.core.vocabulary import (
     NodeGroupId,
     Version,
 )
-from orchestrator.errors import AtollError, DataError, TransferError, first_line, in_words
+from orchestrator.errors import AtollError, DataError, FilesElsewhere, TransferError, first_line, in_words
 from orchestrator.host import job_files
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
@@ -111,6 +111,7 @@ def survey(job: str, run_dir: Path, spec: JobSpec) -> Survey | None:
     Returns None for a job that begins, and for one with files of its own. A survey without answers is that of a job that
     begins again, because its first synchroniser was lost before there was Θ. Raises DataError if the job had Θ and no island
     answers for ``PATIENCE_S``, or if it has several shards, whose journals would be at other versions than the islands.
+    Raises FilesElsewhere if there are no islands to ask, as after the loss of a whole cluster.
     """
     is_lost = job_files.lacks_a_past(run_dir)
     if not is_lost and not spec.synchroniser.node_groups:
@@ -141,6 +142,12 @@ def survey(job: str, run_dir: Path, spec: JobSpec) -> Survey | None:
             if own_history:
                 set_aside(run_dir)
             return result  # it begins anew, in an epoch in which its islands say again that they are ready
+        if not past.names and spec.synchroniser.node_groups:
+            raise FilesElsewhere(
+                detail=f"The files of job {job} are on another machine, and no process of an island is known that holds its "
+                "parameters.",
+                remedy="The service makes the synchroniser again where the files are.",
+            )
         if time.monotonic() - began > PATIENCE_S:
             raise DataError(
                 detail=f"The files of job {job} are lost with the machine of its synchroniser, and no island that holds "

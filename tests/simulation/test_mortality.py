@@ -18,6 +18,7 @@ synchronisers alive.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -247,7 +248,7 @@ def _failure_of(seed: int) -> trial.SwarmFailure | None:
 
 MACHINES_LOST = (3, 4, 8)
 """Seeds whose jobs are salvaged, between them more than twice."""
-COUNTED_TWICE, DAMAGED = 23, 9
+COUNTED_TWICE, DAMAGED, HELD_ALONE = 23, 9, 4
 """Seeds that show the planted bugs."""
 
 
@@ -279,6 +280,19 @@ def test_a_salvage_that_believes_damaged_copies_is_found(monkeypatch: Patch) -> 
     monkeypatch.setattr(salvage, "choose", believing)
     with pytest.raises(Violation, match="nothing newer was to be had"):
         lost_machines.run(DAMAGED)
+
+
+def test_a_salvage_that_passes_over_what_only_one_island_holds_is_found(monkeypatch: Patch) -> None:
+    choose = salvage.choose
+
+    def cautious(answers: Sequence[IslandHoldings], count: int, _: object = None) -> salvage.Choice:
+        held = Counter((h.fragment, h.version, h.digest) for a in answers for h in a.held)
+        several = [tuple(h for h in a.held if held[h.fragment, h.version, h.digest] > 1) for a in answers]
+        return choose([replace(a, held=own) for a, own in zip(answers, several, strict=True)], count)
+
+    monkeypatch.setattr(salvage, "choose", cautious)
+    with pytest.raises(Violation, match="nothing newer was to be had"):
+        lost_machines.run(HELD_ALONE)
 
 
 # ── two synchronisers are alive ───────────────────────────────────────────────────────────────────────────────────
