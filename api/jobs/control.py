@@ -74,6 +74,10 @@ class ControlPort(Protocol):
         """
         ...
 
+    def has_log(self, job_id: str) -> bool:
+        """Return whether the store has the log of a mirrored job. Raises LogStoreUnavailable while that is unknown."""
+        ...
+
     def status(self, job_id: str) -> StatusDocument:
         """Return the status of a job, which may be of another build, as JSON data. Raises NotFound if it does not run."""
         ...

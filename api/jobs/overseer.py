@@ -269,6 +269,11 @@ class Overseer:
         if not is_in_store and not is_there(run_dir, run.tape.name):
             return f"{NOTHING_LEFT} {damage}".strip()
         progress = self._progress.get(row.job) or row.last_known or {}
+        if is_in_store and progress.get("global_version") and self._is_lost_everywhere(row, run):
+            return (
+                f"it had merged {progress['global_version']} times, but its run folder has no tape and the store has "
+                "nothing of it: both were lost."
+            )
         if not is_in_store and run.tape.stat().st_size == 0 and progress.get("global_version"):
             return (
                 f"its tape {run.tape} is empty, though it had merged {progress['global_version']} times: it is damaged."
@@ -278,6 +283,13 @@ class Overseer:
         if self._lives[row.job] >= LIVES_MAX:
             return f"it was restarted {LIVES_MAX} times, and died at once each time."
         return ""
+
+    def _is_lost_everywhere(self, row: JobRow, run: Run) -> bool:
+        """Return whether neither folder nor store has anything of a mirrored job. A store that is away may have it."""
+        try:
+            return not is_there(run.folder, run.tape.name) and not self._control.has_log(row.job)
+        except LogStoreUnavailable:
+            return False
 
     def _missed(self, row: JobRow, error: Exception) -> None:
         """Handle a failed restart. If the job left a final state, that says more about the reason, and no retry helps."""

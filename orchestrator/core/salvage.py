@@ -45,6 +45,7 @@ from orchestrator.core.saving import JobSalvaged, LostVersion, SurvivingIsland
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
     AllOffers,
+    Epoch,
     FragmentId,
     Incarnation,
     Instant,
@@ -86,6 +87,11 @@ def latest(
 ) -> tuple[IslandHoldings, ...]:
     """Return the answers that count: those of an island's latest incarnation. Others are of processes that were given up."""
     return tuple(answer for answer in answers if answer.incarnation >= last_incarnations.get(answer.island, 0))
+
+
+def next_epoch(epochs: Iterable[Epoch]) -> Epoch:
+    """Return the epoch in which the job continues: later than every epoch that an island has heard of."""
+    return Epoch(max(epochs) + 1)
 
 
 def last_incarnations(lives: Iterable[Life]) -> dict[IslandId, Incarnation]:

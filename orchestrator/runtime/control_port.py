@@ -22,7 +22,15 @@ import psutil
 from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.certificates import peer
 from orchestrator.core.commands import Command
-from orchestrator.errors import Conflict, FilesElsewhere, InfrastructureError, NotFound, disk_remedy, in_words
+from orchestrator.errors import (
+    Conflict,
+    FilesElsewhere,
+    InfrastructureError,
+    LogStoreUnavailable,
+    NotFound,
+    disk_remedy,
+    in_words,
+)
 from orchestrator.runtime import cluster, dead_nodes, run_copies
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.node_agent import NodeAgent
@@ -39,9 +47,11 @@ from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
 from orchestrator.system import home_files, object_store, release
 from orchestrator.system.marks import BY_UP
+from orchestrator.system.mirror import JobObjects
 from orchestrator.system.ports import REACH_S, Reach
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import claimed, file_sizes, fleet_of, history_of, own_history_of, remove_claimed
+from orchestrator.system.store_log import has_log
 from orchestrator.system.threads import BoundedThreads
 from orchestrator.tape import codec
 
@@ -219,6 +229,16 @@ class RayControlPort:
     def has_store(self) -> bool:
         return self._job_store is not None
 
+    def has_log(self, job_id: str) -> bool:
+        """Return whether the store has the log of this job. Raises LogStoreUnavailable while that is unknown."""
+        if self._job_store is None:
+            return False
+        object_store.require_available(self._job_store)
+        try:
+            return has_log(JobObjects(object_store.open_store(self._job_store), job_id))
+        except OSError as error:
+            raise LogStoreUnavailable(detail=f"{error.strerror or error}.", remedy=disk_remedy(error)) from error
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Remove run folders of unknown jobs from the machines of nodes that have joined since, or with ``again`` of all.
 
@@ -309,7 +329,7 @@ class RayControlPort:
         if not groups or not is_restart or self._ask_head(lambda: cluster.actor_named(name)) is not None:
             return cluster.on_groups(name, groups)
         nodes = [node for node in self._ask_head(cluster.nodes) if node.group in groups]
-        having = [node for node, own in self._asked(nodes, own_history_of, run_dir) if own >= history]
+        having = [node for node, own in self._asked(nodes, own_history_of, run_dir.resolve()) if own >= history]
         if not having and self._ask_head(lambda: cluster.islands_of(job_id)):
             return cluster.on_groups(name, groups)  # it continues from what they hold
         if not having:

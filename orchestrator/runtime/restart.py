@@ -23,7 +23,16 @@ from ray.exceptions import RayError
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.vocabulary import Epoch, Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
-from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError, first_line, in_words, origin
+from orchestrator.errors import (
+    ConfigurationError,
+    DataError,
+    Fenced,
+    FilesElsewhere,
+    InfrastructureError,
+    first_line,
+    in_words,
+    origin,
+)
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
 from orchestrator.host.job_files import JobFiles, MergeJournal, mirror, open_files
@@ -46,6 +55,7 @@ from orchestrator.system.mirror import JobObjects
 from orchestrator.system.object_store import open_store, require_header
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import CRASH, TAPE
+from orchestrator.system.store_log import has_log
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.replay import Recovered
 from orchestrator.tape.schema import Header, decode_header
@@ -162,6 +172,11 @@ def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, 
 
     def take_over() -> None:
         require_header(opened)
+        if not has_log(objects) and (past := salvaging.past_of(job)) is not None and past.had_theta:
+            raise DataError(
+                detail=f"The store {opened.url} has nothing of job {job}, which has trained: the store was emptied or "
+                "exchanged. Put its content back, or submit the job again with `--resume` from a checkpoint."
+            )
         disks.append(mirror(run_dir, objects, LocalDisk()))
 
     try:
@@ -222,6 +237,8 @@ def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, roots: 
         if spec.synchroniser.node_groups:
             controllers.controller_of(job, spec, str(run_dir), roots)
         return salvaging.survey(job, run_dir, spec)
+    except FilesElsewhere:
+        raise  # the service starts it again, where the files are
     except Exception as error:
         crash_at_start(job, spec, policy, run_dir, error)
         raise

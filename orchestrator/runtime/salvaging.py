@@ -36,7 +36,7 @@ from orchestrator.checkpoints.manifest import decode as decode_manifest
 from orchestrator.checkpoints.reading import outer_states
 from orchestrator.checkpoints.writing import momentum_name
 from orchestrator.core.messages import IslandHoldings
-from orchestrator.core.salvage import Choice, ChosenVersion, last_incarnations, latest, settled, survivors
+from orchestrator.core.salvage import Choice, ChosenVersion, last_incarnations, latest, next_epoch, settled, survivors
 from orchestrator.core.saving import JobSalvaged
 from orchestrator.core.vocabulary import (
     Epoch,
@@ -48,7 +48,7 @@ from orchestrator.core.vocabulary import (
     NodeGroupId,
     Version,
 )
-from orchestrator.errors import AtollError, DataError, TransferError, first_line, in_words
+from orchestrator.errors import AtollError, DataError, FilesElsewhere, TransferError, first_line, in_words
 from orchestrator.host import job_files
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
@@ -111,11 +111,12 @@ def survey(job: str, run_dir: Path, spec: JobSpec) -> Survey | None:
     Returns None for a job that begins, and for one with files of its own. A survey without answers is that of a job that
     begins again, because its first synchroniser was lost before there was Θ. Raises DataError if the job had Θ and no island
     answers for ``PATIENCE_S``, or if it has several shards, whose journals would be at other versions than the islands.
+    Raises FilesElsewhere if there are no islands to ask, as after the loss of a whole cluster.
     """
     is_lost = job_files.lacks_a_past(run_dir)
     if not is_lost and not spec.synchroniser.node_groups:
         return None
-    began, past = time.monotonic(), _past(job)
+    began, past = time.monotonic(), past_of(job)
     own_history = history_of(run_dir)
     if not is_lost and past is not None and past.history > own_history:
         log.warning("the files here are those of epoch %d, but the job moved on in epoch %d", own_history, past.history)
@@ -141,16 +142,22 @@ def survey(job: str, run_dir: Path, spec: JobSpec) -> Survey | None:
             if own_history:
                 set_aside(run_dir)
             return result  # it begins anew, in an epoch in which its islands say again that they are ready
+        if not past.names and spec.synchroniser.node_groups:
+            raise FilesElsewhere(
+                detail=f"The files of job {job} are on another machine, and no process of an island is known that holds its "
+                "parameters.",
+                remedy="The service makes the synchroniser again where the files are.",
+            )
         if time.monotonic() - began > PATIENCE_S:
             raise DataError(
                 detail=f"The files of job {job} are lost with the machine of its synchroniser, and no island that holds "
                 f"its parameters has answered for {PATIENCE_S:.0f} s. Submit it again with `--resume` from a checkpoint."
             )
         time.sleep(RETRY_S)
-        past = _past(job) or past
+        past = past_of(job) or past
 
 
-def _past(job: str) -> Past | None:
+def past_of(job: str) -> Past | None:
     """Return what is known of the job's past; None if it has none.
 
     A controllers' process that died knows nothing. Then islands that Ray knows are evidence of a past.
@@ -170,7 +177,7 @@ def _survey(past: Past) -> Survey | None:
     )
     if not epochs:
         return None
-    epoch = Epoch(max(newest for newest, _ in epochs.values()) + 1)
+    epoch = next_epoch(newest for newest, _ in epochs.values())
     calls = {life: actors[life].call(IslandInterface.holdings, epoch) for life in epochs}
     answers = [holdings for _, holdings in _answered(calls, DIGESTS_S).values() if holdings is not None]
     of_latest = latest(answers, past.last_incarnations)

@@ -65,6 +65,11 @@ class Clockwork:
     def has_store(self) -> bool:
         return (self._folder / "store").exists()
 
+    def has_log(self, job_id: str) -> bool:
+        if (self._folder / "log-store-is-down").exists():
+            raise LogStoreUnavailable(detail="the store memory cannot be reached.")
+        return not (self._folder / "store-was-emptied").exists()
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Do nothing: there is one machine."""
 

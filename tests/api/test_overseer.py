@@ -15,7 +15,7 @@ from api.jobs.outbox import NEVER_REACHED
 from api.jobs.overseer import FILES_AWAITED_S, TRIES_MAX, Overseer
 from api.jobs.service import Service
 from api.schemas import JobState
-from api.storage.store import Store
+from api.storage.store import JobRow, Store
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import InfrastructureError
@@ -70,6 +70,11 @@ class Desk:
         row = self.store.job(self.job)
         assert row is not None
         return row.state, row.reason
+
+    def row(self, job: str) -> JobRow:
+        row = self.store.job(job)
+        assert row is not None
+        return row
 
     def lose(self) -> None:
         self.control.lose(self.job)
@@ -363,3 +368,21 @@ def test_a_service_killed_while_it_starts_a_job_again_leaves_it_to_the_next(desk
     desk.overseer.check()
     assert desk.service.job(desk.job).state == "running"
     assert len(desk.control.asked) == (1 if begun else 2)
+
+
+@pytest.mark.parametrize("is_emptied", [True, False])
+def test_a_mirrored_job_that_folder_and_store_have_lost_is_not_begun_anew(desk: Desk, *, is_emptied: bool) -> None:
+    job, document = desk.job, desk.row(desk.job).spec
+    document["synchroniser"]["durability"]["kind"] = "mirrored"
+    desk.store.update_job(job, spec=document)
+    wait_until(lambda: (record := desk.service.record(desk.row(job))) is not None and record.view.global_version)
+    desk.overseer.check()
+    desk.lose()
+    (Path(desk.row(job).run_dir) / "tape.jsonl").unlink()
+    if is_emptied:
+        (desk.folder / "store-was-emptied").touch()
+    desk.control.asked.clear()
+    desk.overseer.check()
+    assert (job in desk.control.asked) == (not is_emptied)
+    assert (desk.row(job).state == "failed") == is_emptied
+    assert ("both were lost. Submit it again" in desk.row(job).reason) == is_emptied

@@ -66,6 +66,9 @@ class Voyages:
     def has_store(self) -> bool:
         return False
 
+    def has_log(self, job_id: str) -> bool:
+        return False
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Do nothing: there is one machine."""
 

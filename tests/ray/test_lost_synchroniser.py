@@ -193,6 +193,7 @@ def test_the_head_has_the_run_of_a_synchroniser_whose_machine_shares_no_disk_and
     with Machines() as machines:
         machines.submit()
         machines.lose()
+        machines.lose_processes()
         machines.end()
 
 
@@ -326,6 +327,21 @@ class Machines:
             f"steps kept: {', '.join(f'{share:.1%}' for share in shares.values())}"
         )
 
+    def lose_processes(self) -> None:
+        """Kill every process of all machines, whose disks stay. The job continues on the machine that has its files."""
+        keeper, epoch = self.keeper(), self.status()["epoch"]
+        for machine in self.made.values():
+            machine.type("kill -KILL -1")  # all but the shell, which is the machine's first process
+        for kind in ("head", "serve"):
+            self.head.again(kind)
+        for name in self.NAMES[1:]:
+            self.made[name].again("join")
+        wait_until(lambda: self.status().get("epoch", 0) > epoch and self.trains(), "the job goes on", 1.0)
+        self.wait_for_merges()
+        restarts = [r for r in self.tape().records if isinstance(r.event, events.SynchroniserRestarted)]
+        assert restarts, "it continues from its files"
+        assert self.keeper() == keeper
+
     def end(self) -> None:
         """Cancel the job. The head has all of it, and it can be resumed there."""
         keeper, job = self.keeper(), self.job
@@ -380,6 +396,8 @@ def on_machines(times: int) -> None:
         machines.submit()
         for number in range(1, times + 1):
             print(f"{number}: {machines.lose()}", flush=True)
+        machines.lose_processes()
+        print("after the loss of all processes it went on where its files are", flush=True)
         machines.end()
         print("the head has all of it, and it was resumed there", flush=True)
 

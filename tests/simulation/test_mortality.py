@@ -12,11 +12,13 @@ here in the seed that is known to show it, and if that no longer does, in 40, wh
     cuts too early           what is merging is not in a checkpoint
     …                        and five of recovery
 
-In others its machine is lost with its disk (``tests.swarm.lost_machines``), with two bugs of the salvage.
+In others its machine is lost with its disk (``tests.swarm.lost_machines``), with bugs of the salvage and of two
+synchronisers alive.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -246,7 +248,7 @@ def _failure_of(seed: int) -> trial.SwarmFailure | None:
 
 MACHINES_LOST = (3, 4, 8)
 """Seeds whose jobs are salvaged, between them more than twice."""
-COUNTED_TWICE, DAMAGED = 23, 9
+COUNTED_TWICE, DAMAGED, HELD_ALONE = 23, 9, 4
 """Seeds that show the planted bugs."""
 
 
@@ -278,3 +280,33 @@ def test_a_salvage_that_believes_damaged_copies_is_found(monkeypatch: Patch) -> 
     monkeypatch.setattr(salvage, "choose", believing)
     with pytest.raises(Violation, match="nothing newer was to be had"):
         lost_machines.run(DAMAGED)
+
+
+def test_a_salvage_that_passes_over_what_only_one_island_holds_is_found(monkeypatch: Patch) -> None:
+    choose = salvage.choose
+
+    def cautious(answers: Sequence[IslandHoldings], count: int, _: object = None) -> salvage.Choice:
+        held = Counter((h.fragment, h.version, h.digest) for a in answers for h in a.held)
+        several = [tuple(h for h in a.held if held[h.fragment, h.version, h.digest] > 1) for a in answers]
+        return choose([replace(a, held=own) for a, own in zip(answers, several, strict=True)], count)
+
+    monkeypatch.setattr(salvage, "choose", cautious)
+    with pytest.raises(Violation, match="nothing newer was to be had"):
+        lost_machines.run(HELD_ALONE)
+
+
+# ── two synchronisers are alive ───────────────────────────────────────────────────────────────────────────────────
+
+OF_TWO = "of two synchronisers the later one counts"
+
+
+def test_an_island_that_still_listens_to_the_former_synchroniser_is_found(monkeypatch: Patch) -> None:
+    _accepts_an_old_epoch(monkeypatch)
+    with pytest.raises(Violation, match="no message of an older epoch is acted on"):
+        lost_machines.run(MACHINES_LOST[0])
+
+
+def test_a_salvage_that_begins_in_the_epoch_of_the_former_synchroniser_is_found(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(salvage, "next_epoch", max)
+    with pytest.raises(Violation, match=OF_TWO):
+        lost_machines.run(MACHINES_LOST[0])

@@ -3,16 +3,19 @@
     python -m tests.swarm --lost-machines --first N --count N
 
 Islands keep what was delivered to them, as live ones do, and some copies are damaged. The live decision chooses among their
-answers (``core.salvage``). These sentences are checked by books of their own, over all tapes of a job:
+answers (``core.salvage``). The former synchroniser may only be cut off: what it said last reaches islands once more, after
+they have heard of the next one. These sentences are checked by books of their own, over all tapes of a job:
 
     no token is merged twice        in the versions that count, however often a machine was lost
     nothing newer was to be had     a chosen version is the newest of which an island that answers has sound bytes
     its bits are those published    and versions after it are an undisturbed merge of their inputs
+    of two synchronisers           islands act on what the later one says, and on nothing that the former one still says
     tokens add up, invariants hold, the tape replays exactly, and the job ends
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -45,6 +48,8 @@ from tests.swarm.mortality import Death, draw_mortality
 
 UNTIL_S = 3600.0
 DAMAGE_RATIO = 0.1
+LATE_S = 30.0
+"""So long after the next synchroniser has begun, something of the former one may still arrive."""
 
 
 class Unchecked:
@@ -74,6 +79,10 @@ class LostMachinesWorld(MortalWorld):
         faults = replace(drawn.event_faults, echo=0.0)
         super().__init__(policy, drawn.plan, seed, faults, mortality, lambda: cast(Any, Unchecked()))
         self._damage = Random(f"atoll swarm {seed} damage")
+        self._delays = Random(f"atoll swarm {seed} late words")
+        self._last_words: dict[int, Callable[[], None]] = {}
+        self._heeded: dict[int, int] = {}
+        """By host: the generation of the synchroniser of which it has heard."""
         self._sent: dict[tuple[FragmentId, Version], Published] = {}
         self._held: dict[int, dict[FragmentId, Published]] = {}
         self._contributions: dict[PayloadId, Contribution] = {}
@@ -103,6 +112,17 @@ class LostMachinesWorld(MortalWorld):
         if newest is None or newest.state.version < effect.version:
             held[effect.fragment] = sent
         super().delivered(host, effect)
+
+    def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
+        mine = self.generation
+
+        def heeded() -> None:
+            latest = self._heeded.get(id(host), 0)
+            require(mine >= latest, "of two synchronisers the later one counts", (host.process.island, mine, latest))
+            call()
+
+        deliver = self._last_words[id(host)] = super().addressed(host, heeded)
+        return deliver
 
     def merge_fragment(self, effect: f.MergeFragment) -> None:
         self._orders[effect.fragment, effect.version] = effect
@@ -152,7 +172,7 @@ class LostMachinesWorld(MortalWorld):
             for host in self.hosts.values()
             if host.alive and not host.silent(self.now) and host.placed
         }
-        epoch = Epoch(max([int(self.epoch), *(int(unread_reports_of(h).newest_epoch) for h in hosts.values())]) + 1)
+        epoch = salvage.next_epoch([self.epoch, *(unread_reports_of(h).newest_epoch for h in hosts.values())])
         answers = [self._answer(life, host) for life, host in sorted(hosts.items()) if self._trains(host)]
         answers = list(salvage.latest(answers, salvage.last_incarnations(self.hosts)))
         choice = salvage.choose(answers, self.policy.fragment_count)
@@ -164,6 +184,10 @@ class LostMachinesWorld(MortalWorld):
             if unread_reports_of(host).reports.check_epoch(epoch):
                 unread = unread_reports_of(host)
                 unread.extend(unread.reports.missing(host.process.standing_offers()))
+            self._heeded[id(host)] = self.generation
+        for word in self._last_words.values():
+            self.later(self._delays.uniform(0.0, LATE_S), word)
+        self._last_words.clear()
         self._go_on_from(epoch, answers, choice)
 
     def _trains(self, host: Host) -> bool:
