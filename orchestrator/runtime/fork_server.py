@@ -9,7 +9,7 @@ descendants are what works on its node.
 Forks share the memory of what was imported until they write to it. Nothing that is imported here may start a thread of
 Python's or open a device; what an import sets in the environment, forks have, too.
 
-A request is taken only from a child of the same raylet: a socket's address is visible to whoever shares the network.
+A request is taken only from a child of the same raylet. Any process in the same network namespace can connect.
 
 Source: docs/decisions/0227-workers-are-forks-of-one-process-of-their-node.md; measurements are there.
 """

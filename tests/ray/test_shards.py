@@ -300,10 +300,10 @@ def test_a_job_of_several_shards_is_not_continued_from_what_its_islands_hold(
     """Its past is known from elsewhere: there was Θ."""
     from orchestrator.runtime import salvaging
 
-    monkeypatch.setattr(salvaging, "_past", lambda _: SimpleNamespace(had_theta=True))
+    monkeypatch.setattr(salvaging, "past_of", lambda _: SimpleNamespace(had_theta=True, history=1))
     monkeypatch.setattr(salvaging, "_survey", lambda _: None)
     with pytest.raises(DataError, match="a job of several shards cannot continue from what its islands hold"):
-        salvaging.survey("job", tmp_path / "lost", 2)
+        salvaging.survey("job", tmp_path / "lost", parse_job(synthetic(synchroniser={"shards": 2})))
     assert not (tmp_path / "lost" / SALVAGING).exists()
 
 
