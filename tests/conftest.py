@@ -1,11 +1,12 @@
-"""Streams of tests: five side by side under ``make test`` (``pytest --numprocesses 5``), else one after another.
+"""Streams of tests: six side by side under ``make test`` (``pytest --numprocesses 6``), else one after another.
 
-- cluster: live Ray clusters, one job after another
+- bench: the benches at their smallest, before any test has a cluster in its process
+- first cluster, second cluster: live jobs, one after another, each stream on a Ray cluster of its own
 - attack, service: services, which mostly wait
 - network: regions, then pages; one after another, for a browser drops what it loads when network namespaces come and go
 - installation: what has a cluster of its own in processes of its own, as users run it whole; file by file, the longest first
 - chaos: plans of chaos, Prometheus; file by file
-- arithmetic: everything else, file by file, at the lowest priority: one worker begins with it and takes what the four
+- arithmetic: everything else, file by file, at the lowest priority: one worker begins with it and takes what the five
   streams that mostly wait leave; in the end it has all there is
 """
 
@@ -34,18 +35,37 @@ STREAMS = {
     "ray/test_full_disk.py": "installation",
     "ray/test_demo.py": "installation",
     "ray/test_chaos_plans.py": "chaos",
-    "ray": "cluster",
+    "ray/shared_job": "first cluster",
+    "ray/test_catch_up.py": "first cluster",
+    "ray/test_checkpoints.py": "first cluster",
+    "ray/test_departures.py": "first cluster",
+    "ray/test_evaluation.py": "first cluster",
+    "ray/test_pauses.py": "first cluster",
+    "ray/test_standby.py": "first cluster",
+    "ray/test_streamed_text.py": "first cluster",
+    "ray/test_transport.py": "first cluster",
+    "ray": "second cluster",
     "wan": "network",
     "web": "network",
-    "bench": "cluster",
+    "bench": "bench",
     "api": "service",
     "channel": "service",
     "attack": "attack",
     "chaos": "chaos",
     "metrics": "chaos",
 }
-"""By file, else by folder, else arithmetic. Files are begun in this order within their stream."""
-ORDER = ("cluster", "attack", "service", "network", "installation", "chaos", ARITHMETIC)
+"""By file, else by folder, else by the folder above, else arithmetic. Files are begun in this order within their stream."""
+ORDER = (
+    "bench",
+    "first cluster",
+    "second cluster",
+    "attack",
+    "service",
+    "network",
+    "installation",
+    "chaos",
+    ARITHMETIC,
+)
 BY_FILE = ("installation", "chaos", ARITHMETIC)
 """Streams whose files any worker may take that has ended its own."""
 FILES = tuple(STREAMS)
@@ -53,7 +73,7 @@ LAST = ("ray/test_hosts.py", "ray/test_simulated_agrees.py")
 """Of their stream. The one leaves dead nodes, which Ray takes for live ones for ten minutes. The other's premise are steps
 of fixed time: it runs when there is least beside it."""
 LOWEST, USUAL = 19, 0
-FILLER = "gw4"
+FILLER = "gw5"
 """The worker that begins with arithmetic."""
 
 
@@ -63,7 +83,8 @@ def path_of(nodeid: str) -> str:
 
 def stream_of(nodeid: str) -> str:
     path = path_of(nodeid)
-    return STREAMS.get(path) or STREAMS.get(path.partition("/")[0], ARITHMETIC)
+    places = (path, path.rpartition("/")[0], path.partition("/")[0])
+    return next((STREAMS[place] for place in places if place in STREAMS), ARITHMETIC)
 
 
 @pytest.hookimpl(optionalhook=True)
