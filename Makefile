@@ -35,7 +35,7 @@ test: $(STAMP)  ## check lint and types, then run every test
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet .
 	@nice -n 19 $(BIN)/mypy --no-error-summary & types=$$!; \
 		$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1; \
-		$(BIN)/python -m pytest --numprocesses 5; tests=$$?; wait $$types && exit $$tests
+		$(BIN)/python -m pytest --numprocesses 6; tests=$$?; wait $$types && exit $$tests
 
 FAST := accounting checkpoints core golden/test_stories.py harness journal numerics properties replica report scenarios \
 	tapes test_config.py test_documents.py test_logbook.py test_tidy.py

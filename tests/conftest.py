@@ -1,11 +1,12 @@
-"""Streams of tests: five side by side under ``make test`` (``pytest --numprocesses 5``), else one after another.
+"""Streams of tests on six workers under ``make test`` (``pytest --numprocesses 6``), else one after another.
 
-- cluster: live Ray clusters, one job after another
-- attack, service: services, which mostly wait
+- bench: the benches at their smallest, before any test has a cluster in its process
+- first cluster, second cluster: live jobs, one after another, each stream on a Ray cluster of its own
 - network: regions, then pages; one after another, for a browser drops what it loads when network namespaces come and go
+- attack, service: services, which mostly wait; file by file
 - installation: what has a cluster of its own in processes of its own, as users run it whole; file by file, the longest first
 - chaos: plans of chaos, Prometheus; file by file
-- arithmetic: everything else, file by file, at the lowest priority: one worker begins with it and takes what the four
+- arithmetic: everything else, file by file, at the lowest priority: one worker begins with it and takes what the five
   streams that mostly wait leave; in the end it has all there is
 """
 
@@ -34,27 +35,49 @@ STREAMS = {
     "ray/test_full_disk.py": "installation",
     "ray/test_demo.py": "installation",
     "ray/test_chaos_plans.py": "chaos",
-    "ray": "cluster",
+    "ray/shared_job": "first cluster",
+    "ray/test_catch_up.py": "first cluster",
+    "ray/test_checkpoints.py": "first cluster",
+    "ray/test_departures.py": "first cluster",
+    "ray/test_evaluation.py": "first cluster",
+    "ray/test_pauses.py": "first cluster",
+    "ray/test_standby.py": "first cluster",
+    "ray/test_streamed_text.py": "first cluster",
+    "ray/test_transport.py": "first cluster",
+    "ray": "second cluster",
     "wan": "network",
     "web": "network",
-    "bench": "cluster",
+    "bench": "bench",
     "api": "service",
     "channel": "service",
     "attack": "attack",
     "chaos": "chaos",
     "metrics": "chaos",
 }
-"""By file, else by folder, else arithmetic. Files are begun in this order within their stream."""
-ORDER = ("cluster", "attack", "service", "network", "installation", "chaos", ARITHMETIC)
-BY_FILE = ("installation", "chaos", ARITHMETIC)
+"""By file, else by folder, else by the folder above, else arithmetic. Files are begun in this order within their stream."""
+ORDER = (
+    "bench",
+    "first cluster",
+    "second cluster",
+    "network",
+    "attack",
+    "service",
+    "installation",
+    "chaos",
+    ARITHMETIC,
+)
+BY_FILE = ("attack", "service", "installation", "chaos", ARITHMETIC)
 """Streams whose files any worker may take that has ended its own."""
 FILES = tuple(STREAMS)
 LAST = ("ray/test_hosts.py", "ray/test_simulated_agrees.py")
 """Of their stream. The one leaves dead nodes, which Ray takes for live ones for ten minutes. The other's premise are steps
 of fixed time: it runs when there is least beside it."""
 LOWEST, USUAL = 19, 0
-FILLER = "gw4"
+FILLER = "gw5"
 """The worker that begins with arithmetic."""
+LIVE = frozenset(["first cluster", "second cluster", "network"])
+SERVICES = frozenset(["attack", "service"])
+"""Workers that have had a cluster in their process leave these to those that have not, as long as there is other work."""
 
 
 def path_of(nodeid: str) -> str:
@@ -63,7 +86,16 @@ def path_of(nodeid: str) -> str:
 
 def stream_of(nodeid: str) -> str:
     path = path_of(nodeid)
-    return STREAMS.get(path) or STREAMS.get(path.partition("/")[0], ARITHMETIC)
+    places = (path, path.rpartition("/")[0], path.partition("/")[0])
+    return next((STREAMS[place] for place in places if place in STREAMS), ARITHMETIC)
+
+
+def fits(unit: str, worker: str, begun: set[str]) -> bool:
+    """Whether a worker that has begun these units should take this one before others."""
+    stream = stream_of(unit) if unit.endswith(".py") else unit
+    if worker == FILLER:
+        return stream == ARITHMETIC
+    return begun.isdisjoint(LIVE) or stream not in SERVICES
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -78,9 +110,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return path_of(nodeid) if stream in BY_FILE else stream
 
         def _assign_work_unit(self, node: WorkerController) -> None:
-            files = (unit for unit in self.workqueue if unit.endswith(".py") and stream_of(unit) == ARITHMETIC)
-            if node.gateway.id == FILLER and (file := next(files, None)):
-                self.workqueue.move_to_end(file, last=False)
+            begun = set(self.assigned_work[node])
+            fitting = (unit for unit in self.workqueue if fits(unit, node.gateway.id, begun))
+            if (unit := next(fitting, None)) is not None:
+                self.workqueue.move_to_end(unit, last=False)
             super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False

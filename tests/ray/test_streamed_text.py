@@ -27,7 +27,7 @@ from tests.ray.conftest import starting
 from tests.ray.jobs import Job, assert_sound
 
 pytestmark = pytest.mark.ray
-VOCABULARY, STEPS, STEPS_OF_FIRST_LIFE = 384, 200, 60
+VOCABULARY, STEPS, STEPS_OF_FIRST_LIFE = 384, 120, 40
 SURVIVOR, VICTIM = "us-east", "asia"
 
 
