@@ -17,9 +17,12 @@ import errno
 import os
 import platform
 import sys
-from typing import Annotated
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from api.commands import (
     certificates,
@@ -47,8 +50,37 @@ from orchestrator.system import python_process, release
 PROGRAM = "atoll"
 REFUSALS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
+
+class Commands(typer.core.TyperGroup):
+    """All commands. An option for a path with an empty value is refused: it would mean the working folder."""
+
+    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
+        if "" in arguments or any(word.endswith("=") for word in arguments):
+            words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+            empty = {word.removesuffix("=") for word in words if word.endswith("=")}
+            empty |= {name for name, value in pairwise(words) if not value}
+            for option in sorted(empty & path_options(self)):
+                raise ConfigurationError(
+                    detail=f"{option} is empty, as from an unset variable. Give a path, or leave the option out."
+                )
+        return super().parse_args(context, arguments)
+
+
+def path_options(group: Any) -> set[str]:
+    """Return the options of the group's commands that take a path."""
+    options: set[str] = set()
+    for command in group.commands.values():
+        if hasattr(command, "commands"):
+            options |= path_options(command)
+        for parameter in command.params:
+            if getattr(parameter, "type_descriptor", None) and parameter.type_descriptor.annotation is Path:
+                options.update(parameter.opts)
+    return options
+
+
 app = typer.Typer(
     name=PROGRAM,
+    cls=Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Elastic orchestration of Decoupled DiLoCo training. Exit codes: 0 done, 1 failed, 2 invalid input, "

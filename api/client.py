@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -87,6 +88,31 @@ Shape = TypeVar("Shape", bound=Answer)
 WAIT_EVERY_S, AWAY_MAX_S = 0.5, 60.0
 
 
+AUTHORITIES_VARIABLE = "SSL_CERT_FILE"
+"""As for curl and OpenSSL: a file with the authorities that issue the certificates of services."""
+
+
+def _authorities() -> ssl.SSLContext | bool:
+    """Return what to trust at an address that is not from a home. Raises ConfigurationError for an unusable file."""
+    file = os.environ.get(AUTHORITIES_VARIABLE)
+    if not file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=file)
+    except OSError as error:
+        raise ConfigurationError(
+            detail=f"{AUTHORITIES_VARIABLE} {file} cannot be used: {error.strerror or error}. Name a file with certificates "
+            "in PEM format, such as the ca.crt of the fleet."
+        ) from error
+
+
+def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Return the refusal of the service's certificate that caused this error, if one did."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def command_for(home: Path) -> str:
     """Return the command that starts the service of this home."""
     return "atoll up" if supervisor_of(home) == BY_UP else "atoll serve"
@@ -100,7 +126,7 @@ class Client:
     ) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        verify = trusting(certificate) if certificate else True
+        verify = trusting(certificate) if certificate else _authorities()
         # trust_env off: a proxy from the environment must not see requests of this machine to itself.
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, verify=verify, trust_env=False)
 
@@ -455,6 +481,12 @@ class Client:
         raise error_of(answer)
 
     def _unreachable(self, error: Exception) -> ServiceUnreachable:
+        if (refusal := _untrusted(error)) is not None:
+            return ServiceUnreachable(
+                detail=f"The service at {self.url} has a certificate that is not trusted here ({refusal.verify_message}).",
+                remedy=f"Set {AUTHORITIES_VARIABLE} to the ca.crt of its fleet, call it by a name of its certificate, or "
+                "renew it.",
+            )
         return ServiceUnreachable(
             detail=f"The service at {self.url} does not answer ({str(error) or type(error).__name__}).",
             remedy="Start it (`atoll up` or `atoll serve`), or correct --url or --home. Jobs continue without it.",

@@ -251,7 +251,16 @@ def checked_token(path: Path | None) -> Path:
         raise ConfigurationError(
             detail=f"The cluster's secret is missing. Give its file with --token-file or in {TOKEN_VARIABLE}."
         )
-    home_files.refuse_unfit(path, "--token-file", "Copy the cluster's secret there, readable by this user only.")
+    remedy = "Copy the cluster's secret there, readable by this user only."
+    home_files.refuse_unfit(path, "--token-file", remedy)
+    try:
+        secret = home_files.read(path).strip()
+    except (OSError, ValueError):
+        secret = ""
+    if not (secret.isascii() and secret.isprintable() and secret) or " " in secret:
+        raise ConfigurationError(
+            detail=f"--token-file {path} does not hold a secret, which is one line of text. {remedy}"
+        )
     return path
 
 
@@ -330,7 +339,8 @@ def labels_of(texts: list[str]) -> dict[str, str]:
             )
         if name in RESERVED:
             raise ConfigurationError(detail=f"--labels {text!r}: --group and --region set {name}. Use these options.")
-        labels[name] = value
+        if labels.setdefault(name, value) != value:
+            raise ConfigurationError(detail=f"--labels {text!r}: {name} is {labels[name]} already. Leave one out.")
     return labels
 
 
@@ -350,7 +360,10 @@ def amounts(texts: list[str]) -> dict[str, float]:
             raise ConfigurationError(
                 detail=f"--resources {text!r}: {name} has an option of its own. Use --cpus, --gpus or --memory-gib."
             )
-        resources[name] = number
+        if resources.setdefault(name, number) != number:
+            raise ConfigurationError(
+                detail=f"--resources {text!r}: {name} is {resources[name]:g} already. Leave one out."
+            )
     return resources
 
 

@@ -153,6 +153,18 @@ CertificatesOption = Annotated[
 ]
 
 
+def checked_ip(address: str) -> str:
+    """Return the address. Raises ConfigurationError, also when only a unit is installed, for text that is not one."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError as error:
+        raise ConfigurationError(
+            detail=f"--address {address!r} is not an IP address. Give one of this machine's, as others reach it, such as "
+            "10.0.0.7."
+        ) from error
+    return address
+
+
 def up(
     context: typer.Context,
     home: HomeOption = DEFAULT_HOME,
@@ -250,7 +262,10 @@ def demo(
 
 def head(
     address: Annotated[
-        str, typer.Option("--address", metavar="IP", help="This machine's address, as others reach it.")
+        str,
+        typer.Option(
+            "--address", metavar="IP", callback=checked_ip, help="This machine's address, as others reach it."
+        ),
     ],
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port that machines join at.")] = HEAD_PORT,
     certificates: CertificatesOption = None,
@@ -274,13 +289,6 @@ def head(
     """
     os.umask(OWNER_ALONE)
     refuse_unset(os.environ, pass_environment or ())
-    try:
-        ipaddress.ip_address(address)
-    except ValueError as error:
-        raise ConfigurationError(
-            detail=f"--address {address!r} is not an IP address. Give one of this machine's, as others reach it, such as "
-            "10.0.0.7."
-        ) from error
     url = store or object_store.remembered(home.resolve())
     if url is None:
         folder = checked_certificates(certificates, f"{address}:{port}", address, insecure=insecure)

@@ -11,18 +11,21 @@ import socket
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from api.installation.home import DATABASE_VARIABLE
 from orchestrator.errors import ConfigurationError, InfrastructureError
-from orchestrator.system.ports import EVERYWHERE, LOOPBACK, is_host, is_loopback
+from orchestrator.system.ports import EVERYWHERE, LOOPBACK, is_host, is_loopback, refuse_uncallable
 
 
 def refuse_password_in_view(url: str | None) -> None:
-    """Raise ConfigurationError if ``url`` holds a password; the message does not repeat it."""
+    """Raise ConfigurationError if ``url`` is empty or holds a password; the message does not repeat it."""
     if url is None:
         return
+    if not url.strip():
+        raise ConfigurationError(detail="--database is empty, as from an unset variable. Give a URL, or leave it out.")
     try:
         parts = urlsplit(url)
         secret = parts.password or any("password" in name.lower() for name, _ in parse_qsl(parts.query))
@@ -82,15 +85,12 @@ class Binding:
             )
         if (self.certificate is None) != (self.key is None):
             raise ConfigurationError(detail="--certificate and --key belong together. Give both, or neither.")
+        if self.certificate and self.insecure:
+            raise ConfigurationError(detail="--certificate and --insecure contradict each other. Leave one out.")
         if self.certificate and self.key:
-            try:
-                # An empty password, so that an encrypted key is refused instead of asking at a terminal.
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
-            except OSError as error:
-                raise ConfigurationError(
-                    detail=f"--certificate {self.certificate} and --key {self.key} cannot be used ({error.strerror}). They "
-                    "must be PEM files that match, and the key must not be encrypted."
-                ) from error
+            from orchestrator.certificates import folders  # late: few commands need cryptography
+
+            folders.refuse_unfit_pair(self.certificate, self.key)
         if not (self.loopback or self.certificate or self.insecure):
             raise ConfigurationError(
                 detail=f"--host {self.host} is not a loopback address, and without TLS every token would cross the "
@@ -104,13 +104,17 @@ class Binding:
         try:
             family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         except OSError as error:
-            raise ConfigurationError(detail=f"--host {self.host} cannot be resolved: {error.strerror}.") from error
+            raise ConfigurationError(
+                detail=f"--host {self.host} cannot be resolved: {error.strerror}. Give an address of this machine."
+            ) from error
         for port in ports:
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((address[0], port))
                 listener.listen(128)
+                if not ip_address(str(address[0]).partition("%")[0]).is_unspecified:
+                    refuse_uncallable(str(address[0]))
                 return listener
             except OSError as error:
                 listener.close()

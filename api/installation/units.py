@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from api.installation.home import FOLDER
-from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.errors import ConfigurationError, InfrastructureError, disk_remedy
 from orchestrator.system import python_process
 
 UNITS = {"head": "head", "service": "serve", "join": "join"}
@@ -49,9 +49,15 @@ def install(unit: str, options: Sequence[str], root: Path, say: Say, *, start: b
     name = f"atoll-{unit}.service"
     text = (FOLDER / "systemd" / name).read_text().replace(PROGRAM, str(program()))
     settings = root / SETTINGS
-    settings.mkdir(mode=0o755, parents=True, exist_ok=True)
-    _write(settings / f"{unit}.env", settings_of(options, with_certificates=(settings / CERTIFICATES).is_dir()))
-    _write(root / FOLDER_OF_UNITS / name, text)
+    try:
+        settings.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _write(settings / f"{unit}.env", settings_of(options, with_certificates=(settings / CERTIFICATES).is_dir()))
+        _write(root / FOLDER_OF_UNITS / name, text)
+    except OSError as error:
+        raise InfrastructureError(
+            detail=f"--root {root}: {error.filename} cannot be written: {error.strerror}.",
+            remedy=f"{disk_remedy(error)}, or give another folder.",
+        ) from error
     say(f"wrote {root / FOLDER_OF_UNITS / name}, and its options to {settings / f'{unit}.env'}")
     if root != Path("/"):
         return

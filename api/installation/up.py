@@ -151,11 +151,15 @@ def start(wanted: Installation, say: Say) -> Address:
         say("the service runs, but its cluster does not answer; restarting both")
         _end_service(home, say)
     if wanted.with_cluster and not wanted.groups.is_file():
-        raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
+        raise ConfigurationError(
+            detail=f"The node groups file {wanted.groups} {'is no file' if wanted.groups.exists() else 'does not exist'}. "
+            "Give one with --groups."
+        )
     home.require_room()
     require_runs(wanted.runs)
     bound_listener(wanted.binding, wanted.port, port).close()  # what the service would refuse only beside a cluster
     _look_for_store(wanted, say)
+    _try_database(wanted)
     fleet = _fleet_of(wanted, say) if wanted.with_cluster else None
     if wanted.with_cluster and (problem := program_cache.problem(built(os.environ, wanted.passed))):
         say(f"warning: {problem}")
@@ -228,6 +232,14 @@ def _fleet_of(wanted: Installation, say: Say) -> FleetStore | None:
     return fleet
 
 
+def _try_database(wanted: Installation) -> None:
+    """Raise AtollError if the given database cannot be used, before anything is started."""
+    if wanted.database:
+        from api.storage.store import upgrade, url_of  # late: few commands need a database
+
+        upgrade(url_of(wanted.database), had_tables=store_history.had_store(wanted.home, wanted.database))
+
+
 def _start_service(wanted: Installation, say: Say, before: int | None) -> Address:
     home = wanted.home
     home.forget_address()
@@ -235,6 +247,7 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
     with bound_listener(wanted.binding, wanted.port, before) as listener:
         command += ["--listener", str(listener.fileno()), "--control", wanted.control, *options_of(wanted)]
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
+        log_start = home.log.stat().st_size if home.log.exists() else 0
         database = {DATABASE_VARIABLE: wanted.database} if wanted.database else {}  # all users can see argv
         environment = built(os.environ, wanted.passed) | database
         # until it holds the home, only this process can end it
@@ -242,23 +255,28 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
             lambda: start_detached(command, home, environment=environment, listener=listener), STOP_TIMEOUT_S
         ) as process:
             listener.close()
-            return _answer_of(process, home)
+            return _answer_of(process, home, log_start)
 
 
-def _answer_of(process: subprocess.Popen[bytes], home: Home) -> Address:
-    """Return the address of the service that runs in this process, once it answers. Raises InfrastructureError."""
+def _answer_of(process: subprocess.Popen[bytes], home: Home, log_start: int) -> Address:
+    """Return the address of the service that runs in this process, once it answers. Raises InfrastructureError.
+
+    The service's log was ``log_start`` bytes long before it.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             detail = (
-                f"The service exited while starting (exit code {process.returncode}). End of its log:\n{tail(home.log)}"
+                f"The service exited while starting (exit code {process.returncode}). End of its log:\n"
+                f"{tail(home.log, start=log_start)}"
             )
             raise InfrastructureError(detail=detail, remedy=f"\nThe whole log is {home.log}.")
         address = home.address()
         if address and address.pid == process.pid and (ready := _answering(home, timeout_s=START_TIMEOUT_S)):
             return ready
         time.sleep(0.05)
-    detail = f"The service did not answer within {START_TIMEOUT_S:.0f} s. End of its log:\n{tail(home.log)}"
+    words = tail(home.log, start=log_start)
+    detail = f"The service did not answer within {START_TIMEOUT_S:.0f} s. End of its log:\n{words}"
     raise InfrastructureError(detail=detail, remedy=f"\nThe whole log is {home.log}.")
 
 
@@ -385,6 +403,8 @@ def command_of(wanted: Installation, say: Say) -> list[str]:
             detail=f"A service for {home.path} is already running.", remedy="Stop it first, or choose another home."
         )
     bound_listener(wanted.binding, wanted.port, None).close()
+    if not wanted.new_store:
+        _try_database(wanted)
     options = [*options_of(wanted), *([store_history.NEW_STORE] if wanted.new_store else [])]
     options += ["--control", wanted.control, "--port", str(wanted.port)]
     return python_process.module("api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve()), *options)
@@ -393,8 +413,17 @@ def command_of(wanted: Installation, say: Say) -> list[str]:
 def refuse_unfit_options(wanted: Installation, say: Say) -> None:
     """Raise ConfigurationError for options of the service that cannot be used. Warn of packages that are not found."""
     wanted.binding.refuse_if_unfit()
+    if wanted.binding.certificate is not None:
+        from orchestrator.certificates import folders  # late: few commands need cryptography
+
+        # not in the service itself: one that is brought back takes a renewed certificate as soon as it is there
+        folders.refuse_expired(wanted.binding.certificate)
     if wanted.store is not None:
-        open_store(wanted.store)
+        _refuse_store_beside(open_store(wanted.store).url, wanted)
+    if wanted.runs.resolve() == wanted.home.path:
+        raise ConfigurationError(
+            detail=f"--runs {wanted.runs} is the home folder, the secrets of which jobs must not read. Give another folder."
+        )
     refuse_unfit(wanted.packages)
     roots_of(wanted.home.path, wanted.runs, wanted.checkpoints, wanted.data)
     refuse_unset(os.environ, wanted.passed)
@@ -403,6 +432,16 @@ def refuse_unfit_options(wanted: Installation, say: Say) -> None:
             say(f"--allow {package}: package not found, jobs that name it will fail. {user_packages.REMEDY}")
             if user_packages.is_in(package, "."):
                 say(f"The working folder contains {package}. To use that, add --packages .")
+
+
+def _refuse_store_beside(url: str, wanted: Installation) -> None:
+    """Raise ConfigurationError for a store in home or runs: it would be lost with the disk that it is to replace."""
+    for option, folder in (("--home", wanted.home.path), ("--runs", wanted.runs.resolve())):
+        if Path(url).is_absolute() and Path(url).resolve().is_relative_to(folder):
+            raise ConfigurationError(
+                detail=f"--store {url} is in {option} {folder}, and would be lost with it. Give a folder of another disk or "
+                "machine, or a URL with s3://, gs:// or az://."
+            )
 
 
 def tolerance_of(wanted: Installation) -> list[str]:
@@ -493,9 +532,11 @@ def _head_listens(home: Home) -> bool:
     return True
 
 
-def tail(path: Path, count: int = 15) -> str:
+def tail(path: Path, count: int = 15, start: int = 0) -> str:
+    """Return the last lines of a log, at most those after ``start`` bytes unless it was rotated since."""
     try:
         with path.open(errors="replace") as lines:
+            lines.seek(start if start <= path.stat().st_size else 0)
             return "".join(f"    {text}" for text in deque(lines, maxlen=count)).rstrip()
     except OSError:
         return "    (no log)"

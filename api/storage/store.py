@@ -69,11 +69,13 @@ def url_of(text: str) -> URL:
         url = make_url(text)
         if url.drivername in ("postgres", "postgresql"):
             url = url.set(drivername="postgresql+psycopg")  # the one that is installed
-        url.get_dialect()
+        url.get_dialect().import_dbapi()
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            detail=f"The database's driver {error.name!r} is not installed. Write sqlite:///PATH or postgresql://USER@HOST/NAME."
+        ) from error
     except (ArgumentError, NoSuchModuleError) as error:
-        detail = (
-            f"The database URL is invalid: {first_line(error)} Write sqlite:///PATH or postgresql://USER@HOST/NAME."
-        )
+        detail = f"The database URL is invalid: {first_line(error).rstrip('.')}. Write sqlite:///PATH or postgresql://USER@HOST/NAME."
         raise ConfigurationError(detail=detail) from error
     return url
 
@@ -93,7 +95,7 @@ def upgrade(url: URL, *, had_tables: bool = False) -> None:
             _upgrade(connection, url, had_tables)
     except DBAPIError as error:
         where = url.render_as_string(hide_password=True)
-        detail = f"The database {where} cannot be used: {first_line(error.orig or error)}"
+        detail = f"The database {where} cannot be used: {first_line(error.orig or error).rstrip('.')}."
         raise InfrastructureError(
             detail=detail, remedy="Check that it runs and that this user may create tables in it."
         ) from error

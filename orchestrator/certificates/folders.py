@@ -225,10 +225,43 @@ def refuse_unfit(folder: Path, address: str | None = None) -> None:
                 detail=f"{folder / CERTIFICATE} is not valid for {address}, the address of this machine, but for "
                 f"{', '.join(names_of(certificates[0]))}. Issue one with --name {address}, or give another --own-address."
             ) from error
+        if "expired" in error.verify_message:  # the machine's own has been looked at
+            raise ConfigurationError(
+                detail=f"The authority in {folder / AUTHORITY_CERTIFICATE} has expired, so no machine accepts what it "
+                "issued. Create another authority and issue every folder again."
+            ) from error
         raise ConfigurationError(
             detail=f"{folder / CERTIFICATE} was not issued by the authority in {folder / AUTHORITY_CERTIFICATE} "
             f"({error.verify_message}), so no machine of its fleet would accept it. {ISSUE}"
         ) from error
+
+
+def refuse_unfit_pair(certificate: Path, key: Path) -> None:
+    """Raise ConfigurationError, with a remedy, if a server could not present this certificate with this key.
+
+    Unlike a machine's folder, the pair may come from any authority, and its key may be of any kind.
+    """
+    remedy = "Give --certificate and --key PEM files that match."
+    _certificates(certificate, remedy)
+    try:
+        home_files.read_bytes(key)
+        # An empty password, so that an encrypted key is refused instead of asking at a terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        if "MISMATCH" in (error.reason or ""):
+            raise ConfigurationError(
+                detail=f"--key {key} is not the key of --certificate {certificate}. {remedy}"
+            ) from error
+        raise ConfigurationError(
+            detail=f"--key {key} is not a key in PEM format without a password. {remedy}"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(detail=f"--key {key}: {error.strerror}. {remedy}") from error
+
+
+def refuse_expired(certificate: Path) -> None:
+    """Raise ConfigurationError if clients would refuse this certificate of a server today."""
+    _refuse_expired(certificate, _certificates(certificate, "Give another.")[0], "Renew it, and start this again.")
 
 
 def context_of(folder: Path, *, server_side: bool) -> ssl.SSLContext:
@@ -299,7 +332,7 @@ def _common_name(name: x509.Name) -> str:
 
 def _certificates(path: Path, remedy: str) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificates(path.read_bytes())
+        return x509.load_pem_x509_certificates(home_files.read_bytes(path))
     except OSError as error:
         raise ConfigurationError(detail=f"The certificate {path}: {error.strerror}. {remedy}") from error
     except ValueError as error:
@@ -308,7 +341,7 @@ def _certificates(path: Path, remedy: str) -> list[x509.Certificate]:
 
 def _key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        key = serialization.load_pem_private_key(home_files.read_bytes(path), password=None)
     except OSError as error:
         raise ConfigurationError(detail=f"The key {path}: {error.strerror}. {remedy}") from error
     except (ValueError, TypeError) as error:

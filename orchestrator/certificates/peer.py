@@ -26,6 +26,11 @@ from orchestrator.errors import ConfigurationError
 PATIENCE_S = 10.0
 THREADS_MAX = 32
 NOTHING_STARTED = "Nothing was started here."
+HTTP_2, REFUSED = "h2", "refused"
+HTTP_2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""With an empty frame of settings. Source: RFC 9113, 3.4."""
+HTTP_2_SETTINGS = b"\4"
+"""The type of the frame with which a server begins, in its fourth byte."""
 
 
 def refuse_foreign(host: str, port: int, folder: Path) -> None:
@@ -62,16 +67,52 @@ def refuse_foreign(host: str, port: int, folder: Path) -> None:
 
 def speaks_tls(host: str, port: int) -> bool:
     """Return whether the server speaks TLS, whichever certificates it trusts."""
+    return _protocol_by_tls(host, port, PATIENCE_S) is not None
+
+
+def why_no_head(host: str, port: int, within_s: float) -> str:
+    """Return why what listens there is no head of a cluster; empty if it may be one, with TLS or without.
+
+    A head begins each connection with a frame of HTTP/2. Raises OSError if nothing can be reached.
+    """
+    begun, is_closed = b"", False
+    with socket.create_connection((host, port), within_s) as plain:
+        try:
+            plain.sendall(HTTP_2_PREFACE)
+            begun = plain.recv(64)
+            is_closed = not begun
+        except TimeoutError:
+            pass
+        except OSError:
+            is_closed = True
+    if begun[3:4] == HTTP_2_SETTINGS:
+        return ""
+    if begun.startswith((b"HTTP/", b"<")):  # of HTTP/0.9 without a status line
+        return "an HTTP server listens at that port, such as a service of atoll"
+    protocol = _protocol_by_tls(host, port, within_s)
+    if protocol is not None:
+        return (
+            "" if protocol in (HTTP_2, REFUSED) else "an HTTPS server listens at that port, such as a service of atoll"
+        )
+    if begun:
+        return f"another program listens at that port, which says {begun[:24].decode(errors='replace').strip()!r}"
+    if is_closed:
+        return "what listens at that port closes the connection, as no head does"
+    return f"something listens at that port and says nothing within {within_s:.0f} s, so it hangs or is no head"
+
+
+def _protocol_by_tls(host: str, port: int, within_s: float) -> str | None:
+    """Return the protocol that the server chooses by TLS, ``REFUSED`` if it refuses us, and None if it speaks no TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([HTTP_2])
     try:
-        with socket.create_connection((host, port), PATIENCE_S) as plain, context.wrap_socket(plain):
-            return True
+        with socket.create_connection((host, port), within_s) as plain, context.wrap_socket(plain) as connection:
+            return connection.selected_alpn_protocol() or ""
     except ssl.SSLError as error:
-        return _is_refusal(error)
+        return REFUSED if _is_refusal(error) else None
     except OSError:
-        return False
+        return None
 
 
 def presented(host: str, port: int, folder: Path, within_s: float) -> x509.Certificate:

@@ -380,7 +380,9 @@ def joined(home: Path, options: argparse.Namespace, wait_s: float, end_signal: E
     options.own_address = join.own_address(options)
     join.refuse_foreign_address("--own-address", options.own_address)
     join.refuse_unfit_certificates(options)
-    join.refuse_wrong_head(options)
+    join.refuse_wrong_head(options, wait_s, lambda: bool(end_signal))
+    if end_signal:
+        return None
     with new_folder() as folder:
         return own_node(home, folder, options, end_signal)
 

@@ -52,13 +52,12 @@ from orchestrator.runtime.settings import (
 )
 from orchestrator.system import notices, program_cache, python_process, release, signals, socket_room, user_packages
 from orchestrator.system.object_store import open_store
+from orchestrator.system.ports import Reach, reach, refuse_uncallable
 from orchestrator.system.python_process import built
 from orchestrator.system.socket_room import JOIN_PREFIX
 from orchestrator.system.succession import WATCH_S, Head, newest_head
 
 log = logging.getLogger(__name__)
-OWN_CALL_S = 2.0
-"""A call from this machine to itself."""
 LOOK_S = 0.5
 RAY_PREFIX = "RAY_"
 ENDED_S = 4.0
@@ -155,7 +154,9 @@ class Joined:
     def _be_a_node(self, heads: Heads, room: socket_room.Room) -> int | None:
         """Return the exit code, or None if there is or will be another head, which this machine should join."""
         refuse_unfit_certificates(self._options)
-        refuse_wrong_head(self._options)
+        refuse_wrong_head(self._options, self._options.wait, lambda: self._signal is not None)
+        if self._signal is not None:
+            return 0
         if problem := program_cache.problem(environment(self._options)):
             log.warning("%s", problem)
         with ExitStack() as stack:
@@ -276,13 +277,13 @@ class Heads:
     def are_lost(self) -> bool:
         """Return whether a node that ended has to look for another head: its own does not answer, or is another one."""
         if self._store is not None and not self.is_gone:
-            self.is_gone = bool(_unreachable(*head_of(self.address))) or self._has_moved()
+            self.is_gone = reach(*head_of(self.address)) is not Reach.TAKEN or self._has_moved()
         return self.is_gone
 
     def _watch(self) -> None:
         asked_at, often_until = time.monotonic(), 0.0
         while not self._is_over.wait(WATCH_S):
-            if _unreachable(*head_of(self.address)):
+            if reach(*head_of(self.address)) is not Reach.TAKEN:
                 often_until = time.monotonic() + SELDOM_S  # a head listens a moment before it is announced
             if time.monotonic() < often_until or time.monotonic() - asked_at > SELDOM_S:
                 asked_at = time.monotonic()
@@ -397,7 +398,7 @@ def refuse_unfit_certificates(options: argparse.Namespace) -> None:
 
 
 def wait_for_head(address_now: Callable[[], tuple[str, str]], wait_s: float, is_told: Callable[[], bool]) -> None:
-    """Return once something listens at the head's address, or ``is_told`` returns True.
+    """Return once a head listens at the head's address, or ``is_told`` returns True.
 
     ``address_now`` returns the address, or none and the reason. Raises InfrastructureError with the reason after ``wait_s``.
     """
@@ -422,9 +423,9 @@ def wait_for_head(address_now: Callable[[], tuple[str, str]], wait_s: float, is_
 
 
 def _unreachable(host: str, port: int) -> str:
-    """Return why nothing can be reached there; empty if something listens."""
+    """Return why no head can be reached there; empty if what listens may be one."""
     try:
-        socket.create_connection((host, port), timeout=CONNECT_S).close()
+        return peer.why_no_head(host, port, CONNECT_S)
     except ConnectionRefusedError:
         return "it refuses connections, so no head listens at that port"
     except TimeoutError:
@@ -433,7 +434,6 @@ def _unreachable(host: str, port: int) -> str:
         return f"its name cannot be resolved ({error.strerror})"
     except OSError as error:
         return error.strerror or str(error)
-    return ""
 
 
 def last_words(path: Path) -> str:
@@ -470,18 +470,14 @@ def refuse_foreign_address(option: str, address: str) -> None:
         raise ConfigurationError(
             detail=f"{option} {address!r} is not an IP address. Give one of this machine's, which are {here}."
         ) from error
-    family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            if parsed.is_unspecified:
-                raise OSError("it means all addresses")
-            probe.bind((address, 0))  # works for an address of a group or of all machines, too, which nobody can call
-            probe.listen(1)
-            socket.create_connection(probe.getsockname()[:2], timeout=OWN_CALL_S).close()
-        except OSError as error:
-            raise ConfigurationError(
-                detail=f"{option} {address} is not an address of this machine. Give one of {here}."
-            ) from error
+    try:
+        if parsed.is_unspecified:
+            raise OSError("it means all addresses")
+        refuse_uncallable(address)
+    except OSError as error:
+        raise ConfigurationError(
+            detail=f"{option} {address} is not an address of this machine. Give one of {here}."
+        ) from error
 
 
 def own_addresses() -> set[str]:
@@ -494,13 +490,24 @@ def own_addresses() -> set[str]:
     }
 
 
-def refuse_wrong_head(options: argparse.Namespace) -> None:
+def refuse_wrong_head(options: argparse.Namespace, wait_s: float, is_told: Callable[[], bool]) -> None:
     """Raise ConfigurationError where the head does not take the token, or has a build that this one may not join.
 
-    ``ray start`` says what else is wrong.
+    Raises InfrastructureError if it answers no call within ``wait_s``. Returns early once ``is_told`` returns True.
     """
-    command = python_process.module(token_check.MODULE, options.address)
-    check = subprocess.run(command, env=environment(options), stdin=subprocess.DEVNULL, capture_output=True)
+    command, until = python_process.module(token_check.MODULE, options.address), time.monotonic() + wait_s
+    while True:
+        check = subprocess.run(command, env=environment(options), stdin=subprocess.DEVNULL, capture_output=True)
+        if is_told():
+            return
+        if check.returncode in (0, token_check.REFUSED):
+            break
+        if time.monotonic() >= until:
+            raise InfrastructureError(
+                detail=f"What listens at {options.address} answers no call of a node: it is no head, or one that hangs.",
+                remedy="Give the port that the head was started with, or restart the head; nothing was started here.",
+            )
+        log.info("The head at %s answers no call yet. Waiting.", options.address)
     if check.returncode == token_check.REFUSED:
         raise ConfigurationError(
             detail=f"The head at {options.address} refuses this machine: --token-file {options.token_file} is not the "

@@ -27,7 +27,7 @@ def refuse_unfit(path: Path, what: str, remedy: str) -> None:
     """
     try:
         about = path.stat()
-        with path.open("rb") as file:
+        with open(_opened(path), "rb") as file:
             is_empty = not file.read(1)
     except OSError as error:
         raise ConfigurationError(detail=f"{what} {path}: {error.strerror}. {remedy}") from error
@@ -48,12 +48,21 @@ BYTES_MAX = 1 << 20
 
 def read(path: Path) -> str:
     """Return the whole text. Raises OSError if it is not a regular file or too long, ValueError if it is not UTF-8."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    return read_bytes(path).decode()
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the whole content. Raises OSError if it is not a regular file or too long."""
+    with open(_opened(path), "rb") as file:
         _refuse_other_than_regular(file, path)
         content = file.read(BYTES_MAX + 1)
     if len(content) > BYTES_MAX:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    return content.decode()
+    return content
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def replace(path: Path, text: str) -> None:

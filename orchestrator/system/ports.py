@@ -56,6 +56,17 @@ def free_port(host: str = LOOPBACK) -> int:
     raise last
 
 
+def refuse_uncallable(address: str) -> None:
+    """Raise OSError unless a server of this machine can be called at this address.
+
+    A server can take the address of a group or of all machines of a network, too, which no client can call.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        probe.listen(1)
+        socket.create_connection(probe.getsockname()[:2], timeout=REACH_S).close()
+
+
 class Reach(StrEnum):
     """The outcome of a connection to a port: accepted, refused by the machine, or no answer, as when it is cut off."""
 

@@ -1,16 +1,29 @@
-"""What `atoll head`, `atoll serve` and `atoll join` refuse before they start anything, each in one sentence."""
+"""What the commands of an installation refuse before they start anything, each in one sentence.
+
+`up`, `head`, `serve`, `join`, `install-units`, `leave`, `store`: files that are damaged, addresses that are not of this
+machine, disks that are full, and options that contradict each other.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
+import ssl
 import subprocess
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from api.installation.home import Home
+from orchestrator.certificates import authority as authorities
 from orchestrator.certificates import folders
 from orchestrator.runtime import join
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -22,6 +35,8 @@ from tests.programs import missing
 from tests.waiting import wait_until
 
 HERE = "127.0.0.1"
+BEGUN = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a head sends first: an empty frame of settings, RFC 9113."""
 NOT_HERE = "203.0.113.9"
 """Of a network that is only for documents, RFC 5737."""
 
@@ -44,17 +59,31 @@ def full(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ATOLL_"))}
+
+
 def refused(tmp_path: Path, *words: str, code: int = 2) -> str:
     """The one sentence or two with which the command refuses. Nothing of it is left."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ATOLL_"))}
     own = [] if "--home" in words or words[0] == "join" else ["--home", str(tmp_path / "home")]
-    done = forked.atoll(*words, *own, folder=tmp_path, environment=environment)
+    done = forked.atoll(*words, *own, folder=tmp_path, environment=clean_environment())
     text = " ".join(done.stderr.split())
     assert done.returncode == code, text
     assert "Traceback" not in text
     assert not re.search(r"ray (stop|start|init)|ray\.init", text), "this is Ray's advice"
     assert not (tmp_path / "home" / "cluster" / "head-storage").exists()
     return text
+
+
+def expired(folder: Path) -> None:
+    folders.renew(folder.parent / "fleet", folder, days=0)
+
+
+def issued_ahead(folder: Path) -> None:
+    """Its clock is two days ahead of ours."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(authorities, "CLOCK_SKEW", timedelta(days=-2))
+        folders.renew(folder.parent / "fleet", folder)
 
 
 def token_in(tmp_path: Path) -> str:
@@ -232,10 +261,18 @@ def test_a_machine_joins_the_head_that_a_store_names(tmp_path: Path) -> None:
 
 
 def test_a_node_looks_for_another_head_only_while_its_own_is_gone(
-    tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join, "WATCH_S", 0.05)
     monkeypatch.setattr(join, "SELDOM_S", 3600.0)
+    with (
+        served(socket.create_server((HERE, 0)), BEGUN) as taken,
+        served(socket.create_server((HERE, 0)), BEGUN) as other,
+    ):
+        looks_for_another(tmp_path, taken, other, monkeypatch)
+
+
+def looks_for_another(tmp_path: Path, taken: int, other: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = store_with_head(tmp_path, f"{HERE}:{taken}")
     options = join.parser().parse_args(["--store", store, "--token-file", "t", "--group", "g", "--region", "r"])
     node, waiting = join.Heads(options), join.Heads(options)
@@ -244,12 +281,372 @@ def test_a_node_looks_for_another_head_only_while_its_own_is_gone(
     again = succession.announce(fleet, f"{HERE}:{taken}", "cluster")
     assert not node.are_lost(), "it has only started again"
     succession.announce(fleet, f"{HERE}:1", "another")
-    with socket.create_server((HERE, 0)) as server:
-        succession.announce(fleet, address := f"{HERE}:{server.getsockname()[1]}", "another")
-        assert waiting.wait_for_one(0.0, lambda: False) == address
-        node.watch()
-        assert not node.is_gone, "its head answers"
-        monkeypatch.setattr(join, "SELDOM_S", 0.0)
-        wait_until(lambda: node.is_gone, "the node that looks again")
-        node.close()
+    succession.announce(fleet, address := f"{HERE}:{other}", "another")
+    assert waiting.wait_for_one(0.0, lambda: False) == address
+    node.watch()
+    assert not node.is_gone, "its head answers"
+    monkeypatch.setattr(join, "SELDOM_S", 0.0)
+    wait_until(lambda: node.is_gone, "the node that looks again")
+    node.close()
     assert again.number == 2
+
+
+# ── certificates ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "an empty certificate": (
+        "tls.crt",
+        lambda path: path.write_bytes(b""),
+        "tls.crt is not a certificate in PEM format.",
+    ),
+    "garbage": ("tls.crt", lambda path: path.write_bytes(b"\xff" * 99), "tls.crt is not a certificate in PEM format."),
+    "a pipe": ("tls.crt", piped, "tls.crt: it is not a regular file."),
+    "no certificate": ("tls.crt", Path.unlink, "tls.crt: No such file or directory."),
+    "a folder": ("tls.crt", lambda path: (path.unlink(), path.mkdir()), "tls.crt: Is a directory."),
+    "an empty key": ("tls.key", lambda path: path.write_bytes(b""), "tls.key is empty or not a file."),
+    "a key of garbage": (
+        "tls.key",
+        lambda path: path.write_bytes(b"x"),
+        "tls.key is not a key in PEM format without a",
+    ),
+    "a pipe as key": ("tls.key", piped, "tls.key is empty or not a file."),
+    "another key": (
+        "tls.key",
+        lambda path: path.write_bytes(authorities.pem_of_key(authorities.new_key())),
+        "is not the key",
+    ),
+    "a public key file": ("tls.key", lambda path: path.chmod(0o644), "has mode 0644, so other users can read it."),
+    "authorities of garbage": (
+        "ca.crt",
+        lambda path: path.write_bytes(b"x"),
+        "ca.crt is not a certificate in PEM format.",
+    ),
+    "no authorities": ("ca.crt", lambda path: path.write_bytes(b""), "ca.crt is not a certificate in PEM format."),
+    "an end in the past": ("", expired, "tls.crt expired on "),
+    "a beginning to come": ("", issued_ahead, "tls.crt is valid only from "),
+}
+
+
+IN_SHORT = ("a pipe", "a pipe as key", "another key", "a beginning to come")
+"""The others are refused by what `tests/test_certificates.py` tries."""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(name, marks=[] if name in IN_SHORT else [pytest.mark.soak("one of fourteen damages")])
+        for name in DAMAGES
+    ],
+)
+def test_a_damaged_folder_of_certificates_is_named_by_all_who_need_it(tmp_path: Path, damage: str) -> None:
+    file, harm, says = DAMAGES[damage]
+    folder = issued(tmp_path, HERE)
+    harm(folder / file)
+    head = ("head", "--address", HERE, "--certificates", str(folder))
+    said = refused(tmp_path, *head)
+    assert says in said
+    assert said.startswith("atoll: ")
+    token = ("--token-file", token_in(tmp_path), "--wait", "0", "--certificates", str(folder))
+    if file != "ca.crt":  # which a service does without
+        pair = ("--certificate", str(folder / "tls.crt"), "--key", str(folder / "tls.key"))
+        if "mode" not in says:
+            assert re.search(r"PEM|expired|valid only|Give --certificate and --key", refused(tmp_path, "up", *pair))
+        assert says in refused(tmp_path, "join", f"{HERE}:1", "--group", "g", "--region", "r", *token)
+    assert says in refused(tmp_path, "serve", "--head", f"{HERE}:1", *token)
+
+
+def test_an_expired_authority_is_told_from_a_foreign_one(tmp_path: Path) -> None:
+    authority, key, folder = authorities.Authority.new("old", timedelta(0)), authorities.new_key(), tmp_path / "machine"
+    leaf = authority.issue(HERE, [HERE], key.public_key(), timedelta(days=1))
+    folder.mkdir()
+    (folder / "tls.crt").write_bytes(authorities.pem_of_certificates([leaf]))
+    (folder / "ca.crt").write_bytes(authorities.pem_of_certificates([authority.certificate]))
+    (folder / "tls.key").write_bytes(authorities.pem_of_key(key))
+    (folder / "tls.key").chmod(0o600)
+    said = refused(tmp_path, "head", "--address", HERE, "--certificates", str(folder))
+    assert f"The authority in {folder / 'ca.crt'} has expired" in said
+
+
+# ── what listens there is no head ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def served(listener: socket.socket, answer: bytes | None) -> Iterator[int]:
+    """The port at which each caller is answered so and left alone; with None it is hung up on."""
+    held = []
+
+    def serve() -> None:
+        while True:
+            try:
+                line, _ = listener.accept()
+            except OSError:
+                return
+            if answer is None:
+                line.close()
+            else:
+                line.sendall(answer)
+                held.append(line)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield listener.getsockname()[1]
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    for line in held:
+        line.close()
+
+
+@contextmanager
+def website(context: ssl.SSLContext | None = None) -> Iterator[int]:
+    with ThreadingHTTPServer((HERE, 0), Page) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "silent",
+        "HTTP",
+        *(
+            pytest.param(kind, marks=pytest.mark.soak("one of five"))
+            for kind in ("closing", "another protocol", "HTTPS")
+        ),
+    ],
+)
+def test_a_port_at_which_something_else_listens_is_told_from_a_head(tmp_path: Path, kind: str) -> None:
+    folder = issued(tmp_path, HERE)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    listener = socket.create_server((HERE, 0))
+    listening, says = {
+        "silent": (served(listener, b""), "something listens at that port and says nothing within 2 s"),
+        "closing": (served(listener, None), "what listens at that port closes the connection"),
+        "another protocol": (
+            served(listener, b"SSH-2.0-x\r\n"),
+            "another program listens at that port, which says 'SSH-2.0",
+        ),
+        "HTTP": (website(), "an HTTP server listens at that port, such as a service of atoll"),
+        "HTTPS": (website(context), "an HTTPS server listens at that port, such as a service of atoll"),
+    }[kind]
+    token = ("--token-file", token_in(tmp_path), "--wait", "0")
+    with listening as port:
+        for tls in ((), ("--certificates", str(folder))):
+            said = refused(tmp_path, "join", f"{HERE}:{port}", "--group", "g", "--region", "r", *token, *tls, code=1)
+            assert f"The head at {HERE}:{port} does not answer: {says}" in said
+        assert says in refused(
+            tmp_path, "serve", "--port", str(free_port()), "--head", f"{HERE}:{port}", *token, code=1
+        )
+    listener.close()
+
+
+# ── options ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+JOIN = ("join", f"{HERE}:1", "--group", "g", "--region", "r", "--token-file", "TOKEN")
+SERVE = ("serve", "--port", "FREE")
+HEAD = ("head", "--address", HERE)
+UNIT = ("install-units", "--root", "FOLDER")
+OPTIONS: list[tuple[tuple[str, ...], str]] = [
+    (("up", "--home", ""), "--home is empty, as from an unset variable. Give a path"),
+    (("up", "--runs="), "--runs is empty"),
+    (("up", "--groups", ""), "--groups is empty"),
+    (("up", "--groups", "FOLDER"), "is no file. Give one with --groups."),
+    (("up", "--groups", "FOLDER/none"), "does not exist. Give one with --groups."),
+    (("up", "--runs", "FOLDER/home"), "is the home folder, the secrets of which jobs must not read"),
+    (("up", "--certificate", "TOKEN"), "--certificate and --key belong together"),
+    (
+        ("up", "--certificate", "TOKEN", "--key", "TOKEN", "--insecure"),
+        "--certificate and --insecure contradict each other",
+    ),
+    (("up", "--certificate", "TOKEN", "--key", "TOKEN"), "is not a certificate in PEM format"),
+    (
+        ("up", "--host", "nosuch.invalid", "--insecure"),
+        "cannot be resolved: Name or service not known. Give an address",
+    ),
+    (("up", "--host", "0.0.0.0"), "--host 0.0.0.0 is not a loopback address"),
+    (("up", "--host", "127.0.0.1:80"), "is not an address. Give one of this machine's without a port"),
+    (("up", "--allow", ""), "--allow '' is not a package name"),
+    (("up", "--packages", "TOKEN"), "the folder does not exist"),
+    (("up", "--checkpoints", "http://x/y"), "'http' is not a supported protocol"),
+    (("up", "--checkpoints", ""), "a path or URL must have 1 to 2,000 characters"),
+    (("up", "--data", "FOLDER/home"), "is in the home folder"),
+    (("up", "--jobs-max", "0"), "'--jobs-max'"),
+    (("up", "--restart-silent-after", "nan"), "'--restart-silent-after'"),
+    (("up", "--partition-tolerance", "1"), "'--partition-tolerance'"),
+    (("up", "--retention-days", "0"), "--retention-days is 0, but must be above 0"),
+    (("up", "--retention-failed-days", "nan"), "--retention-failed-days is nan, but must be above 0"),
+    (("up", "--retention-bytes", "5X"), "'5X' is not an amount of bytes"),
+    (("up", "--database", ""), "--database is empty"),
+    (("up", "--database", "postgresql://a:b@h/x"), "--database contains a password"),
+    (("up", "--database", "x"), "The database URL is invalid: "),
+    (("up", "--database", "oracle://h/x"), "The database's driver 'oracledb' is not installed"),
+    (("up", "--store", ""), "is no absolute path of a folder"),
+    (("up", "--store", "http://h/x"), "which is no store that atoll knows"),
+    (
+        ("up", "--store", "FOLDER/home/x"),
+        "is in --home FOLDER/home, and would be lost with it. Give a folder of another disk",
+    ),
+    (("up", "--runs", "FOLDER/r", "--store", "FOLDER/r/x"), "is in --runs FOLDER/r, and would be lost with it"),
+    (("up", "--pass-environment", "NOT_SET_HERE"), "NOT_SET_HERE: the variable is not set"),
+    (("up", "--pass-environment", "A=B"), "is not the name of a variable"),
+    ((*HEAD, "--certificates", ""), "--certificates is empty"),
+    ((*HEAD, "--port", "70000"), "'--port'"),
+    ((*HEAD, "--packages", "FOLDER/none"), "the folder does not exist"),
+    ((*HEAD, "--pass-environment", "NOT_SET_HERE"), "the variable is not set"),
+    ((*SERVE, "--ports", "21000-21099"), "--ports is for a service whose head is elsewhere"),
+    ((*SERVE, "--head", "nohost", "--token-file", "TOKEN"), "'nohost' is not an address of the form HEAD:PORT"),
+    ((*SERVE, "--head", f"{HERE}:1"), "The cluster's secret is missing. Give its file with --token-file"),
+    ((*SERVE, "--head", f"{HERE}:1", "--token-file", "TOKEN", "--ports", "9-1"), "is not a range of at least 5 ports"),
+    ((*SERVE, "--head", "203.0.113.9:1", "--token-file", "TOKEN"), "is not on loopback, and without TLS"),
+    ((*SERVE, "--key", "TOKEN"), "--certificate and --key belong together"),
+    ((*SERVE, "--database", "x"), "The database URL is invalid"),
+    ((*SERVE, "--store", "FOLDER/home/x"), "and would be lost with it"),
+    ((*JOIN[:-1], ""), "--token-file is empty"),
+    ((*JOIN[:-1], "FOLDER"), "Is a directory"),
+    ((*JOIN[:-1], "FOLDER/pipe"), "is empty or not a file"),
+    ((*JOIN[:-1], "FOLDER/binary"), "does not hold a secret, which is one line of text"),
+    ((*JOIN, "--certificates", "FOLDER", "--insecure"), "--certificates and --insecure contradict each other"),
+    ((*JOIN, "--until", "soon"), "is not a time"),
+    ((*JOIN, "--until", "00:01:00", "--lead", "90"), "Give a later time, or a shorter --lead"),
+    ((*JOIN, "--ports", "30000-30001"), "is not a range of at least 5 ports"),
+    ((*JOIN, "--resources", "CPU=4"), "CPU has an option of its own"),
+    ((*JOIN, "--resources", "TPU=4", "--resources", "TPU=8"), "TPU is 4 already. Leave one out."),
+    ((*JOIN, "--labels", "a=1", "--labels", "a=2"), "a is 1 already. Leave one out."),
+    ((*JOIN, "--labels", "region=x"), "--group and --region set region"),
+    ((*JOIN, "--cpus", "-1"), "'--cpus'"),
+    ((*JOIN, "--memory-gib", "nan"), "'--memory-gib'"),
+    ((*JOIN, "--own-address", "a:1"), "is not an address. Give one without a port"),
+    (("join", "x", *JOIN[2:]), "'x' is not an address of the form HEAD:PORT"),
+    ((*UNIT, "head"), "Missing option '--address'"),
+    ((*UNIT, "head", "--", "--address", "x"), "--address 'x' is not an IP address"),
+    ((*UNIT, "head", "--", "--address", "1.2.3.4 5"), "is not an IP address"),
+    ((*UNIT, "head", "--", "--address", HERE, "--home", "a b"), "'a b' has a space or one of"),
+    ((*UNIT, "nope"), "'nope' is not one of 'head', 'service', 'join'"),
+    (("leave", "--cause", ""), "--cause has 0 characters"),
+    (("leave", "--name", ""), "--name '' is not a valid name"),
+    (("leave", "--grace", "nan"), "'--grace'"),
+    (("store", "check", "x"), "is no absolute path of a folder"),
+    (("store", "check", "FOLDER"), "is no store of atoll"),
+    (("store", "gc", "FOLDER", "--dry-run"), "is no store of atoll"),
+]
+
+
+def test_values_that_are_wrong_or_contradict_each_other_are_named_with_a_remedy(tmp_path: Path) -> None:
+    values = {"TOKEN": token_in(tmp_path), "FOLDER": str(tmp_path), "FREE": str(free_port())}
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe" * 32)
+    (tmp_path / "binary").chmod(0o600)
+
+    def filled(text: str) -> str:
+        for name, value in values.items():
+            text = text.replace(name, value)
+        return text
+
+    for words, says in OPTIONS:
+        typed = tuple(map(filled, words))
+        own = [] if "--home" in words or words[0] not in ("up", "head", "serve") else ["--home", str(tmp_path / "home")]
+        done = forked.atoll(*typed, *own, folder=tmp_path, environment=clean_environment())
+        text = re.sub(r"[│╭╮╰╯─\s]+", " ", done.stderr)
+        assert done.returncode == 2, (words, text)
+        assert filled(says) in text, (words, text)
+        assert "Traceback" not in text, words
+        assert "starting" not in text, words
+
+
+def test_what_only_a_try_shows_is_tried_before_anything_starts(tmp_path: Path, full: Path) -> None:
+    token = token_in(tmp_path)
+    (full / "ballast").write_bytes(bytes(60_000))
+    for words, says in (
+        (("up", "--host", "224.0.0.1", "--insecure"), "Cannot listen on port"),
+        (("up", "--host", "2001:db8::1", "--insecure"), "Cannot listen on port"),
+        (("up", "--database", f"postgresql://{HERE}:1/x"), "Connection refused. Check that it runs"),
+        (("up", "--database", f"sqlite:///{tmp_path}/none/x"), "unable to open database file. Check"),
+        (("up", "--store", token), "Not a directory. Check the URL"),
+        (("up", "--store", str(full / "s")), "No space left on device. Make room there"),
+        (
+            ("install-units", "--root", token, "head", "--", "--address", HERE),
+            "cannot be written: Not a directory. Move",
+        ),
+        (("store", "check", token), "Not a directory. Check the URL"),
+    ):
+        own = ["--home", str(tmp_path / "home")] if words[0] == "up" else []
+        done = forked.atoll(*words, *own, folder=tmp_path, environment=clean_environment())
+        assert done.returncode == 1, (words, done.stderr)
+        assert says in done.stderr, (words, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert "starting" not in done.stderr, words
+
+
+# ── another fleet ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api.cli", *words],
+        env={**clean_environment(), "PYTHONPATH": str(forked.ROOT)},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stderr=(folder / f"{words[0]}.log").open("wb"),
+    )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@pytest.mark.soak("a head and a service with TLS, which take half a minute")
+def test_a_fleet_refuses_the_certificates_of_another_and_says_so(tmp_path: Path) -> None:
+    own, foreign = issued(tmp_path, HERE), issued(tmp_path, HERE, fleet="other")
+    home, port, served_at = tmp_path / "fleet-home", free_port(), free_port()
+    at = ("--home", str(home), "--certificates", str(own))
+    with running(tmp_path, "head", "--address", HERE, "--port", str(port), *at):
+        wait_until(lambda: "answers at" in (tmp_path / "head.log").read_text())
+        token = str(home / "cluster" / "token")
+        node = ("join", f"{HERE}:{port}", "--group", "g", "--region", "r", "--wait", "2")
+        service = ("serve", "--head", f"{HERE}:{port}", "--port", str(free_port()), "--wait", "2")
+        for command in (node, service):
+            given = ("--token-file", token, "--certificates")
+            assert "it is another cluster, or someone" in refused(tmp_path, *command, *given, str(foreign))
+            assert "speaks TLS, and this machine was given no" in refused(tmp_path, *command, *given[:2])
+            given = ("--token-file", token_in(tmp_path), "--certificates", str(own))
+            assert "is not the cluster's secret" in refused(tmp_path, *command, *given)
+        with running(tmp_path, "serve", "--port", str(served_at), *at):
+            wait_until(lambda: (home / "service.json").exists())
+            token_text = str(Home(home).token())
+            url = f"https://{HERE}:{served_at}"
+            for trusted, code, says in (
+                (foreign, 3, f"The service at {url} has a certificate that is not trusted here (unable to get local"),
+                (own, 0, ""),
+            ):
+                environment = {
+                    **clean_environment(),
+                    "SSL_CERT_FILE": str(trusted / "ca.crt"),
+                    "ATOLL_TOKEN": token_text,
+                }
+                done = forked.atoll("jobs", "--url", url, folder=tmp_path, environment=environment)
+                assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+            with pytest.raises(ssl.SSLCertVerificationError):
+                folders.context_of(foreign, server_side=False).wrap_socket(
+                    socket.create_connection((HERE, served_at)), server_hostname=HERE
+                )
+            said = refused(tmp_path, *node[:1], f"{HERE}:{served_at}", *node[2:], *given, code=1)
+            assert "an HTTPS server listens at that port, such as a service of atoll" in said

@@ -194,7 +194,8 @@ def test_a_unit_is_written_with_its_options_and_systemd_understands_it(unit: str
         ("head", [], "Missing option '--address'"),
         ("join", ["h:1", "--region", "r"], "Missing option '--group'"),
         ("service", ["--port", "0"], "greater than or equal to 1"),
-        ("head", ["--address", "10.0.0.7 "], "has a space"),
+        ("head", ["--address", "10.0.0.7 "], "is not an IP address"),
+        ("head", ["--address", "10.0.0.7", "--home", "a b"], "has a space"),
     ],
 )
 def test_a_unit_whose_command_would_refuse_its_options_is_not_written(

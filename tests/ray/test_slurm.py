@@ -199,7 +199,9 @@ def test_an_array_of_a_queue_is_cancelled_preempted_and_out_of_time_and_loses_no
 
     # the next element is there for those that wait; a job with a higher priority takes its machine
     merges_on(job, 2)
-    urgent = slurm.said("sbatch", "--parsable", "--partition=urgent", "--exclusive", "--wrap", "sleep 1").strip()
+    urgent = slurm.said(
+        "sbatch", "--parsable", "--partition=urgent", "--exclusive", "--wrap", "sleep 1", folder=elsewhere
+    ).strip()
     assert_all_left(job, 2, SIGTERM)
     wait_until(lambda: slurm.state(f"{array}_1") == "PENDING", "its return to the queue")
     assert re.search(r"Restarts=1\b", slurm.said("scontrol", "show", "job", f"{array}_1"))
