@@ -241,6 +241,7 @@ class HeadCopy:
         self._lock = threading.RLock()
         self._looked, self._looks, self._hurry = threading.Condition(), 0, threading.Event()
         self._closed = threading.Event()
+        self._is_behind = False
         self.trouble = ""
         """Why the last look has not copied everything."""
 
@@ -274,9 +275,10 @@ class HeadCopy:
             is_late = not self._looked.wait_for(is_over, within_s)
         if not self.copies:
             return ""
-        if not self.trouble and not is_late:
+        if not (self.trouble or is_late or self._is_behind):
             _make_durable(self._run_dir)
-        return self.trouble or ("it is still being copied to the head" if is_late else "")
+            return ""
+        return self.trouble or "it is still being copied to the head"
 
     def take(self, name: str) -> None:
         """Move this file here from the synchroniser's machine, if that is another. Raises InfrastructureError, OSError."""
@@ -334,11 +336,11 @@ class HeadCopy:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            trouble = ""
+            trouble, is_behind = "", False
             try:
                 self.look()
-            except Incomplete as error:  # the next look finds the whole file
-                trouble = str(error)
+            except Incomplete:  # the next look finds the whole file
+                is_behind = True
             except (InfrastructureError, OSError) as error:
                 trouble = f"{self._run_dir} on the head cannot be kept up to date: {in_words(error)}"
             except Exception as error:  # the next look may do better
@@ -346,7 +348,7 @@ class HeadCopy:
                 log.exception("the run folder is not copied to the head")
             if trouble and trouble != self.trouble:
                 log.warning("the run folder is not copied to the head: %s", trouble)
-            self.trouble = trouble
+            self.trouble, self._is_behind = trouble, is_behind
             with self._looked:
                 self._looks += 1
                 self._looked.notify_all()

@@ -65,6 +65,8 @@ EVERY_S = 1.0
 ANSWER_TIMEOUT_S = 60.0
 """The agent's process may have to be started first, on a busy machine."""
 PART_BYTES = 4 << 20
+DRAFT = ".draft"
+"""What the name of a file ends with that is still being written."""
 MARK = ".place-of-service"
 PUT = (SPECIFICATION, ORIGIN, TOKENIZER)
 """What the service writes into a run's folder before the job starts."""
@@ -193,7 +195,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[RunFileFacts]:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             name = f"{prefix}{entry.name}"
-            if entry.name.startswith(".") or entry.name == PLACE:
+            if entry.name.startswith(".") or entry.name == PLACE or entry.name.endswith(DRAFT):
                 continue
             if not prefix and (entry.name in (JOURNAL, SHARDS, SNAPSHOT) or entry.name.startswith(DUMP)):
                 continue

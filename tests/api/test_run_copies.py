@@ -367,6 +367,22 @@ def test_a_head_without_room_says_so_and_the_job_ends_once_there_is_room(head: H
     assert head.copy.statuses()[0].condition == "running"
 
 
+def test_a_file_that_changes_is_no_trouble_and_one_that_is_being_written_is_not_copied(head: Head) -> None:
+    head.write(tape=header(1), parameters=b"merged")
+    head.machine("east").write("checkpoints/000001/a/arrays.safetensors.draft", b"half")
+
+    def change(name: str) -> None:
+        assert not name.endswith(".draft")
+        if name == NAMES["parameters"]:
+            head.machine("east").write(".next", b"others")
+            (head.folder / "east" / JOB / ".next").replace(head.folder / "east" / JOB / name)
+
+    head.machine("east").before_part = change
+    head.copy.begin()
+    assert head.copy.finish(60.0) == "it is still being copied to the head"
+    assert head.copy.statuses()[0].condition == "running"
+
+
 def test_a_job_that_was_deleted_is_not_copied_again(head: Head) -> None:
     head.write(tape=header(1))
     head.copy.look()

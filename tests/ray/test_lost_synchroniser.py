@@ -287,12 +287,12 @@ class Machines:
         lost, before = self.keeper(), self.islands()
         other = next(name for name in ("keeper-1", "keeper-2") if name != lost)
         path = self.made[other].path(f"runs/{self.job}/{TAPE}")
+        noticed = self.head.path(f"runs/{self.job}/logs/controller-1.log")
+        count = noticed.read_text().count(NOTICED)
+        killed_s = time.monotonic()
         self.made[lost].switch_off()
         del self.made[lost]
-        killed_s = time.monotonic()
-        noticed = f"runs/{self.job}/logs/controller-1.log"
-        count = self.head.path(noticed).read_text().count(NOTICED)
-        wait_until(lambda: self.head.path(noticed).read_text().count(NOTICED) > count, NOTICED, 0.02)
+        wait_until(lambda: noticed.read_text().count(NOTICED) > count, NOTICED, 0.02)
         detected_s = time.monotonic()
         wait_until(lambda: (tape := _whole(path)) and _decided(tape), "decisions on another machine", 0.02)
         decided_s = time.monotonic()
