@@ -197,15 +197,23 @@ def test_a_head_on_another_machine_gets_the_files_of_the_one_before_and_ends_it(
     one = Machine(tmp_path / "one")
     (one.home / "cluster").mkdir()
     (one.home / "cluster" / "token").write_text(SECRET)
-    first = one.lead("127.0.0.1:1")
-    again = one.lead("127.0.0.1:1")
+    (one.home / "cluster" / "groups.json").write_text("[]")
+    issued = tmp_path / "certificates"
+    issued.mkdir()
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        (issued / name).write_text(name)
+    first = announce(one.fleet, "127.0.0.1:1", "cluster", issued)
+    again = announce(one.fleet, "127.0.0.1:1", "cluster", issued)
     assert newest_head(memory) == again
     with pytest.raises(Fenced):
         refuse_succeeded(memory, first)
     refuse_succeeded(memory, again)
     two = Machine(tmp_path / "two", one.key)
     second = two.lead("127.0.0.1:2")
-    assert home_files.read(two.home / "cluster" / "token") == SECRET
+    state = two.home / "cluster"
+    assert (home_files.read(state / "token"), home_files.read(state / "groups.json")) == (SECRET, "[]")
+    assert home_files.read(state / "certificates" / "tls.key") == "tls.key"
+    assert (state / "certificates" / "tls.key").stat().st_mode & 0o077 == 0
     with pytest.raises(Fenced, match=r"127\.0\.0\.1:2 is the fleet's head now \(head 3 in memory\)"):
         refuse_succeeded(memory, again)
     memory.stale_count = len(memory.objects)
