@@ -303,7 +303,7 @@ def test_a_job_of_several_shards_is_not_continued_from_what_its_islands_hold(
     monkeypatch.setattr(salvaging, "past_of", lambda _: SimpleNamespace(had_theta=True, history=1))
     monkeypatch.setattr(salvaging, "_survey", lambda _: None)
     with pytest.raises(DataError, match="a job of several shards cannot continue from what its islands hold"):
-        salvaging.survey("job", tmp_path / "lost", parse_job(synthetic(synchroniser={"shards": 2})))
+        salvaging.survey("job", tmp_path / "lost", parse_job(synthetic(ENDLESS, synchroniser={"shards": 2})))
     assert not (tmp_path / "lost" / SALVAGING).exists()
 
 
