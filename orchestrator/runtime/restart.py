@@ -35,9 +35,9 @@ from orchestrator.errors import (
 )
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
-from orchestrator.host.job_files import JobFiles, MergeJournal, mirror, open_files
+from orchestrator.host.job_files import JobFiles, ShardJournals, mirror, open_files
 from orchestrator.host.last_known import last_known
-from orchestrator.host.retry import Retrier
+from orchestrator.host.retry import STORE_REFUSES, Retrier
 from orchestrator.host.state_view import StateView
 from orchestrator.runtime import cluster, controllers, salvaging
 from orchestrator.runtime.controller import Controller
@@ -66,7 +66,6 @@ PLACED = WITH_PROCESS - {IslandState.PLACING, IslandState.WAITING}
 CLOSE_TIMEOUT_S = 30.0
 UNLOCK_TIMEOUT_S = 10.0
 LIVES_TIMEOUT_S = 60.0
-STORE_REFUSES = "the store cannot be used"
 Result = TypeVar("Result")
 
 
@@ -194,7 +193,7 @@ def files_of(
     run_dir: Path,
     folds: Sequence[Fold],
     disk: Disk,
-    journal_of_shards: MergeJournal | None = None,
+    journal_of_shards: ShardJournals | None = None,
     epoch: Epoch = Epoch(1),
 ) -> JobFiles:
     """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.

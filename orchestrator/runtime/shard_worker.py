@@ -20,7 +20,6 @@ are trusted by nobody.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 import threading
@@ -45,7 +44,7 @@ from orchestrator.checkpoints.writing import OuterCut, parameters_name, write_ou
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import FragmentId, Life, PayloadId, Version
 from orchestrator.errors import InvalidJobSpec, in_words
-from orchestrator.host.job_context import THREADS_MAX, JobContext, MergePool
+from orchestrator.host.job_context import THREADS_MAX, JobContext, MergePool, Undated
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import EVERYTHING, Holding
@@ -352,9 +351,8 @@ class ShardWorker:
 
     def _dealt(self, sizes: Sequence[int]) -> list[Shard]:
         """Return the shard of each fragment."""
-        owner_of = {
-            p: shard for shard, own in zip(self._shards, dealt(sizes, len(self._shards)), strict=True) for p in own
-        }
+        hands = fragment_map.dealt(sizes, len(self._shards))
+        owner_of = {p: shard for shard, own in zip(self._shards, hands, strict=True) for p in own}
         return [owner_of[FragmentId(p)] for p in range(len(sizes))]
 
     def _begin(self) -> None:
@@ -431,6 +429,13 @@ class ShardWorker:
 
     def _cut(self, fragment: FragmentId) -> FragmentCut:
         return self.patiently(lambda: self._owners[fragment].cut(fragment))
+
+    def moved(self, shard: Shard, moved: Undated, lost: Sequence[Announceable]) -> None:
+        """Have the tape know that a shard moved, and which of its fragments have the version before the last one for it."""
+        self._context.post(moved)
+        self._announce(shard, lost)
+        for one in lost:
+            self._context.post(_restored(saving.FromJournal(), one))
 
     def _announce(self, shard: Shard, versions: Sequence[Announceable]) -> None:
         for one in versions:
@@ -521,20 +526,6 @@ class LocalShard:
         return published
 
 
-def dealt(sizes: Sequence[int], shard_count: int) -> tuple[tuple[FragmentId, ...], ...]:
-    """Deal fragments of these sizes to shards: in descending size, each to the shard with the fewest bytes so far.
-
-    Ties are broken by index, so every process deals alike.
-    """
-    lightest = [(0, number) for number in range(shard_count)]
-    hands: list[list[FragmentId]] = [[] for _ in lightest]
-    for p in sorted(range(len(sizes)), key=lambda p: (-sizes[p], p)):
-        weight, number = heapq.heappop(lightest)
-        hands[number].append(FragmentId(p))
-        heapq.heappush(lightest, (weight + sizes[p], number))
-    return tuple(tuple(sorted(hand)) for hand in hands)
-
-
 class JobChannel:
     """The job's channel for payloads, open until ``close``."""
 
@@ -594,7 +585,7 @@ def _outer_cut(
     return OuterCut(tuple(cut.facts for cut in cuts), write)
 
 
-def _restored(checkpoint: int, new: Announceable) -> Callable[[float], events.Event]:
+def _restored(checkpoint: saving.RestoredFrom, new: Announceable) -> Callable[[float], events.Event]:
     facts = new.facts
     named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
     return lambda at: saving.FragmentRestored(at, *named)

@@ -171,7 +171,7 @@ def open_job(
     shards = None
     if spec.synchroniser.shards > 1:
         try:
-            shards = ShardProcesses(job, spec, run_dir)
+            shards = ShardProcesses(job, spec, run_dir, store, is_salvaged=survey is not None)
         except DataError as error:
             restart.crash_at_start(job, spec, policy, run_dir, error)
             raise

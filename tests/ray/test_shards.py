@@ -7,10 +7,9 @@ import itertools
 import os
 import queue
 import signal
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from orchestrator.core.vocabulary import (
     Version,
     WeightedPayload,
 )
-from orchestrator.errors import DataError, InfrastructureError, TransferError
+from orchestrator.errors import InfrastructureError, TransferError
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.holding import EVERYTHING
@@ -50,7 +49,6 @@ from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.specification.config import parse_job
 from orchestrator.system.roots import AllowedRoots
-from orchestrator.system.run_folder import SALVAGING
 from tests.ray.jobs import ENDLESS, Job, assert_sound, pids_of, synthetic
 from tests.waiting import PATIENCE_S
 
@@ -206,9 +204,7 @@ def test_a_rollback_is_on_the_tape_before_a_shard_has_it_and_outlives_a_folder_t
 
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=40), shard_count=st.integers(1, 12))
 def test_fragments_are_dealt_evenly_by_bytes_and_each_once(sizes: list[int], shard_count: int) -> None:
-    from orchestrator.runtime.shard_worker import dealt
-
-    hands = dealt(sizes, shard_count)
+    hands = fragment_map.dealt(sizes, shard_count)
     assert sorted(p for hand in hands for p in hand) == list(range(len(sizes)))
     heaviest = max(sum(sizes[p] for p in hand) for hand in hands)
     # Graham 1969, "Bounds on multiprocessing timing anomalies", for any order: the mean, and the largest but for its share
@@ -221,8 +217,7 @@ def test_fragments_are_dealt_evenly_by_bytes_and_each_once(sizes: list[int], sha
 def started(port: object, tmp_path: Path) -> Iterator[Callable[[], Any]]:
     """Starts the process of a shard with its journal in this folder. The one before it is ended."""
     from orchestrator.runtime import cluster
-    from orchestrator.runtime.remote_shard import answer_of
-    from orchestrator.runtime.shard_actor import ShardActor
+    from orchestrator.runtime.shard_actor import ShardActor, answer_of
     from orchestrator.runtime.shard_worker import terms_of
 
     spec = SPEC.model_copy(update={"synchroniser": SPEC.synchroniser.model_copy(update={"shards": 2})})
@@ -292,122 +287,6 @@ def test_a_shard_that_comes_back_answers_what_it_journalled_and_fails_what_it_lo
     assert shard(ShardActor.merge, order(receive(shard, 4), 2)).facts.base_digest == merged.facts.digest
     island.close()
     del payloads
-
-
-def test_a_job_of_several_shards_is_not_continued_from_what_its_islands_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its past is known from elsewhere: there was Θ."""
-    from orchestrator.runtime import salvaging
-
-    monkeypatch.setattr(salvaging, "past_of", lambda _: SimpleNamespace(had_theta=True, history=1))
-    monkeypatch.setattr(salvaging, "_survey", lambda _: None)
-    with pytest.raises(DataError, match="a job of several shards cannot continue from what its islands hold"):
-        salvaging.survey("job", tmp_path / "lost", parse_job(synthetic(ENDLESS, synchroniser={"shards": 2})))
-    assert not (tmp_path / "lost" / SALVAGING).exists()
-
-
-class Alone:
-    """A shard in this process, without Ray, and an island that serves one offer for its only fragment."""
-
-    fragment = FragmentId(0)
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.island = Endpoint(Membership("job", "a:1", 1, Terms(inline_bytes_max=0)), "127.0.0.1")
-        self.offer = self.island.payload(
-            "offer", wire_format.encode({"w0": np.full((40, 16), 0.5, np.float32)}, "int4", Version(0))
-        )
-        self.keys = itertools.count(1)
-
-    def opened(self) -> Any:
-        """Return a shard that has opened its journal and joined the channel."""
-        from orchestrator.runtime.shard_actor import ShardActor
-
-        actor = ShardActor("job", SPEC, 0, str(self.folder))
-        actor.open()
-        actor.join(Membership("job", SHARD, 1, Terms(inline_bytes_max=0)))
-        return actor
-
-    def given(self) -> Any:
-        """Return a shard that was given the first state."""
-        from orchestrator.runtime.shard_actor import carried_state
-
-        actor = self.opened()
-        first = initial_state({"w0": np.ones((40, 16), np.float32)}, OuterStep.of(SPEC.synchroniser))
-        state, payloads = carried_state(self.island, first)
-        actor.give(self.fragment, state, 0)
-        del payloads
-        return actor
-
-    def begun(self) -> Any:
-        actor = self.given()
-        actor.begin({self.fragment})
-        return actor
-
-    def received(self, actor: Any) -> MergeFragment:
-        """Return an order to merge an offer that the shard was made to hold."""
-        key = next(self.keys)
-        actor.pull(key, self.offer.carried(SHARD))
-        assert isinstance(actor.receive(PayloadId(f"a.{key}"), self.fragment, [(key, False)]), Held)
-        inputs = (WeightedPayload(PayloadId(f"a.{key}"), IslandId("a"), 1.0),)
-        return MergeFragment(Epoch(1), self.fragment, Version(1), 1, inputs, CloseReason.EVERYONE_IN, "")
-
-
-@pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Alone]:
-    from orchestrator.runtime import cluster
-
-    monkeypatch.setattr(cluster, "own_address", lambda: "127.0.0.1")
-    monkeypatch.setattr(cluster, "own_node_id", lambda: "here")
-    made = Alone(tmp_path)
-    yield made
-    made.island.close()
-
-
-def test_a_shard_that_is_asked_twice_to_open_its_journal_answers_twice(alone: Alone) -> None:
-    actor = alone.begun()
-    assert [list(facts) for facts in actor.open().facts.values()] == [[Version(0)]]
-
-
-def test_a_shard_does_not_begin_without_what_a_process_before_it_was_given(alone: Alone) -> None:
-    from orchestrator.runtime.published import ShardAway
-
-    with pytest.raises(ShardAway, match=r"died with the first state of the fragments \[0\]"):
-        alone.opened().begin({alone.fragment})
-
-
-def test_bytes_that_died_with_a_shard_are_pulled_again(alone: Alone) -> None:
-    from orchestrator.runtime.published import ShardAway
-
-    with pytest.raises(ShardAway, match="died with bytes that it had pulled"):
-        alone.begun().receive(PayloadId("a.7"), alone.fragment, [(7, False)])
-
-
-def test_a_merge_that_is_ordered_again_while_it_is_journalled_is_made_once(
-    alone: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    actor = alone.begun()
-    order = alone.received(actor)
-    appended, waiting, full = [], threading.Event(), threading.Event()
-    append = Journal.append
-
-    def slow(journal: Journal, facts: Any, content: Any) -> None:
-        appended.append(facts)
-        waiting.set()
-        assert full.wait(PATIENCE_S)
-        append(journal, facts, content)
-
-    monkeypatch.setattr(Journal, "append", slow)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(actor.merge, order)
-        assert waiting.wait(PATIENCE_S)
-        again = pool.submit(actor.merge, order)
-        done_early, _ = wait([again], timeout=0.2)
-        full.set()
-        assert first.result(PATIENCE_S).facts == again.result(PATIENCE_S).facts
-    assert not done_early
-    assert [(facts.version, facts.base_digest != facts.digest) for facts in appended] == [(Version(1), True)]
 
 
 class Process:
@@ -485,6 +364,23 @@ def test_pulls_from_all_hosts_at_once_leave_a_shard_threads_to_end_them() -> Non
 
     islands = [{"node_group": "here", "count": 100, "hosts": 2}]
     assert calls_at_once(parse_job({"islands": islands, "budget": {"steps": 10}})) > 200
+
+
+def test_no_process_beside_the_islands_measures_what_several_shards_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.core.effects import Evaluate
+    from orchestrator.runtime.evaluation import Evaluation
+
+    posted: list[Any] = []
+    spec = parse_job(several(10))
+    assert spec.evaluation.on == "islands"
+    context: Any = SimpleNamespace(spec=spec, post=lambda make: posted.append(make(0.0)))
+    nothing = cast(Any, None)  # neither Θ nor a process is asked for
+    evaluation = Evaluation(context, nothing, nothing)
+    evaluation.evaluate(Evaluate(3, None))
+    (failed,) = posted
+    assert isinstance(failed, events.EvaluationFailed)
+    assert (failed.global_version, "no other process holds all of it" in failed.reason) == (3, True)
+    evaluation.close()
 
 
 Start = Callable[[dict[str, Any]], Job]
