@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from api.auth.code import code_problems
-from api.jobs.path_check import fleet_problems, group_problems, sections_of
+from api.jobs.path_check import fleet_problems, group_problems, sections_of, shard_problems
 from api.jobs.submission import Checks
 from api.jobs.translate import job_of
 from api.storage.store import JobRow
@@ -67,6 +67,19 @@ def test_a_fleet_check_names_what_no_group_can_ever_give() -> None:
     assert "which has none" in told["islands.2.accelerators"].message
     assert sections_of({"islands": "many"}) == {}
     assert sections_of({"islands": [{"node_group": "a", "count": 0}, {"node_group": "b"}]}).keys() == {1}
+
+
+def test_groups_of_the_synchroniser_and_its_shards_exist_and_shards_have_a_node() -> None:
+    synchroniser = {"node_groups": ["us-east", "moon"], "shard_groups": ["asia", "us_east"]}
+    problems = {problem.path: problem.remedy for problem in group_problems({"synchroniser": synchroniser}, GROUPS)}
+    assert problems.keys() == {"synchroniser.node_groups.1", "synchroniser.shard_groups.1"}
+    assert "Use us-east, if you mean that" in problems["synchroniser.shard_groups.1"]
+    assert group_problems({"synchroniser": {"shard_groups": "asia"}}, GROUPS) == ()
+    empty = [NodeGroupRecord(**{**group, "nodes": 0}) if group["name"] == "asia" else group for group in GROUPS]
+    assert shard_problems(("us-east", "asia"), GROUPS) == ()
+    (problem,) = shard_problems(("us-east", "asia"), empty)
+    assert (problem.path, "has no node now" in problem.message) == ("synchroniser.shard_groups.1", True)
+    assert "atoll join --group asia" in problem.remedy
 
 
 def test_an_island_must_fit_on_one_node_of_its_group() -> None:
