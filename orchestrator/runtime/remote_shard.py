@@ -5,7 +5,7 @@
     RemoteShard     ``shard_worker.Shard`` by calls of ``shard_actor.ShardActor``
 
 Bytes pass the synchroniser only one fragment at a time, for the first state, a checkpoint and an export. The order on disk
-is that of one shard: the tape is made durable before a merge is sent, and the answer comes once the entry is durable.
+is that of one shard: the tape is durable before a merge is sent, and the answer comes once the entry is durable.
 
 The supervisor starts a shard again that died, on the node that has its journal. Calls raise ShardAway meanwhile: merges of
 its fragments are sent again, publications and offers wait, and other shards go on. Contributions that it held are lost, so a
@@ -78,6 +78,7 @@ from orchestrator.runtime.shard_actor import (
 from orchestrator.runtime.shard_worker import Announceable, FragmentCut, JobChannel, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.specification.config import JobSpec
+from orchestrator.status import Shard as ShardStatus
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.run_folder import SHARDS
 
@@ -322,6 +323,17 @@ class RemoteShard:
         seen = self._helper.said
         trouble = self._trouble or (seen.trouble if isinstance(seen, Look) else None)
         return f"shard {self._number}: {trouble}" if trouble else None
+
+    def status(self, byte_counts: Mapping[FragmentId, int]) -> ShardStatus:
+        is_moving, is_away = self._moving, self._serving is None
+        return ShardStatus(
+            shard=self._number,
+            node=self._processes.node_noted(self._number) or "",
+            fragments=list(byte_counts),
+            byte_count=sum(byte_counts.values()),
+            condition="moving" if is_moving else "starting" if is_away else "running",
+            reason=(self.trouble or "").removeprefix(f"shard {self._number}: "),
+        )
 
     def when_back(self, work: Callable[[], None]) -> None:
         """Do the work once the process is there again, which may be now."""

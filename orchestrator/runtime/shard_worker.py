@@ -2,15 +2,15 @@
 
 ``ShardWorker`` is all of the data plane that the control plane sees: it orders merges, restores and cuts, and hears of
 versions and digests. Links receive contributions and send publications past it. It hands each order to the shard that owns
-the fragment. Responsible for carrying out the orders for one fragment one after another, and for an event only once what it
-says is journalled and can be published. The arithmetic and the codecs are ``parameters.shard``.
+the fragment. Responsible for one order for a fragment after another, and for events only of what is journalled and can be
+published. The arithmetic and the codecs are ``parameters.shard``.
 
 A ``Shard`` has its part of the fragments, its own journal and its own end of the job's channel. ``LocalShard`` is the one
 of most jobs, in this process. Several are in processes of their own (``runtime.remote_shard``).
 
-``MergePool`` runs orders for different fragments at once and orders for one fragment in order. A cut, a rollback and the
-initial state concern all of Θ: they run behind everything ordered before and ahead of everything ordered after. A merge's
-arithmetic uses all cores by itself; the threads overlap one merge's journal entry with the next one's arithmetic.
+``MergePool`` runs orders for different fragments at once and orders for one fragment in order. A rollback and the initial
+state run behind everything ordered before and ahead of everything ordered after. A merge's arithmetic uses all cores by
+itself; the threads overlap one merge's journal entry with the next one's arithmetic.
 
 ``JobChannel`` is the synchroniser's end of the job's channel, with the authority of its certificates. Authority and secrets
 live in this process alone and die with it. A successor makes its own, and every process that it connects to becomes a
@@ -66,6 +66,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.published import AnyPayload, Content, PublicationGone, Published, PublishedFragment, ShardAway
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory, memory_problems
+from orchestrator.status import Shard as ShardStatus
 
 log = logging.getLogger(__name__)
 RETRY_S, REREAD_S = 0.2, 1.0
@@ -84,7 +85,7 @@ class InitialModel(Protocol):
 class Announceable:
     """A version that is journalled and may be announced, with the seconds that its merge and its journal entry took.
 
-    ``norms`` computes the norms of the update, once. ``shapes`` are those of the fragment's pieces.
+    ``norms`` computes those of the update, once. ``shapes`` are those of the fragment's pieces.
     """
 
     published: PublishedFragment
@@ -144,8 +145,10 @@ class Shard(Protocol):
         """Return what the shard waits for before it can journal, if anything."""
         ...
 
-    def when_back(self, work: Callable[[], None]) -> None:
-        """Do the work once the shard's process is there again."""
+    def when_back(self, work: Callable[[], None]) -> None: ...
+
+    def status(self, byte_counts: Mapping[FragmentId, int]) -> ShardStatus | None:
+        """Return the status of a shard with these fragments; None for one of the synchroniser's process."""
         ...
 
 
@@ -211,10 +214,7 @@ class ShardWorker:
         self._pool.submit_alone(lambda: self._context.guarded(lambda: self._restore(order, folder)))
 
     def cut(self) -> Future[OuterCut]:
-        """Θ and momentum for a checkpoint, once the merges ordered so far are done.
-
-        Each fragment is cut behind its own merges. So no fragment waits for another.
-        """
+        """Θ and momentum for a checkpoint: each fragment behind its merges ordered so far, so none waits for another."""
         cuts = [self._pool.submit(p, partial(self._cut, p)) for p in sorted(self._owners)]
         return self._joining.submit(lambda: _outer_cut([cut.result() for cut in cuts], self.patiently))
 
@@ -287,6 +287,15 @@ class ShardWorker:
         """Return what shards in other processes, or a rollback that has begun, wait for, if anything."""
         troubles = (self._unreadable, *(shard.trouble for shard in self._shards))
         return "; ".join(trouble for trouble in troubles if trouble) or None
+
+    def statuses(self) -> list[ShardStatus]:
+        """Return the status of each shard in a process of its own."""
+        owners, shapes, statuses = self._owners.copy(), self._shapes.copy(), []
+        sizes = {p: 4 * sum(map(math.prod, shapes[p].values())) for p in sorted(owners)}
+        for shard in self._shards:
+            status = shard.status({p: size for p, size in sizes.items() if owners[p] is shard})
+            statuses += [status] if status is not None else []
+        return statuses
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shapes of all pieces."""
@@ -398,8 +407,7 @@ class ShardWorker:
                 for _ in outer_states(folder, manifest):
                     pass
         except Exception as error:  # whatever it is: the job stands where it stood
-            reason = in_words(error)
-            self._context.post(lambda at: saving.RollbackFailed(at, number, reason))
+            self._context.post(partial(saving.RollbackFailed, checkpoint=number, reason=in_words(error)))
             return
         self._before_order()
         wanted = {fragment: (version, step) for fragment, version, step in order.fragments}
@@ -510,6 +518,9 @@ class LocalShard:
     def when_back(self, work: Callable[[], None]) -> None:
         """Do the work: this process is there."""
         work()
+
+    def status(self, byte_counts: Mapping[FragmentId, int]) -> None:
+        """Return nothing: the job's status is that of this process."""
 
     def published(self, fragment: FragmentId) -> Published:
         return self._published[fragment]

@@ -356,11 +356,11 @@ class LiveJob:
         of_store = self.mirror.trouble if self.mirror is not None else None
         troubles = (self.retrier.trouble or of_store, self.workers.shard.trouble)
         trouble = "; ".join(filter(None, troubles)) or None
-        last, lines = self.last_status, self._line_status()
+        last, lines, shards = self.last_status, self._line_status(), self.workers.shard.statuses()
         of_nodes = [HelperStatus.model_validate(one) for one in self.workers.controller.said or ()]
         now = {"disk_trouble": trouble, "lines": lines, "helpers": [*self.supervisor.statuses(), *of_nodes]}
         pause = trouble or self.missing_on_head or last.view.pause_reason or self._line_trouble(last.view, lines)
-        return last.with_view(pause_reason=pause).model_copy(update=now).document()
+        return last.with_view(pause_reason=pause).model_copy(update=now | {"shards": shards}).document()
 
     def _line_trouble(self, view: CoreStatus, lines: LinesStatus) -> str | None:
         if view.phase != "running":

@@ -12,6 +12,7 @@ from api.auth.code import code_problems
 from api.jobs.path_check import fleet_problems, group_problems, sections_of, shard_problems
 from api.jobs.submission import Checks
 from api.jobs.translate import job_of
+from api.metrics.job import samples as samples_of
 from api.storage.store import JobRow
 from api.terminal.watch import line, lines_that_matter, render
 from orchestrator.core.commands import Kill
@@ -19,7 +20,7 @@ from orchestrator.core.vocabulary import CommandId, IslandId
 from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.sections import IslandsSection
-from orchestrator.status import Helper, JobStatus, NodeGroupRecord
+from orchestrator.status import Helper, JobStatus, NodeGroupRecord, Shard
 from orchestrator.system.plain import finite
 from orchestrator.system.roots import AllowedRoots
 from tests.api.clockwork import Clockwork
@@ -199,6 +200,9 @@ def test_an_island_that_hangs_and_a_helper_that_is_away_are_in_the_picture_with_
     away = "its process died: killed; it is restarted in 4 s (death 4 in a row)"
     well = Helper(name="evaluator", condition="running", reason="", restarts=0)
     record["helpers"] = [Helper(name="controller", condition="dead", reason=away, restarts=3), well]
+    shard = Shard(shard=0, node="a", fragments=[0, 2], byte_count=5_000_000, condition="running", reason="")
+    leaving = shard.model_copy(update={"shard": 1, "condition": "moving", "reason": "its node is about to go"})
+    record["shards"] = [shard, leaving]
     job = job_of(job_row("trial-x"), JobStatus.model_validate(record), [], 1000, report=False)
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
     console.print(render(job))
@@ -206,6 +210,16 @@ def test_an_island_that_hangs_and_a_helper_that_is_away_are_in_the_picture_with_
     assert "it hangs: 40 s where 0.05 s is usual" in text
     assert f"controller: {away}" in text
     assert f"controller: {away}" in line(job)
+    assert "shard 0 on a: running, fragments 0, 2, 5.0 MB" in text
+    assert "shard 1 on a: moving, fragments 0, 2, 5.0 MB; its node is about to go" in text
+    assert job.model_dump(mode="json")["shards"][1]["condition"] == "moving"
+    assert "shard 1 on node a: its node is about to go" in job.troubles
+    status = JobStatus.model_validate(record)
+    spec = parse_job(Installation(tmp_path).spec(steps=100)).model_dump(mode="json")
+    samples = {(one.family, one.labels): one.value for one in samples_of(status, spec)}
+    assert samples["atoll_shard_up", ("trial-x", "0", "a")] == 1
+    assert samples["atoll_shard_up", ("trial-x", "1", "a")] == 0
+    assert samples["atoll_shard_bytes", ("trial-x", "1", "a")] == 5_000_000
     assert "evaluator" not in text
 
 

@@ -29,7 +29,7 @@ from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import CertificateRecord, Helper, NodeGroupRecord, StatusDocument, UnseenFile
+from orchestrator.status import CertificateRecord, Helper, NodeGroupRecord, Shard, StatusDocument, UnseenFile
 from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
@@ -133,6 +133,8 @@ class Voyage:
         add_lines(status)
         status["disk_trouble"] = None
         status["helpers"] = [Helper(name="controller", condition="running", reason="", restarts=0).model_dump()]
+        shard = Shard(shard=0, node="merge-a", fragments=[0], byte_count=400, condition="running", reason="")
+        status["shards"] = [shard.model_dump()]
         return status
 
     def _catch_up(self) -> None:
