@@ -7,8 +7,9 @@ import itertools
 import os
 import queue
 import signal
+import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -48,6 +49,7 @@ from orchestrator.parameters.shard import Held, InputsLost, ParameterShard, Unus
 from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.specification.config import parse_job
+from orchestrator.status import Shard as ShardStatus
 from orchestrator.system.roots import AllowedRoots
 from tests.ray.jobs import ENDLESS, Job, assert_sound, pids_of, synthetic
 from tests.waiting import PATIENCE_S
@@ -98,7 +100,11 @@ class Channel:
 
 
 def seeded(
-    folder: Path, shard_count: int, before_order: Callable[[], None] = lambda: None
+    folder: Path,
+    shard_count: int,
+    before_order: Callable[[], None] = lambda: None,
+    begin: Callable[[Any], None] = lambda worker: worker.seed(Model()),
+    wrapped: Callable[[Any], Any] = lambda shard: shard,
 ) -> tuple[Any, queue.Queue[Any], list[Journal]]:
     """Return a worker with so many shards in this process, what it posts after Θ is there, and their journals."""
     from orchestrator.runtime.shard_worker import LocalShard, ShardWorker
@@ -119,9 +125,9 @@ def seeded(
     journals = [Journal(folder / str(number)) for number in range(shard_count)]
     shards = [ParameterShard(journal, Epoch(1), lambda _, work: work()) for journal in journals]
     step = OuterStep.of(SPEC.synchroniser)
-    local = [LocalShard(shard, IN_CALLS, step) for shard in shards]
+    local = [wrapped(LocalShard(shard, IN_CALLS, step)) for shard in shards]
     worker = ShardWorker(context, local, channel, before_order=before_order)
-    worker.seed(Model())
+    begin(worker)
     assert isinstance(posted.get(timeout=PATIENCE_S), events.OuterStateSeeded)
     return worker, posted, journals
 
@@ -155,6 +161,106 @@ def story(folder: Path, shard_count: int) -> tuple[Any, ...]:
     sizes, norms = worker.fragment_parameters(), worker.norms()
     worker.close()
     return sorted(said), taken.fragments, files, versions, logical_step, whole, sizes, norms
+
+
+class Mortal:
+    """A shard of this process that is away while ``is_there`` is not set."""
+
+    def __init__(self, shard: Any) -> None:
+        self._shard, self.is_there = shard, threading.Event()
+        self.is_there.set()
+
+    def status(self, byte_counts: Mapping[FragmentId, int]) -> ShardStatus:
+        facts = {"condition": "running", "reason": "", "byte_count": sum(byte_counts.values())}
+        return ShardStatus(shard=0, node="", fragments=list(byte_counts), **facts)
+
+    def __getattr__(self, name: str) -> Any:
+        from orchestrator.runtime.published import ShardAway
+
+        if name in ("merge", "cut") and not self.is_there.is_set():
+            raise ShardAway(detail="It died.")
+        return getattr(self._shard, name)
+
+
+class Course:
+    """Merges of a job, each the same in every run: one round of all fragments after another."""
+
+    def __init__(self, worker: Any, posted: queue.Queue[Any], version: int = 0) -> None:
+        self.worker, self._posted, self.version = worker, posted, version
+
+    def order_round(self) -> None:
+        self.version += 1
+        for p, names in enumerate(FIXED_MAP):
+            generator = np.random.default_rng([p, self.version])
+            learned = {n: generator.standard_normal(self.worker.shapes()[n], np.float32) for n in names}
+            payload = PayloadId(f"a.{p}.{self.version}")
+            content = wire_format.encode(learned, "int4", Version(self.version - 1))
+            assert isinstance(self.worker.receive(payload, FragmentId(p), content), Held)
+            inputs = (WeightedPayload(payload, IslandId("a"), 1.0),)
+            facts = (Version(self.version), self.version, inputs, CloseReason.EVERYONE_IN, "")
+            self.worker.merge(MergeFragment(Epoch(1), FragmentId(p), *facts))
+
+    def merged(self, count: int) -> set[int]:
+        """Return the fragments of the next merges that are made."""
+        done = [self._posted.get(timeout=PATIENCE_S) for _ in range(count)]
+        assert {(type(event), event.version) for event in done} == {(events.MergeCompleted, self.version)}
+        return {event.fragment for event in done}
+
+    def rounds(self, count: int) -> None:
+        for _ in range(count):
+            self.order_round()
+            self.merged(FRAGMENTS)
+
+
+def mortal(folder: Path, shard_count: int, resumption: Any) -> tuple[Any, queue.Queue[Any], Mortal]:
+    """Return a worker that begins, or resumes, what it posts, and its last shard."""
+    shards: list[Mortal] = []
+
+    def wrapped(shard: Any) -> Mortal:
+        shards.append(Mortal(shard))
+        return shards[-1]
+
+    def begin(worker: Any) -> None:
+        if resumption is None:
+            worker.seed(Model())
+        else:
+            worker.resume(resumption)
+
+    worker, posted, _ = seeded(folder, shard_count, begin=begin, wrapped=wrapped)
+    return worker, posted, shards[-1]
+
+
+def test_a_checkpoint_is_one_cut_while_a_shard_dies_and_is_resumed_by_any_number_of_shards(tmp_path: Path) -> None:
+    worker, posted, _ = seeded(tmp_path / "whole", 1)
+    Course(worker, posted).rounds(6)
+    whole = worker.cut().result(PATIENCE_S).write(Folder.own(tmp_path / "whole-cut"))
+    worker.close()
+
+    resumption: Any = None
+    for number, shard_count in enumerate((1, 4, 2)):
+        start = 2 * number
+        worker, posted, last = mortal(tmp_path / f"{shard_count}", shard_count, resumption)
+        course = Course(worker, posted, start)
+        course.rounds(1)
+        course.order_round()
+        course.merged(FRAGMENTS)
+        last.is_there.clear()
+        cut, away = worker.cut(), set(worker.statuses()[-1].fragments)
+        if shard_count > 1:
+            course.order_round()  # behind the cut: no part of it
+            assert course.merged(FRAGMENTS - len(away)) == set(range(FRAGMENTS)) - away
+        assert not cut.done()
+        last.is_there.set()
+        taken = cut.result(PATIENCE_S)
+        assert {one.version for one in taken.fragments} == {start + 2}
+        folder = Folder.own(tmp_path / f"cut-{number}")
+        files = taken.write(folder)
+        if shard_count > 1:
+            assert course.merged(len(away)) == away
+        worker.close()
+        manifest = SimpleNamespace(fragments=taken.fragments, files=files)
+        resumption = SimpleNamespace(manifest=manifest, folder=lambda _, folder=folder: folder)
+    assert files == whole
 
 
 def published_shape(worker: Any, name: str) -> Any:
