@@ -159,24 +159,25 @@ Content = FragmentState | tuple[EncodedTensors, ...] | OuterGradient
 """The fragment's state after the merge; or the merge's inputs in the order of the contributors; or their average."""
 
 
-def continues(announced: Facts, entries: Mapping[Version, Facts]) -> bool:
+def continues(announced: Facts, entries: Mapping[Version, Facts], *, with_next: bool = True) -> bool:
     """Return whether a shard whose journal has these entries of a fragment may continue from them.
 
-    They have the version that was announced, bit for bit, and at most one more: a merge of that version, not yet announced.
+    They have the version that was announced, bit for bit, and at most one more, if ``with_next``: a merge of that version,
+    not yet announced.
     """
     own, newest = entries.get(announced.version), max(entries, default=None)
     if own is None or newest is None or own.digest != announced.digest:
         return False
     is_next = newest == announced.version + 1 and entries[newest].base_digest == announced.digest
-    return newest == announced.version or is_next
+    return newest == announced.version or (is_next and with_next)
 
 
-def set_back(before: Facts, epoch: Epoch) -> Facts:
+def set_back(before: Facts, lost: Version, epoch: Epoch) -> Facts:
     """Return the facts of the entry by which a fragment whose last version is lost goes on.
 
-    It has the content of the version ``before`` that, and takes the number after it. It has no base and no contributors.
+    It has the content of the version ``before`` and the number after the lost one, but no base and no contributors.
     """
-    return replace(before, version=Version(before.version + 2), epoch=epoch, base_digest="", contributors=())
+    return replace(before, version=Version(lost + 1), epoch=epoch, base_digest="", contributors=())
 
 
 def is_set_back(facts: Facts) -> bool:

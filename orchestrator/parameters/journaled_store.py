@@ -181,7 +181,7 @@ def append_set_back(journal: Journal, fragment: FragmentId, epoch: Epoch, outer_
     """Append the journal's newest version of a fragment as the one after a lost version. Raises OSError, DataError."""
     newest = Version(max(journal.versions(fragment)))
     before = journal.facts(fragment, newest)
-    journal.append(set_back(before, epoch), state_at(journal, fragment, newest, outer_step))
+    journal.append(set_back(before, Version(newest + 1), epoch), state_at(journal, fragment, newest, outer_step))
 
 
 def _inputs(facts: Facts, content: tuple[EncodedTensors, ...] | OuterGradient) -> Inputs:

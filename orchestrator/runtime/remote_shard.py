@@ -437,7 +437,6 @@ class RemoteShard:
         self._serve(shard)
 
     def _serve(self, shard: ActorHandle[ShardActor]) -> None:
-        log.warning("shard %d continues", self._number)
         self._processes.handles[self._number] = shard
         with self._lock:
             self._serving, self._trouble = shard, ""
@@ -461,20 +460,21 @@ class RemoteShard:
 
     def _go_on(self, shard: ActorHandle[ShardActor], opened: Opened) -> None:
         """Go on from the journal, and from what islands hold where that has other versions than were announced."""
-        lacking = [
-            p for p, versions in sorted(self._announced.items()) if not continues(versions[-1], opened.facts.get(p, {}))
-        ]
         node, before = cluster.name_of_node(opened.node_id) or "", self._processes.node_noted(self._number)
+        # a merge that was not announced counts in the journal of the last stay alone: another's may have failed since
+        is_last = node == before or self._context.spec.synchroniser.durability.is_mirrored
+        newest = {p: (one[-1], opened.facts.get(p, {})) for p, one in sorted(self._announced.items())}
+        lacking = [p for p, compared in newest.items() if not continues(*compared, with_next=is_last)]
         if not lacking:
             answer_of(shard.call(ShardActor.recover))
             if node != before:
                 self.on_moved(self._moved(node, "its journal", KEPT, (), f"node {before} is gone"), ())
             return
         self._trouble = f"the journal of the fragments {lacking} is lost; they are taken from islands"
-        log.warning("shard %d: %s", self._number, self._trouble)
         taken = salvaging.salvage_shard(self._context, shard, {p: self._announced[p] for p in lacking}, self._endpoint)
-        lost = [one.fragment for one in taken.lost]
+        lost = {one.fragment: one.version for one in taken.lost}
         versions = answer_of(shard.call(ShardActor.go_on, lost, self._context.epoch))
+        self._announced |= {p: self._announced[p][:1] for p in lost}  # islands have that, and not the lost version
         restored = [self._announceable(new) for new in versions if new.facts.fragment in lost]
         why = f"node {before} is gone" if node != before else "its journal lacks what was announced"
         source = "its journal and what islands hold" if len(lacking) < len(self._announced) else "what islands hold"
@@ -521,7 +521,7 @@ class RemoteShard:
             self._helper.exchange(new)
             cluster.end_actor(old)  # the two may see the same folder, which one process at a time writes
             opened = answer_of(new.call(ShardActor.open))
-            answer_of(new.call(ShardActor.go_on, (), self._context.epoch))
+            answer_of(new.call(ShardActor.go_on, {}, self._context.epoch))
             self._processes.note_node(self._number, opened.node_id)
             node = cluster.name_of_node(opened.node_id) or ""
             self.on_moved(self._moved(node, "the process before", KEPT, (), cause), ())

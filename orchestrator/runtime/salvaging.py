@@ -300,7 +300,8 @@ def salvage_shard(
     momentum, lost = _give_momentum(context, shard, list(announced), endpoint), []
     for fragment, versions in announced.items():
         began = time.monotonic()
-        while not _taken_from_islands(context, shard, versions[-1]):
+        is_own = answer_of(shard.call(ShardActor.take_own, versions[-1]))
+        while not (is_own or _taken_from_islands(context, shard, versions[-1])):
             waited_s = time.monotonic() - began
             if len(versions) > 1 and waited_s > SETTLE_S:
                 is_there = answer_of(shard.call(ShardActor.take_own, versions[0]))

@@ -242,7 +242,7 @@ class ShardActor:
             if newest.facts.digest != state.digest:  # it was set back meanwhile, to the same version
                 facts = replace(newest.facts, step=step, digest=state.digest)
                 self._taken[fragment] = (facts, self._arrived(state))
-                self.go_on((), facts.epoch)
+                self.go_on({}, facts.epoch)
             return self._newest[fragment]
 
     def norms(self, fragment: FragmentId) -> StepNorms | None:
@@ -323,15 +323,15 @@ class ShardActor:
             return False
         return True
 
-    def go_on(self, lost: Collection[FragmentId], epoch: Epoch) -> list[NewPublication]:
+    def go_on(self, lost: Mapping[FragmentId, Version], epoch: Epoch) -> list[NewPublication]:
         """Journal what was taken in the place of what the journal has of these fragments, and continue from the journal.
 
-        Fragments in ``lost`` have the version before the last announced one, and take the number after that.
+        Fragments in ``lost`` have an earlier version than that one, which is lost, and take the number after it.
         """
         with self._opening:
             taken, self._taken = self._taken, {}
             for fragment, (facts, state) in taken.items():
-                entry = set_back(facts, epoch) if fragment in lost else facts
+                entry = set_back(facts, lost[fragment], epoch) if fragment in lost else facts
                 self._retrier.until_done(JOURNAL_REFUSES, partial(self._journal.forget, fragment))
                 content = replace(state, version=entry.version)
                 self._retrier.until_done(JOURNAL_REFUSES, partial(self._journal.append, entry, content))

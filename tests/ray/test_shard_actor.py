@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,8 +27,11 @@ from orchestrator.parameters import wire_format
 from orchestrator.parameters.journal import Journal, continues
 from orchestrator.parameters.outer_state import OuterStep, initial_state
 from orchestrator.parameters.shard import Held, InputsLost
+from orchestrator.parameters.tensors import digest
+from orchestrator.runtime.placement import Leaving
 from orchestrator.specification.config import parse_job
-from tests.waiting import PATIENCE_S
+from orchestrator.system.roots import AllowedRoots
+from tests.waiting import PATIENCE_S, wait_until
 
 SPEC = parse_job(
     {
@@ -219,7 +224,7 @@ def test_a_shard_that_moves_hands_over_its_bits_and_does_nothing_more(alone: Alo
         with pytest.raises(ShardAway, match="moves to another node"):
             call()
     new.open()
-    (there,) = new.go_on((), Epoch(1))
+    (there,) = new.go_on({}, Epoch(1))
     assert (there.facts, state_of(new)) == (merged.facts, held)
     assert new.merge(replace(order, version=Version(1))).facts == merged.facts, "the answer was lost, not the merge"
     with pytest.raises(InputsLost):
@@ -247,7 +252,7 @@ def test_a_shard_without_its_journal_takes_what_was_announced_from_an_island(
     momentum = alone.island.payload("momentum", wire_format.encode({"w0": np.full((40, 16), 3, np.float32)}))
     new.take_momentum(alone.fragment, momentum.carried(SHARD))
     assert new.take_parameters(wanted, good.carried(SHARD)) == ""
-    (there,) = new.go_on([alone.fragment] if is_lost else [], Epoch(1))
+    (there,) = new.go_on({alone.fragment: Version(1)} if is_lost else {}, Epoch(1))
     assert (there.facts.version, there.facts.digest) == (version + 2 * is_lost, wanted.digest)
     assert new._local.cut(alone.fragment).state().momentum["w0"].max() == 3
     if is_lost:  # an order for the version whose number is taken fails, whatever was held for it
@@ -263,7 +268,7 @@ def test_a_shard_that_lost_its_last_version_has_the_one_before_in_its_own_journa
     actor.drop_newest(alone.fragment)
     assert not continues(merged.facts, actor.open().facts[alone.fragment])
     assert actor.take_own(first)
-    (there,) = actor.go_on([alone.fragment], Epoch(1))
+    (there,) = actor.go_on({alone.fragment: Version(1)}, Epoch(1))
     assert (there.facts.version, there.facts.digest) == (2, first.digest)
 
 
@@ -302,3 +307,270 @@ def test_a_shard_continues_only_from_the_bits_that_were_announced(alone: Alone) 
     assert not continues(replace(first, digest="other"), found)
     assert not continues(first, {Version(2): merged.facts, **found})
     assert not continues(merged.facts, {})
+
+
+# ── deaths between journal and announcement, drawn from seeds ─────────────────────────────────────────────────────────────
+
+
+class Handle:
+    """A shard's process as Ray gives it. With ``dies_after`` it dies once it has done that call, before it answers."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor, self.dies_after = actor, ""
+
+    def has(self, _: Any) -> bool:
+        return True
+
+    def die(self) -> None:
+        self._actor = None
+
+    def call(self, method: Any, *arguments: Any) -> Callable[[], Any]:
+        from ray.exceptions import ActorDiedError
+
+        def answer() -> Any:
+            if self._actor is None:
+                raise ActorDiedError
+            result = method(self._actor, *arguments)
+            if method.__name__ == self.dies_after:
+                self.die()
+                raise ActorDiedError
+            return result
+
+        return answer
+
+
+class Supervised:
+    """``supervision.Helper`` that restarts when the test says so."""
+
+    def __init__(self, _: str, make: Callable[[], Handle], on_made: Callable[[], None], ask: Any) -> None:
+        self._make, self._on_made, self.handle, self.said = make, on_made, make(), None
+
+    def exchange(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def restart(self) -> None:
+        self.handle.die()
+        self.handle = self._make()
+        self._on_made()
+
+
+class Story:
+    """One shard of one fragment, on one of two machines, and an island that has versions of it.
+
+    Checked: numbers rise by one, the bytes of a version are those that were announced, a merge is made once or its
+    contributions are offered again, and a version is lost only if the island did not have it.
+    """
+
+    fragment = FragmentId(0)
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        from orchestrator.runtime.remote_shard import RemoteShard
+
+        membership = Membership("job", SHARD, 1, Terms(inline_bytes_max=0))
+        self.random, self.folder, self.machine, self.noted = random.Random(seed), folder, "x", "x"
+        self.endpoint = Endpoint(membership, "127.0.0.1")
+        self.island = Endpoint(Membership("job", "a:1", 1, Terms(inline_bytes_max=0)), "127.0.0.1")
+        self.held: tuple[int, Any, Any] = (-1, None, None)
+        self.versions: list[tuple[int, str]] = []
+        self.lost_count = self.move_count = 0
+        self.keys = itertools.count(1)
+        self.back, self.failure = threading.Event(), cast(Exception | None, None)
+        self.handles = [self.start(0)]
+        self.journals: Any = None
+        self.chosen, self.node_ids = {0: "x"}, {0: "x"}
+        context: Any = SimpleNamespace(
+            job="job", spec=SPEC, epoch=Epoch(1), run_dir=folder, roots=AllowedRoots(), guarded=self._guarded
+        )
+        supervisor: Any = SimpleNamespace(add=self._add)
+        self.shard = RemoteShard(context, 0, cast(Any, self), membership, self.endpoint, supervisor)
+        self.handles[0].call(actor_class().open)()
+        self.shard.on_moved = self._moved
+        first = initial_state({"w0": np.ones((40, 16), np.float32)}, OuterStep.of(SPEC.synchroniser))
+        self.shard.give(self.fragment, first, 0)
+        (new,) = self.shard.begin()
+        self.announced(new)
+        self.adopt()
+
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except Exception as error:
+            self.failure = error
+            self.back.set()
+
+    def _add(self, helper: Any) -> Any:
+        self.helper = helper
+        return helper
+
+    def start(self, number: int) -> Handle:
+        return Handle(actor_class()("job", SPEC, number, str(self.folder / self.machine)))
+
+    def place(self, number: int) -> str:
+        return "a machine"
+
+    def note_node(self, number: int, node_id: str) -> None:
+        self.noted = self.node_ids[0] = self.machine
+
+    def node_noted(self, number: int) -> str:
+        return self.noted
+
+    def give_outer(self, version: Version) -> Any:
+        """Answer as the island does."""
+        return self.held[2].carried(SHARD) if self.held[0] == version else None
+
+    def announced(self, new: Any) -> None:
+        version, self.newest = new.facts.version, new.published
+        assert version == (self.versions[-1][0] + 1 if self.versions else 0), "numbers rise by one"
+        self.versions.append((version, new.facts.digest))
+
+    def check(self) -> None:
+        from orchestrator.runtime.published import PublicationGone
+
+        try:
+            there = digest(self.newest.parameters())
+        except PublicationGone:
+            there = "gone"
+        assert there == self.versions[-1][1], "the bytes are those that were announced"
+
+    def adopt(self) -> None:
+        arrays = {name: np.copy(array) for name, array in self.newest.parameters().items()}
+        served = self.island.payload("outer", wire_format.encode(arrays))
+        self.held = (self.versions[-1][0], arrays, served)
+
+    def _moved(self, moved: Any, lost: Any) -> None:
+        event = moved(0.0)
+        self.move_count += 1
+        for one, new in zip(event.lost, lost, strict=True):
+            assert self.held[0] < self.versions[-1][0] == one.version, "an island had it"
+            assert new.facts.digest == digest(self.held[1]), "the version before goes on"
+            self.announced(new)
+            self.lost_count += 1
+
+    def die(self, fate: str) -> None:
+        """Have the process made again: on its disk, without it, or on the other machine."""
+        from orchestrator.runtime.published import ShardAway
+
+        self.helper.handle.die()
+        with pytest.raises(ShardAway):
+            self.shard.ticket("nothing", "a:1")
+        if fate == "disk":
+            shutil.rmtree(self.folder / self.machine)
+        if fate == "elsewhere":
+            self.machine = "y" if self.machine == "x" else "x"
+        self.shard.when_back(self.back.set)
+        self.helper.restart()
+        assert self.back.wait(PATIENCE_S)
+        self.back.clear()
+        assert self.failure is None, self.failure
+
+    def leave(self) -> None:
+        """Drain the machine."""
+        old, self.machine = self.machine, "y" if self.machine == "x" else "x"
+        shutil.rmtree(self.folder / self.machine, ignore_errors=True)
+        moves = self.move_count
+        self.shard.node_leaves({old: Leaving("a drain", None)})
+        wait_until(lambda: self.move_count > moves and self.shard.status({}).condition == "running", "the move")
+
+    def merge(self, fate: str) -> None:
+        """Order a merge. With a fate, the process dies once it has journalled it."""
+        from orchestrator.runtime.published import ShardAway
+
+        version, name = self.versions[-1][0], PayloadId(f"a.{next(self.keys)}")
+        learned = {"w0": np.full((40, 16), self.random.random(), np.float32)}
+        offer = self.island.payload("offer", wire_format.encode(learned, "int4", Version(version)))
+        content = self.shard.pull(offer.carried(SHARD), lambda: False)
+        assert isinstance(self.shard.receive(name, self.fragment, content), Held)
+        facts = (Version(version + 1), version + 1, (WeightedPayload(name, IslandId("a"), 1.0),))
+        order = MergeFragment(Epoch(1), self.fragment, *facts, CloseReason.EVERYONE_IN, "")
+        self.helper.handle.dies_after = "merge" if fate else ""
+        try:
+            self.announced(self.shard.merge(order))
+        except ShardAway:
+            self.die(fate)
+            try:
+                self.announced(self.shard.merge(order))
+            except InputsLost:
+                assert fate != "process", "it was journalled, and is answered from there"
+
+    def run(self) -> None:
+        for _ in range(14):
+            kind = self.random.choice(("merge", "merge", "merge", "die", "leave", "adopt"))
+            fate = self.random.choice(("process", "disk", "elsewhere"))
+            if kind == "merge":
+                self.adopt()  # a contribution builds on the version before
+                self.merge(fate if self.random.random() < 0.5 else "")
+            elif kind == "die":
+                self.die(fate)
+            else:
+                getattr(self, kind)()
+            self.check()
+        self.endpoint.close()
+        self.island.close()
+
+
+def actor_class() -> Any:
+    from orchestrator.runtime.shard_actor import ShardActor
+
+    return ShardActor
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Story]:
+    """Run the story of a seed with the synchroniser's own code, its calls made in this process."""
+    from orchestrator.runtime import cluster, remote_shard, salvaging, shard_actor
+
+    monkeypatch.setattr(shard_actor, "_locked", lambda path: path)  # a process that died keeps nothing locked
+    made: list[Story] = []
+    calls = {"wait": lambda calls, timeout: (calls, []), "get": lambda call, timeout=None: call()}
+    for module in (remote_shard, salvaging):
+        monkeypatch.setattr(module, "answer_of", lambda call: call())
+        monkeypatch.setattr(module, "ray", SimpleNamespace(**calls))
+        monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(salvaging, "SETTLE_S", 0.0)
+    monkeypatch.setattr(salvaging, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(remote_shard, "MOVE_AGAIN_S", 0.0)
+    monkeypatch.setattr(remote_shard, "Helper", Supervised)
+    monkeypatch.setattr(cluster, "own_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(cluster, "own_node_id", lambda: made[-1].machine if made else "x")
+    monkeypatch.setattr(cluster, "name_of_node", lambda node: node)
+    monkeypatch.setattr(cluster, "end_actor", lambda handle: handle.die())
+    monkeypatch.setattr(cluster, "islands_of", lambda job: {("a", 1): "a"})
+    island = SimpleNamespace(call=lambda method, epoch, fragment, version: lambda: made[-1].give_outer(version))
+    monkeypatch.setattr(cluster, "actor_named", lambda name: island)
+
+    def tell(seed: int) -> Story:
+        made.append(Story(tmp_path / str(seed), seed))
+        made[-1].run()
+        return made[-1]
+
+    return tell
+
+
+SEEDS = 12
+
+
+def test_no_death_of_a_shard_changes_what_was_announced(told: Callable[[int], Story]) -> None:
+    stories = [told(seed) for seed in range(SEEDS)]
+    assert sum(one.lost_count for one in stories) > 0
+    assert sum(one.move_count for one in stories) > SEEDS
+
+
+def by_numbers_alone(announced: Any, entries: Any, *, with_next: bool) -> bool:
+    """Continue from any journal with the right numbers."""
+    return max(entries, default=None) in (announced.version, announced.version + 1)
+
+
+def with_every_next(announced: Any, entries: Any, *, with_next: bool) -> bool:
+    """Continue from a merge that was not announced, whichever stay made it."""
+    return continues(announced, entries)
+
+
+@pytest.mark.parametrize("bug", [by_numbers_alone, with_every_next])
+def test_planted_bugs_of_a_lost_shard_are_found(
+    told: Callable[[int], Story], monkeypatch: pytest.MonkeyPatch, bug: Callable[..., bool]
+) -> None:
+    from orchestrator.runtime import remote_shard
+
+    monkeypatch.setattr(remote_shard, "continues", bug)
+    with pytest.raises(AssertionError, match=r"that were announced|rise by one|is answered from there"):
+        list(map(told, range(SEEDS)))
