@@ -23,7 +23,6 @@ from rich.text import Text
 from api.client import Client
 from api.schemas import Island, Job, JobSummary
 from api.terminal.listing import POLL_S, Listing, Poller
-from orchestrator.status import Shard
 
 PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
 CAUSES_MAX = 4
@@ -122,7 +121,7 @@ def render(job: Job, note: str | None = None) -> RenderableType:
         parts.append(Text(queue_place(job), style="bold yellow"))
     parts += [Text(words, style="bold yellow") for words in (job.pause_reason, job.checkpoint.trouble) if words]
     parts += [Text(words, style="bold yellow") for words in helper_words(job)]
-    parts += [Text(words, style="bold yellow" if one.reason else "dim") for one, words in shard_words(job)]
+    parts += [Text(words, style=style) for style, words in shard_words(job)]
     if job.reason and job.state.final:
         parts.append(Text(job.reason, style="bold red" if job.state == "failed" else "default"))
     if note:
@@ -177,11 +176,11 @@ def helper_words(job: Job) -> list[str]:
     return [f"{helper.name}: {helper.reason}" for helper in job.helpers if helper.reason]
 
 
-def shard_words(job: Job) -> list[tuple[Shard, str]]:
-    """Return a line for each shard of a synchroniser with several."""
+def shard_words(job: Job) -> list[tuple[str, str]]:
+    """Return a line for each shard of several, and its style."""
     return [
         (
-            one,
+            "bold yellow" if one.reason else "dim",
             f"shard {one.shard} on {one.node or 'no node'}: {one.condition}, fragments "
             f"{', '.join(map(str, one.fragments)) or '(none yet)'}, {one.byte_count / 1e6:,.1f} MB"
             + (f"; {one.reason}" if one.reason else ""),

@@ -290,12 +290,10 @@ class ShardWorker:
 
     def statuses(self) -> list[ShardStatus]:
         """Return the status of each shard in a process of its own."""
-        owners, shapes, statuses = self._owners.copy(), self._shapes.copy(), []
+        owners, shapes = self._owners.copy(), self._shapes.copy()
         sizes = {p: 4 * sum(map(math.prod, shapes[p].values())) for p in sorted(owners)}
-        for shard in self._shards:
-            status = shard.status({p: size for p, size in sizes.items() if owners[p] is shard})
-            statuses += [status] if status is not None else []
-        return statuses
+        own = [{p: size for p, size in sizes.items() if owners[p] is shard} for shard in self._shards]
+        return [one for shard, part in zip(self._shards, own, strict=True) if (one := shard.status(part)) is not None]
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shapes of all pieces."""
@@ -334,7 +332,6 @@ class ShardWorker:
         self._begin()
 
     def _require_memory(self, parameter_count: int) -> None:
-        """Raises InvalidJobSpec where the fleet has too little."""
         if problems := memory_problems(self._context.spec, parameter_count, self._node_memory()):
             raise InvalidJobSpec(detail="the job does not fit the memory of its nodes", problems=problems)
 
