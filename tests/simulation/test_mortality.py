@@ -88,8 +88,8 @@ def test_recoveries_take_merges_again_from_inputs_and_from_averages(monkeypatch:
 A_CHECKPOINT_FAILS = 380
 """A seed in which a version is merged between the cut of a checkpoint and its sealing. There are few."""
 RARE = {saving.JobResumed, saving.JobSalvaged, saving.RollbackFailed, saving.ShardMoved, NotSaved}
-"""A world begins from nothing, has one shard, and no checkpoint in it is damaged. Few islands that are asked for a state have
-just ended: ``tests/core``, ``tests/checkpoints`` and ``tests/ray/test_shard_actor.py`` have these."""
+"""A world begins from nothing, has one shard, and no checkpoint in it is damaged. Few islands that are asked for a state
+have just ended: ``tests/core``, ``tests/checkpoints`` and ``tests/ray/test_shard_actor.py`` have these."""
 
 
 def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
