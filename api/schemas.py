@@ -152,6 +152,7 @@ class Job(JobFacts, JobSummary):
         default={}, description="fragments, interval_steps and overlap_steps of the specification"
     )
     helpers: list[Helper] = Field(default=[], description="the job's other processes; empty until it has answered")
+    upgrade: str = Field(default="", description="the release of this service, if it is newer than that of the job")
     resume_refused: list[str] = Field(default=[], description="newer checkpoints that are damaged, and why")
     warnings: list[ProblemItem] = Field(
         default=[], description="settings of the specification that are valid but probably a mistake"

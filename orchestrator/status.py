@@ -179,6 +179,7 @@ class JobFacts(ProgressFacts):
     epoch: Count
     quorum: Count = Field(default=1, description="contributions that a merge needs now: K")
     checkpoint: CheckpointFacts = CheckpointFacts.model_construct()
+    build: str = Field(default="", description="the release of the job's synchroniser; empty if it is older than 0.2")
 
 
 class CoreStatus(JobFacts):

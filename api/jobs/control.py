@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.core.commands import Command
+from orchestrator.core.commands import Command, Upgrade
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
@@ -64,13 +64,20 @@ class ControlPort(Protocol):
         ...
 
     def start_job(
-        self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str], roots: AllowedRoots
+        self,
+        job_id: str,
+        spec: JobSpec,
+        run_dir: Path,
+        cordoned: Mapping[str, str],
+        roots: AllowedRoots,
+        build: str = "",
     ) -> None:
         """Start the job. It then runs by itself and writes its tape and report under ``run_dir``. Idempotent by ``job_id``.
 
         The job uses files of its specification only below ``roots``. It places nothing on ``cordoned`` node groups (with who
         cordoned each) until a command says otherwise. If ``run_dir`` holds the job's tape and the job does not run, it
-        resumes from there, with the cordons that it knew. If this raises, nothing of the job is left running.
+        resumes from there, with the cordons that it knew. ``build`` is the release that last wrote these files, if known: an
+        older one does not continue from them. If this raises, nothing of the job is left running.
         """
         ...
 
@@ -94,6 +101,13 @@ class ControlPort(Protocol):
 
         Return what was ended. Raises NotFound if there is no such process, and InfrastructureError if the process could not
         be reached.
+        """
+        ...
+
+    def upgrade_of(self, job_id: str, spec: JobSpec, run_dir: Path) -> Upgrade:
+        """Return the command that upgrades the running job to the release of this process, which has tried that.
+
+        Raises Conflict with the reason if that is not possible. May take as long as a replay of the job's tape.
         """
         ...
 

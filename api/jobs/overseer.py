@@ -253,7 +253,8 @@ class Overseer:
         try:
             spec = parse_job(row.spec)
             refuse_outside(spec, self._roots, begun=True)
-            self._control.start_job(row.job, spec, Path(row.run_dir), cordoned, self._roots)
+            build = (self._progress.get(row.job) or row.last_known or {}).get("build", "")
+            self._control.start_job(row.job, spec, Path(row.run_dir), cordoned, self._roots, build)
         except Exception as error:
             if not self._closing:  # else this process has disconnected from the cluster; the next one settles it
                 self._missed(row, error)

@@ -87,6 +87,16 @@ def only_full(work: Callable[[], None]) -> None:
         raise InfrastructureError(detail=str(error)) from error
 
 
+def left_undone(retrier: Retrier, what: str, work: Callable[[], None]) -> str:
+    """Do the work, once a full disk has room again; else return why it could not be: no reason to call the job failed."""
+    try:
+        retrier.until_done(RUN_FOLDER_REFUSES, lambda: only_full(work))
+    except Exception as error:
+        log.exception("%s could not be written", what)
+        return f"{what} could not be written ({in_words(error)})"
+    return ""
+
+
 class RetryingSink:
     """A tape whose disk may refuse for a while. An epoch is durable before it is announced: none is used twice.
 

@@ -49,18 +49,19 @@ from orchestrator.errors import (
 )
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
+from orchestrator.host.retry import Retrier
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.journal import Content as Entry
 from orchestrator.parameters.journal import Facts
-from orchestrator.parameters.outer_state import FragmentState
-from orchestrator.parameters.shard import Held, StepNorms, Unusable
+from orchestrator.parameters.outer_state import FragmentState, OuterStep
+from orchestrator.parameters.shard import Held, ParameterShard, StepNorms, Unusable
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
 from orchestrator.runtime.published import Content, ShardAway, Shipment
 from orchestrator.runtime.settings import GROUP_LABEL, shard_name, shard_prefix
 from orchestrator.runtime.shard_actor import Look, NewPublication, Opened, ShardActor, arrived_state, carried_state
-from orchestrator.runtime.shard_worker import Announceable, FragmentCut, JobChannel, ShardWorker
+from orchestrator.runtime.shard_worker import Announceable, FragmentCut, JobChannel, LocalShard, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.disk import LocalDisk
@@ -505,6 +506,13 @@ def drained(items: queue.SimpleQueue[Answer]) -> list[Answer]:
             taken.append(items.get_nowait())
         except queue.Empty:
             return taken
+
+
+def one_shard(context: JobContext, files: JobFiles, channel: JobChannel, retrier: Retrier) -> ShardWorker:
+    """Return the worker of a job whose only shard is in this process."""
+    parameters = ParameterShard(files.journal, files.epoch, retrier.until_done)
+    local = LocalShard(parameters, channel.endpoint, OuterStep.of(context.spec.synchroniser))
+    return ShardWorker(context, [local], channel, cluster.node_memory)
 
 
 def several_shards(

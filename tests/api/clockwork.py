@@ -88,6 +88,7 @@ class Clockwork:
         run_dir: Path,
         cordoned: Mapping[str, str] = MappingProxyType({}),
         roots: AllowedRoots = NOTHING_MORE,
+        build: str = "",
     ) -> None:
         if (self._folder / "log-store-is-down").exists():
             raise LogStoreUnavailable(detail="the store memory cannot be reached.")

@@ -93,7 +93,8 @@ RARE = {saving.JobResumed, saving.JobSalvaged, saving.RollbackFailed, NotSaved}
 
 
 def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
-    unions = (saving.SavingEvent, saving.SavingEffect, commands.Checkpoint | commands.Rollback, Saved | NotSaved)
+    asked = commands.Checkpoint | commands.Rollback | commands.Upgrade
+    unions = (saving.SavingEvent, saving.SavingEffect, asked, Saved | NotSaved)
     kinds = {kind for union in unions for kind in get_args(union)}
     seeds = (*range(SEEDS), A_CHECKPOINT_FAILS)
     saved = (survived(seed).seen for seed in seeds if SAVING in draw(seed).features)
