@@ -427,6 +427,15 @@ class StatisticsFigures(TypedDict, total=False):
     traffic: TrafficFigures
 
 
+class StoreStatus(Facts):
+    """The store of a mirrored job's log, since its synchroniser began. ``trouble`` says what it refuses or is late with."""
+
+    puts: Count = 0
+    put_bytes: Count = 0
+    put_seconds: Seconds = 0.0
+    trouble: str | None = None
+
+
 # ── the whole ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -442,6 +451,7 @@ class JobStatus(Facts):
     fragment_norms  of each fragment that was merged in this life of the synchroniser
     helpers      the job's other processes
     disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
+    store        the store of a mirrored job; nothing is merged while it has trouble
     last_known   set where the job's files are damaged: version, epoch and tokens are what could still be read of them
     """
 
@@ -462,6 +472,7 @@ class JobStatus(Facts):
     fragment_norms: Annotated[list[FragmentNorms], Field(max_length=FRAGMENTS_MAX)] = []
     helpers: list[Helper] = []
     disk_trouble: str | None = None
+    store: StoreStatus | None = None
     last_known: bool = False
 
     def document(self) -> StatusDocument:

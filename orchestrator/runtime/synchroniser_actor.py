@@ -73,6 +73,7 @@ from orchestrator.host.retry import (
     RetryingSink,
     SnapshotWriter,
     left_undone,
+    store_status,
     tape_sync_of,
 )
 from orchestrator.host.state_view import CommandTable, StateView, pending_command, recovered_commands
@@ -350,12 +351,17 @@ class LiveJob:
         with self.state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self.last_status = self._status(self.context.now())
-        of_store = self.mirror.trouble if self.mirror is not None else None
-        troubles = (self.retrier.trouble or of_store, self.workers.shard.trouble)
-        trouble = "; ".join(filter(None, troubles)) or None
+        store = store_status(self.mirror) if self.mirror is not None else None
+        of_disk = "; ".join(filter(None, (self.retrier.trouble, self.workers.shard.trouble))) or None
+        trouble = store.trouble if store is not None and store.trouble else of_disk
         last, lines = self.last_status, self._line_status()
         of_nodes = [HelperStatus.model_validate(one) for one in self.workers.controller.said or ()]
-        now = {"disk_trouble": trouble, "lines": lines, "helpers": [*self.supervisor.statuses(), *of_nodes]}
+        now = {
+            "disk_trouble": of_disk if trouble is of_disk else None,
+            "store": store,
+            "lines": lines,
+            "helpers": [*self.supervisor.statuses(), *of_nodes],
+        }
         pause = trouble or self.missing_on_head or last.view.pause_reason or self._line_trouble(last.view, lines)
         return last.with_view(pause_reason=pause, build=str(release.own())).model_copy(update=now).document()
 
