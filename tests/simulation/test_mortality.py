@@ -87,6 +87,8 @@ def test_recoveries_take_merges_again_from_inputs_and_from_averages(monkeypatch:
 
 A_CHECKPOINT_FAILS = 380
 """A seed in which a version is merged between the cut of a checkpoint and its sealing. There are few."""
+A_SYNCHRONISER_HANDS_OVER = 1061
+"""A seed whose job is upgraded. Only later seeds than the recorded ones have upgrades."""
 RARE = {saving.JobResumed, saving.JobSalvaged, saving.RollbackFailed, NotSaved}
 """A world begins from nothing, no checkpoint in it is damaged, and few islands that are asked for a state have just ended:
 ``tests/core`` and ``tests/checkpoints`` have these."""
@@ -96,7 +98,7 @@ def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
     asked = commands.Checkpoint | commands.Rollback | commands.Upgrade
     unions = (saving.SavingEvent, saving.SavingEffect, asked, Saved | NotSaved)
     kinds = {kind for union in unions for kind in get_args(union)}
-    seeds = (*range(SEEDS), A_CHECKPOINT_FAILS)
+    seeds = (*range(SEEDS), A_CHECKPOINT_FAILS, A_SYNCHRONISER_HANDS_OVER)
     saved = (survived(seed).seen for seed in seeds if SAVING in draw(seed).features)
     assert frozenset().union(*saved) >= {kind.__name__ for kind in kinds - RARE}
 

@@ -31,8 +31,8 @@ class CheckpointRequests:
         return [(at, e.CommandRequested(at, command, _OPERATOR, request)) for at, command, request in requests]
 
 
-def draw_checkpoint_requests(random: Random, until: Instant) -> CheckpointRequests:
-    """Draw requests before ``until``. Automatic checkpoints continue after it."""
+def draw_checkpoint_requests(random: Random, until: Instant, *, upgrades: bool) -> CheckpointRequests:
+    """Draw requests before ``until``, with upgrades if wanted. Automatic checkpoints continue after it."""
     policy = CheckpointPolicy(
         every_merges=random.choice((0, 2, 2, 7)),
         every_s=random.choice((0.0, random.uniform(0.5, 3.0))),
@@ -41,5 +41,5 @@ def draw_checkpoint_requests(random: Random, until: Instant) -> CheckpointReques
     )
     saves = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 4)))
     backs = sorted(random.uniform(until / 4, until) for _ in range(random.randint(0, 4)))
-    upgrades = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 2)))
-    return CheckpointRequests(policy, tuple(saves), tuple(backs), tuple(upgrades))
+    new = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 2))) if upgrades else []
+    return CheckpointRequests(policy, tuple(saves), tuple(backs), tuple(new))
